@@ -1,0 +1,1 @@
+"""Planning over rollout snapshots: best-fit consolidation of the long tail (Laminar, Algorithm 1) and routing."""
