@@ -1,0 +1,97 @@
+"""Events and commands as plain JSON objects and back: what an event log or a wire carries. Nothing is evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from enum import Enum
+from functools import cache
+
+from tailrace.contracts import commands, events
+from tailrace.contracts.errors import CodecError
+
+_KINDS: dict[str, type] = {
+    kind.__name__: kind for union in (events.Event, commands.Command) for kind in typing.get_args(union)
+}
+
+
+def encode(message: events.Event | commands.Command) -> dict[str, typing.Any]:
+    """The message as a JSON-ready object whose key ``"is"`` names its kind."""
+    return {"is": type(message).__name__, **_plain_fields(message)}
+
+
+def decode(data: typing.Mapping[str, typing.Any]) -> typing.Any:
+    """The event or command that `encode` made.
+
+    Raises:
+        CodecError: unknown kind, or a field that is missing, unknown or of the wrong type.
+    """
+    fields = dict(data)
+    name = fields.pop("is", None)
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise CodecError(f"found the message kind {name!r}, expected one of {', '.join(sorted(_KINDS))}")
+    return _build(kind, fields)
+
+
+def _plain(value: typing.Any) -> typing.Any:
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain_fields(value)
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _plain_fields(value: typing.Any) -> dict[str, typing.Any]:
+    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+
+
+@cache
+def _hints(kind: type) -> dict[str, typing.Any]:
+    return typing.get_type_hints(kind)
+
+
+def _build(kind: type, fields: dict[str, typing.Any]) -> typing.Any:
+    hints = _hints(kind)
+    unknown = fields.keys() - hints.keys()
+    if unknown:
+        raise CodecError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+    try:
+        return kind(**{name: _typed(hints[name], value, f"{kind.__name__}.{name}") for name, value in fields.items()})
+    except TypeError as error:
+        raise CodecError(f"{kind.__name__}: {error}") from error
+
+
+def _typed(hint: typing.Any, value: typing.Any, where: str) -> typing.Any:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        return _typed(next(arg for arg in args if arg is not type(None)), value, where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise CodecError(f"{where}: found {type(value).__name__}, expected a list")
+        if args[-1] is Ellipsis:
+            return tuple(_typed(args[0], item, where) for item in value)
+        return tuple(_typed(arg, item, where) for arg, item in zip(args, value, strict=True))
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise CodecError(f"{where}: found {type(value).__name__}, expected an object")
+        return {key: _typed(args[1], item, where) for key, item in value.items()}
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        try:
+            return hint(value)
+        except ValueError as error:
+            raise CodecError(f"{where}: {error}") from error
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _build(hint, dict(value))
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise CodecError(f"{where}: found {type(value).__name__} {value!r}, expected {hint.__name__}")
+    return value

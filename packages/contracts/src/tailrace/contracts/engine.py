@@ -1,0 +1,117 @@
+"""The protocol of a rollout engine. vLLM, transformers continuous batching and third parties pass one contract suite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from tailrace.contracts.trajectory import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn.
+
+    Args:
+        temperature: 0 is greedy.
+        max_tokens: response tokens at most, tokens that were resumed included.
+        stop_token_ids: tokens that end the response, the last of them kept in it.
+        seed: seed of a single request where the engine supports it.
+    """
+
+    temperature: float = 1.0
+    max_tokens: int = 192
+    stop_token_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One response to generate.
+
+    Args:
+        id: unique among the requests in flight.
+        prompt: prompt token ids.
+        kept: response token ids that exist already (resume); generation goes on behind them.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: Sampling
+    kept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of one request since the last delta.
+
+    Args:
+        tokens: new token ids.
+        logprobs: log-probability (natural log) of each under the policy that drew it: after temperature.
+        finish: set on the last delta of a request.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Load at this moment.
+
+    Args:
+        kv: share of the KV cache in use, 0 to 1.
+        running: requests in the decode batch.
+        waiting: requests queued.
+    """
+
+    kv: float
+    running: int
+    waiting: int
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """A rollout engine, driven by the thread that owns it. No method may be called from two threads at once."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests. Returns at once."""
+        ...
+
+    def step(self) -> Sequence[Delta]:
+        """Advance generation by one step and return what is new. Returns an empty list when nothing is in flight."""
+        ...
+
+    def abort(self, ids: Sequence[str]) -> Sequence[Delta]:
+        """Stop requests. Returns a last delta for those that had tokens nobody has seen; after it they are forgotten.
+
+        A request that finished before the abort took hold yields its finishing delta, so nothing is lost in the race.
+        Unknown ids are ignored.
+        """
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Replace the weights. Names are Hugging Face parameter names, values torch tensors of full (unsharded) shape.
+
+        Requests in flight must have been aborted first; the engine drops its prefix cache.
+        """
+        ...
+
+    def stats(self) -> EngineStats:
+        """KV usage, running and waiting counts."""
+        ...
+
+    def close(self) -> None:
+        """Release everything."""
+        ...
+
+
+class EngineFactory(Protocol):
+    """What an entry point of group ``tailrace.engine`` names."""
+
+    def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
+        """Build an engine for a Hugging Face model directory."""
+        ...

@@ -1,0 +1,185 @@
+"""Events: what an executor tells the controller. Metadata only; an event that answers a command names its number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailrace.contracts.trajectory import FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The load of a replica at a moment.
+
+    Args:
+        kv: share of the KV cache in use, 0 to 1.
+        running: trajectories in the decode batch.
+        waiting: trajectories queued inside the engine.
+        finished: trajectories finished since the replica started.
+        version: the version that it serves, None before its first complete pull.
+        last_seq: number of the last command that the replica has carried out.
+        tokens_per_s: response tokens generated per second since the last snapshot.
+    """
+
+    replica: str
+    kv: float
+    running: int
+    waiting: int
+    finished: int
+    version: int | None
+    last_seq: int
+    tokens_per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A trajectory is complete and its tokens are in the trajectory store."""
+
+    replica: str
+    trajectory: str
+    tokens: int
+    reason: FinishReason = FinishReason.STOP
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A trajectory stopped on request. Its tokens are in the partial-response pool."""
+
+    replica: str
+    trajectory: str
+    tokens_kept: int
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """A replica serves a version, whose weights it holds completely."""
+
+    replica: str
+    version: int
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PullFailed:
+    """A replica could not load a version: no relay and no checkpoint holds it any more, or it arrived damaged."""
+
+    replica: str
+    version: int
+    reason: str
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A version is complete on the master relay and may be pulled."""
+
+    version: int
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The checkpoint of a version survives a crash."""
+
+    version: int
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A trajectory has its reward."""
+
+    trajectory: str
+    reward: float
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringFailed:
+    """The verifier broke. That is an infrastructure failure, never a reward of zero."""
+
+    trajectory: str
+    reason: str
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """The trainer has consumed a batch and holds `version`."""
+
+    version: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A member of a role is gone."""
+
+    role: str
+    id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A member of a role serves.
+
+    Args:
+        version: for the trainer, the version that it holds.
+    """
+
+    role: str
+    id: str
+    version: int | None = None
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A member of a role has been silent for longer than it should."""
+
+    role: str
+    id: str
+    silent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passes. Periodic decisions hang on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The run goes on after its driver died: every role is fresh, and training state is that of a durable checkpoint.
+
+    Args:
+        durable: the version of the checkpoint.
+        held: finished trajectories, scored or not, that the trajectory store still holds, with their reward or None.
+        partial: response tokens that the partial-response pool kept of unfinished trajectories, with their version.
+    """
+
+    durable: int
+    held: dict[str, float | None] = field(default_factory=dict)
+    partial: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+Event = (
+    Snapshot
+    | Finished
+    | Interrupted
+    | Pulled
+    | PullFailed
+    | Published
+    | Durable
+    | Scored
+    | ScoringFailed
+    | Stepped
+    | Down
+    | Up
+    | Suspect
+    | Tick
+    | Resumed
+)

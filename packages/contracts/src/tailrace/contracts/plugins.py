@@ -1,0 +1,41 @@
+"""Plugins by entry point. Built-ins come through the same door as third parties; only the selected one is loaded."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from tailrace.contracts.errors import PluginError
+
+
+def names(group: str) -> list[str]:
+    """The names that are registered in an entry-point group, for example ``"tailrace.sync"``."""
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def load(group: str, name: str) -> Any:
+    """The object that a plugin names.
+
+    Raises:
+        PluginError: nobody registers the name, two distributions do, or its module does not import.
+    """
+    points: list[EntryPoint] = list(entry_points(group=group, name=name))
+    if not points:
+        known = names(group)
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise PluginError(f"found {name!r} in group {group}, expected one of {', '.join(known) or 'nothing'}{hint}")
+    if len({point.value for point in points}) > 1:
+        owners = ", ".join(sorted(point.dist.name if point.dist else "?" for point in points))
+        raise PluginError(
+            f"{name!r} in group {group} is registered by several distributions: {owners}; uninstall all but one"
+        )
+    point = points[0]
+    try:
+        return point.load()
+    except Exception as error:
+        owner = point.dist.name if point.dist else "an unknown distribution"
+        raise PluginError(
+            f"plugin {name!r} of group {group} ({owner}) does not load: {type(error).__name__}: {error}"
+        ) from error
