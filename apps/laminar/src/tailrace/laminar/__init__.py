@@ -1,1 +1,3 @@
-"""Laminar: trajectory-level asynchrony, relays for weights and repacking of the long tail, assembled from Tailrace components."""
+"""Laminar: trajectory-level asynchrony, relays for weights and repacking of the long tail, assembled
+from Tailrace components.
+"""

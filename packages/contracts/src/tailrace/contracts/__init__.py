@@ -1,4 +1,6 @@
-"""The vocabulary of Tailrace: what crosses the line between the controller and an executor, and the protocols of plugins.
+"""The vocabulary of Tailrace: what crosses the line between the controller and an executor, and the
+protocols of plugins.
+"""
 
 Standard library only. A type is here when two packages need it.
 """

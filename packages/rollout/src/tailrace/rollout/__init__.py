@@ -1,1 +1,3 @@
-"""Rollout engines (vLLM, transformers continuous batching) behind one protocol, and the replica worker that drives them."""
+"""Rollout engines (vLLM, transformers continuous batching) behind one protocol, and the replica
+worker that drives them.
+"""

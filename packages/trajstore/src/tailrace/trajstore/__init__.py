@@ -1,1 +1,3 @@
-"""Prompt pool, partial-response pool and experience buffer for asynchronous RL: capacity, samplers, eviction, durability."""
+"""Prompt pool, partial-response pool and experience buffer for asynchronous RL: capacity, samplers,
+eviction, durability.
+"""
