@@ -1,6 +1,4 @@
-"""The vocabulary of Tailrace: what crosses the line between the controller and an executor, and the
-protocols of plugins.
-"""
+"""The vocabulary of Tailrace: what crosses the line between the controller and an executor, and plugin protocols.
 
 Standard library only. A type is here when two packages need it.
 """
