@@ -1,0 +1,97 @@
+"""Axis relocation: which running trajectories move. Entry-point group ``tailrace.relocation``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.contracts import Move, ReplicaView
+from tailrace.repack.consolidation import consolidate
+from tailrace.repack.errors import LoadError
+from tailrace.repack.load import ReplicaLoad
+
+
+@dataclass(frozen=True, slots=True)
+class NoRelocation:
+    """Trajectories end where they began. Plugin ``none``."""
+
+    def due(self, now_s: float, last_s: float, stepped: bool) -> bool:  # noqa: ARG002 - the protocol's arguments
+        """Never."""
+        return False
+
+    def plan(self, replicas: Sequence[ReplicaView]) -> Sequence[Move]:  # noqa: ARG002 - the protocol's arguments
+        """No moves."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
+class BestFit:
+    """Consolidate the long tail of each weight version onto few replicas (Laminar section 5). Plugin ``best-fit``.
+
+    Args:
+        kv_threshold: share of the KV cache that may be in use after a move (C_max).
+        roofline_batch: trajectories on one replica after a move (B). The paper gives no value; 240 to 300 is where decoding
+            turns compute-bound on an H800 (LAM-5). A replica's own capacity lowers it.
+        headroom: share of the KV cache to keep free for the growth of what moves, 0 to 0.2 (LAM-4).
+        period_s: plan so often, and after every update of the trainer.
+        literal: choose candidates by the rule as printed in Algorithm 1 (LAM-2).
+
+    Raises:
+        LoadError: a value is out of its range.
+    """
+
+    kv_threshold: float = 0.99
+    roofline_batch: int = 256
+    headroom: float = 0.0
+    period_s: float = 5.0
+    literal: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.kv_threshold <= 1:
+            raise LoadError(f"found kv_threshold={self.kv_threshold!r}, expected a share above 0 and at most 1")
+        if not 0 <= self.headroom < self.kv_threshold:
+            raise LoadError(
+                f"found headroom={self.headroom!r}, expected at least 0 and less than kv_threshold={self.kv_threshold!r}"
+            )
+        if self.roofline_batch < 1:
+            raise LoadError(f"found roofline_batch={self.roofline_batch!r}, expected at least 1")
+        if not (self.period_s > 0 and math.isfinite(self.period_s)):
+            raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
+
+    def due(self, now_s: float, last_s: float, stepped: bool) -> bool:
+        """Every `period_s`, and right after the trainer has updated the weights (Laminar section 5.1)."""
+        return stepped or now_s - last_s >= self.period_s
+
+    def plan(self, replicas: Sequence[ReplicaView]) -> Sequence[Move]:
+        """Algorithm 1 over the replicas whose load is known and settled.
+
+        A replica that pulls weights, has no version yet, runs nothing, queues inside its engine, or was given work since
+        its last snapshot is neither a source nor a destination. A view's `in_flight` is N_reqs.
+        """
+        settled = [
+            view for view in replicas if view.fresh and not view.pulling and view.in_flight > 0 and view.waiting == 0
+        ]
+        loads = [
+            ReplicaLoad(
+                view.replica,
+                view.version,
+                view.kv,
+                view.kv_before,
+                view.in_flight,
+                kv_peak=view.kv_peak,
+                waiting=view.waiting,
+                ramp_down=view.kv < view.kv_peak,
+            )
+            for view in settled
+            if view.version is not None
+        ]
+        if len(loads) < 2:
+            return []
+        return consolidate(
+            loads,
+            kv_threshold=self.kv_threshold,
+            roofline_batch=max(1, min(self.roofline_batch, *(view.capacity for view in settled))),
+            headroom=self.headroom,
+            literal=self.literal,
+        )
