@@ -23,6 +23,7 @@ class Progress:
         generating: admitted and not complete.
         buffered: complete and not consumed.
         consumed: trained on.
+        dropped: filtered or failed.
         batch_groups: groups in one batch.
         last_version: the version at which the run ends.
     """
@@ -33,6 +34,7 @@ class Progress:
     generating: int
     buffered: int
     consumed: int
+    dropped: int
     batch_groups: int
     last_version: int
 

@@ -1,0 +1,1 @@
+"""The pure controller and the states that it owns."""

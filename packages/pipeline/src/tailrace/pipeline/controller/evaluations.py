@@ -1,0 +1,119 @@
+"""Evaluations: held-out problems, answered by whichever replica next turns up idle with a fresh enough version.
+
+They run inside the pipeline, so that an accuracy curve costs no pause and names the version that it measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tailrace.contracts import Purpose
+from tailrace.pipeline.controller.ledger import TrajectoryState
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """When to evaluate and how.
+
+    Args:
+        size: held-out problems.
+        every: versions between evaluations in `modes`; 0 for none in between.
+        modes: decoding modes of every evaluation.
+        first: further modes at the start (the controls of the warm start).
+        last: further modes at the end.
+    """
+
+    size: int = 0
+    every: int = 0
+    modes: tuple[str, ...] = ("sampled",)
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class EvaluationResult:
+    """One finished evaluation."""
+
+    version: int
+    mode: str
+    accuracy: float
+    problems: int
+    failed: int
+    tokens: list[int]
+
+
+@dataclass(slots=True)
+class _Job:
+    version: int
+    mode: str
+    waiting: dict[str, None]
+    rewards: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    failed: int = 0
+
+
+@dataclass(slots=True)
+class Evaluations:
+    """Which evaluations are due, running and done."""
+
+    plan: EvaluationPlan
+    due: list[tuple[int, str]] = field(default_factory=list)
+    running: dict[str, _Job] = field(default_factory=dict)
+    results: list[EvaluationResult] = field(default_factory=list)
+
+    def at(self, version: int, step: int, last_step: int) -> None:
+        """The trainer holds `version` after `step` batches: queue what is due."""
+        if not self.plan.size:
+            return
+        modes: list[str] = []
+        if step in (0, last_step) or (self.plan.every and step % self.plan.every == 0):
+            modes += self.plan.modes
+        if step == 0:
+            modes += self.plan.first
+        if step == last_step:
+            modes += self.plan.last
+        known = {(result.version, result.mode) for result in self.results}
+        for mode in dict.fromkeys(modes):
+            if (
+                (version, mode) not in known
+                and (version, mode) not in self.due
+                and f"{version}.{mode}" not in self.running
+            ):
+                self.due.append((version, mode))
+
+    def start(self, version: int) -> list[TrajectoryState]:
+        """Trajectories of the next evaluation that a replica on `version` can answer; empty when none is due."""
+        for index, (milestone, mode) in enumerate(self.due):
+            if version >= milestone:
+                del self.due[index]
+                ids = [f"e{milestone}.{mode}.{problem}" for problem in range(self.plan.size)]
+                self.running[f"{milestone}.{mode}"] = _Job(version, mode, dict.fromkeys(ids))
+                return [TrajectoryState(name, i, 0, Purpose.EVAL, mode) for i, name in enumerate(ids)]
+        return []
+
+    def scored(self, trajectory: TrajectoryState, reward: float | None) -> Iterable[str]:
+        """A reward arrived, or None for a broken verifier. Returns the ids to forget when the evaluation is complete."""
+        key, _, _ = trajectory.id.removeprefix("e").rpartition(".")
+        job = self.running[key]
+        if trajectory.id not in job.waiting:
+            return ()
+        del job.waiting[trajectory.id]
+        if trajectory.version is not None:
+            job.version = trajectory.version  # after a crash that lost the version, the one that did answer
+        if reward is None:
+            job.failed += 1
+        else:
+            job.rewards.append(reward)
+            job.tokens.append(trajectory.tokens)
+        if job.waiting:
+            return ()
+        del self.running[key]
+        accuracy = sum(job.rewards) / len(job.rewards) if job.rewards else 0.0
+        self.results.append(EvaluationResult(job.version, job.mode, accuracy, len(job.rewards), job.failed, job.tokens))
+        return [f"e{key}.{problem}" for problem in range(self.plan.size)]
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is due or running."""
+        return not self.due and not self.running

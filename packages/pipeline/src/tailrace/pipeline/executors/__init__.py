@@ -1,0 +1,1 @@
+"""Executors: they carry commands out and report events."""

@@ -1,0 +1,1 @@
+"""A run: its directory, event log, metrics, status and report."""

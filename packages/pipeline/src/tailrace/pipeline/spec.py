@@ -1,0 +1,52 @@
+"""A pipeline: one policy on each of the eight axes, and the quantities that they work with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tailrace.contracts import (
+    AdmissionPolicy,
+    BatchingPolicy,
+    ProvisioningPolicy,
+    RecoveryPolicy,
+    RelocationPolicy,
+    RoutingPolicy,
+    Sampler,
+    SyncPolicy,
+    TrainingPolicy,
+)
+from tailrace.pipeline.controller.evaluations import EvaluationPlan
+
+AXES = ("admission", "batching", "routing", "sync", "relocation", "training", "provisioning", "recovery")
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSpec:
+    """What a `Controller` is made of.
+
+    Args:
+        sampler: which complete groups a batch takes.
+        steps: batches to train on.
+        batch_groups: groups in a batch.
+        replica_batch: trajectories that one replica generates as one batch.
+        buffer_groups: groups that may be generating or waiting for the trainer at once (back-pressure).
+        checkpoint_every: batches between checkpoints.
+        scoring_attempts: how often a broken verifier is tried before the group is reported as failed.
+    """
+
+    admission: AdmissionPolicy
+    batching: BatchingPolicy
+    routing: RoutingPolicy
+    sync: SyncPolicy
+    relocation: RelocationPolicy
+    training: TrainingPolicy
+    provisioning: ProvisioningPolicy
+    recovery: RecoveryPolicy
+    sampler: Sampler
+    steps: int
+    batch_groups: int
+    replica_batch: int
+    buffer_groups: int
+    checkpoint_every: int = 1
+    scoring_attempts: int = 3
+    evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)

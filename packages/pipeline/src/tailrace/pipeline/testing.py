@@ -1,0 +1,281 @@
+"""A world in virtual time for tests of the controller: random lengths, delays and deaths from one seed.
+
+It is an executor without I/O. It checks what an executor relies on (no trajectory runs twice at once, a replica is given work
+only on weights that it holds, one version per trajectory) and fails on the event that breaks it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.controller import Controller
+
+
+@dataclass
+class _Work:
+    length: int
+    done: float
+    started: float
+
+
+@dataclass
+class _Replica:
+    incarnation: int = 0
+    up: bool = False
+    version: int | None = None
+    work: dict[str, _Work] = field(default_factory=dict)
+    last_seq: int = 0
+    finished: int = 0
+
+
+class World:
+    """Drives a controller until it finishes.
+
+    Args:
+        kill_rate: chance per second that a replica dies.
+        trainer_kill_rate: the same for the trainer.
+        keep_versions: pulls of versions older than the newest by this or more fail, as if no checkpoint were kept.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        seed: int,
+        *,
+        kill_rate: float = 0.0,
+        trainer_kill_rate: float = 0.0,
+        scoring_failure_rate: float = 0.0,
+        keep_versions: int = 1_000,
+    ) -> None:
+        self.controller = controller
+        self.random = random.Random(seed)
+        self.kill_rate, self.trainer_kill_rate = kill_rate, trainer_kill_rate
+        self.scoring_failure_rate, self.keep_versions = scoring_failure_rate, keep_versions
+        self.now = 0.0
+        self.replicas: dict[str, _Replica] = {}
+        self.partial: dict[str, tuple[int, int]] = {}
+        self.complete: set[str] = set()
+        self.consumed: dict[str, int] = {}
+        self.trainer_incarnation = 0
+        self.durable = -1
+        self.newest = -1
+        self.log: list[tuple[float, c.Event]] = []
+        self.commands: list[list[c.Command]] = []
+        self._queue: list[tuple[float, int, str, int, c.Event]] = []
+        self._order = 0
+
+    def run(self, *, max_events: int = 200_000, stop_after: int | None = None) -> None:
+        """Run to the end.
+
+        Raises:
+            AssertionError: an invariant broke, or the controller stopped making progress.
+        """
+        self._at(0.0, c.Tick())
+        while self._queue and not self.controller.finished and self.controller.failure is None:
+            at, _, member, incarnation, event = heapq.heappop(self._queue)
+            self.now = max(self.now, at)
+            if self._lost(member, incarnation):
+                continue
+            self.deliver(event)
+            if isinstance(event, c.Tick):
+                self._tick()
+            if stop_after is not None and len(self.log) >= stop_after:
+                return
+            assert len(self.log) < max_events, f"no end after {max_events} events"
+        assert self.controller.finished or self.controller.failure, "the world ran out of events: a silent hang"
+
+    def deliver(self, event: c.Event) -> None:
+        """Hand one event to the controller and carry its commands out."""
+        self._observe(event)
+        self.log.append((self.now, event))
+        commands = self.controller.handle(event, self.now)
+        self.commands.append(commands)
+        for command in commands:
+            self._carry_out(command)
+
+    def crash(self) -> c.Resumed:
+        """The driver dies with every role; what the stores kept is reported as a new run would find it."""
+        self._queue.clear()
+        for replica in self.replicas.values():
+            replica.up, replica.incarnation = False, replica.incarnation + 1
+            self._keep_partials(replica)
+        self.trainer_incarnation += 1
+        self.consumed = {name: version for name, version in self.consumed.items() if version <= self.durable}
+        held: dict[str, float | None] = {name: None for name in sorted(self.complete) if name not in self.consumed}
+        partial = {name: value for name, value in self.partial.items() if name not in self.complete}
+        self._at(self.now, c.Tick())
+        return c.Resumed(self.durable, held, partial)
+
+    # ---- carrying out ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, command: c.Command) -> None:
+        match command:
+            case c.Start(role=role, id=member, seq=seq) | c.Restart(role=role, id=member, seq=seq):
+                self._start(role, member, seq, getattr(command, "version", None))
+            case c.Route():
+                self._route(command)
+            case c.Interrupt():
+                self._interrupt(command)
+            case c.Pull(replica=name, version=version, seq=seq):
+                replica = self.replicas[name]
+                if not replica.up:
+                    return  # a command to a member that is dead already is lost; its Down is on the way
+                assert not replica.work, f"{name} pulls with work in flight"
+                replica.last_seq, replica.version = seq, None
+                gone = version <= self.newest - self.keep_versions
+                event = (
+                    c.PullFailed(name, version, "no checkpoint", answers=seq)
+                    if gone
+                    else c.Pulled(name, version, answers=seq)
+                )
+                self._at(self.now + self.random.uniform(0.01, 0.5), event, name, replica.incarnation)
+            case c.Score(trajectories=trajectories):
+                for name in trajectories:
+                    event = (
+                        c.ScoringFailed(name, "verifier broke")
+                        if self.random.random() < self.scoring_failure_rate
+                        else c.Scored(name, float(self.random.random() < 0.5))
+                    )
+                    self._at(self.now + self.random.uniform(0.0, 0.3), event)
+            case c.Step(version=version, mini_batches=batches, seq=seq):
+                names = [name for batch in batches for name in batch]
+                assert len(names) == len(set(names)), "a trajectory stands twice in a batch"
+                for name in names:
+                    assert name in self.complete, f"{name} is trained on before it is complete"
+                event = c.Stepped(version, answers=seq)
+                self._at(self.now + self.random.uniform(0.5, 2.0), event, "trainer", self.trainer_incarnation)
+                self._stepping = (version, names)
+            case c.Publish(version=version, seq=seq):
+                self._at(self.now + 0.2, c.Published(version, answers=seq), "trainer", self.trainer_incarnation)
+            case c.Checkpoint(version=version, seq=seq):
+                self._at(self.now + 0.7, c.Durable(version, answers=seq), "trainer", self.trainer_incarnation)
+            case c.Abort(trajectories=trajectories):
+                for replica in self.replicas.values():
+                    for name in trajectories:
+                        replica.work.pop(name, None)
+            case _:
+                pass
+
+    def _start(self, role: str, member: str, seq: int, version: int | None) -> None:
+        if role == "replica":
+            replica = self.replicas.setdefault(member, _Replica())
+            replica.work.clear()
+            replica.up, replica.version = True, None
+            self._at(self.now + self.random.uniform(1, 3), c.Up(role, member, answers=seq), member, replica.incarnation)
+        elif role == "trainer":
+            for name in [name for name, consumed in self.consumed.items() if consumed > (version or 0)]:
+                del self.consumed[name]
+            self._at(self.now + 1.0, c.Up(role, member, version or 0, answers=seq), role, self.trainer_incarnation)
+        else:
+            self._at(self.now + 0.1, c.Up(role, member, answers=seq))
+
+    def _route(self, command: c.Route) -> None:
+        replica = self.replicas[command.replica]
+        if not replica.up:
+            return
+        assert replica.version is not None, f"{command.replica} serves no version"
+        replica.last_seq = command.seq
+        for ref in command.trajectories:
+            running = [name for name, other in self.replicas.items() if ref.trajectory in other.work]
+            assert not running, f"{ref.trajectory} already runs on {running}"
+            assert ref.trajectory not in self.consumed, f"{ref.trajectory} was trained on already"
+            version, kept = self.partial.get(ref.trajectory, (replica.version, 0))
+            if version != replica.version:
+                kept = 0
+            length = min(192, 5 + int(self.random.paretovariate(1.2) * 8))
+            left = max(length - kept, 1)
+            done = self.now + left * 0.02 * self.random.uniform(0.8, 1.2)
+            replica.work[ref.trajectory] = _Work(kept + left, done, self.now)
+            self.partial[ref.trajectory] = (replica.version, kept)
+            event = c.Finished(command.replica, ref.trajectory, kept + left, answers=command.seq)
+            self._at(done, event, f"{command.replica}/{ref.trajectory}", replica.incarnation)
+
+    def _interrupt(self, command: c.Interrupt) -> None:
+        replica = self.replicas[command.replica]
+        replica.last_seq = command.seq
+        for name in command.trajectories:
+            work = replica.work.pop(name, None)
+            if work is None:
+                continue
+            kept = self._progress(name, work)
+            event = c.Interrupted(command.replica, name, kept, answers=command.seq)
+            self._at(self.now + self.random.uniform(0.0, 0.3), event, command.replica, replica.incarnation)
+
+    def _progress(self, name: str, work: _Work) -> int:
+        version, kept = self.partial[name]
+        share = min(1.0, (self.now - work.started) / max(work.done - work.started, 1e-9))
+        tokens = kept + int((work.length - kept) * share)
+        self.partial[name] = (version, tokens)
+        return tokens
+
+    # ---- what happens ---------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        for name, replica in self.replicas.items():
+            if not replica.up:
+                continue
+            if self.random.random() < self.kill_rate:
+                replica.up, replica.incarnation = False, replica.incarnation + 1
+                self._keep_partials(replica)
+                self._at(self.now, c.Down("replica", name, "killed"))
+                continue
+            kv = min(1.0, len(replica.work) / 40)
+            self._at(
+                self.now,
+                c.Snapshot(name, kv, len(replica.work), 0, replica.finished, replica.version, replica.last_seq),
+                name,
+                replica.incarnation,
+            )
+        if self.controller.learner.up and self.random.random() < self.trainer_kill_rate:
+            self.trainer_incarnation += 1
+            self._at(self.now, c.Down("trainer", "0", "killed"))
+        self._at(self.now + 1.0, c.Tick())
+
+    def _keep_partials(self, replica: _Replica) -> None:
+        for name, work in replica.work.items():
+            self._progress(name, work)
+        replica.work.clear()
+
+    def _observe(self, event: c.Event) -> None:
+        match event:
+            case c.Pulled(replica=name, version=version):
+                self.replicas[name].version = version
+            case c.Finished(replica=name, trajectory=trajectory):
+                self.replicas[name].work.pop(trajectory, None)
+                self.replicas[name].finished += 1
+                self.complete.add(trajectory)
+            case c.Published(version=version):
+                self.newest = max(self.newest, version)
+            case c.Durable(version=version):
+                self.durable = max(self.durable, version)
+            case c.Stepped(version=version):
+                made, names = self._stepping
+                assert made == version
+                for name in names:
+                    assert name not in self.consumed, f"{name} is trained on twice"
+                    self.consumed[name] = version
+            case _:
+                pass
+
+    def _lost(self, member: str, incarnation: int) -> bool:
+        """Whether what would have sent this event died, or gave the work away, before."""
+        if not member:
+            return False
+        if member == "trainer":
+            return incarnation != self.trainer_incarnation
+        name, _, trajectory = member.partition("/")
+        replica = self.replicas[name]
+        return incarnation != replica.incarnation or bool(trajectory and trajectory not in replica.work)
+
+    def _at(self, when: float, event: c.Event, member: str = "", incarnation: int = 0) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (when, self._order, member, incarnation, event))
+
+
+def replay(controller: Controller, log: Iterable[tuple[float, c.Event]]) -> list[list[c.Command]]:
+    """The commands that a fresh controller gives for a recorded log, event by event."""
+    return [controller.handle(event, now) for now, event in log]

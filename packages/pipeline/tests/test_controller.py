@@ -1,0 +1,131 @@
+"""The controller in random worlds: nothing is lost, nothing is trained on twice, nothing hangs, and replay is exact."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace import contracts as c
+from tailrace.contracts.plugins import load
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.evaluations import EvaluationPlan
+from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.testing import World, replay
+
+
+def spec(**changes):
+    def policy(axis, name, **options):
+        return load(f"tailrace.{axis}", name)(**options)
+
+    base = PipelineSpec(
+        admission=policy("admission", "inherent"),
+        batching=policy("batching", "plain", samples=4),
+        routing=policy("routing", "least-loaded"),
+        sync=policy("sync", "on-idle"),
+        relocation=policy("relocation", "best-fit", kv_threshold=0.99, roofline_batch=64),
+        training=policy("training", "mini-batch", parts=2),
+        provisioning=policy("provisioning", "static", count=3),
+        recovery=policy("recovery", "isolate", max_restarts=1_000),
+        sampler=policy("sampler", "fifo"),
+        steps=6,
+        batch_groups=4,
+        replica_batch=16,
+        buffer_groups=16,
+        evaluation=EvaluationPlan(size=10, every=3, modes=("sampled",), first=("greedy",), last=("greedy",)),
+    )
+    return replace(base, **changes)
+
+
+def check_complete(world, steps=6, groups=4, samples=4):
+    controller = world.controller
+    assert controller.finished, controller.failure
+    counts = controller.ledger.counts
+    assert counts.admitted == counts.trained + counts.filtered + counts.failed
+    assert len(world.consumed) == steps * groups * samples
+    assert controller.learner.step == steps
+    assert {(r.mode) for r in controller.evaluations.results} == {"sampled", "greedy"}
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=40, deadline=None)
+def test_every_group_is_trained_exactly_once(seed):
+    world = World(Controller(spec()), seed)
+    world.run()
+    check_complete(world)
+
+
+@given(seed=st.integers(0, 2**32), keep=st.sampled_from([1, 2, 1_000]), every=st.sampled_from([1, 3]))
+@settings(max_examples=60, deadline=None)
+def test_deaths_of_replicas_and_trainer_lose_nothing(seed, keep, every):
+    world = World(
+        Controller(spec(checkpoint_every=every)), seed, kill_rate=0.05, trainer_kill_rate=0.02, keep_versions=keep
+    )
+    world.run()
+    check_complete(world)
+
+
+@given(seed=st.integers(0, 2**32), at=st.integers(1, 400))
+@settings(max_examples=60, deadline=None)
+def test_a_driver_that_dies_anywhere_goes_on_from_its_log(seed, at):
+    world = World(Controller(spec()), seed, kill_rate=0.02)
+    world.run(stop_after=at)
+    if not world.controller.finished:
+        log = list(world.log)
+        resumed = world.crash()
+        fresh = Controller(spec())
+        replay(fresh, log)
+        assert fresh.state() == world.controller.state()
+        world.controller = fresh
+        world.deliver(resumed)
+        world.run()
+    check_complete(world)
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=20, deadline=None)
+def test_a_broken_verifier_is_reported_and_never_a_zero_reward(seed):
+    world = World(Controller(spec(scoring_attempts=2)), seed, scoring_failure_rate=0.2)
+    world.run()
+    counts = world.controller.ledger.counts
+    assert counts.failed > 0
+    check_complete(world)
+
+
+def test_repack_moves_trajectories_and_keeps_their_version():
+    world = World(Controller(spec(steps=12)), 7)
+    world.run()
+    check_complete(world, steps=12)
+    assert world.controller.moves > 0
+    assert world.controller.ledger.counts.regenerated_trajectories == 0
+
+
+@pytest.mark.parametrize(("name", "bound"), [("on-policy", 0), ("one-step", 1)])
+def test_lockstep_admissions_keep_their_bound(name, bound):
+    controller = Controller(spec(admission=load("tailrace.admission", name)(), sync=load("tailrace.sync", "barrier")()))
+    world = World(controller, 3)
+    world.run()
+    check_complete(world)
+    assert max(controller.learner.staleness_at_consumption) <= bound
+
+
+def test_replay_is_exact_at_every_prefix_of_a_recorded_run():
+    world = World(Controller(spec(steps=3)), 11, kill_rate=0.03)
+    world.run()
+    log = json.loads(json.dumps([[now, c.encode(event)] for now, event in world.log]))
+    events = [(now, c.decode(event)) for now, event in log]
+    assert len(events) > 150
+    for prefix in range(1, len(events), 1):
+        rebuilt = Controller(spec(steps=3))
+        commands = replay(rebuilt, events[:prefix])
+        assert commands == world.commands[:prefix]
+        assert rebuilt.handle(events[prefix][1], events[prefix][0]) == world.commands[prefix]
+
+
+def test_recovery_policy_may_end_the_run():
+    controller = Controller(spec(recovery=load("tailrace.recovery", "restart-task")()))
+    world = World(controller, 5, kill_rate=0.2)
+    world.run()
+    assert controller.failure is not None
+    assert "replica" in controller.failure
