@@ -1,0 +1,74 @@
+"""Faults are read strictly and are due exactly once."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.faulttol import ROLES, Fault, FaultError, FaultKind, FaultSchedule, parse_fault
+
+KILL, HANG = FaultKind.KILL, FaultKind.HANG
+
+faults = st.builds(
+    lambda kind, role, member, when: Fault(kind, role, member, **when),
+    st.sampled_from(FaultKind),
+    st.sampled_from(ROLES),
+    st.none() | st.integers(0, 9).map(str) | st.just("replica-3"),
+    st.one_of(
+        st.fixed_dictionaries({"at_s": st.integers(0, 1000).map(lambda number: number / 8)}),
+        st.fixed_dictionaries({"at_step": st.integers(0, 1000)}),
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("replica@60s", Fault(KILL, "replica", at_s=60.0)),
+        ("replica:1@60s", Fault(KILL, "replica", "1", at_s=60.0)),
+        ("trainer@step20", Fault(KILL, "trainer", at_step=20)),
+        ("relay@30s", Fault(KILL, "relay", at_s=30.0)),
+        ("hang:replica@1.5s", Fault(HANG, "replica", at_s=1.5)),
+        (" kill:scorer:s-0@step0 ", Fault(KILL, "scorer", "s-0", at_step=0)),
+    ],
+)
+def test_parse(text, fault):
+    assert parse_fault(text) == fault
+
+
+@given(faults)
+def test_a_fault_is_read_back_as_it_is_written(fault):
+    assert parse_fault(str(fault)) == fault
+
+
+@pytest.mark.parametrize(
+    "text", ["", "replica", "replica@", "replica@60", "replica@-1s", "replica@1e3s", "trainer@step", "trainer@step1.5",
+             "burn:replica@1s", "replica:@1s", "replica:1:2@1s", "replica@60s x3", "replica@٣s"]
+)  # fmt: skip
+def test_what_is_not_a_fault(text):
+    with pytest.raises(FaultError, match="expected") as caught:
+        parse_fault(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_role_names_the_known_ones():
+    with pytest.raises(FaultError, match=r"'replicas'.*expected one of replica, relay"):
+        parse_fault("replicas@1s")
+
+
+@pytest.mark.parametrize("when", [{}, {"at_s": 1.0, "at_step": 1}, {"at_s": -1.0}, {"at_step": -1}])
+def test_a_fault_has_one_time(when):
+    with pytest.raises(ValueError, match="at_step"):
+        Fault(KILL, "replica", **when)
+
+
+@given(st.lists(faults, max_size=12), st.lists(st.tuples(st.floats(0, 60), st.integers(0, 300)), max_size=20))
+def test_each_fault_is_due_once_and_not_before_its_time(scheduled, passed):
+    schedule, now, step, seen = FaultSchedule(scheduled), 0.0, 0, []
+    for seconds, steps in passed:
+        now, step = now + seconds, step + steps
+        due = schedule.due(now, step)
+        assert all(fault.at_s <= now if fault.at_s is not None else fault.at_step <= step for fault in due)
+        seen += due
+    reached = [f for f in scheduled if passed and (f.at_s <= now if f.at_s is not None else f.at_step <= step)]
+    assert sorted(map(str, seen)) == sorted(map(str, reached))
+    assert sorted(map(str, [*seen, *schedule.pending])) == sorted(map(str, scheduled))

@@ -1,0 +1,125 @@
+"""Real processes, really killed and really hung, noticed by the monitor; and children that die with their parent."""
+
+import os
+import selectors
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tailrace.faulttol import Death, FaultKind, HeartbeatMonitor, Suspicion, strike
+
+DEADLINE_S = 60.0
+
+BEATS = """
+import sys, time
+while True:
+    print("beat", flush=True)
+    time.sleep(0.02)
+"""
+
+
+def watch(monitor, process, until):
+    """Feed the process's beats to the monitor until `until(news)` or the deadline."""
+    os.set_blocking(process.stdout.fileno(), False)
+    waiting = selectors.DefaultSelector()
+    waiting.register(process.stdout, selectors.EVENT_READ)
+    news, closed, end = [], False, time.monotonic() + DEADLINE_S
+    while not until(news):
+        assert time.monotonic() < end, f"no such news within {DEADLINE_S} s: {news}"
+        if not closed and waiting.select(timeout=0.05):
+            closed = not process.stdout.read(65536)
+            if not closed:
+                monitor.beat("child", time.monotonic())
+        elif closed:
+            time.sleep(0.05)
+        news += monitor.check(time.monotonic())
+    waiting.close()
+    return news
+
+
+@pytest.fixture
+def child():
+    process = subprocess.Popen([sys.executable, "-c", BEATS], stdout=subprocess.PIPE)
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait(timeout=DEADLINE_S)
+    process.stdout.close()
+
+
+def test_a_killed_process_is_found_dead(child):
+    monitor = HeartbeatMonitor(suspect_after_s=0.5, down_after_s=1.0)
+    monitor.expect("child", time.monotonic())
+    assert strike(child.pid, FaultKind.KILL)
+    news = watch(monitor, child, lambda news: any(isinstance(item, Death) for item in news))
+    assert [item.member for item in news if isinstance(item, Death)] == ["child"]
+    assert child.wait(timeout=DEADLINE_S) == -9
+    assert not strike(child.pid, FaultKind.KILL)
+
+
+def test_a_hung_process_is_suspected_and_cleared_when_it_goes_on(child):
+    monitor = HeartbeatMonitor(suspect_after_s=1.0, down_after_s=DEADLINE_S * 2)
+    monitor.expect("child", time.monotonic())
+    assert strike(child.pid, FaultKind.HANG)
+    news = watch(monitor, child, lambda news: bool(news))
+    assert isinstance(news[0], Suspicion)
+    assert child.poll() is None
+    os.kill(child.pid, 18)  # SIGCONT
+    end = time.monotonic() + DEADLINE_S
+    while not child.stdout.read(65536):
+        assert time.monotonic() < end, "the process did not go on"
+        time.sleep(0.01)
+    assert monitor.beat("child", time.monotonic())
+    assert monitor.check(time.monotonic()) == []
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1])
+def test_process_groups_and_init_are_spared(pid):
+    with pytest.raises(ValueError, match="expected one above 1"):
+        strike(pid, FaultKind.KILL)
+
+
+GRANDCHILD = """
+import os, sys, time
+from tailrace.faulttol import die_with_parent
+assert die_with_parent(int(sys.argv[1]))
+print(os.getpid(), flush=True)
+time.sleep(600)
+"""
+PARENT = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
+time.sleep(600)
+"""
+
+
+def gone(pid):
+    """Whether a process has ended, a zombie that nobody has reaped included."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in ("Z", "X")
+    except FileNotFoundError:
+        return True
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
+def test_a_child_dies_with_its_killed_parent():
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, GRANDCHILD], stdout=subprocess.PIPE)
+    grandchild = int(parent.stdout.readline())
+    assert not gone(grandchild)
+    assert strike(parent.pid, FaultKind.KILL)
+    parent.wait(timeout=DEADLINE_S)
+    end = time.monotonic() + DEADLINE_S
+    while not gone(grandchild):
+        assert time.monotonic() < end, "the grandchild outlived its parent"
+        time.sleep(0.02)
+    parent.stdout.close()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has PR_SET_PDEATHSIG")
+def test_a_child_whose_parent_is_gone_already_exits():
+    orphan = subprocess.run([sys.executable, "-c", GRANDCHILD, "1"], capture_output=True, timeout=DEADLINE_S)
+    assert orphan.returncode == -9
+    assert orphan.stdout == b""
