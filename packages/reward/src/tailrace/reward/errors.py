@@ -1,0 +1,35 @@
+"""What can go wrong while rewarding."""
+
+from tailrace.contracts import TailraceError
+
+
+class RewardError(TailraceError):
+    """Root of this package's errors."""
+
+
+class ScoringError(RewardError, RuntimeError):
+    """A verifier could not judge a response: an infrastructure failure, never a reward of zero."""
+
+
+class UnknownTaskError(RewardError, LookupError):
+    """No generated task has this name."""
+
+
+class WorkerTimeoutError(RewardError, TimeoutError):
+    """A scoring worker did not answer within its deadline."""
+
+
+class WorkerDiedError(RewardError, ChildProcessError):
+    """A scoring worker ended while it was needed."""
+
+
+class ScorerClosedError(RewardError, RuntimeError):
+    """The scorer was used after it was closed."""
+
+
+class MissingExtraError(RewardError, ImportError):
+    """An optional dependency is not installed."""
+
+
+class TooFewQuestionsError(RewardError, ValueError):
+    """A task cannot give so many distinct questions."""

@@ -1,0 +1,127 @@
+"""One scoring worker as its scorer sees it: a child process that is killed when it misses a deadline."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.reward.errors import WorkerDiedError, WorkerTimeoutError
+
+_READ_BYTES = 1 << 16
+
+
+class WorkerProcess:
+    """A worker that starts on its first request. Not thread-safe: one thread talks to it.
+
+    After `WorkerTimeoutError` or `WorkerDiedError` the process is gone; the next request starts a fresh one.
+
+    Args:
+        local: verifier name to ``module:attribute``, beside the installed verifiers.
+        start_timeout_s: how long starting, and importing one verifier, may take.
+    """
+
+    def __init__(self, local: Mapping[str, str], start_timeout_s: float) -> None:
+        self._local = dict(local)
+        self._start_timeout_s = start_timeout_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._loaded: set[str] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The process's id while it runs."""
+        return None if self._process is None else self._process.pid
+
+    def verify(
+        self, verifier: str, response: str, answer: str, metadata: Mapping[str, Any], timeout_s: float
+    ) -> dict[str, Any]:
+        """The worker's reply, ``{"reward": ...}`` or ``{"error": ...}``. Importing the verifier has a deadline of its own.
+
+        Raises:
+            WorkerTimeoutError: no reply within `timeout_s`; the worker was killed.
+            WorkerDiedError: the process ended before it replied.
+            TypeError: `metadata` holds something that JSON cannot carry.
+        """
+        request = {"verifier": verifier, "response": response, "answer": answer, "metadata": dict(metadata)}
+        line = json.dumps(request).encode()
+        if verifier not in self._loaded:
+            reply = self._ask(json.dumps({"load": verifier}).encode(), self._start_timeout_s, f"loading {verifier!r}")
+            if "error" in reply:
+                return reply
+            self._loaded.add(verifier)
+        return self._ask(line, timeout_s, f"the verifier {verifier!r}")
+
+    def stop(self) -> None:
+        """Kill the process and whatever it started, and reap it."""
+        process, self._process = self._process, None
+        self._loaded.clear()
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            self._process = subprocess.Popen(  # noqa: S603 (our own module, our own interpreter)
+                [sys.executable, "-m", "tailrace.reward.worker", json.dumps(self._local)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        return self._process
+
+    def _ask(self, line: bytes, timeout_s: float, what: str) -> dict[str, Any]:
+        deadline = time.monotonic() + timeout_s
+        process = self._start()
+        try:
+            return self._exchange(process, line + b"\n", deadline)
+        except TimeoutError:
+            self.stop()
+            raise WorkerTimeoutError(
+                f"{what} gave no result within {timeout_s:g} s; the scoring worker was killed and will be replaced"
+            ) from None
+        except (OSError, EOFError):
+            self.stop()
+            raise WorkerDiedError(
+                f"the scoring worker ended with status {process.returncode} in {what}; it will be replaced"
+            ) from None
+
+    @staticmethod
+    def _exchange(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> dict[str, Any]:
+        """Send a line and read one. Neither direction may block past the deadline, however long the response is."""
+        assert process.stdin is not None and process.stdout is not None  # noqa: PT018 (opened as pipes above)
+        sending, reply = memoryview(line), bytearray()
+        os.set_blocking(process.stdin.fileno(), False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+            selector.register(process.stdout, selectors.EVENT_READ)
+            while not reply.endswith(b"\n"):
+                left = deadline - time.monotonic()
+                ready = selector.select(left) if left > 0 else []
+                if not ready:
+                    raise TimeoutError
+                for key, _ in ready:
+                    if key.fileobj is process.stdin:
+                        sending = sending[os.write(process.stdin.fileno(), sending) :]
+                        if not sending:
+                            selector.unregister(process.stdin)
+                    else:
+                        part = os.read(process.stdout.fileno(), _READ_BYTES)
+                        if not part:
+                            raise EOFError
+                        reply += part
+        parsed: dict[str, Any] = json.loads(reply)
+        return parsed

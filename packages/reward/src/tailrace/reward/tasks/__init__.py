@@ -1,0 +1,42 @@
+"""Generated, verifiable tasks by name. They need the extra ``reasoning-gym``.
+
+``long-chain-sum`` has a real long tail of response lengths; ``short-chain-sum`` has responses of nearly equal length.
+"""
+
+from __future__ import annotations
+
+import difflib
+
+from tailrace.reward.errors import UnknownTaskError
+from tailrace.reward.tasks.chain_sum import ChainSum
+from tailrace.reward.tasks.demonstrations import Demonstration
+from tailrace.reward.tasks.rows import Row, Split, split_of, write_jsonl
+
+_TASKS = {
+    task.name: task
+    for task in (
+        ChainSum("long-chain-sum", min_terms=3, max_terms=24, exponent=1.8, misread=0.6),
+        ChainSum("short-chain-sum", min_terms=4, max_terms=5, exponent=0.0, misread=0.6),
+    )
+}
+
+
+def task_names() -> list[str]:
+    """The names of the generated tasks."""
+    return sorted(_TASKS)
+
+
+def get_task(name: str) -> ChainSum:
+    """The task of that name.
+
+    Raises:
+        UnknownTaskError: there is none.
+    """
+    if name not in _TASKS:
+        close = difflib.get_close_matches(name, _TASKS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise UnknownTaskError(f"found the task {name!r}, expected one of {', '.join(task_names())}{hint}")
+    return _TASKS[name]
+
+
+__all__ = ["ChainSum", "Demonstration", "Row", "Split", "get_task", "split_of", "task_names", "write_jsonl"]

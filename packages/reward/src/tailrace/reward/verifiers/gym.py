@@ -1,0 +1,65 @@
+"""Verifier ``reasoning-gym``: the scorer that belongs to a reasoning-gym task. Needs the extra ``reasoning-gym``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from tailrace.reward.errors import ScoringError
+from tailrace.reward.extraction import final_answer
+
+# Some scorers give part of the reward to an answer that merely contains the right one ("212" for "12" earns 0.67), and 0.01
+# to 0.05 to junk. So only a full score is right unless the row says otherwise.
+_RIGHT = 0.99
+
+
+@cache
+def _scorer(dataset: str) -> Callable[[str | None, Mapping[str, Any]], float]:
+    try:
+        import reasoning_gym
+    except ImportError as error:
+        raise ScoringError(f"the verifier 'reasoning-gym' needs tailrace-reward[reasoning-gym]: {error}") from error
+    try:
+        score: Callable[[str | None, Mapping[str, Any]], float] = reasoning_gym.get_score_answer_fn(dataset)
+    except ValueError as error:
+        raise ScoringError(f"found the task {dataset!r}, expected one that reasoning-gym registers: {error}") from error
+    return score
+
+
+def reasoning_gym_verifier(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
+    r"""The task's own score of the tagged (or boxed) answer.
+
+    Args:
+        response: the decoded response.
+        answer: the reference answer.
+        metadata: ``dataset``, the task's name in reasoning-gym; ``entry``, the task's metadata where its scorer reads it;
+            ``partial``, true to keep scores between 0 and 1 (otherwise only a full score is 1.0 and the rest is 0.0).
+
+    Raises:
+        ScoringError: the metadata is incomplete, the task unknown, or its scorer breaks on the reference answer itself.
+    """
+    dataset = metadata.get("dataset")
+    if not isinstance(dataset, str):
+        raise ScoringError(
+            f"found metadata with {sorted(metadata)}, expected the key 'dataset' with a reasoning-gym task name"
+        )
+    score = _scorer(dataset)
+    found = final_answer(response)
+    if found is None:
+        return 0.0
+    entry = {"answer": answer, "metadata": {"source_dataset": dataset, **metadata.get("entry", {})}}
+    try:
+        value = float(score(found, entry))
+    except Exception as error:
+        # Several scorers raise on a malformed answer, which is the response's fault; on the right answer it is ours.
+        try:
+            score(answer, entry)
+        except Exception as broken:
+            raise ScoringError(
+                f"reasoning-gym's scorer of {dataset!r} raises on the reference answer: {type(broken).__name__}: {broken}"
+            ) from error
+        return 0.0
+    if metadata.get("partial"):
+        return value
+    return float(value >= _RIGHT)

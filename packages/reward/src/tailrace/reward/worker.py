@@ -1,0 +1,67 @@
+"""The process in which verifiers run: one JSON request per line on stdin, one JSON reply per line on the channel it was given.
+
+A verifier can hang, exhaust memory or crash the interpreter. Here it takes a process with it that the scorer replaces.
+
+Started by the scorer as ``python -m tailrace.reward.worker``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, cast
+
+from tailrace.reward.verifiers.protocol import Verifier, load_verifier
+
+_ORPHAN_CHECK_S = 1.0
+
+
+def resolve(name: str, local: Mapping[str, str]) -> Verifier:
+    """The verifier that a name means: first the scorer's own ``module:attribute`` references, then installed ones."""
+    if name not in local:
+        return load_verifier(name)
+    module, _, attribute = local[name].partition(":")
+    return cast(Verifier, getattr(importlib.import_module(module), attribute))
+
+
+def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mapping[str, str]) -> dict[str, Any]:
+    """The reply to one request: ``{"reward": float}``, ``{"loaded": name}`` or ``{"error": reason}``."""
+    try:
+        if "load" in request:
+            loaded[request["load"]] = resolve(request["load"], local)
+            return {"loaded": request["load"]}
+        reward = float(loaded[request["verifier"]](request["response"], request["answer"], request["metadata"]))
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    if not math.isfinite(reward):
+        return {"error": f"found the reward {reward}, expected a finite number"}
+    return {"reward": reward}
+
+
+def _leave_when_orphaned(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_ORPHAN_CHECK_S)
+    os._exit(1)
+
+
+def main() -> None:
+    """Serve requests until stdin closes or the scorer's process is gone."""
+    threading.Thread(target=_leave_when_orphaned, args=(os.getppid(),), daemon=True).start()
+    # Replies leave through a private copy of stdout, so that a verifier that prints cannot garble them.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
+        os.dup2(2, 1)
+        local: dict[str, str] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
+        loaded: dict[str, Verifier] = {}
+        for line in sys.stdin:
+            replies.write(json.dumps(answer(json.loads(line), loaded, local)) + "\n")
+            replies.flush()
+
+
+if __name__ == "__main__":
+    main()
