@@ -1,0 +1,69 @@
+"""Experiences checked and turned into samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tailrace.contracts import Experience
+from tailrace.trainer.advantages import group_advantages, token_weights
+from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.errors import BatchError
+from tailrace.trainer.layout import Sample
+
+
+def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerConfig) -> list[list[Sample]]:
+    """The samples of each mini-batch. Groups are normalised over the whole batch, also where mini-batches part them.
+
+    Raises:
+        BatchError: a mini-batch without tokens, a trajectory without a reward or a prompt, or log-probabilities of 0 or
+            less that are not finite.
+    """
+    batch = [experience for mini_batch in mini_batches for experience in mini_batch]
+    rewards = [_reward(experience) for experience in batch]
+    groups = [experience.group for experience in batch]
+    advantages = iter(group_advantages(groups, rewards, divide_by_std=config.divide_by_std))
+    result = []
+    for number, mini_batch in enumerate(mini_batches):
+        weights = token_weights(
+            [sum(len(segment.tokens) for segment in experience.segments) for experience in mini_batch],
+            config.normalisation,
+        )
+        samples = [
+            Sample(experience.prompt, experience.tokens, weight, experience.logprobs, advantage)
+            for experience, weight, advantage in zip(mini_batch, weights, advantages, strict=False)
+        ]
+        result.append([sample for sample in samples if sample.response])
+        if not result[-1]:
+            raise BatchError(f"found no response token in mini-batch {number}, expected at least one")
+    return result
+
+
+def supervised_samples(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Sample]:
+    """Samples whose loss is the mean over all response tokens.
+
+    Raises:
+        BatchError: there is no response token, or a prompt is empty.
+    """
+    weights = token_weights([len(response) for _, response in sequences], "token")
+    samples = [
+        Sample(tuple(prompt), tuple(response), weight)
+        for (prompt, response), weight in zip(sequences, weights, strict=True)
+        if response
+    ]
+    if not samples:
+        raise BatchError(f"found no response token in {len(sequences)} sequences, expected at least one")
+    if not all(sample.prompt for sample in samples):
+        raise BatchError("found an empty prompt, expected at least one token: the first response token follows it")
+    return samples
+
+
+def _reward(experience: Experience) -> float:
+    name = experience.trajectory
+    if experience.reward is None or not math.isfinite(experience.reward):
+        raise BatchError(f"found the reward {experience.reward} on trajectory {name}, expected a number: score it first")
+    if not experience.prompt:
+        raise BatchError(f"found an empty prompt on trajectory {name}, expected at least one token")
+    if not all(math.isfinite(value) for segment in experience.segments for value in segment.logprobs):
+        raise BatchError(f"found a log-probability that is not finite on trajectory {name}, expected the engine's own")
+    return experience.reward

@@ -1,0 +1,190 @@
+"""Checkpoints of the trainer's whole state: copied to host memory at once, written in the background."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tailrace.trainer.checkpoint_files import (
+    complete,
+    copy_model_files,
+    partial_directory,
+    read_manifest,
+    sync,
+    verify,
+)
+from tailrace.trainer.errors import CheckpointError, CheckpointTimeoutError
+from tailrace.trainer.sharded import ShardedPolicy
+
+_POLL_S = 0.01
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time on a thread of its own.
+
+    Each rank writes its shards. Rank 0 also writes the full weights, and once every rank's file is there it completes the
+    directory; ranks meet in the file system, which all must share, so that no collective runs beside training.
+    """
+
+    def __init__(self, model_path: Path, state: ShardedPolicy, rank: int, world_size: int, timeout_s: float) -> None:
+        self._model_path = model_path
+        self._state = state
+        self._rank = rank
+        self._world_size = world_size
+        self._timeout_s = timeout_s
+        self._thread: threading.Thread | None = None
+
+    def save(self, directory: Path, version: int) -> Future[Path]:
+        """See `TrainerWorker.save`."""
+        self._wait_for_previous()
+        directory = directory.absolute()
+        partial = partial_directory(directory)
+        if self._rank == 0:
+            if partial.exists():
+                shutil.rmtree(partial)
+            partial.mkdir(parents=True)
+        dist.barrier()
+        shards = self._snapshot()
+        full = {
+            name: tensor.to("cpu", self._state.dtype, copy=True).contiguous()
+            for name, tensor in self._state.full_parameters()
+            if self._rank == 0
+        }
+        manifest = {"version": version, "steps": self._state.steps, "world_size": self._world_size}
+        future: Future[Path] = Future()
+
+        def write() -> None:
+            try:
+                self._write(directory, partial, shards, full, manifest)
+            except BaseException as error:  # noqa: BLE001 - it is handed to whoever waits
+                future.set_exception(error)
+            else:
+                future.set_result(directory)
+
+        self._thread = threading.Thread(target=write, name=f"checkpoint-{version}")
+        self._thread.start()
+        return future
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written."""
+        self._wait_for_previous()
+
+    def _wait_for_previous(self) -> None:
+        if self._thread is None:
+            return
+        self._thread.join(self._timeout_s)
+        if self._thread.is_alive():
+            raise CheckpointTimeoutError(
+                f"waited {self._timeout_s} s for {self._thread.name} to become durable; is the disk full or slow?"
+            )
+        self._thread = None
+
+    def _snapshot(self) -> dict[str, Tensor]:
+        state = self._state
+        tensors: dict[str, Tensor] = {}
+        for name, shard in state.shards.items():
+            tensors[f"parameter/{name}"] = shard.to("cpu", copy=True)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if moment in state.optimizer.state.get(shard, {}):
+                    tensors[f"{moment}/{name}"] = state.optimizer.state[shard][moment].to("cpu", copy=True)
+        tensors["random/cpu"] = torch.get_rng_state()
+        if state.device.type == "cuda":
+            tensors["random/cuda"] = torch.cuda.get_rng_state(state.device)
+        return tensors
+
+    def _write(
+        self, directory: Path, partial: Path, shards: dict[str, Tensor], full: dict[str, Tensor], manifest: dict[str, Any]
+    ) -> None:
+        from safetensors.torch import save_file
+
+        mine = partial / _state_file(self._rank, self._world_size)
+        growing = partial / f".{mine.name}"
+        save_file(shards, str(growing))
+        sync(growing)
+        os.replace(growing, mine)  # noqa: PTH105 - replace, so that others see a whole file
+        if self._rank:
+            return
+        dtype = str(self._state.dtype).removeprefix("torch.")
+        copy_model_files(self._model_path, partial, dtype)
+        save_file(full, str(partial / "model.safetensors"), metadata={"format": "pt"})
+        deadline = time.monotonic() + self._timeout_s
+        for rank in range(self._world_size):
+            awaited = partial / _state_file(rank, self._world_size)
+            while not awaited.exists():
+                if time.monotonic() > deadline:
+                    raise CheckpointTimeoutError(
+                        f"waited {self._timeout_s} s for {awaited.name} of rank {rank}; do all ranks share {partial}?"
+                    )
+                time.sleep(_POLL_S)
+        complete(partial, directory, manifest)
+
+
+def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -> int:
+    """See `TrainerWorker.load`."""
+    from safetensors import safe_open
+
+    manifest = read_manifest(directory)
+    verify(directory, manifest)
+    saved = int(manifest["world_size"])
+    files = [safe_open(str(directory / _state_file(r, saved)), framework="pt") for r in range(saved)]
+    names = {key.removeprefix("parameter/") for key in files[0].keys() if key.startswith("parameter/")}  # noqa: SIM118
+    if names != set(state.shards):
+        odd = sorted(names ^ set(state.shards))[0]
+        raise CheckpointError(f"{directory} is of another model: {odd!r} is in one of the two only")
+    state.reset_optimizer()
+    has_moments = any(key.startswith("exp_avg/") for key in files[0].keys())  # noqa: SIM118
+    steps = int(manifest["steps"])
+    for name, shard in state.shards.items():
+        start = _first_row(state.parameters[name].shape, rank, world_size)
+        full_shape = tuple(state.parameters[name].shape)
+        with torch.no_grad():
+            shard.copy_(_rows(files, f"parameter/{name}", full_shape, start, shard))
+        if has_moments:
+            state.optimizer.state[shard] = {
+                "step": torch.tensor(float(steps), dtype=torch.float32, device=shard.device),
+                **{m: _rows(files, f"{m}/{name}", full_shape, start, shard) for m in ("exp_avg", "exp_avg_sq")},
+            }
+    state.steps = steps
+    if saved == world_size:
+        torch.set_rng_state(files[rank].get_tensor("random/cpu"))
+        if state.device.type == "cuda" and "random/cuda" in files[rank].keys():  # noqa: SIM118
+            torch.cuda.set_rng_state(files[rank].get_tensor("random/cuda"), state.device)
+    return int(manifest["version"])
+
+
+def _state_file(rank: int, world_size: int) -> str:
+    return f"state-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def _first_row(shape: torch.Size, rank: int, world_size: int) -> int:
+    """The first row of a rank's shard: FSDP2 splits dimension 0 as ``torch.chunk`` does."""
+    size = -(-shape[0] // world_size)
+    return min(rank * size, int(shape[0]))
+
+
+def _rows(files: list[Any], key: str, full_shape: tuple[int, ...], start: int, like: Tensor) -> Tensor:
+    """Rows ``start`` to ``start + len(like)`` of a tensor whose rows are spread over `files`, on the device of `like`."""
+    wanted = len(like)
+    parts = []
+    offset = 0
+    for file in files:
+        part = file.get_slice(key)
+        shape = part.get_shape()
+        if tuple(shape[1:]) != full_shape[1:]:
+            raise CheckpointError(f"found {key} of shape {shape}, expected {list(full_shape)}: another model's checkpoint")
+        low, high = max(start, offset), min(start + wanted, offset + shape[0])
+        if low < high:
+            parts.append(part[low - offset : high - offset])
+        offset += shape[0]
+    if offset != full_shape[0]:
+        raise CheckpointError(f"found {offset} rows of {key}, expected {full_shape[0]}: another model's checkpoint")
+    return torch.cat(parts).to(like.device) if parts else torch.empty_like(like)

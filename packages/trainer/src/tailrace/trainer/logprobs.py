@@ -1,0 +1,86 @@
+"""Log-probabilities of given tokens from hidden states, without keeping the logits of a large vocabulary."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 24
+"""Logits that exist at one time, at most: 64 MiB in float32."""
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """The backward pass computes each chunk of logits again, unless there is just one, which is kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        tokens = len(targets)
+        chunk = max(1, CHUNK_ELEMENTS // weight.shape[0])
+        logprobs = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
+        spread = torch.zeros(tokens if entropy else 0, dtype=torch.float32, device=hidden.device)
+        normaliser = torch.empty_like(logprobs)
+        kept: Tensor | None = None
+        for start in range(0, tokens, chunk):
+            part = slice(start, start + chunk)
+            logits = _logits(hidden[part], weight, temperature)
+            normaliser[part] = logits.logsumexp(-1)
+            logprobs[part] = logits.gather(1, targets[part, None])[:, 0] - normaliser[part]
+            probabilities = (logits - normaliser[part, None]).exp_() if entropy or tokens <= chunk else None
+            if entropy and probabilities is not None:
+                spread[part] = normaliser[part] - (probabilities * logits).sum(-1)
+            if tokens <= chunk:
+                kept = probabilities
+        ctx.save_for_backward(hidden, weight, targets, normaliser, kept)
+        ctx.chunk, ctx.temperature = chunk, temperature
+        ctx.mark_non_differentiable(spread)
+        return logprobs, spread
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, Tensor, None, None, None]:
+        grad = grads[0]
+        hidden, weight, targets, normaliser, kept = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for start in range(0, len(targets), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            if kept is None:
+                logits = _logits(hidden[part], weight, ctx.temperature)
+                probabilities = (logits - normaliser[part, None]).exp_()
+            else:
+                probabilities = kept
+            # d logprob[t] / d logits = onehot(t) - softmax, over the temperature.
+            scale = grad[part, None] / ctx.temperature
+            slope = probabilities * -scale
+            slope = slope.scatter_add_(1, targets[part, None], scale).to(hidden.dtype)
+            grad_hidden[part] = slope @ weight
+            grad_weight += slope.T @ hidden[part]
+        return grad_hidden, grad_weight.to(weight.dtype), None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
+    logits = (hidden @ weight.T).float()
+    return logits if temperature == 1.0 else logits / temperature
+
+
+def token_logprobs(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, temperature: float = 1.0, entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """``log softmax(hidden @ weight.T / temperature)[targets]``, in bounded memory.
+
+    Args:
+        hidden: ``[tokens, width]``.
+        weight: of the output layer, ``[vocabulary, width]``.
+        targets: token ids, ``[tokens]``.
+        temperature: of the softmax.
+        entropy: also return the entropy of each softmax.
+
+    Returns:
+        Log-probabilities ``[tokens]`` in float32, differentiable in `hidden` and `weight`; entropies ``[tokens]`` in nats,
+        not differentiable, empty unless they were asked for.
+    """
+    logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy)  # type: ignore[no-untyped-call]
+    return logprobs, spread

@@ -1,0 +1,95 @@
+"""A micro-batch as tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tailrace.trainer.layout import EMPTY, Row
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Inputs of one forward pass and what its loss needs.
+
+    Args:
+        input_ids: ``[rows, length]``, padded on the right with token 0.
+        position_ids: ``[rows, length]``; None where every row is a plain sequence.
+        mask: additive attention mask ``[rows, 1, length, length]``; None where causality is all it takes, since padding
+            on the right is never seen by what stands on the left.
+        index: ``[tokens]``, the position in the flattened input whose output predicts each response token.
+        targets: ``[tokens]``, the response tokens.
+        behaviour: ``[tokens]``, their log-probabilities when they were drawn; empty for supervised samples.
+        advantages: ``[tokens]``.
+        weights: ``[tokens]``, weight in the loss.
+        counted: 0 for the row that only keeps a rank in step, else 1.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor | None
+    mask: Tensor | None
+    index: Tensor
+    targets: Tensor
+    behaviour: Tensor
+    advantages: Tensor
+    weights: Tensor
+    counted: int
+
+
+def to_tensors(rows: Sequence[Row], device: torch.device, mask_dtype: torch.dtype = torch.float32) -> MicroBatch:
+    """Build the tensors of a micro-batch."""
+    length = max(row.length for row in rows)
+    shared = any(len(row.samples) > 1 for row in rows)
+    ids = np.zeros((len(rows), length), dtype=np.int64)
+    positions = np.zeros((len(rows), length), dtype=np.int64)
+    # Which response a token belongs to: 0 for the prompt, which all of the row sees, -1 for padding.
+    segments = np.full((len(rows), length), -1, dtype=np.int32)
+    samples = [sample for row in rows for sample in row.samples]
+    sizes = [len(sample.response) for sample in samples]
+    index = np.empty(sum(sizes), dtype=np.int64)
+    filled = 0
+    for number, row in enumerate(rows):
+        start = len(row.prompt)
+        ids[number, :start] = row.prompt
+        positions[number, :start] = range(start)
+        segments[number, :start] = 0
+        offset = start
+        for which, sample in enumerate(row.samples, 1):
+            size = len(sample.response)
+            ids[number, offset : offset + size] = sample.response
+            positions[number, offset : offset + size] = range(start, start + size)
+            segments[number, offset : offset + size] = which
+            # The last prompt token predicts the first response token, each response token the next.
+            index[filled] = number * length + start - 1
+            index[filled + 1 : filled + size] = range(number * length + offset, number * length + offset + size - 1)
+            offset += size
+            filled += size
+
+    def per_token(values: Sequence[float]) -> Tensor:
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), sizes)).to(device)
+
+    targets = np.fromiter((token for sample in samples for token in sample.response), np.int64, len(index))
+    behaviour = np.fromiter((value for sample in samples for value in sample.behaviour), np.float32)
+    return MicroBatch(
+        torch.from_numpy(ids).to(device),
+        torch.from_numpy(positions).to(device) if shared else None,
+        _mask(torch.from_numpy(segments).to(device), mask_dtype) if shared else None,
+        torch.from_numpy(index).to(device),
+        torch.from_numpy(targets).to(device),
+        torch.from_numpy(behaviour).to(device),
+        per_token([sample.advantage for sample in samples]),
+        per_token([sample.weight for sample in samples]),
+        0 if len(rows) == 1 and rows[0] is EMPTY else 1,
+    )
+
+
+def _mask(segments: Tensor, dtype: torch.dtype) -> Tensor:
+    order = torch.arange(segments.shape[1], device=segments.device)
+    keys = segments[:, None, :]
+    visible = (order[:, None] >= order[None, :]) & ((segments[:, :, None] == keys) | (keys == 0))
+    bias = torch.zeros(visible.shape, dtype=dtype, device=segments.device)
+    return bias.masked_fill_(~visible, torch.finfo(dtype).min)[:, None]

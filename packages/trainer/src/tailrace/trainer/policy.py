@@ -1,0 +1,108 @@
+"""A Hugging Face causal LM as the policy: log-probabilities of response tokens and nothing else."""
+
+from __future__ import annotations
+
+import logging
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tailrace.trainer.errors import ModelError
+from tailrace.trainer.layout import Row, Sample
+from tailrace.trainer.logprobs import token_logprobs
+from tailrace.trainer.microbatch import MicroBatch, to_tensors
+
+logger = logging.getLogger(__name__)
+PREFIX = "lm."
+"""What this module adds to Hugging Face's parameter names."""
+_PROBE_TOLERANCE = 1e-4
+
+
+class Policy(nn.Module):
+    """Computes log-probabilities of response tokens.
+
+    Two shortcuts are taken where a probe shows that the model allows them: the output layer is applied to response
+    positions only, a chunk at a time (not if the model scales or caps its logits), and responses share their prompt's
+    row (not if the model ignores a 4-dimensional mask or attends within a window).
+
+    Args:
+        lm: any ``AutoModelForCausalLM``.
+    """
+
+    def __init__(self, lm: Any) -> None:
+        super().__init__()
+        self.lm = lm
+        self.direct_head = False
+        self.shares_prompts = False
+
+    def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
+        """Log-probabilities and entropies of the micro-batch's response tokens, see `token_logprobs`."""
+        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+        if batch.mask is not None:
+            inputs |= {"attention_mask": batch.mask, "position_ids": batch.position_ids}
+        if self.direct_head:
+            hidden = self.lm.base_model(**inputs)[0].flatten(0, 1)[batch.index]
+            weight = self.lm.get_output_embeddings().weight
+            return token_logprobs(hidden, weight, batch.targets, temperature=temperature, entropy=entropy)
+        logits = self.lm(**inputs).logits.flatten(0, 1)[batch.index].float() / temperature
+        table = logits.log_softmax(-1)
+        spread = -(table.exp() * table).sum(-1).detach() if entropy else table.new_zeros(0)
+        return table.gather(1, batch.targets[:, None])[:, 0], spread
+
+    @torch.no_grad()
+    def probe(self) -> None:
+        """Find out which shortcuts give the same log-probabilities as the model's own forward pass."""
+        training = self.lm.training
+        self.lm.eval()
+        vocabulary = int(self.lm.get_input_embeddings().weight.shape[0])
+        draw = random.Random(0)
+        device = self.lm.get_input_embeddings().weight.device
+        prompt = tuple(draw.randrange(vocabulary) for _ in range(5))
+        samples = [Sample(prompt, tuple(draw.randrange(vocabulary) for _ in range(n)), 1.0) for n in (3, 2, 4)]
+        alone = to_tensors([Row(prompt, (sample,)) for sample in samples], device)
+        together = to_tensors([Row(prompt, tuple(samples))], device)
+        truth, _ = self(alone, 1.0, False)
+        head = self.lm.get_output_embeddings()
+        if isinstance(head, nn.Linear) and head.bias is None:
+            self.direct_head = True
+            self.direct_head = self._agrees(alone, truth)
+        self.shares_prompts = not _windowed(self.lm.config) and self._agrees(together, truth)
+        self.lm.train(training)
+
+    def _agrees(self, batch: MicroBatch, truth: Tensor) -> bool:
+        try:
+            found, _ = self(batch, 1.0, False)
+        except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
+            # A model that does not take the inputs of a shortcut goes without it: slower, as correct.
+            logger.info("%s does not take a shortcut: %s", type(self.lm).__name__, error)
+            return False
+        return bool((found - truth).abs().max() < _PROBE_TOLERANCE)
+
+
+def _windowed(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    return getattr(config, "sliding_window", None) is not None
+
+
+def load_policy(path: str | Path) -> Policy:
+    """Load a model directory in float32 on the CPU and probe it.
+
+    Raises:
+        ModelError: the directory holds no causal LM.
+    """
+    from transformers import AutoModelForCausalLM
+
+    if not (Path(path) / "config.json").is_file():
+        raise ModelError(f"found no config.json in {path}, expected the directory of a Hugging Face causal LM")
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"{path} does not load as a causal LM: {error}") from error
+    policy = Policy(lm)
+    policy.probe()
+    return policy

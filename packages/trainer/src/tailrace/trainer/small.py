@@ -1,0 +1,94 @@
+"""A small Qwen3 from a configuration, for machines without a download."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class SmallModel:
+    """Shape of a small Qwen3 with tied embeddings. Sizes are in elements; the defaults make 0.2 million parameters."""
+
+    hidden: int = 64
+    layers: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    mlp: int = 192
+    max_positions: int = 1024
+    rope_theta: float = 10_000.0
+
+
+def build_model(
+    directory: str | Path,
+    *,
+    vocab_size: int,
+    hidden: int = 64,
+    layers: int = 3,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 32,
+    mlp: int = 192,
+    max_positions: int = 1024,
+    rope_theta: float = 10_000.0,
+    seed: int = 0,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+) -> Path:
+    """Write a randomly initialised Qwen3 as a Hugging Face model directory.
+
+    Args:
+        directory: is made; a tokenizer that is there already stays, and gives the end and padding tokens if they are not
+            given.
+        vocab_size: tokens of the tokenizer.
+        hidden, layers, heads, kv_heads, head_dim, mlp, max_positions, rope_theta: see `SmallModel`.
+        seed: of the weights; torch's own generator is left as it was.
+        eos_token_id: token that ends a response.
+        pad_token_id: token for padding.
+
+    Returns:
+        The directory.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    root = Path(directory)
+    root.mkdir(parents=True, exist_ok=True)
+    special = _special_tokens(root)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=mlp,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": rope_theta},
+        bos_token_id=None,
+        eos_token_id=special.get("eos_token") if eos_token_id is None else eos_token_id,
+        pad_token_id=special.get("pad_token") if pad_token_id is None else pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(root)
+    return root
+
+
+def build_small(directory: str | Path, shape: SmallModel, *, vocab_size: int, seed: int) -> Path:
+    """`build_model` with its shape as one value."""
+    return build_model(directory, vocab_size=vocab_size, seed=seed, **asdict(shape))
+
+
+def _special_tokens(root: Path) -> dict[str, int]:
+    settings, vocabulary = root / "tokenizer_config.json", root / "tokenizer.json"
+    if not (settings.is_file() and vocabulary.is_file()):
+        return {}
+    names = json.loads(settings.read_text(encoding="utf-8"))
+    ids = {token["content"]: token["id"] for token in json.loads(vocabulary.read_text(encoding="utf-8"))["added_tokens"]}
+    return {key: ids[names[key]] for key in ("eos_token", "pad_token") if names.get(key) in ids}
