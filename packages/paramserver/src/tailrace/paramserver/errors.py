@@ -1,0 +1,109 @@
+"""Every error of this package. Errors with a wire name cross a connection by name and message; nothing else does."""
+
+# ruff: noqa: N818  the names say what happened; all of them are errors
+from __future__ import annotations
+
+from tailrace.contracts import TailraceError
+
+
+class ParamServerError(TailraceError):
+    """Root of the errors of this package."""
+
+
+class ManifestInvalid(ParamServerError, ValueError):
+    """A manifest, or the weights to make one from, cannot be accepted."""
+
+
+class ProtocolError(ParamServerError, ValueError):
+    """A peer sent something that is not part of the protocol."""
+
+
+class AuthenticationFailed(ParamServerError, PermissionError):
+    """The two ends of a connection do not hold the same token."""
+
+
+class RelayUnreachable(ParamServerError, ConnectionError):
+    """A relay cannot be connected to, or the connection to it broke."""
+
+
+class PeerClosed(RelayUnreachable):
+    """The other end closed the connection."""
+
+
+class RelayTimeout(ParamServerError, TimeoutError):
+    """A peer stayed silent for longer than it may."""
+
+
+class RelayStartFailed(ParamServerError, RuntimeError):
+    """A relay process ended before it served."""
+
+
+class PortInUse(ParamServerError, OSError):
+    """Another process listens on the port."""
+
+
+class RelayNameTaken(ParamServerError, FileExistsError):
+    """A living relay on this host has the same name."""
+
+
+class NotEnoughSharedMemory(ParamServerError, MemoryError):
+    """A version does not fit in shared memory."""
+
+
+class ChunkDamaged(ParamServerError, ValueError):
+    """The bytes of a chunk do not match its checksum."""
+
+
+class VersionRetired(ParamServerError, LookupError):
+    """The relay no longer holds the version."""
+
+
+class VersionNotYet(ParamServerError, TimeoutError):
+    """The version did not become visible in time."""
+
+
+class SlotBusy(ParamServerError, TimeoutError):
+    """The slot that a new version needs stayed leased for longer than the writer may wait."""
+
+
+class LeaseExpired(ParamServerError, TimeoutError):
+    """A lease was held past its deadline, and its memory can no longer be trusted."""
+
+
+class VersionSuperseded(ParamServerError, RuntimeError):
+    """A newer version took the place of this one before it was pushed."""
+
+
+class PublishTimeout(ParamServerError, TimeoutError):
+    """A version did not become visible on the master relay in time."""
+
+
+_WIRE: dict[str, type[ParamServerError]] = {
+    kind.__name__: kind
+    for kind in (
+        ManifestInvalid,
+        ProtocolError,
+        AuthenticationFailed,
+        RelayUnreachable,
+        RelayTimeout,
+        PortInUse,
+        RelayNameTaken,
+        NotEnoughSharedMemory,
+        ChunkDamaged,
+        VersionRetired,
+        VersionNotYet,
+        SlotBusy,
+        LeaseExpired,
+    )
+}
+
+
+def to_wire(error: ParamServerError) -> dict[str, str]:
+    """The error as a JSON object: its wire name and its message."""
+    name = type(error).__name__
+    return {"error": name if name in _WIRE else "ProtocolError", "message": str(error)}
+
+
+def from_wire(data: dict[str, object]) -> ParamServerError:
+    """The error that `to_wire` described; an unknown name becomes a `ProtocolError`."""
+    return _WIRE.get(str(data.get("error")), ProtocolError)(str(data.get("message", "no message")))

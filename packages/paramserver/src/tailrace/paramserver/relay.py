@@ -1,0 +1,87 @@
+"""``python -m tailrace.paramserver.relay``: one relay in a process of its own.
+
+The token comes from the environment variable TAILRACE_RELAY_TOKEN or from the first line of standard input, never from
+the command line, where every user of the host could read it. The first line of standard output is a JSON object: the
+address and pid once the relay serves, or why it does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from tailrace.paramserver.authentication import TOKEN_VARIABLE
+from tailrace.paramserver.errors import ParamServerError, to_wire
+from tailrace.paramserver.server import SLOT_TIMEOUT_S, STALL_S, RelayServer
+
+_PARENT_POLL_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until SIGTERM, SIGINT or the parent's death. Returns the exit status."""
+    options = _parser().parse_args(arguments)
+    token = os.environ.pop(TOKEN_VARIABLE, "") or sys.stdin.readline().strip()
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        server = RelayServer(
+            options.name,
+            host=options.host,
+            port=options.port,
+            token=token,
+            slots=options.slots,
+            max_bytes=options.max_bytes,
+            slot_timeout_s=options.slot_timeout_s,
+            stall_s=options.stall_s,
+        )
+    except (ParamServerError, ValueError) as error:
+        _say(to_wire(error) if isinstance(error, ParamServerError) else {"error": "", "message": str(error)})
+        return 1
+    with server:
+        _say({"address": server.address, "pid": os.getpid(), "cleaned": server.cleaned})
+        if options.parent_pid is None:
+            stop.wait()
+        else:
+            _wait_for_parent(options.parent_pid, stop)
+    return 0
+
+
+def _wait_for_parent(parent: int, stop: threading.Event) -> None:
+    """Return at `stop`, or when the parent is gone."""
+    # Linux signals the death of the *thread* that started us, which may not be that of the process: the signal only
+    # makes us look at once. Elsewhere the poll does.
+    signal.signal(signal.SIGHUP, lambda *_: stop.set() if os.getppid() != parent else None)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP)
+    while os.getppid() == parent and not stop.wait(_PARENT_POLL_S):
+        pass
+
+
+def _say(message: dict[str, object] | dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tailrace.paramserver.relay", description=__doc__)
+    parser.add_argument("--name", required=True, help="unique among your relays on this host")
+    parser.add_argument("--host", default="127.0.0.1", help="interface to listen on")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument("--slots", type=int, default=2, help="versions held at once, 2 to 16")
+    parser.add_argument("--max-bytes", type=int, default=None, help="largest version to accept")
+    parser.add_argument("--slot-timeout-s", type=float, default=SLOT_TIMEOUT_S, help="longest wait for readers")
+    parser.add_argument("--stall-s", type=float, default=STALL_S, help="longest time without progress in a transfer")
+    parser.add_argument("--parent-pid", type=int, default=None, help="exit when this parent process is gone")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

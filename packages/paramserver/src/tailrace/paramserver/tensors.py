@@ -1,0 +1,143 @@
+"""Tensors and buffers as bytes and back. torch is imported only when a torch tensor is asked for or handed in."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.paramserver.errors import ManifestInvalid
+from tailrace.paramserver.manifest import DTYPES, TensorSpec, byte_size
+
+_FORMATS = {"?": "bool", "B": "uint8", "b": "int8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32"}
+_FORMATS |= {"q": "int64", "Q": "uint64", "e": "float16", "f": "float32", "d": "float64", "c": "uint8"}
+_BY_SIZE = {("l", 8): "int64", ("L", 8): "uint64", ("l", 4): "int32", ("L", 4): "uint32"}
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor without torch.
+
+    Args:
+        dtype: a key of `tailrace.paramserver.manifest.DTYPES`.
+        shape: dimensions.
+        data: its bytes, row-major: any C-contiguous buffer.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor on its way into a version.
+
+    Args:
+        copy_to: writes its bytes, row-major, into a buffer of `nbytes`.
+        memory: equal for two sources that are the same memory read the same way, as long as both are alive.
+        alive: refers weakly to the tensor: gone when it returns None.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    copy_to: Callable[[memoryview], None]
+    memory: tuple[Any, ...]
+    alive: Callable[[], object]
+
+
+def source(name: str, value: Any) -> Source:
+    """What to copy for a torch tensor, a `RawTensor` or any C-contiguous buffer (bytes, memoryview, numpy array).
+
+    Raises:
+        ManifestInvalid: the dtype is not supported or the buffer has gaps.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return _torch_source(torch, name, value)
+    if isinstance(value, RawTensor):
+        view = _flat(_contiguous(name, value.data))
+        return _buffer_source(name, value.dtype, tuple(value.shape), view, value.data)
+    view = _contiguous(name, value)
+    dtype = _FORMATS.get(view.format) or _BY_SIZE.get((view.format, view.itemsize))
+    if dtype is None:
+        raise ManifestInvalid(
+            f"{name!r}: found a buffer of format {view.format!r}; wrap it in RawTensor with its dtype"
+        )
+    return _buffer_source(name, dtype, tuple(view.shape or ()), _flat(view), value)
+
+
+def as_torch(spec: TensorSpec, version: Any) -> Any:
+    """The torch tensor of a spec, a view on `version`: the uint8 tensor that `flat_torch` made."""
+    import torch
+
+    part = version[spec.offset : spec.offset + spec.nbytes]
+    return part.view(getattr(torch, spec.dtype)).reshape(spec.shape)
+
+
+def flat_torch(view: memoryview) -> Any:
+    """A buffer as a uint8 torch tensor that shares its memory."""
+    import torch
+
+    with warnings.catch_warnings():
+        # It is not writable on purpose: these are weights that other processes read too.
+        warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+        return torch.frombuffer(view, dtype=torch.uint8)
+
+
+def _torch_source(torch: Any, name: str, tensor: Any) -> Source:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if dtype not in DTYPES:
+        raise ManifestInvalid(f"{name!r}: found the dtype {dtype}, expected one of {', '.join(DTYPES)}")
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise ManifestInvalid(f"{name!r}: found a {tensor.layout} tensor on {tensor.device}, expected a dense one")
+    shape = tuple(tensor.shape)
+
+    def copy_to(view: memoryview) -> None:
+        if view.nbytes:
+            flat = torch.frombuffer(view, dtype=torch.uint8)
+            flat.view(tensor.dtype).reshape(shape).copy_(tensor.detach())
+
+    memory = (str(tensor.device), tensor.data_ptr(), dtype, shape, tensor.stride())
+    return Source(dtype, shape, byte_size(dtype, shape), copy_to, memory, weakref.ref(tensor))
+
+
+def _buffer_source(name: str, dtype: str, shape: tuple[int, ...], view: memoryview, owner: Any) -> Source:
+    if dtype not in DTYPES:
+        raise ManifestInvalid(f"{name!r}: found the dtype {dtype!r}, expected one of {', '.join(DTYPES)}")
+    nbytes = byte_size(dtype, shape)
+    if view.nbytes != nbytes:
+        raise ManifestInvalid(f"{name!r}: found {view.nbytes} bytes, expected {nbytes} for {dtype} {shape}")
+
+    def copy_to(target: memoryview) -> None:
+        target[:] = view
+
+    try:
+        alive: Callable[[], object] = weakref.ref(owner)
+    except TypeError:  # bytes, for one; then it is never known to be alive, and never tied
+        alive = _gone
+    return Source(dtype, shape, nbytes, copy_to, (id(owner), dtype, shape), alive)
+
+
+def _gone() -> None:
+    return None
+
+
+def _contiguous(name: str, value: Any) -> memoryview:
+    try:
+        view = memoryview(value)
+    except TypeError as error:
+        raise ManifestInvalid(
+            f"{name!r}: found a {type(value).__name__}, expected a torch tensor, a RawTensor or a buffer"
+        ) from error
+    if not view.c_contiguous:
+        raise ManifestInvalid(f"{name!r}: found a buffer with gaps, expected a C-contiguous one")
+    return view
+
+
+def _flat(view: memoryview) -> memoryview:
+    return view.cast("B") if view.nbytes else memoryview(b"")
