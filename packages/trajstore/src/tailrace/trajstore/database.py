@@ -1,0 +1,186 @@
+"""The SQLite file under a trajectory store: opened by one process, safe to call from any thread.
+
+A transaction is acknowledged when it returns. In the write-ahead log it then survives the death of the process; whether it
+also survives the death of the machine is the choice of `synchronous`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from tailrace.trajstore.errors import StoreBusyError, StoreClosedError, StoreFormatError
+
+Synchronous = Literal["off", "normal", "full"]
+
+_APPLICATION_ID = 0x54524C53  # "TRLS"
+_FORMAT = 1
+_CHUNK = 500  # ids in one query; SQLite's lowest limit on parameters is 999
+
+_SCHEMA = """
+CREATE TABLE trajectory (
+    num INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    grp INTEGER NOT NULL,
+    purpose TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('partial', 'complete', 'consumed', 'failed', 'discarded')),
+    owner TEXT,
+    begun_version INTEGER NOT NULL,
+    prompt BLOB NOT NULL,
+    metadata TEXT NOT NULL,
+    finish TEXT,
+    reward REAL,
+    reason TEXT,
+    tokens INTEGER,
+    oldest_version INTEGER,
+    completed_version INTEGER,
+    trimmed INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX trajectory_by_status ON trajectory (status);
+-- Response tokens as they came, a row for each delta.
+CREATE TABLE delta (
+    num INTEGER NOT NULL REFERENCES trajectory,
+    start INTEGER NOT NULL,
+    version INTEGER NOT NULL,
+    count INTEGER NOT NULL,
+    tokens BLOB NOT NULL,
+    logprobs BLOB NOT NULL,
+    PRIMARY KEY (num, start)
+) WITHOUT ROWID;
+-- The primary key is what makes consuming a trajectory twice impossible.
+CREATE TABLE consumption (
+    num INTEGER PRIMARY KEY REFERENCES trajectory,
+    version INTEGER NOT NULL
+);
+CREATE INDEX consumption_by_version ON consumption (version);
+CREATE TABLE setting (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+class Database:
+    """A connection that threads share under one lock, and the lock file that keeps other processes out.
+
+    Args:
+        path: the database file; None keeps everything in memory.
+        synchronous: ``normal`` survives the death of the process, ``full`` also that of the machine; ``off`` leaves flushing to
+            the system.
+        open_timeout_s: how long to wait for another process to let go of the file.
+
+    Raises:
+        StoreBusyError: another process still has it open.
+        StoreFormatError: the file is something else, or of another format version.
+    """
+
+    def __init__(self, path: Path | None, *, synchronous: Synchronous, open_timeout_s: float) -> None:
+        if synchronous not in ("off", "normal", "full"):
+            raise StoreFormatError(f"found synchronous={synchronous!r}, expected 'off', 'normal' or 'full'")
+        self.path = path
+        self._lock = threading.RLock()
+        self._held = None if path is None else _take(path, open_timeout_s)
+        self._open = True
+        try:
+            self._connection = sqlite3.connect(path or ":memory:", check_same_thread=False, isolation_level=None)
+            self._prepare(synchronous)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, synchronous: Synchronous) -> None:
+        try:
+            kind, version, tables = (
+                self._connection.execute(query).fetchone()[0]
+                for query in ("PRAGMA application_id", "PRAGMA user_version", "SELECT count(*) FROM sqlite_master")
+            )
+        except sqlite3.DatabaseError as error:
+            raise StoreFormatError(
+                f"{self.path}: found no SQLite database ({error}), expected a trajectory store"
+            ) from error
+        if tables and (kind, version) != (_APPLICATION_ID, _FORMAT):
+            raise StoreFormatError(
+                f"{self.path}: found a database of kind {kind:#x}, format {version}, "
+                f"expected a trajectory store of format {_FORMAT}; move it away or name another file"
+            )
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute(f"PRAGMA synchronous = {synchronous.upper()}")
+        self._connection.execute("PRAGMA foreign_keys = ON")
+        if not tables:
+            # One transaction, so that a kill in between leaves an empty file and not half a schema.
+            self._connection.executescript(
+                f"BEGIN IMMEDIATE; PRAGMA application_id = {_APPLICATION_ID}; "
+                f"PRAGMA user_version = {_FORMAT}; {_SCHEMA} COMMIT;"
+            )
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """Write: everything or, if anything raises, nothing."""
+        with self._lock:
+            connection = self._ready()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[sqlite3.Connection]:
+        """Keep every other thread out: to read, or to change memory together with the file."""
+        with self._lock:
+            yield self._ready()
+
+    def _ready(self) -> sqlite3.Connection:
+        if not self._open:
+            raise StoreClosedError(f"the trajectory store {self.path or 'in memory'} is closed; open it again")
+        return self._connection
+
+    def close(self) -> None:
+        """Close the file and let other processes in. A second close does nothing."""
+        with self._lock:
+            self._open = False
+            if hasattr(self, "_connection"):
+                self._connection.close()
+            if self._held is not None:
+                os.close(self._held)
+                self._held = None
+
+
+def select_ids(connection: sqlite3.Connection, query: str, ids: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """Rows of a query whose text holds ``{ids}`` where the placeholders of the ids go."""
+    wanted = list(ids)
+    for start in range(0, len(wanted), _CHUNK):
+        chunk = wanted[start : start + _CHUNK]
+        yield from connection.execute(query.format(ids=",".join("?" * len(chunk))), chunk)
+
+
+def _take(path: Path, timeout_s: float) -> int:
+    """Lock the file beside the database. The kernel lets go of the lock when the process dies, however it dies."""
+    lock = path.with_name(path.name + ".lock")
+    try:
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError as error:
+        raise StoreFormatError(f"{path}: found no folder {path.parent}, expected one; create it first") from error
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                owner = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+                os.close(handle)
+                raise StoreBusyError(
+                    f"{path}: waited {timeout_s:g} s for process {owner}, which has the store open; it has a single writer"
+                ) from None
+            time.sleep(0.02)
+        else:
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, str(os.getpid()).encode(), 0)
+            return handle

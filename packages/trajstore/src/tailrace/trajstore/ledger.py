@@ -1,0 +1,247 @@
+"""What becomes of finished trajectories: rewarded, consumed exactly once, rolled back, failed or discarded.
+
+Invariant: a trajectory has at most one consumption, by primary key. `consume` refuses a second one; only `rollback`, after the
+trainer has lost the versions that it was consumed for, makes it available again.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
+
+from tailrace.contracts import Experience, Purpose
+from tailrace.trajstore.contents import CONTENT_COLUMNS, EXPERIENCE_COLUMNS, content_of, experience_of
+from tailrace.trajstore.database import Database, select_ids
+from tailrace.trajstore.errors import (
+    AlreadyConsumedError,
+    TrajectoryDataError,
+    TrajectoryStateError,
+    UnknownTrajectoryError,
+)
+from tailrace.trajstore.records import ConsumedTrajectory, Recovery, Status
+
+_TRAINER_VERSION, _TRIMMED = "trainer_version", "trimmed_version"
+
+
+class Ledger:
+    """Part of `TrajectoryStore`.
+
+    Args:
+        initial_version: the trainer's version before anything was consumed.
+    """
+
+    def __init__(self, database: Database, *, initial_version: int) -> None:
+        self._database = database
+        with database.locked() as connection:
+            stored = _setting(connection, _TRAINER_VERSION)
+        self.trainer_version = initial_version if stored is None else stored
+
+    def statuses(self, ids: Sequence[str]) -> dict[str, Status]:
+        """The status of each trajectory that is known, in the order of `ids`."""
+        with self._database.locked() as connection:
+            found = {name: Status(status) for name, status in _select(connection, "id, status", ids)}
+        return {name: found[name] for name in ids if name in found}
+
+    def experiences(self, ids: Sequence[str]) -> list[Experience]:
+        """See `TrajectoryStore.experiences`."""
+        with self._database.locked() as connection:
+            rows = {row[0]: row for row in _select(connection, EXPERIENCE_COLUMNS, ids)}
+            _require_known(ids, rows)
+            return [experience_of(connection, rows[name]) for name in ids]
+
+    def set_reward(self, trajectory: str, reward: float) -> bool:
+        """See `TrajectoryStore.set_reward`."""
+        if not math.isfinite(reward):
+            raise TrajectoryDataError(
+                f"trajectory {trajectory}: found reward {reward!r}, expected a finite number; use fail for a broken verifier"
+            )
+        with self._database.transaction() as connection:
+            status = _status(connection, trajectory)
+            if status in (Status.FAILED, Status.DISCARDED):
+                return False
+            if status is not Status.COMPLETE:
+                raise TrajectoryStateError(
+                    f"trajectory {trajectory}: found {status}, expected complete, to set a reward"
+                )
+            connection.execute("UPDATE trajectory SET reward = ? WHERE id = ?", (reward, trajectory))
+        return True
+
+    def fail(self, trajectory: str, reason: str) -> None:
+        """See `TrajectoryStore.fail`."""
+        with self._database.transaction() as connection:
+            status = _status(connection, trajectory)
+            if status is Status.CONSUMED:
+                raise TrajectoryStateError(
+                    f"trajectory {trajectory}: found consumed, expected one that was not trained on"
+                )
+            if status not in (Status.FAILED, Status.DISCARDED):
+                connection.execute(
+                    "UPDATE trajectory SET status = 'failed', reason = ? WHERE id = ?", (reason, trajectory)
+                )
+
+    def discard(self, ids: Sequence[str], reason: str) -> list[str]:
+        """See `TrajectoryStore.discard`."""
+        with self._database.transaction() as connection:
+            found = {name: Status(status) for name, status in _select(connection, "id, status", ids)}
+            consumed = [name for name, status in found.items() if status is Status.CONSUMED]
+            if consumed:
+                raise TrajectoryStateError(
+                    f"trajectory {consumed[0]}: found consumed, expected one that was not trained on"
+                )
+            dropped = [name for name in dict.fromkeys(ids) if found.get(name, Status.DISCARDED) is not Status.DISCARDED]
+            connection.executemany(
+                "UPDATE trajectory SET status = 'discarded', reason = ? WHERE id = ?",
+                [(reason, name) for name in dropped],
+            )
+        return dropped
+
+    def consume(self, ids: Sequence[str], version: int) -> None:
+        """See `TrajectoryStore.consume`."""
+        repeated = [name for name, count in Counter(ids).items() if count > 1]
+        if repeated:
+            raise AlreadyConsumedError(f"trajectory {repeated[0]}: found twice in one batch, expected once")
+        with self._database.transaction() as connection:
+            rows = {row[0]: row for row in _select(connection, "id, num, status, reward, purpose", ids)}
+            _require_known(ids, rows)
+            for name in ids:
+                _require_consumable(connection, *rows[name])
+            connection.executemany("INSERT INTO consumption VALUES (?, ?)", [(rows[name][1], version) for name in ids])
+            connection.executemany(
+                "UPDATE trajectory SET status = 'consumed' WHERE num = ?", [(rows[name][1],) for name in ids]
+            )
+            reached = max(version, self.trainer_version)
+            _set(connection, _TRAINER_VERSION, reached)
+        self.trainer_version = reached
+
+    def rollback(self, durable_version: int) -> list[str]:
+        """See `TrajectoryStore.rollback`."""
+        with self._database.transaction() as connection:
+            lost = connection.execute(
+                "SELECT t.id, t.num, t.trimmed FROM consumption c JOIN trajectory t USING (num) "
+                "WHERE c.version > ? ORDER BY num",
+                (durable_version,),
+            ).fetchall()
+            trimmed = next((name for name, _, gone in lost if gone), None)
+            if trimmed is not None:
+                raise TrajectoryStateError(
+                    f"found durable version {durable_version}, but the tokens of trajectory {trimmed}, which was consumed for "
+                    f"a later one, were trimmed at version {_setting(connection, _TRIMMED)}; roll back no further than that"
+                )
+            connection.execute("DELETE FROM consumption WHERE version > ?", (durable_version,))
+            connection.executemany(
+                "UPDATE trajectory SET status = 'complete' WHERE num = ?", [(row[1],) for row in lost]
+            )
+            _set(connection, _TRAINER_VERSION, durable_version)
+        self.trainer_version = durable_version
+        return [row[0] for row in lost]
+
+    def trim(self, durable_version: int) -> int:
+        """See `TrajectoryStore.trim`."""
+        with self._database.transaction() as connection:
+            done = connection.execute(
+                "SELECT num FROM trajectory LEFT JOIN consumption c USING (num) WHERE trimmed = 0 AND "
+                "(status IN ('failed', 'discarded') OR (status = 'consumed' AND c.version <= ?))",
+                (durable_version,),
+            ).fetchall()
+            connection.executemany("DELETE FROM delta WHERE num = ?", done)
+            connection.executemany("UPDATE trajectory SET trimmed = 1 WHERE num = ?", done)
+            _set(connection, _TRIMMED, max(durable_version, _setting(connection, _TRIMMED) or 0))
+        return len(done)
+
+    def recover(self) -> Recovery:
+        """See `TrajectoryStore.recover`."""
+        with self._database.locked() as connection:
+            held = connection.execute(
+                "SELECT id, reward FROM trajectory WHERE status = 'complete' ORDER BY num"
+            ).fetchall()
+            partial = connection.execute(
+                "SELECT t.id, t.begun_version, coalesce(sum(d.count), 0) FROM trajectory t LEFT JOIN delta d USING (num) "
+                "WHERE t.status = 'partial' GROUP BY t.num ORDER BY t.num"
+            ).fetchall()
+        return Recovery(dict(held), {name: (version, tokens) for name, version, tokens in partial})
+
+    def audit(self) -> dict[str, object]:
+        """See `TrajectoryStore.audit`."""
+        with self._database.locked() as connection:
+            counts = dict(connection.execute("SELECT status, count(*) FROM trajectory GROUP BY status"))
+            twice = connection.execute(
+                "SELECT t.id FROM consumption c JOIN trajectory t USING (num) GROUP BY c.num HAVING count(*) > 1"
+            ).fetchall()
+            mismatched = connection.execute(
+                "SELECT t.id FROM trajectory t LEFT JOIN consumption c USING (num) "
+                "WHERE (t.status = 'consumed') <> (c.num IS NOT NULL)"
+            ).fetchall()
+            torn = connection.execute(
+                "SELECT t.id FROM trajectory t LEFT JOIN delta d USING (num) WHERE t.tokens IS NOT NULL AND t.trimmed = 0 "
+                "GROUP BY t.num HAVING coalesce(sum(d.count), 0) <> t.tokens"
+            ).fetchall()
+        return {
+            **{str(status): counts.get(status, 0) for status in Status},
+            "total": sum(counts.values()),
+            "consumed_twice": [name for (name,) in twice],
+            "inconsistent": sorted({name for (name,) in [*mismatched, *torn]}),
+        }
+
+    def consumed(self, ids: Sequence[str] | None) -> list[ConsumedTrajectory]:
+        """See `TrajectoryStore.consumed`."""
+        query = (
+            "SELECT t.id, t.grp, t.oldest_version, t.completed_version, c.version, t.reward, t.tokens "
+            "FROM trajectory t JOIN consumption c USING (num)"
+        )
+        with self._database.locked() as connection:
+            if ids is None:
+                return [ConsumedTrajectory(*row) for row in connection.execute(f"{query} ORDER BY c.version, t.num")]
+            rows = {row[0]: row for row in select_ids(connection, query + " WHERE t.id IN ({ids})", ids)}
+        return [ConsumedTrajectory(*rows[name]) for name in ids if name in rows]
+
+    def content(self, trajectory: str) -> dict[str, Any]:
+        """One finished trajectory as JSON can say it, for `TrajectoryStore.export_jsonl`."""
+        with self._database.locked() as connection:
+            row = next(_select(connection, CONTENT_COLUMNS, [trajectory]))
+            return content_of(connection, row)
+
+
+def _require_consumable(
+    connection: sqlite3.Connection, name: str, num: int, status: str, reward: float | None, purpose: str
+) -> None:
+    if status == Status.CONSUMED:
+        (before,) = connection.execute("SELECT version FROM consumption WHERE num = ?", (num,)).fetchone()
+        raise AlreadyConsumedError(f"trajectory {name}: found consumed for version {before}, expected never consumed")
+    if status != Status.COMPLETE:
+        raise TrajectoryStateError(f"trajectory {name}: found {status}, expected complete, to be consumed")
+    if reward is None:
+        raise TrajectoryStateError(f"trajectory {name}: found no reward, expected one before it is trained on")
+    if purpose != Purpose.TRAIN:
+        raise TrajectoryStateError(
+            f"trajectory {name}: found purpose {purpose}, expected {Purpose.TRAIN}, to be trained on"
+        )
+
+
+def _select(connection: sqlite3.Connection, columns: str, ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    # The columns are constants of this package.
+    return select_ids(connection, f"SELECT {columns} FROM trajectory WHERE id IN ({{ids}})", ids)  # noqa: S608
+
+
+def _require_known(ids: Iterable[str], known: Container[str]) -> None:
+    for name in ids:
+        if name not in known:
+            raise UnknownTrajectoryError(f"found no trajectory {name} in the store; it was never begun")
+
+
+def _status(connection: sqlite3.Connection, trajectory: str) -> Status:
+    row = connection.execute("SELECT status FROM trajectory WHERE id = ?", (trajectory,)).fetchone()
+    if row is None:
+        raise UnknownTrajectoryError(f"found no trajectory {trajectory} in the store; it was never begun")
+    return Status(row[0])
+
+
+def _setting(connection: sqlite3.Connection, name: str) -> int | None:
+    row = connection.execute("SELECT value FROM setting WHERE name = ?", (name,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _set(connection: sqlite3.Connection, name: str, value: int) -> None:
+    connection.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (name, value))

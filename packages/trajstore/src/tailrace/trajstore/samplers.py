@@ -1,0 +1,58 @@
+"""Which complete groups the trainer consumes. Entry-point group ``tailrace.sampler``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from tailrace.contracts import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Fifo:
+    """First completed, first trained on: the default. Plugin ``fifo``."""
+
+    def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """The groups that were completed first."""
+        return [group.key for group in sorted(candidates, key=lambda group: group.order)[:count]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifo:
+    """Last completed, first trained on. Old groups may wait for ever unless they are evicted. Plugin ``lifo``."""
+
+    def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """The groups that were completed last."""
+        return [group.key for group in sorted(candidates, key=lambda group: -group.order)[:count]]
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """Newest weight version first, and of one version the first completed. Plugin ``newest``."""
+
+    def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """The groups of the newest versions."""
+        return [group.key for group in sorted(candidates, key=lambda group: (-group.version, group.order))[:count]]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardVariance:
+    """Greatest variance of rewards first: groups from which a group-relative advantage learns most. Plugin ``reward-variance``.
+
+    Groups whose rewards are all alike give no gradient and wait until nothing else is left.
+    """
+
+    def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """The groups of greatest reward variance, the first completed among equals."""
+        ranked = sorted(candidates, key=lambda group: (-_variance(group.rewards), group.order))
+        return [group.key for group in ranked[:count]]
+
+
+def _variance(rewards: Sequence[float]) -> Fraction:
+    """Population variance, exact: equal rewards must give zero, and the order of the rewards must not matter."""
+    if not rewards:
+        return Fraction(0)
+    values = [Fraction(reward) for reward in rewards]
+    mean = sum(values, Fraction(0)) / len(values)
+    return sum(((value - mean) ** 2 for value in values), Fraction(0)) / len(values)

@@ -1,0 +1,138 @@
+"""The prompt stream: every row once an epoch, the same stream every time, and errors that say where."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.trajstore import ParquetSupportError, PromptFileError, PromptPool
+
+
+def rows(count):
+    return [{"prompt": f"q{number}", "answer": f"a{number}"} for number in range(count)]
+
+
+@given(st.integers(1, 30), st.none() | st.integers(0, 5), st.integers(0, 3))
+def test_each_epoch_has_each_row_once(count, seed, epoch):
+    pool = PromptPool(rows(count), shuffle_seed=seed)
+    prompts = [pool[index] for index in range(epoch * count, (epoch + 1) * count)]
+    assert sorted(prompt.row for prompt in prompts) == list(range(count))
+    assert {prompt.epoch for prompt in prompts} == {epoch}
+    assert all(prompt.prompt == f"q{prompt.row}" and prompt.answer == f"a{prompt.row}" for prompt in prompts)
+
+
+@given(st.integers(0, 5), st.lists(st.integers(0, 500), max_size=30))
+def test_an_index_always_means_the_same_prompt(seed, indices):
+    pool, fresh = PromptPool(rows(7), shuffle_seed=seed), PromptPool(rows(7), shuffle_seed=seed)
+    expected = {index: fresh[index] for index in sorted(indices)}
+    assert [pool[index] for index in indices] == [expected[index] for index in indices]
+    assert all(prompt.index == index for index, prompt in expected.items())
+
+
+def test_epochs_and_seeds_shuffle_differently():
+    pool = PromptPool(rows(50), shuffle_seed=1)
+    first, second = ([pool[start + place].row for place in range(50)] for start in (0, 50))
+    other = [PromptPool(rows(50), shuffle_seed=2)[place].row for place in range(50)]
+    assert len({tuple(order) for order in (first, second, other, range(50))}) == 4
+
+
+def test_the_shuffle_is_pinned():
+    # A stream that changed between releases or machines would give a resumed run other prompts.
+    pool = PromptPool(rows(8), shuffle_seed=3)
+    assert [pool[index].row for index in range(16)] == [3, 7, 2, 5, 1, 0, 4, 6, 4, 2, 7, 3, 5, 0, 1, 6]
+
+
+def test_without_a_seed_the_order_is_that_of_the_file():
+    assert [prompt.row for prompt, _ in zip(PromptPool(rows(3)), range(7), strict=False)] == [0, 1, 2, 0, 1, 2, 0]
+    assert len(PromptPool(rows(3))) == 3
+    with pytest.raises(IndexError, match="-1"):
+        PromptPool(rows(3))[-1]
+
+
+def test_jsonl(tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"q": "Größe?", "a": 4, "check": "math", "level": 2}\n\n{"q": "b", "a": "x"}\n', encoding="utf-8")
+    pool = PromptPool.from_file(file, prompt_column="q", answer_column="a", verifier_column="check")
+    assert (pool[0].prompt, pool[0].answer, pool[0].verifier, pool[0].metadata) == ("Größe?", "4", "math", {"level": 2})
+    assert (pool[1].prompt, pool[1].verifier, pool[1].metadata) == ("b", None, {})
+    assert len(PromptPool.from_file([file, str(file)], prompt_column="q", answer_column="a")) == 4
+
+
+def test_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "train.parquet"
+    table = {"prompt": ["a", "b"], "answer": ["1", "2"], "verifier": ["math", None], "extra": [{"x": 1}, None]}
+    parquet.write_table(pyarrow.table(table), file)
+    pool = PromptPool.from_file(file)
+    assert (pool[0].prompt, pool[0].verifier, pool[0].metadata) == ("a", "math", {"extra": {"x": 1}})
+    assert (pool[1].answer, pool[1].verifier) == ("2", None)
+    parquet.write_table(pyarrow.table({"prompt": ["a"], "answer": pyarrow.array([None], pyarrow.string())}), file)
+    with pytest.raises(
+        PromptFileError, match=r"train.parquet, row 1: found NoneType in column 'answer', expected text"
+    ):
+        PromptPool.from_file(file)
+    file.write_bytes(b"PAR1 and then rubbish")
+    with pytest.raises(PromptFileError, match="expected a Parquet file"):
+        PromptPool.from_file(file)
+
+
+def test_parquet_without_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    file = tmp_path / "train.parquet"
+    file.write_bytes(b"PAR1")
+    with pytest.raises(ParquetSupportError, match=r"tailrace-trajstore\[parquet\]"):
+        PromptPool.from_file(file)
+
+
+GOOD = json.dumps({"prompt": "q", "answer": "a"}) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "x.jsonl",
+            GOOD + "{oops\n",
+            r"x\.jsonl, line 2: found no JSON \(.*column 2\), expected an object on each line",
+        ),
+        ("x.jsonl", GOOD + "[1]\n", r"x\.jsonl, line 2: found list, expected an object"),
+        (
+            "x.jsonl",
+            GOOD + '\n{"prompt": "q"}\n',
+            r"x\.jsonl, line 3: found the columns prompt, expected 'answer' among them",
+        ),
+        ("x.jsonl", "{}\n", r"x\.jsonl, line 1: found the columns none, expected 'prompt' among them"),
+        ("x.jsonl", '{"prompt": 3, "answer": "a"}\n', r"line 1: found int in column 'prompt', expected text"),
+        (
+            "x.jsonl",
+            '{"prompt": "q", "answer": true}\n',
+            r"line 1: found bool in column 'answer', expected text or a number",
+        ),
+        (
+            "x.jsonl",
+            '{"prompt": "q", "answer": "a", "verifier": 1}\n',
+            r"found int in column 'verifier', expected a name",
+        ),
+        ("x.jsonl", b'{"prompt": "\xff"}\n', r"line 1: found bytes that are not UTF-8"),
+        ("x.jsonl", "\n \n", r"x\.jsonl: found no rows, expected at least one prompt"),
+        ("x.jsonl", None, r"x\.jsonl: found no such file"),
+        ("x.csv", "prompt,answer\n", r"x\.csv: found the ending '\.csv', expected one of \.jsonl"),
+    ],
+)
+def test_errors_are_one_line_and_say_where(tmp_path, name, content, words):
+    file = tmp_path / name
+    if content is not None:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(PromptFileError, match=words) as caught:
+        PromptPool.from_file(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_in_memory_are_named_too():
+    with pytest.raises(PromptFileError, match="row 2: found the columns prompt"):
+        PromptPool([*rows(1), {"prompt": "q"}])
+    with pytest.raises(PromptFileError, match="found no rows"):
+        PromptPool([])

@@ -1,0 +1,431 @@
+"""The store's promises, one by one: fencing, one version, idempotence, exactly one consumption, rollback."""
+
+import dataclasses
+import json
+import sqlite3
+import threading
+
+import pytest
+
+from tailrace.contracts import FinishReason, Segment
+from tailrace.trajstore import (
+    AlreadyConsumedError,
+    Assignment,
+    PartialDelta,
+    Recovery,
+    Resume,
+    Status,
+    StoreClosedError,
+    StoreFormatError,
+    TrajectoryDataError,
+    TrajectoryStateError,
+    TrajectoryStore,
+    UnknownTrajectoryError,
+)
+
+STOP = FinishReason.STOP
+
+
+def item(trajectory, group=0, **fields):
+    return Assignment(trajectory, group, (1, 2, 3), **fields)
+
+
+def delta(trajectory, offset, tokens, version=0, finish=None):
+    return PartialDelta(trajectory, offset, version, tuple(tokens), tuple(-0.1 * token for token in tokens), finish)
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request, tmp_path):
+    with TrajectoryStore(None if request.param == "memory" else tmp_path / "store.db") as store:
+        yield store
+
+
+def finish(store, *names, reward=1.0, version=0):
+    store.begin("r0", version, [item(name) for name in names])
+    assert store.append("r0", [delta(name, 0, [7, 8], version, STOP) for name in names]) == []
+    if reward is not None:
+        assert all(store.set_reward(name, reward) for name in names)
+
+
+def test_from_the_first_token_to_training(store):
+    assert store.begin("r0", 3, [item("0.0", group=4, metadata={"row": 9})]) == [Resume("0.0", (1, 2, 3))]
+    assert store.append("r0", [delta("0.0", 0, [5, 6], 3)]) == []
+    assert [partial.tokens for partial in store.partials()] == [2]
+    assert store.append("r0", [delta("0.0", 2, [7], 3, STOP)], trainer_version=5) == []
+    assert store.partials() == []
+    assert store.set_reward("0.0", 0.5)
+    (experience,) = store.experiences(["0.0"])
+    assert experience.prompt == (1, 2, 3)
+    assert experience.segments == (Segment(3, (5, 6, 7), (-0.5, -0.1 * 6, -0.1 * 7)),)
+    assert (experience.group, experience.reward, experience.finish, experience.completed_version) == (4, 0.5, STOP, 5)
+    assert experience.metadata == {"row": 9, "purpose": "train"}
+    store.consume(["0.0"], 6)
+    (row,) = store.consumed()
+    assert dataclasses.astuple(row) == ("0.0", 4, 3, 5, 6, 0.5, 3)
+    assert store.statuses(["0.0", "nobody"]) == {"0.0": Status.CONSUMED}
+
+
+def test_log_probabilities_are_exact_and_float32_is_close(tmp_path):
+    values = (-0.1, -1e-17, -123.456789, 0.0)
+    for precision, exact in (("float64", True), ("float32", False)):
+        with TrajectoryStore(logprobs=precision) as store:
+            store.begin("r0", 0, [item("a")])
+            assert store.append("r0", [PartialDelta("a", 0, 0, (1, 2, 3, 2**32 - 1), values, STOP)]) == []
+            (experience,) = store.experiences(["a"])
+            assert experience.tokens == (1, 2, 3, 2**32 - 1)
+            assert (experience.logprobs == values) is exact
+            assert experience.logprobs == pytest.approx(values, rel=1e-6)
+
+
+def test_a_lost_owner_is_fenced_off(store):
+    store.begin("r0#1", 0, [item("a"), item("b")])
+    store.append("r0#1", [delta("a", 0, [1, 2])])
+    (resume,) = store.begin("r1#1", 0, [item("a")])
+    assert resume.kept_tokens == (1, 2)
+    assert resume.kept_logprobs == (-0.1, -0.2)
+    assert store.append("r0#1", [delta("a", 2, [9]), delta("b", 0, [9])]) == ["a"]
+    assert store.append("r1#1", [delta("a", 2, [3], finish=STOP)]) == []
+    assert store.append("r0#1", [delta("a", 0, [1, 2])]) == ["a"]
+    assert store.experiences(["a"])[0].tokens == (1, 2, 3)
+
+
+def test_tokens_of_another_version_are_dropped_and_counted(store):
+    store.begin("r0", 1, [item("a")])
+    store.append("r0", [delta("a", 0, [1, 2], 1)])
+    (resume,) = store.begin("r1", 2, [item("a")])
+    assert resume == Resume("a", (1, 2, 3))
+    assert store.stats().dropped_tokens == 2
+    assert store.append("r1", [delta("a", 0, [4], 1)]) == ["a"]
+    assert store.append("r1", [delta("a", 0, [4], 2, STOP)]) == []
+    assert store.experiences(["a"])[0].segments == (Segment(2, (4,), (-0.4,)),)
+
+
+def test_versions_may_be_mixed_on_request():
+    with TrajectoryStore(mixed_versions=True) as store:
+        store.begin("r0", 1, [item("a")])
+        store.append("r0", [delta("a", 0, [1, 2], 1)])
+        (resume,) = store.begin("r1", 2, [item("a")])
+        assert resume.kept_tokens == (1, 2)
+        assert store.append("r1", [delta("a", 2, [3], 2), delta("a", 3, [4], 2, STOP)]) == []
+        (experience,) = store.experiences(["a"])
+        assert [(part.version, part.tokens) for part in experience.segments] == [(1, (1, 2)), (2, (3, 4))]
+        assert experience.oldest_version == 1
+        assert store.stats().dropped_tokens == 0
+
+
+def test_gaps_overlaps_and_strangers_are_refused(store):
+    store.begin("r0", 0, [item("a")])
+    assert store.append("r0", [delta("a", 1, [1])]) == ["a"]
+    assert store.append("r0", [delta("a", 0, [1, 2, 3])]) == []
+    assert store.append("r0", [delta("a", 2, [3, 4])]) == ["a"]
+    assert store.append("r0", [delta("a", 0, [1, 2])]) == ["a"]
+    assert store.append("r0", [delta("nobody", 0, [1])]) == ["nobody"]
+    assert store.append("r0", [delta("a", 3, [4], finish=STOP)]) == []
+    assert store.append("r0", [delta("a", 4, [5])]) == ["a"]
+    assert store.experiences(["a"])[0].tokens == (1, 2, 3, 4)
+    assert store.stats().refused == 5
+
+
+def test_a_repeated_call_changes_nothing(store):
+    store.begin("r0", 0, [item("a"), item("b")])
+    call = [delta("a", 0, [1, 2]), delta("b", 0, [3]), delta("a", 2, [4], finish=STOP), delta("b", 1, [], finish=STOP)]
+    assert store.append("r0", call) == []
+    assert store.append("r0", call) == []
+    assert store.append("r0", [*call, *call]) == []
+    assert store.experiences(["a"])[0].tokens == (1, 2, 4)
+    assert store.experiences(["b"])[0].tokens == (3,)
+    assert store.stats().resent == 12
+    assert store.stats().deltas == 3
+    assert store.append("r0", [delta("a", 2, [5], finish=STOP)]) == ["a"]
+    assert store.append("r0", [delta("a", 2, [4], finish=FinishReason.LENGTH)]) == ["a"]
+    assert store.append("r0", [delta("b", 0, [], finish=STOP)]) == ["b"]
+
+
+def test_the_same_delta_twice_in_one_call_is_stored_once(store):
+    store.begin("r0", 0, [item("a")])
+    assert store.append("r0", [delta("a", 0, [1]), delta("a", 0, [1])]) == []
+    assert [partial.tokens for partial in store.partials()] == [1]
+
+
+def test_an_empty_response_may_finish(store):
+    store.begin("r0", 4, [item("a")])
+    assert store.append("r0", [delta("a", 0, [], 4)]) == []
+    assert store.append("r0", [delta("a", 0, [], 4, STOP)]) == []
+    assert store.experiences(["a"])[0].segments == ()
+    assert store.set_reward("a", 0.0)
+    store.consume(["a"], 1)
+    assert store.consumed()[0].oldest_version == 4
+
+
+def test_what_is_finished_is_not_generated_again(store):
+    finish(store, "a", "b")
+    store.consume(["b"], 1)
+    first, second, third = store.begin("r1", 5, [item("a"), item("b"), item("c")])
+    assert (first.complete, first.status, first.kept_tokens) == (True, Status.COMPLETE, (7, 8))
+    assert (second.complete, second.status, second.kept_tokens) == (True, Status.CONSUMED, (7, 8))
+    assert not third.complete
+    assert store.append("r1", [delta("a", 0, [1], 5)]) == ["a"]
+    assert store.experiences(["a"])[0].tokens == (7, 8)
+
+
+def test_what_was_given_up_may_start_again_from_nothing(store):
+    finish(store, "a", "b")
+    store.fail("a", "verifier crashed")
+    assert store.discard(["b", "nobody"], "too stale") == ["b"]
+    assert store.discard(["b"], "again") == []
+    assert not store.set_reward("a", 1.0)
+    for name in "ab":
+        with pytest.raises(TrajectoryStateError, match="expected complete or consumed"):
+            store.experiences([name])
+        with pytest.raises(TrajectoryStateError, match="expected complete, to be consumed"):
+            store.consume([name], 1)
+        assert store.append("r0", [delta(name, 0, [7, 8], 0, STOP)]) == [name]
+    assert store.begin("r2", 0, [item("a"), item("b")]) == [Resume("a", (1, 2, 3)), Resume("b", (1, 2, 3))]
+    assert store.append("r2", [delta("a", 0, [5], finish=STOP)]) == []
+    assert store.experiences(["a"])[0].reward is None
+    assert (store.stats().revived, store.stats().dropped_tokens) == (2, 4)
+
+
+def test_a_partial_trajectory_may_be_given_up(store):
+    store.begin("r0", 0, [item("a"), item("b")])
+    store.append("r0", [delta("a", 0, [1])])
+    store.fail("a", "prompt too long")
+    store.discard(["b"], "redundant")
+    assert store.append("r0", [delta("a", 1, [2]), delta("b", 0, [2])]) == ["a", "b"]
+    assert store.partials() == []
+    store.fail("a", "again")
+    assert store.statuses(["a", "b"]) == {"a": Status.FAILED, "b": Status.DISCARDED}
+
+
+def test_an_id_is_one_trajectory(store):
+    store.begin("r0", 0, [item("a")])
+    with pytest.raises(TrajectoryStateError, match="another prompt or group"):
+        store.begin("r1", 0, [item("new"), item("a", group=1)])
+    with pytest.raises(TrajectoryStateError, match="another prompt or group"):
+        store.begin("r1", 0, [Assignment("a", 0, (1,))])
+    with pytest.raises(TrajectoryDataError, match="twice"):
+        store.begin("r1", 0, [item("b"), item("b")])
+    assert [(partial.trajectory, partial.owner) for partial in store.partials()] == [("a", "r0")]
+    assert store.begin("r0", 0, [item("new")]) == [Resume("new", (1, 2, 3))]
+
+
+def test_consuming_twice_is_impossible(tmp_path):
+    path = tmp_path / "store.db"
+    with TrajectoryStore(path) as store:
+        finish(store, "a", "b")
+        store.consume(["a"], 1)
+        with pytest.raises(AlreadyConsumedError, match="consumed for version 1"):
+            store.consume(["b", "a"], 2)
+        with pytest.raises(AlreadyConsumedError, match="twice in one batch"):
+            store.consume(["b", "b"], 2)
+        assert store.statuses(["b"]) == {"b": Status.COMPLETE}
+        store.consume(["b"], 2)
+        audit = store.audit()
+        assert (audit["consumed"], audit["total"], audit["consumed_twice"], audit["inconsistent"]) == (2, 2, [], [])
+    raw = sqlite3.connect(path)
+    with pytest.raises(sqlite3.IntegrityError):
+        raw.execute("INSERT INTO consumption SELECT num, 9 FROM trajectory WHERE id = 'a'")
+    raw.execute("UPDATE trajectory SET status = 'complete' WHERE id = 'a'")
+    raw.execute("DELETE FROM delta WHERE num = (SELECT num FROM trajectory WHERE id = 'b')")
+    raw.commit()
+    raw.close()
+    with TrajectoryStore(path) as store:
+        assert store.audit()["inconsistent"] == ["a", "b"]
+        with pytest.raises(sqlite3.IntegrityError):
+            store.consume(["a"], 3)
+
+
+def test_what_may_not_be_consumed(store):
+    finish(store, "a")
+    finish(store, "unscored", reward=None)
+    store.begin("r0", 0, [item("running"), item("held-out", purpose="eval")])
+    store.append("r0", [delta("held-out", 0, [1], finish=STOP)])
+    store.set_reward("held-out", 1.0)
+    for name, words, kind in (
+        ("unscored", "no reward", TrajectoryStateError),
+        ("running", "found partial", TrajectoryStateError),
+        ("held-out", "purpose eval", TrajectoryStateError),
+        ("nobody", "no trajectory nobody", UnknownTrajectoryError),
+    ):
+        with pytest.raises(kind, match=words):
+            store.consume(["a", name], 1)
+    assert store.consumed() == []
+    store.consume(["a"], 1)
+    for action in (
+        lambda: store.set_reward("a", 0.0),
+        lambda: store.fail("a", "late"),
+        lambda: store.discard(["unscored", "a"], "late"),
+    ):
+        with pytest.raises(TrajectoryStateError, match="consumed"):
+            action()
+    assert store.statuses(["unscored"]) == {"unscored": Status.COMPLETE}
+
+
+def test_rollback_undoes_what_the_trainer_lost(store):
+    finish(store, "a", "b", "c")
+    for version, name in enumerate("abc", start=1):
+        store.consume([name], version)
+    assert store.rollback(1) == ["b", "c"]
+    assert store.rollback(1) == []
+    assert store.recover().held == {"b": 1.0, "c": 1.0}
+    store.consume(["c", "b"], 2)
+    assert [(row.trajectory, row.consumed_version) for row in store.consumed()] == [("a", 1), ("b", 2), ("c", 2)]
+    assert [row.trajectory for row in store.consumed(["c", "nobody", "a"])] == ["c", "a"]
+    assert store.stats().rolled_back == 2
+    assert store.audit()["inconsistent"] == []
+
+
+def test_trim_drops_tokens_that_no_rollback_can_ask_for(tmp_path):
+    with TrajectoryStore(keep_tokens=False) as store:
+        finish(store, "a", "b", "c", "d")
+        store.fail("d", "broken")
+        store.consume(["a"], 1)
+        store.consume(["b"], 2)
+        assert store.trim(1) == 2
+        assert store.trim(1) == 0
+        with pytest.raises(TrajectoryStateError, match="trimmed"):
+            store.experiences(["a"])
+        assert store.experiences(["b"])[0].tokens == (7, 8)
+        assert store.consumed(["a"])[0].tokens == 2
+        with pytest.raises(TrajectoryStateError, match="trimmed at version 1"):
+            store.rollback(0)
+        assert store.rollback(1) == ["b"]
+        assert store.audit()["inconsistent"] == []
+        (resume,) = store.begin("r1", 0, [item("a")])
+        assert (resume.complete, resume.kept_tokens) == (True, ())
+    with TrajectoryStore() as store:
+        finish(store, "a")
+        store.consume(["a"], 1)
+        assert store.trim(1) == 0
+
+
+def test_recover_takes_stock_and_fences_everybody_off(store):
+    finish(store, "scored")
+    finish(store, "unscored", reward=None)
+    finish(store, "consumed")
+    store.consume(["consumed"], 1)
+    store.begin("r0", 2, [item("running"), item("untouched")])
+    store.append("r0", [delta("running", 0, [1, 2, 3], 2)])
+    assert store.recover() == Recovery(
+        held={"scored": 1.0, "unscored": None}, partial={"running": (2, 3), "untouched": (2, 0)}
+    )
+    assert store.append("r0", [delta("running", 3, [4], 2)]) == ["running"]
+    assert {partial.owner for partial in store.partials()} == {None}
+
+
+def test_everything_is_there_after_closing_and_opening(tmp_path):
+    path = tmp_path / "store.db"
+    with TrajectoryStore(path, initial_version=3) as store:
+        finish(store, "a", "b")
+        assert store.experiences(["a"])[0].completed_version == 3
+        store.consume(["a"], 7)
+        store.begin("r0", 2, [item("running")])
+        store.append("r0", [delta("running", 0, [1, 2], 2)])
+        before = store.recover()
+    with pytest.raises(StoreClosedError, match="closed"):
+        store.audit()
+    store.close()
+    with TrajectoryStore(path) as store:
+        assert store.recover() == before
+        (resume,) = store.begin("r1", 2, [item("running")])
+        assert resume.kept_tokens == (1, 2)
+        assert store.append("r1", [delta("running", 2, [3], 2, STOP)]) == []
+        assert store.experiences(["running"])[0].completed_version == 7
+
+
+def test_bad_data_leaves_nothing_behind(store):
+    store.begin("r0", 0, [item("a"), item("b")])
+    for tokens in ([-1], [2**32], [1.5]):
+        with pytest.raises(TrajectoryDataError, match="token id"):
+            store.append("r0", [delta("a", 0, [1]), PartialDelta("b", 0, 0, tuple(tokens), (0.0,))])
+    assert [partial.tokens for partial in store.partials()] == [0, 0]
+    with pytest.raises(TrajectoryDataError, match="not a number"):
+        store.append("r0", [PartialDelta("a", 0, 0, (1,), ("x",))])
+    with pytest.raises(TrajectoryDataError, match="JSON"):
+        store.begin("r0", 0, [item("c", metadata={"x": object()})])
+    with pytest.raises(TrajectoryDataError, match="one for each token"):
+        PartialDelta("a", 0, 0, (1, 2), (0.0,))
+    with pytest.raises(TrajectoryDataError, match="offset -1"):
+        PartialDelta("a", -1, 0, (), ())
+    finish(store, "d", reward=None)
+    for reward in (float("nan"), float("inf")):
+        with pytest.raises(TrajectoryDataError, match="finite"):
+            store.set_reward("d", reward)
+    with pytest.raises(TrajectoryStateError, match="found partial"):
+        store.set_reward("a", 1.0)
+    for action in (lambda: store.set_reward("x", 1.0), lambda: store.fail("x", ""), lambda: store.experiences(["x"])):
+        with pytest.raises(UnknownTrajectoryError, match=r"^found no trajectory x in the store"):
+            action()
+
+
+def test_export(tmp_path):
+    path = tmp_path / "consumed.jsonl"
+    with TrajectoryStore(keep_tokens=False) as store:
+        finish(store, "a", "b", "c")
+        store.consume(["a"], 1)
+        store.trim(1)
+        store.consume(["b"], 2)
+        assert store.export_jsonl(path) == 2
+    first, second = (json.loads(line) for line in path.read_text().splitlines())
+    assert (first["trajectory"], first["tokens"], first["consumed_version"]) == ("a", None, 1)
+    assert second["tokens"] == [7, 8]
+    assert second["versions"] == [0, 0]
+    assert second["logprobs"] == [-0.1 * 7, -0.1 * 8]
+    assert (second["prompt"], second["reward"], second["finish"], second["oldest_version"]) == (
+        [1, 2, 3],
+        1.0,
+        "stop",
+        0,
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["consumed.jsonl"]
+
+
+def test_a_file_that_is_no_store(tmp_path):
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, but long enough to look like one " * 50)
+    with pytest.raises(StoreFormatError, match="expected a trajectory store"):
+        TrajectoryStore(text)
+    other = tmp_path / "other.db"
+    connection = sqlite3.connect(other)
+    connection.execute("CREATE TABLE something (x)")
+    connection.commit()
+    connection.close()
+    with pytest.raises(StoreFormatError, match="move it away"):
+        TrajectoryStore(other)
+    with pytest.raises(StoreFormatError, match="found no folder"):
+        TrajectoryStore(tmp_path / "missing" / "store.db")
+    with pytest.raises(StoreFormatError, match="synchronous='sometimes'"):
+        TrajectoryStore(synchronous="sometimes")
+
+
+def test_threads_share_a_store(tmp_path):
+    errors = []
+
+    def generate(store, owner):
+        try:
+            names = [f"{owner}.{number}" for number in range(4)]
+            store.begin(owner, 0, [item(name) for name in names])
+            for offset in range(30):
+                last = STOP if offset == 29 else None
+                refused = store.append(owner, [delta(name, offset, [offset], finish=last) for name in names])
+                assert refused == []
+            for name in names:
+                assert store.set_reward(name, 1.0)
+            store.consume(names, 1)
+        except BaseException as error:
+            errors.append(error)
+            raise
+
+    with TrajectoryStore(tmp_path / "store.db", synchronous="off") as store:
+        threads = [threading.Thread(target=generate, args=(store, f"r{number}")) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert errors == []
+        rows = store.consumed()
+        assert len(rows) == 32
+        assert {experience.tokens for experience in store.experiences([row.trajectory for row in rows])} == {
+            tuple(range(30))
+        }
+        assert store.audit()["inconsistent"] == []

@@ -1,0 +1,171 @@
+"""Random calls against a slow obvious model, with the store closed and opened again in between."""
+
+import tempfile
+from pathlib import Path
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tailrace.contracts import FinishReason
+from tailrace.trajstore import Assignment, PartialDelta, TrajectoryStateError, TrajectoryStore
+
+names = st.sampled_from(["a", "b", "c"])
+owners = st.sampled_from(["r0", "r1"])
+versions = st.integers(0, 2)
+
+
+class Model:
+    """One trajectory as plain lists."""
+
+    def __init__(self):
+        self.status, self.owner, self.version = "partial", None, 0
+        self.tokens, self.versions, self.reward, self.consumed = [], [], None, None
+
+
+class StoreMachine(RuleBasedStateMachine):
+    mixed = False
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name) / "store.db"
+        self.store = self.open()
+        self.model = {}
+        self.next_token = 0
+        self.trainer = 0
+
+    def open(self):
+        return TrajectoryStore(self.path, mixed_versions=self.mixed, synchronous="off", logprobs="float32")
+
+    def teardown(self):
+        self.store.close()
+        self.folder.cleanup()
+
+    @rule(owner=owners, version=versions, chosen=st.sets(names, min_size=1))
+    def begin(self, owner, version, chosen):
+        resumes = self.store.begin(owner, version, [Assignment(name, 0, (1,)) for name in sorted(chosen)])
+        for name, resume in zip(sorted(chosen), resumes, strict=True):
+            known = self.model.get(name)
+            if known is None or known.status in ("failed", "discarded"):
+                known = self.model[name] = Model()
+            assert resume.complete == (known.status != "partial")
+            if known.status == "partial":
+                if known.version != version and not self.mixed:
+                    known.tokens, known.versions = [], []
+                known.owner, known.version = owner, version
+            assert list(resume.kept_tokens) == known.tokens
+            assert len(resume.kept_logprobs) == len(known.tokens)
+
+    @rule(owner=owners, name=names, count=st.integers(0, 3), skew=st.sampled_from([0, 0, 0, -1, 1]),
+          version=st.none() | versions, last=st.booleans(), again=st.booleans())  # fmt: skip
+    def append(self, owner, name, count, skew, version, last, again):
+        known = self.model.get(name)
+        offset = max(0, (len(known.tokens) if known else 0) + skew)
+        version = (known.version if known else 0) if version is None else version
+        tokens = tuple(range(self.next_token, self.next_token + count))
+        self.next_token += count
+        finish = FinishReason.STOP if last else None
+        delta = PartialDelta(name, offset, version, tokens, (-1.0,) * count, finish)
+        fits = (
+            known is not None
+            and known.status == "partial"
+            and known.owner == owner
+            and offset == len(known.tokens)
+            and (self.mixed or version == known.version or not (tokens or last))
+        )
+        # Tokens and a finish are new each time, so only an empty delta can look like one that is stored.
+        if not tokens and (last or known is None or not fits) and not (fits and last):
+            return
+        assert self.store.append(owner, [delta]) == ([] if fits else [name])
+        if fits:
+            known.tokens += tokens
+            known.versions += [version] * count
+            known.status = "complete" if last else "partial"
+        if again and fits:
+            assert self.store.append(owner, [delta]) == []
+
+    @rule(name=names, reward=st.integers(0, 1))
+    def reward(self, name, reward):
+        known = self.model.get(name)
+        if known is not None and known.status == "complete":
+            assert self.store.set_reward(name, reward)
+            known.reward = reward
+
+    @rule(name=names)
+    def consume(self, name):
+        known = self.model.get(name)
+        if known is None:
+            return
+        if known.status == "complete" and known.reward is not None:
+            self.trainer += 1
+            self.store.consume([name], self.trainer)
+            known.status, known.consumed = "consumed", self.trainer
+            return
+        try:
+            self.store.consume([name], self.trainer + 1)
+        except TrajectoryStateError:
+            return
+        raise AssertionError(f"consumed {name}, which was {known.status}")
+
+    @rule(back=st.integers(0, 2))
+    def rollback(self, back):
+        self.trainer = max(0, self.trainer - back)
+        undone = self.store.rollback(self.trainer)
+        expected = [name for name, known in self.model.items() if (known.consumed or 0) > self.trainer]
+        assert sorted(undone) == sorted(expected)
+        for name in expected:
+            self.model[name].status, self.model[name].consumed = "complete", None
+
+    @rule(name=names, how=st.sampled_from(["fail", "discard"]))
+    def give_up(self, name, how):
+        known = self.model.get(name)
+        if known is None or known.status in ("consumed", "failed"):
+            return
+        if how == "discard":
+            assert self.store.discard([name], "test") == ([name] if known.status != "discarded" else [])
+            known.status = "discarded"
+        else:
+            self.store.fail(name, "test")
+            known.status = "failed" if known.status != "discarded" else "discarded"
+
+    @rule()
+    def reopen(self):
+        self.store.close()
+        self.store = self.open()
+
+    @rule()
+    def recover(self):
+        found = self.store.recover()
+        assert found.held == {name: known.reward for name, known in self.model.items() if known.status == "complete"}
+        partial = {name: known for name, known in self.model.items() if known.status == "partial"}
+        assert found.partial == {name: (known.version, len(known.tokens)) for name, known in partial.items()}
+        for known in partial.values():
+            known.owner = None
+
+    @invariant()
+    def the_store_equals_the_model(self):
+        audit = self.store.audit()
+        assert audit["consumed_twice"] == audit["inconsistent"] == []
+        statuses = {name: str(status) for name, status in self.store.statuses(["a", "b", "c"]).items()}
+        assert statuses == {name: known.status for name, known in self.model.items()}
+        done = [name for name, known in self.model.items() if known.status in ("complete", "consumed")]
+        for name, experience in zip(done, self.store.experiences(done), strict=True):
+            known = self.model[name]
+            assert list(experience.tokens) == known.tokens
+            assert [part.version for part in experience.segments for _ in part.tokens] == known.versions
+            assert experience.reward == known.reward
+        assert {partial.trajectory: partial.tokens for partial in self.store.partials()} == {
+            name: len(known.tokens) for name, known in self.model.items() if known.status == "partial"
+        }
+
+
+class MixedStoreMachine(StoreMachine):
+    mixed = True
+
+
+TestSingleVersion = StoreMachine.TestCase
+TestMixedVersions = MixedStoreMachine.TestCase
+TestSingleVersion.settings = TestMixedVersions.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
