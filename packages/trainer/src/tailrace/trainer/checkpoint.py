@@ -54,11 +54,7 @@ class CheckpointWriter:
             partial.mkdir(parents=True)
         dist.barrier()
         shards = self._snapshot()
-        full = {
-            name: tensor.to("cpu", self._state.dtype, copy=True).contiguous()
-            for name, tensor in self._state.full_parameters()
-            if self._rank == 0
-        }
+        full = _full_weights(self._state, self._rank)
         manifest = {"version": version, "steps": self._state.steps, "world_size": self._world_size}
         future: Future[Path] = Future()
 
@@ -113,9 +109,7 @@ class CheckpointWriter:
         os.replace(growing, mine)  # noqa: PTH105 - replace, so that others see a whole file
         if self._rank:
             return
-        dtype = str(self._state.dtype).removeprefix("torch.")
-        copy_model_files(self._model_path, partial, dtype)
-        save_file(full, str(partial / "model.safetensors"), metadata={"format": "pt"})
+        _write_model(partial, self._model_path, full, self._state)
         deadline = time.monotonic() + self._timeout_s
         for rank in range(self._world_size):
             awaited = partial / _state_file(rank, self._world_size)
@@ -126,6 +120,30 @@ class CheckpointWriter:
                     )
                 time.sleep(_POLL_S)
         complete(partial, directory, manifest)
+
+
+def export_model(directory: Path, model_path: Path, state: ShardedPolicy, rank: int) -> None:
+    """See `TrainerWorker.export`."""
+    full = _full_weights(state, rank)
+    if rank == 0:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write_model(directory, model_path, full, state)
+
+
+def _full_weights(state: ShardedPolicy, rank: int) -> dict[str, Tensor]:
+    """Copies of the full weights in host memory, on rank 0; the others only take part in gathering them."""
+    full = {}
+    for name, tensor in state.full_parameters():
+        if rank == 0:
+            full[name] = tensor.to("cpu", state.dtype, copy=True).contiguous()
+    return full
+
+
+def _write_model(directory: Path, model_path: Path, full: dict[str, Tensor], state: ShardedPolicy) -> None:
+    from safetensors.torch import save_file
+
+    copy_model_files(model_path, directory, str(state.dtype).removeprefix("torch."))
+    save_file(full, str(directory / "model.safetensors"), metadata={"format": "pt"})
 
 
 def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -> int:

@@ -50,7 +50,8 @@ class Policy(nn.Module):
         logits = self.lm(**inputs).logits.flatten(0, 1)[batch.index].float() / temperature
         table = logits.log_softmax(-1)
         spread = -(table.exp() * table).sum(-1).detach() if entropy else table.new_zeros(0)
-        return table.gather(1, batch.targets[:, None])[:, 0], spread
+        # FSDP hangs its backward hook on the output, which must not be a view.
+        return table.gather(1, batch.targets[:, None])[:, 0].clone(), spread
 
     @torch.no_grad()
     def probe(self) -> None:
@@ -96,13 +97,19 @@ def load_policy(path: str | Path) -> Policy:
         ModelError: the directory holds no causal LM.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as logging_settings
 
     if not (Path(path) / "config.json").is_file():
         raise ModelError(f"found no config.json in {path}, expected the directory of a Hugging Face causal LM")
+    bars = logging_settings.is_progress_bar_enabled()
+    logging_settings.disable_progress_bar()
     try:
         lm = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path} does not load as a causal LM: {error}") from error
+    finally:
+        if bars:
+            logging_settings.enable_progress_bar()
     policy = Policy(lm)
     policy.probe()
     return policy

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from tailrace.contracts import Experience
 from tailrace.trainer.batch import grpo_samples, supervised_samples
-from tailrace.trainer.checkpoint import CheckpointWriter, restore
+from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.grpo import clipped_surrogate
 from tailrace.trainer.layout import Sample, plan
@@ -73,7 +73,8 @@ class TrainerWorker:
         policy = load_policy(model_path)
         self._shared_prompt_tokens = config.shared_prompt_tokens if policy.shares_prompts else 0
         self._state = ShardedPolicy(policy, config, self.device, world_size)
-        self._checkpoints = CheckpointWriter(Path(model_path), self._state, rank, world_size, config.timeout_s)
+        self._model_path = Path(model_path)
+        self._checkpoints = CheckpointWriter(self._model_path, self._state, rank, world_size, config.timeout_s)
 
     @property
     def steps(self) -> int:
@@ -170,6 +171,10 @@ class TrainerWorker:
             CheckpointError: absent, damaged, or of another model.
         """
         return restore(Path(directory), self._state, self.rank, self.world_size)
+
+    def export(self, directory: str | Path) -> None:
+        """Write the weights as a Hugging Face model directory, without the trainer's state. Collective; not atomic."""
+        export_model(Path(directory), self._model_path, self._state, self.rank)
 
     def reset_optimizer(self) -> None:
         """Forget the optimizer's moments and start the learning-rate schedule again."""

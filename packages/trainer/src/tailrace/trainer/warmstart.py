@@ -1,0 +1,327 @@
+"""Supervised warm start and continued fine-tuning, in processes of their own, so that the caller needs no torch.
+
+    caller: job.json -> starts one process per rank -> reads progress lines of rank 0 -> puts the result in place
+    rank:   reads job.json -> (tokenizer, model) -> supervised steps -> rank 0 writes the model directory
+
+Ranks end when their standard input closes, so that none outlives its caller, however that ends.
+Run by hand: ``python -m tailrace.trainer.warmstart JOB.json OUT_DIR CACHE_DIR`` with what `WarmStartJob.to_json` writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tailrace.trainer.checkpoint_files import complete, put_in_place, read_manifest, sync, verify
+from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.errors import CheckpointError, TrainerConfigError
+from tailrace.trainer.small import SmallModel
+from tailrace.trainer.tokenizer import OPERATORS, TAGS
+from tailrace.trainer.warmstart_processes import run_ranks
+
+logger = logging.getLogger(__name__)
+RECIPE_FORMAT = 1
+"""Part of the cache key. Raise it when the same inputs give another model."""
+Progress = Callable[[dict[str, Any]], None]
+Cancel = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What the model learns from until a step.
+
+    Args:
+        until_step: the first step that no longer belongs to the stage.
+        examples: pairs of prompt and response text; the end token is appended to the response.
+    """
+
+    until_step: int
+    examples: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerShape:
+    """See `tailrace.trainer.tokenizer.train_tokenizer`."""
+
+    vocab_size: int = 149
+    tags: tuple[str, ...] = TAGS
+    split_digits: bool = True
+    operators: str = OPERATORS
+    attach_space: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartConfig:
+    """Settings of the supervised steps (AdamW).
+
+    Args:
+        steps: optimizer steps.
+        batch: examples of one step, over all processes.
+        lr: peak learning rate, which falls linearly to `lr_end` over the steps after the warm-up.
+        lr_end: learning rate of the last step.
+        warmup_steps: steps over which it rises linearly to the peak.
+        betas: AdamW's.
+        weight_decay: AdamW's.
+        grad_clip_norm: 0 does not clip.
+        micro_batch_tokens: tokens of one forward pass.
+        processes: data-parallel processes.
+        threads: CPU threads of each.
+        seed: of weights and order.
+        device: see `TrainerConfig`.
+    """
+
+    steps: int = 1150
+    batch: int = 32
+    lr: float = 4e-3
+    lr_end: float = 0.0
+    warmup_steps: int = 20
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 1.0
+    micro_batch_tokens: int = 2048
+    processes: int = 1
+    threads: int = 1
+    seed: int = 0
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "processes", "threads"):
+            if getattr(self, name) < 1:
+                raise TrainerConfigError(f"found {name} = {getattr(self, name)}, expected at least 1")
+
+    def lr_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        if step < self.warmup_steps:
+            return self.lr * (step + 1) / self.warmup_steps
+        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        return self.lr_end + (self.lr - self.lr_end) * left
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartJob:
+    """Everything that determines the result of a warm start."""
+
+    stages: Sequence[Stage]
+    config: WarmStartConfig = field(default_factory=WarmStartConfig)
+    model: SmallModel = field(default_factory=SmallModel)
+    tokenizer: TokenizerShape = field(default_factory=TokenizerShape)
+    tokenizer_texts: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if not self.stages or not all(stage.examples for stage in self.stages):
+            raise TrainerConfigError("found a stage without examples, or no stage, expected at least one of each")
+        ends = [stage.until_step for stage in self.stages]
+        if any(after <= before for before, after in zip([0, *ends], ends, strict=False)):
+            raise TrainerConfigError(f"found stages that end at steps {ends}, expected them to rise from 1")
+        if ends[-1] < self.config.steps:
+            raise TrainerConfigError(
+                f"found the last stage to end at step {ends[-1]}, expected at least config.steps = {self.config.steps}"
+            )
+
+    def texts(self) -> Sequence[str]:
+        """What the tokenizer learns from: `tokenizer_texts`, or all examples."""
+        return self.tokenizer_texts or [text for stage in self.stages for pair in stage.examples for text in pair]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; `from_json` reads them."""
+        return {"kind": "warm_start", **asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> WarmStartJob:
+        """The job that `to_json` described."""
+        config, tokenizer = dict(data["config"]), dict(data["tokenizer"])
+        config["betas"], tokenizer["tags"] = tuple(config["betas"]), tuple(tokenizer["tags"])
+        return cls(
+            [Stage(stage["until_step"], [(p, r) for p, r in stage["examples"]]) for stage in data["stages"]],
+            WarmStartConfig(**config),
+            SmallModel(**data["model"]),
+            TokenizerShape(**tokenizer),
+            data["tokenizer_texts"],
+        )
+
+    def key(self) -> str:
+        """Hash of everything that determines the result."""
+        described = json.dumps({"recipe_format": RECIPE_FORMAT, **self.to_json()}, sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()[:24]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStartResult:
+    """A model directory.
+
+    Args:
+        directory: where it is.
+        cached: it came from the cache.
+        seconds: that the call took.
+    """
+
+    directory: Path
+    cached: bool
+    seconds: float
+
+
+def warm_start(
+    out_dir: str | Path,
+    cache_dir: str | Path,
+    *,
+    demonstrations: Sequence[Stage],
+    config: WarmStartConfig | None = None,
+    model: SmallModel | None = None,
+    tokenizer: TokenizerShape | None = None,
+    tokenizer_texts: Sequence[str] = (),
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    timeout_s: float = 3600.0,
+) -> WarmStartResult:
+    """Build a tokenizer and a small model, fine-tune it on demonstrations and put its directory at `out_dir`.
+
+    The result is kept under `cache_dir`, keyed by everything that determines it. A second call copies it; a damaged entry
+    is built again, with a warning.
+
+    Args:
+        out_dir: model directory to make; replaced if it exists.
+        cache_dir: cache, may be shared by runs.
+        demonstrations: stages in order; the last must reach ``config.steps``.
+        config: settings of the steps.
+        model: shape of the model.
+        tokenizer: settings of the tokenizer.
+        tokenizer_texts: what the tokenizer learns from; the demonstrations if empty.
+        progress: called with ``step``, ``steps``, ``loss`` (nats per response token), ``lr``, ``tokens_per_s`` (response
+            tokens), ``seconds``, ``seconds_left``.
+        cancel: polled several times a second; True ends the work.
+        timeout_s: deadline of the whole.
+
+    Raises:
+        WarmStartError: a process failed; the message holds the end of what it printed.
+        WarmStartTimeoutError: not done in time.
+        WarmStartCancelledError: `cancel` answered True.
+    """
+    job = WarmStartJob(
+        demonstrations, config or WarmStartConfig(), model or SmallModel(), tokenizer or TokenizerShape(), tokenizer_texts
+    )
+    started = time.monotonic()
+    cache = Path(cache_dir).absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    entry = cache / job.key()
+    cached = _intact(entry)
+    if not cached:
+        described = job.to_json() | {"tokenizer_texts": list(job.texts())}
+        with tempfile.TemporaryDirectory(dir=cache, prefix=".work-") as work:
+            built = run_ranks(Path(work), described, job.config.processes, progress, cancel, timeout_s)
+            complete(built, entry, {"version": 0, "recipe_format": RECIPE_FORMAT})
+    _copy(entry, Path(out_dir).absolute())
+    return WarmStartResult(Path(out_dir), cached, time.monotonic() - started)
+
+
+def continue_sft(
+    model_dir: str | Path,
+    out_dir: str | Path,
+    *,
+    examples: Sequence[tuple[str, str]],
+    seconds: float,
+    lr: float,
+    config: WarmStartConfig | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    timeout_s: float | None = None,
+) -> WarmStartResult:
+    """Fine-tune a model for a given time at a constant rate: what the same compute gives without RL.
+
+    Args:
+        model_dir: model and tokenizer to start from.
+        out_dir: model directory to make; replaced if it exists.
+        examples: pairs of prompt and response text.
+        seconds: of training, loading and saving not counted.
+        lr: learning rate, after ``config.warmup_steps``.
+        config: batch, processes, seed and optimizer; its steps, lr and decay do not apply.
+        progress: see `warm_start`; ``steps`` is absent.
+        cancel: see `warm_start`.
+        timeout_s: deadline of the whole; ten minutes more than `seconds` unless given.
+
+    Raises:
+        WarmStartError, WarmStartTimeoutError, WarmStartCancelledError: see `warm_start`.
+    """
+    started = time.monotonic()
+    if not examples:
+        raise TrainerConfigError("found no examples, expected at least one")
+    chosen = config or WarmStartConfig()
+    target = Path(out_dir).absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    job = {
+        "kind": "continue",
+        "model_dir": str(Path(model_dir).absolute()),
+        "examples": [list(pair) for pair in examples],
+        "seconds": seconds,
+        "lr": lr,
+        "config": asdict(chosen),
+    }
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".work-") as work:
+        deadline = seconds + 600.0 if timeout_s is None else timeout_s
+        built = run_ranks(Path(work), job, chosen.processes, progress, cancel, deadline)
+        complete(built, target, {"version": 0, "recipe_format": RECIPE_FORMAT})
+    return WarmStartResult(Path(out_dir), False, time.monotonic() - started)
+
+
+def trainer_config(config: Mapping[str, Any]) -> TrainerConfig:
+    """The trainer's settings for supervised steps."""
+    names = ("betas", "weight_decay", "grad_clip_norm", "micro_batch_tokens", "threads", "seed", "device", "lr")
+    return TrainerConfig(**{name: config[name] for name in names} | {"betas": tuple(config["betas"])})
+
+
+def _intact(entry: Path) -> bool:
+    if not entry.exists():
+        return False
+    try:
+        verify(entry, read_manifest(entry))
+    except CheckpointError as error:
+        logger.warning("the cached warm start %s is damaged and is built again: %s", entry.name, error)
+        return False
+    return True
+
+
+def _copy(entry: Path, out_dir: Path) -> None:
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}."))
+    try:
+        for path in entry.iterdir():
+            shutil.copyfile(path, partial / path.name)
+            sync(partial / path.name)
+        partial.chmod(0o755)
+        put_in_place(partial, out_dir)
+    finally:
+        if partial.exists():
+            shutil.rmtree(partial)
+
+
+def main() -> None:
+    """Command line: build what a job file describes."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("job", type=Path, help="JSON file, see WarmStartJob.to_json")
+    parser.add_argument("out_dir", type=Path)
+    parser.add_argument("cache_dir", type=Path)
+    arguments = parser.parse_args()
+    job = WarmStartJob.from_json(json.loads(arguments.job.read_text(encoding="utf-8")))
+    result = warm_start(
+        arguments.out_dir,
+        arguments.cache_dir,
+        demonstrations=job.stages,
+        config=job.config,
+        model=job.model,
+        tokenizer=job.tokenizer,
+        tokenizer_texts=job.tokenizer_texts,
+        progress=lambda line: print(json.dumps(line), flush=True),
+    )
+    print(json.dumps({"directory": str(result.directory), "cached": result.cached, "seconds": round(result.seconds, 1)}))
+
+
+if __name__ == "__main__":
+    main()

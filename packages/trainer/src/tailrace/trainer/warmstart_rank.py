@@ -1,0 +1,160 @@
+"""One process of a warm start: ``python -m tailrace.trainer.warmstart_rank WORK RANK WORLD_SIZE``, started by its caller."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailrace.trainer.small import SmallModel, build_small
+from tailrace.trainer.tokenizer import train_tokenizer
+from tailrace.trainer.warmstart import WarmStartConfig, WarmStartJob, trainer_config
+from tailrace.trainer.worker import TrainerWorker
+
+_REPORT_S = 0.5
+Pair = tuple[list[int], list[int]]
+
+
+def main() -> None:
+    """Do the job in WORK/job.json; rank 0 leaves a model in WORK/model."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the caller ends us
+    threading.Thread(target=_end_with_caller, daemon=True).start()
+    work, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    data = json.loads((work / "job.json").read_text(encoding="utf-8"))
+    if data["kind"] == "warm_start":
+        _warm_start(work, rank, world_size, WarmStartJob.from_json(data))
+    else:
+        _continue(work, rank, world_size, data)
+
+
+def _warm_start(work: Path, rank: int, world_size: int, job: WarmStartJob) -> None:
+    # Every rank builds the same model: it is quicker than waiting for another, and needs no extra rendezvous.
+    start = work / f"start-{rank}"
+    shape = job.tokenizer
+    train_tokenizer(
+        job.texts(), start, vocab_size=shape.vocab_size, tags=shape.tags, split_digits=shape.split_digits,
+        operators=shape.operators, attach_space=shape.attach_space,
+    )  # fmt: skip
+    _build(start, job.model, job.config.seed)
+    config = job.config
+    stages = [(stage.until_step, encode(start, stage.examples)) for stage in job.stages]
+    worker = _join(start, config, work, rank, world_size)
+    report = _Reporter(rank, config.steps)
+    batches: Iterator[list[Pair]] = iter(())
+    current = -1
+    for step in range(config.steps):
+        stage = next(index for index, (until, _) in enumerate(stages) if step < until)
+        if stage != current:
+            current, batches = stage, shuffled_batches(stages[stage][1], config.batch, config.seed + stage)
+        metrics = worker.sft_step(next(batches), lr=config.lr_at(step))
+        report(step, metrics)
+    _finish(worker, work)
+
+
+def _continue(work: Path, rank: int, world_size: int, data: dict[str, Any]) -> None:
+    from torch import distributed, tensor
+
+    config = WarmStartConfig(**data["config"] | {"betas": tuple(data["config"]["betas"])})
+    source = Path(data["model_dir"])
+    batches = shuffled_batches(encode(source, data["examples"]), config.batch, config.seed)
+    worker = _join(source, config, work, rank, world_size)
+    report = _Reporter(rank, None, data["seconds"])
+    started = time.monotonic()
+    step = 0
+    while True:
+        # Ranks' clocks differ: all stop when rank 0 says so.
+        over = tensor([int(time.monotonic() - started >= data["seconds"])])
+        distributed.broadcast(over, 0)
+        if over.item():
+            break
+        lr = data["lr"] * min(1.0, (step + 1) / max(1, config.warmup_steps))
+        report(step, worker.sft_step(next(batches), lr=lr))
+        step += 1
+    _finish(worker, work)
+
+
+def encode(directory: Path, examples: Sequence[Sequence[str]]) -> list[Pair]:
+    """Token ids of prompt and response; the end token closes the response."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    end = settings["eos_token"]
+    eos = tokenizer.token_to_id(end if isinstance(end, str) else end["content"])
+    prompts = tokenizer.encode_batch([prompt for prompt, _ in examples], add_special_tokens=False)
+    responses = tokenizer.encode_batch([response for _, response in examples], add_special_tokens=False)
+    return [(prompt.ids, [*response.ids, eos]) for prompt, response in zip(prompts, responses, strict=True)]
+
+
+def shuffled_batches(examples: Sequence[Pair], batch: int, seed: int) -> Iterator[list[Pair]]:
+    """Batches without end; every example once before any comes again."""
+    draw = random.Random(seed)
+    pending: list[Pair] = []
+    while True:
+        while len(pending) < batch:
+            pending += draw.sample(examples, len(examples))
+        yield pending[:batch]
+        del pending[:batch]
+
+
+def _build(start: Path, model: SmallModel, seed: int) -> None:
+    vocabulary = json.loads((start / "tokenizer.json").read_text(encoding="utf-8"))
+    size = len(vocabulary["model"]["vocab"].keys() | {token["content"] for token in vocabulary["added_tokens"]})
+    build_small(start, model, vocab_size=size, seed=seed)
+
+
+def _join(source: Path, config: WarmStartConfig, work: Path, rank: int, world_size: int) -> TrainerWorker:
+    from dataclasses import asdict
+
+    rendezvous = f"file://{work}/rendezvous" if world_size > 1 else None
+    settings = trainer_config(asdict(config))
+    return TrainerWorker(source, settings, rank=rank, world_size=world_size, rendezvous=rendezvous)
+
+
+def _finish(worker: TrainerWorker, work: Path) -> None:
+    worker.export(work / "model")
+    worker.close()
+
+
+class _Reporter:
+    """Prints progress lines on rank 0, a few a second."""
+
+    def __init__(self, rank: int, steps: int | None, seconds: float = 0.0) -> None:
+        self._rank, self._steps, self._seconds = rank, steps, seconds
+        self._started = self._last = time.monotonic()
+        self._tokens = 0.0
+
+    def __call__(self, step: int, metrics: dict[str, float]) -> None:
+        now = time.monotonic()
+        self._tokens += metrics["tokens"]
+        finished = self._steps is not None and step + 1 == self._steps
+        if self._rank or (now - self._last < _REPORT_S and not finished):
+            return
+        self._last = now
+        elapsed = now - self._started
+        line: dict[str, Any] = {"step": step + 1, "loss": metrics["loss"], "lr": metrics["lr"]}
+        if self._steps is None:
+            left = max(0.0, self._seconds - elapsed)
+        else:
+            line["steps"] = self._steps
+            left = elapsed / (step + 1) * (self._steps - step - 1)
+        line |= {"tokens_per_s": self._tokens / elapsed, "seconds": elapsed, "seconds_left": left}
+        print(json.dumps(line), flush=True)
+
+
+def _end_with_caller() -> None:
+    # Unbuffered: a daemon thread inside a buffered read would hold its lock while the interpreter shuts down.
+    while os.read(0, 1):
+        continue
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

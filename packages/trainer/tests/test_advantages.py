@@ -1,0 +1,47 @@
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.trainer import group_advantages, token_weights
+
+
+def test_worked_by_hand():
+    # Group "a": rewards 1 0 0 1, mean 1/2, variance 1/4, std 1/2: advantages +1 -1 -1 +1.
+    # Group "b": rewards 1 0 0 0, mean 1/4, variance (9/16 + 3/16) / 4 = 3/16, std sqrt(3)/4:
+    # (3/4) / (sqrt(3)/4) = sqrt(3) and (-1/4) / (sqrt(3)/4) = -1/sqrt(3).
+    groups = ["a", "b", "a", "b", "a", "b", "a", "b"]
+    rewards = [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0]
+    low = -1 / math.sqrt(3)
+    assert group_advantages(groups, rewards) == pytest.approx([1, math.sqrt(3), -1, low, -1, low, 1, low])
+    assert group_advantages(groups, rewards, divide_by_std=False) == [0.5, 0.75, -0.5, -0.25, -0.5, -0.25, 0.5, -0.25]
+
+
+@given(st.floats(-10, 10), st.integers(1, 9))
+def test_equal_rewards_say_nothing(reward, size):
+    assert group_advantages([0] * size, [reward] * size) == pytest.approx([0.0] * size, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=40))
+def test_each_group_has_mean_zero_and_variance_one(pairs):
+    groups, rewards = zip(*pairs, strict=True)
+    advantages = group_advantages(groups, [float(reward) for reward in rewards])
+    for group in set(groups):
+        mine = [a for a, g in zip(advantages, groups, strict=True) if g == group]
+        assert sum(mine) == pytest.approx(0.0, abs=1e-9)
+        if len({r for r, g in zip(rewards, groups, strict=True) if g == group}) > 1:
+            assert sum(a * a for a in mine) / len(mine) == pytest.approx(1.0)
+
+
+def test_token_weights_by_hand():
+    # Lengths 3 and 1. Token mean: each of 4 tokens 1/4. Sequence mean: 1/2 * 1/3 for each of 3 tokens, 1/2 * 1/1 for one.
+    assert token_weights([3, 1], "token") == [0.25, 0.25]
+    assert token_weights([3, 1], "sequence") == pytest.approx([1 / 6, 1 / 2])
+    assert token_weights([3, 0, 1], "sequence") == pytest.approx([1 / 6, 0.0, 1 / 2])
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.sampled_from(["token", "sequence"]))
+def test_token_weights_add_up_to_one(lengths, normalisation):
+    weights = token_weights(lengths, normalisation)
+    assert sum(n * w for n, w in zip(lengths, weights, strict=True)) == pytest.approx(1.0)

@@ -1,0 +1,171 @@
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tailrace.trainer import CheckpointError, TrainerConfig, checkpoints, load_weights_file
+from tailrace.trainer.small import build_model
+from tailrace.trainer.testing import make_experiences
+from tailrace.trainer.worker import TrainerWorker
+
+VOCAB = 31
+CONFIG = TrainerConfig(lr=0.01, device="cpu", warmup_steps=5)
+
+
+def small(directory, **changes):
+    return build_model(
+        directory, vocab_size=VOCAB, **{"hidden": 16, "layers": 1, "head_dim": 8, "mlp": 32} | changes
+    )
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    path = small(tmp_path_factory.mktemp("model"))
+    (path / "tokenizer.json").write_text("{}")
+    return path
+
+
+def batch(seed):
+    return make_experiences(2, 3, vocab_size=VOCAB, seed=seed)
+
+
+def state_of(worker):
+    found = {name: tensor.clone() for name, tensor in worker.weights()}
+    for name, shard in worker._state.shards.items():
+        for moment, value in worker._state.optimizer.state[shard].items():
+            found[f"{moment} {name}"] = value.clone()
+    return found
+
+
+def assert_same_bits(found, expected):
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(model_path, tmp_path):
+    with TrainerWorker(model_path, CONFIG) as worker:
+        worker.step([batch(1), batch(2)])
+        saved = worker.save(tmp_path / "v3", 3)
+        noise = torch.rand(3)
+        last = worker.step([batch(3)])  # while the checkpoint is being written
+        assert saved.result(60) == tmp_path / "v3"
+        expected = state_of(worker)
+    torch.manual_seed(99)
+    with TrainerWorker(tmp_path / "v3", CONFIG) as worker:
+        assert worker.load(tmp_path / "v3") == 3
+        assert torch.equal(torch.rand(3), noise)
+        again = worker.step([batch(3)])
+        assert again["lr"] == last["lr"] == pytest.approx(0.006)
+        assert again["loss"] == last["loss"]
+        assert_same_bits(state_of(worker), expected)
+
+
+def test_a_checkpoint_before_the_first_step_restores_too(model_path, tmp_path):
+    with TrainerWorker(model_path, CONFIG) as worker:
+        worker.save(tmp_path / "v0", 0).result(60)
+        worker.step([batch(1)])
+        expected = state_of(worker)
+        assert worker.load(tmp_path / "v0") == 0
+        assert worker.steps == 0
+        worker.step([batch(1)])
+        assert_same_bits(state_of(worker), expected)
+
+
+def test_the_directory_is_a_model_and_the_weights_of_its_version(model_path, tmp_path):
+    with TrainerWorker(model_path, dataclasses.replace(CONFIG, dtype="bfloat16")) as worker:
+        worker.step([batch(1)])
+        worker.save(tmp_path / "v1", 1).result(60)
+        expected = {name: tensor.clone() for name, tensor in worker.weights()}
+    assert_same_bits(dict(load_weights_file(tmp_path / "v1")), expected)
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path / "v1", dtype="auto")
+    assert lm.dtype == torch.bfloat16
+    assert_same_bits({name: p.data for name, p in lm.named_parameters()}, expected)
+    assert (tmp_path / "v1" / "tokenizer.json").read_text() == "{}"
+    assert json.loads((tmp_path / "v1" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_complete_checkpoints_are_listed_by_version_and_may_be_replaced(model_path, tmp_path):
+    assert checkpoints(tmp_path) == {}
+    with TrainerWorker(model_path, CONFIG) as worker:
+        for version in (10, 9, 10):
+            worker.step([batch(version)])
+            worker.save(tmp_path / f"v{version}", version)
+    assert list(checkpoints(tmp_path).items()) == [(9, tmp_path / "v9"), (10, tmp_path / "v10")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["v10", "v9"]
+    assert json.loads((tmp_path / "v10" / "trainer.json").read_text())["steps"] == 3
+
+
+SAVER = """
+import sys
+from tailrace.trainer import TrainerConfig
+from tailrace.trainer.testing import make_experiences
+from tailrace.trainer.worker import TrainerWorker
+worker = TrainerWorker(sys.argv[1], TrainerConfig(lr=0.01, device="cpu", threads=1))
+for version in range(1, 1000):
+    worker.save(f"{sys.argv[2]}/v{version % 3}", version)
+    print(version, flush=True)
+"""
+
+
+@pytest.mark.parametrize("saves", [2, 3, 5])
+def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path, saves):
+    model_path = small(tmp_path / "model", hidden=64, layers=2)
+    root = tmp_path / "run"
+    process = subprocess.Popen([sys.executable, "-c", SAVER, model_path, root], stdout=subprocess.PIPE)
+    try:
+        for _ in range(saves):
+            assert process.stdout.readline()
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+    complete = checkpoints(root)
+    # Save n returns only after save n - 1 is durable, and v(n % 3) is put in place of v(n - 3).
+    assert complete
+    assert max(complete) >= saves - 1
+    with TrainerWorker(model_path, CONFIG) as worker:
+        for version, directory in complete.items():
+            assert worker.load(directory) == version
+
+
+def test_damage_is_found_before_anything_is_restored(model_path, tmp_path):
+    with TrainerWorker(model_path, CONFIG) as worker:
+        worker.step([batch(1)])
+        worker.save(tmp_path / "v1", 1).result(60)
+        expected = state_of(worker)
+        victim = tmp_path / "v1" / "state-00000-of-00001.safetensors"
+        whole = bytearray(victim.read_bytes())
+        for damage in (bytes(whole[:-1]), bytes([*whole[:-9], whole[-9] ^ 1, *whole[-8:]])):
+            victim.write_bytes(damage)
+            with pytest.raises(CheckpointError, match="damaged, use another"):
+                worker.load(tmp_path / "v1")
+        victim.unlink()
+        with pytest.raises(CheckpointError, match="found no state-00000"):
+            worker.load(tmp_path / "v1")
+        with pytest.raises(CheckpointError, match="found no trainer.json"):
+            worker.load(tmp_path / "v2")
+        assert_same_bits(state_of(worker), expected)
+
+
+def test_another_models_checkpoint_is_refused(model_path, tmp_path):
+    with TrainerWorker(model_path, CONFIG) as worker:
+        worker.save(tmp_path / "v1", 1).result(60)
+    for change in ({"layers": 2}, {"mlp": 40}, {"hidden": 24}):
+        other = small(tmp_path / f"other-{next(iter(change))}", **change)
+        with TrainerWorker(other, CONFIG) as worker, pytest.raises(CheckpointError, match="another model"):
+            worker.load(tmp_path / "v1")
+
+
+def test_a_failing_write_reaches_whoever_waits(model_path, tmp_path):
+    with TrainerWorker(model_path, CONFIG) as worker:
+        worker._checkpoints._model_path = tmp_path / "gone"
+        with pytest.raises(FileNotFoundError):
+            worker.save(tmp_path / "v1", 1).result(60)
+    assert checkpoints(tmp_path) == {}

@@ -1,0 +1,64 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.trainer.layout import EMPTY, Sample, make_rows, plan
+from tailrace.trainer.microbatch import to_tensors
+
+samples = st.lists(
+    st.builds(
+        lambda prompt, length: Sample((prompt,) * (prompt + 1), tuple(range(length)), 1.0),
+        st.integers(0, 4),
+        st.integers(1, 60),
+    ),
+    min_size=1,
+    max_size=40,
+)
+
+
+@given(samples, st.integers(1, 5), st.integers(1, 400), st.integers(0, 120))
+def test_every_sample_is_computed_once_within_the_budget(batch, ranks, budget, shared):
+    result = plan(batch, ranks=ranks, token_budget=budget, shared_prompt_tokens=shared)
+    found = [s for hand in result for micro in hand for row in micro if row is not EMPTY for s in row.samples]
+    assert sorted(map(id, found)) == sorted(map(id, batch))
+    assert len({len(hand) for hand in result}) == 1  # collectives line up
+    for hand in result:
+        for micro in hand:
+            assert len(micro) == 1 or len(micro) * max(row.length for row in micro) <= budget
+            assert all(sample.prompt == row.prompt for row in micro if row is not EMPTY for sample in row.samples)
+
+
+@given(samples, st.integers(0, 120))
+def test_rows_share_a_prompt_up_to_the_limit(batch, limit):
+    for row in make_rows(batch, limit):
+        assert len(row.samples) == 1 or row.length <= limit
+
+
+@settings(max_examples=30)
+@given(samples)
+def test_a_token_sees_its_prompt_and_its_own_response_only(batch):
+    rows = make_rows(batch, 200)
+    tensors = to_tensors(rows, torch.device("cpu"))
+    if tensors.mask is None:
+        assert all(len(row.samples) == 1 for row in rows)
+        return
+    for number, row in enumerate(rows):
+        owner = [0] * len(row.prompt) + [n for n, s in enumerate(row.samples, 1) for _ in s.response]
+        for query in range(row.length):
+            seen = (tensors.mask[number, 0, query, : row.length] == 0).tolist()
+            assert seen == [key <= query and owner[key] in (0, owner[query]) for key in range(row.length)]
+
+
+def test_a_row_by_hand():
+    # Prompt 7 8, responses 1 2 3 and 4. The row: 7 8 4 1 2 3 (short first), positions 0 1 2 2 3 4. The outputs that
+    # predict 4 | 1 2 3 stand at 1 | 1 3 4.
+    batch = [Sample((7, 8), (1, 2, 3), 0.5, (-1.0, -2.0, -3.0), 2.0), Sample((7, 8), (4,), 0.25, (-4.0,), -2.0)]
+    tensors = to_tensors(make_rows(batch, 10), torch.device("cpu"))
+    assert tensors.input_ids.tolist() == [[7, 8, 4, 1, 2, 3]]
+    assert tensors.position_ids.tolist() == [[0, 1, 2, 2, 3, 4]]
+    assert tensors.index.tolist() == [1, 1, 3, 4]
+    assert tensors.targets.tolist() == [4, 1, 2, 3]
+    assert tensors.behaviour.tolist() == [-4.0, -1.0, -2.0, -3.0]
+    assert tensors.advantages.tolist() == [-2.0, 2.0, 2.0, 2.0]
+    assert tensors.weights.tolist() == pytest.approx([0.25, 0.5, 0.5, 0.5])

@@ -1,0 +1,39 @@
+"""Models whose shape forbids a shortcut are trained without it, and right."""
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig
+
+from tailrace.trainer import TrainerConfig
+from tailrace.trainer.testing import make_experiences, reference_loss
+from tailrace.trainer.worker import TrainerWorker
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+         "intermediate_size": 24, "max_position_embeddings": 64, "vocab_size": 31}  # fmt: skip
+MODELS = {
+    # name: (config, output layer applied directly, prompts shared)
+    "llama, untied": (LlamaConfig(**SMALL, tie_word_embeddings=False), True, True),
+    "mistral, windowed": (MistralConfig(**SMALL, sliding_window=6), True, False),
+    "gemma 2, capped logits, windowed": (Gemma2Config(**SMALL, final_logit_softcapping=0.05), False, False),
+    "gpt 2": (GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=31, n_positions=64,
+                         resid_pdrop=0, embd_pdrop=0, attn_pdrop=0), True, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradient_equals_the_slow_reference(name, tmp_path):
+    config, direct, shared = MODELS[name]
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    settings = TrainerConfig(lr=0.01, device="cpu", grad_clip_norm=0.0)
+    batch = make_experiences(2, 3, vocab_size=31, seed=3)
+    lm = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).train()
+    loss = reference_loss(lm, batch, settings)
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in lm.parameters() if p.grad is not None]).norm().item()
+    with TrainerWorker(tmp_path, settings) as worker:
+        policy = worker._state.module
+        assert (policy.direct_head, policy.shares_prompts) == (direct, shared)
+        metrics = worker.step([batch])
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)

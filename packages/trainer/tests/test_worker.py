@@ -1,0 +1,213 @@
+import dataclasses
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tailrace.contracts import Experience, Segment, plugins
+from tailrace.trainer import BatchError, ModelError, NonFiniteGradientError, TrainerConfig, TrainerConfigError
+from tailrace.trainer.small import build_model
+from tailrace.trainer.testing import make_experiences, reference_loss
+from tailrace.trainer.worker import TrainerWorker
+
+VOCAB = 31
+CPU = TrainerConfig(lr=0.01, device="cpu", grad_clip_norm=0.0)
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    return build_model(
+        tmp_path_factory.mktemp("model"), vocab_size=VOCAB, hidden=16, layers=2, head_dim=8, mlp=32, max_positions=64
+    )
+
+
+def gradient_of_step(model_path, config, mini_batch):
+    """The gradient that the optimizer gets, and the step's metrics."""
+    with TrainerWorker(model_path, config) as worker:
+        seen = {}
+        apply = worker._state.apply_gradients
+
+        def spy(lr):
+            for name, parameter in worker._state.parameters.items():
+                seen[name] = parameter.grad.to_local().clone()
+            return apply(lr)
+
+        worker._state.apply_gradients = spy
+        return seen, worker.step([mini_batch])
+
+
+def reference_gradient(model_path, config, mini_batch):
+    lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
+    loss = reference_loss(lm, mini_batch, config)
+    loss.backward()
+    return {name: p.grad.float() for name, p in lm.named_parameters()}, loss.item()
+
+
+@pytest.mark.parametrize("normalisation", ["token", "sequence"])
+@pytest.mark.parametrize(("temperature", "divide_by_std"), [(1.0, True), (0.8, False)])
+def test_gradient_equals_the_slow_reference(model_path, normalisation, temperature, divide_by_std):
+    config = dataclasses.replace(
+        CPU, normalisation=normalisation, temperature=temperature, divide_by_std=divide_by_std
+    )
+    batch = make_experiences(4, 5, vocab_size=VOCAB, seed=3)
+    found, metrics = gradient_of_step(model_path, config, batch)
+    expected, loss = reference_gradient(model_path, config, batch)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-5)
+    assert 0 < metrics["clip_fraction"] < 1
+    assert found.keys() == expected.keys()
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], atol=2e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"micro_batch_tokens": 1},
+        {"micro_batch_tokens": 37},
+        {"shared_prompt_tokens": 0},
+        {"shared_prompt_tokens": 0, "micro_batch_tokens": 50},
+        {"shared_prompt_tokens": 30},
+    ],
+)
+def test_any_layout_gives_the_same_gradient(model_path, layout):
+    batch = make_experiences(3, 4, vocab_size=VOCAB, seed=5)
+    whole, _ = gradient_of_step(model_path, dataclasses.replace(CPU, micro_batch_tokens=10**6), batch)
+    split, _ = gradient_of_step(model_path, dataclasses.replace(CPU, **layout), batch)
+    for name in whole:
+        torch.testing.assert_close(split[name], whole[name], atol=2e-6, rtol=1e-4, msg=name)
+
+
+def test_order_of_the_batch_does_not_matter(model_path):
+    batch = make_experiences(3, 4, vocab_size=VOCAB, seed=7)
+    one, _ = gradient_of_step(model_path, CPU, batch)
+    other, _ = gradient_of_step(model_path, CPU, batch[::-1])
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], atol=2e-6, rtol=1e-4, msg=name)
+
+
+def test_metrics_by_hand(model_path):
+    # Two responses of 2 and 4 tokens with behaviour log-probabilities that are the model's own: ratio 1 everywhere, nothing
+    # clipped, advantages +1 and -1, so the loss is -(2 - 4) / 6 = 1/3.
+    lm = AutoModelForCausalLM.from_pretrained(model_path)
+    batch = []
+    for tokens, reward in (((5, 6), 1.0), ((7, 8, 9, 10), 0.0)):
+        with torch.no_grad():
+            table = lm(input_ids=torch.tensor([[1, 2, 3, *tokens]])).logits[0].log_softmax(-1)
+        logprobs = tuple(table[2 + i, token].item() for i, token in enumerate(tokens))
+        batch.append(Experience(str(reward), 0, (1, 2, 3), (Segment(0, tokens, logprobs),), reward=reward))
+    with TrainerWorker(model_path, dataclasses.replace(CPU, entropy=True, lr=0.5, warmup_steps=5)) as worker:
+        metrics = worker.step([batch])
+    assert metrics["loss"] == pytest.approx(1 / 3, abs=1e-5)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["approx_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_fraction"] == 0
+    assert 0 < metrics["entropy"] <= torch.tensor(float(VOCAB)).log().item() + 1e-5
+    assert (metrics["reward_mean"], metrics["tokens"], metrics["trajectories"]) == (0.5, 6, 2)
+    assert (metrics["response_tokens_mean"], metrics["response_tokens_max"]) == (3, 4)
+    assert metrics["lr"] == pytest.approx(0.1)
+    assert metrics["forward_s"] + metrics["backward_s"] + metrics["optimizer_s"] <= metrics["step_s"]
+
+
+def test_steps_raise_the_probability_of_what_is_rewarded(model_path):
+    batch = make_experiences(2, 4, vocab_size=VOCAB, seed=11)
+    with TrainerWorker(model_path, dataclasses.replace(CPU, grad_clip_norm=1.0, lr=0.003)) as worker:
+        losses = [worker.step([batch])["loss"] for _ in range(8)]
+        assert worker.steps == 8
+    assert losses[-1] < losses[0] - 0.05
+
+
+def test_each_mini_batch_is_one_optimizer_step(model_path):
+    one, two = make_experiences(2, 3, vocab_size=VOCAB, seed=1), make_experiences(2, 3, vocab_size=VOCAB, seed=2)
+    two = [dataclasses.replace(experience, group=experience.group + 2) for experience in two]
+    with TrainerWorker(model_path, CPU) as together, TrainerWorker(model_path, CPU) as apart:
+        together.step([one, two])
+        apart.step([one])
+        apart.step([two])
+        assert together.steps == apart.steps == 2
+        for (name, left), (_, right) in zip(together.weights(), apart.weights(), strict=True):
+            torch.testing.assert_close(left, right, atol=0, rtol=0, msg=name)
+
+
+def test_supervised_loss_is_the_mean_over_response_tokens(model_path):
+    lm = AutoModelForCausalLM.from_pretrained(model_path)
+    sequences = [((1, 2), (3, 4, 5)), ((6,), (7,)), ((8, 9, 10), (11, 12))]
+    expected = torch.zeros(())
+    for prompt, response in sequences:
+        table = lm(input_ids=torch.tensor([[*prompt, *response]])).logits[0].log_softmax(-1)
+        expected = expected - sum(table[len(prompt) - 1 + i, t] for i, t in enumerate(response)) / 6
+    with TrainerWorker(model_path, CPU) as worker:
+        first = worker.sft_step(sequences, lr=0.01)
+        assert first["loss"] == pytest.approx(expected.item(), abs=1e-5)
+        assert first["lr"] == 0.01
+        for _ in range(20):
+            last = worker.sft_step(sequences, lr=0.01)
+        assert last["loss"] < first["loss"] / 2
+        worker.reset_optimizer()
+        assert worker.steps == 0
+
+
+def test_weights_are_hugging_face_names_with_tied_ones_once(model_path):
+    lm = AutoModelForCausalLM.from_pretrained(model_path)
+    with TrainerWorker(model_path, CPU) as worker:
+        found = dict(worker.weights())
+    expected = dict(lm.named_parameters())
+    assert found.keys() == expected.keys()
+    assert "lm_head.weight" not in found
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name].data, atol=0, rtol=0)
+
+
+def test_bfloat16_trains_close_to_float32(model_path):
+    batch = make_experiences(3, 4, vocab_size=VOCAB, seed=9)
+    exact, _ = gradient_of_step(model_path, CPU, batch)
+    rough, _ = gradient_of_step(model_path, dataclasses.replace(CPU, dtype="bfloat16"), batch)
+    flat_exact, flat_rough = (torch.cat([g.flatten() for g in grads.values()]) for grads in (exact, rough))
+    assert torch.nn.functional.cosine_similarity(flat_exact, flat_rough, dim=0) > 0.98
+    with TrainerWorker(model_path, dataclasses.replace(CPU, dtype="bfloat16")) as worker:
+        assert {tensor.dtype for _, tensor in worker.weights()} == {torch.bfloat16}
+        assert {shard.dtype for shard in worker._state.shards.values()} == {torch.float32}
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(model_path):
+    good = make_experiences(1, 4, vocab_size=VOCAB, seed=21)
+    # The ratio against so small a probability overflows.
+    bad = [
+        dataclasses.replace(e, segments=(Segment(0, e.tokens, (-200.0,) * len(e.tokens)),), reward=float(i == 0))
+        for i, e in enumerate(good)
+    ]
+    with TrainerWorker(model_path, CPU) as worker:
+        before = {name: tensor.clone() for name, tensor in worker.weights()}
+        with pytest.raises(NonFiniteGradientError, match="weights are unchanged"):
+            worker.step([bad])
+        for name, tensor in worker.weights():
+            torch.testing.assert_close(tensor, before[name], atol=0, rtol=0)
+        assert worker.step([good])["grad_norm"] < float("inf")
+
+
+def test_bad_batches_are_refused(model_path):
+    good = make_experiences(1, 2, vocab_size=VOCAB, seed=0)
+    with TrainerWorker(model_path, CPU) as worker:
+        with pytest.raises(BatchError, match="reward"):
+            worker.step([[dataclasses.replace(good[0], reward=None)]])
+        with pytest.raises(BatchError, match="no response token"):
+            worker.step([[dataclasses.replace(good[0], segments=())]])
+        with pytest.raises(BatchError, match="empty prompt"):
+            worker.step([[dataclasses.replace(good[0], prompt=())]])
+        with pytest.raises(BatchError, match="not finite"):
+            worker.step([[dataclasses.replace(good[0], segments=(Segment(0, (1,), (float("nan"),)),))]])
+        assert worker.steps == 0
+
+
+def test_bad_settings_are_refused(model_path, tmp_path):
+    with pytest.raises(TrainerConfigError, match="clip_low"):
+        TrainerConfig(clip_low=1.5)
+    with pytest.raises(TrainerConfigError, match="normalisation"):
+        TrainerConfig(normalisation="mean")
+    with pytest.raises(TrainerConfigError, match="no rendezvous"):
+        TrainerWorker(model_path, CPU, rank=1, world_size=2)
+    with pytest.raises(ModelError, match="config.json"):
+        TrainerWorker(tmp_path, CPU)
+
+
+def test_the_backend_is_registered():
+    assert plugins.load("tailrace.backend", "fsdp2") is TrainerWorker
