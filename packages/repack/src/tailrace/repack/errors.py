@@ -11,3 +11,7 @@ class RepackError(TailraceError):
 
 class LoadError(RepackError, ValueError):
     """A load, or a limit that it is planned against, cannot be right."""
+
+
+class FitError(RepackError, ValueError):
+    """Measurements do not determine a cost model."""
