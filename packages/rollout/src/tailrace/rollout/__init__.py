@@ -1,3 +1,60 @@
-"""Rollout engines (vLLM, transformers continuous batching) behind one protocol, and the replica
-worker that drives them.
+"""Rollout engines (vLLM, transformers continuous batching) behind one protocol, and the replica worker that drives them.
+
+Importing this package imports no engine: those load when `build_engine` names them.
 """
+
+from tailrace.rollout.errors import (
+    CloseTimeoutError,
+    DeviceMissingError,
+    EngineBusyError,
+    EngineDiedError,
+    EngineMissingError,
+    FlushTimeoutError,
+    GenerationTimeoutError,
+    ModelLoadError,
+    OptionError,
+    ReplicaCrashedError,
+    ReplicaNotReadyError,
+    RequestError,
+    RolloutError,
+    RouteConflictError,
+    SourceMismatchError,
+    WeightsError,
+)
+from tailrace.rollout.generation import Generation, generate
+from tailrace.rollout.options import EngineOptions
+from tailrace.rollout.ports import PartialDelta, Resume, SamplingTable, TrajectorySource, WeightSource
+from tailrace.rollout.replica import MonotonicClock, ReplicaCommand, ReplicaWorker
+from tailrace.rollout.selection import build_engine, select_engine
+
+__all__ = [
+    "CloseTimeoutError",
+    "DeviceMissingError",
+    "EngineBusyError",
+    "EngineDiedError",
+    "EngineMissingError",
+    "EngineOptions",
+    "FlushTimeoutError",
+    "Generation",
+    "GenerationTimeoutError",
+    "ModelLoadError",
+    "MonotonicClock",
+    "OptionError",
+    "PartialDelta",
+    "ReplicaCommand",
+    "ReplicaCrashedError",
+    "ReplicaNotReadyError",
+    "ReplicaWorker",
+    "RequestError",
+    "Resume",
+    "RolloutError",
+    "RouteConflictError",
+    "SamplingTable",
+    "SourceMismatchError",
+    "TrajectorySource",
+    "WeightSource",
+    "WeightsError",
+    "build_engine",
+    "generate",
+    "select_engine",
+]

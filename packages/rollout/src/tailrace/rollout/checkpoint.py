@@ -1,0 +1,47 @@
+"""The parameter names of a Hugging Face model directory: what a complete set of weights consists of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import BinaryIO
+
+from tailrace.rollout.errors import ModelLoadError
+
+_HEADER_CEILING_BYTES = 100 << 20
+
+
+def parameter_names(model_path: str) -> frozenset[str]:
+    """Names that must arrive before a weight version is complete; empty where the directory has no safetensors.
+
+    The output layer of a model with tied embeddings is the embedding itself and is not asked for.
+
+    Raises:
+        ModelLoadError: a file is there and cannot be read.
+    """
+    directory = Path(model_path)
+    try:
+        index = directory / "model.safetensors.index.json"
+        if index.is_file():
+            names = set(json.loads(index.read_text())["weight_map"])
+        else:
+            names = set()
+            for path in sorted(directory.glob("*.safetensors")):
+                with path.open("rb") as file:
+                    names |= _header(file)
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelLoadError(
+            f"cannot read the parameter names of {directory}: {type(error).__name__}: {error}"
+        ) from error
+    if config.get("tie_word_embeddings"):
+        names.discard("lm_head.weight")
+    return frozenset(names)
+
+
+def _header(file: BinaryIO) -> set[str]:
+    # safetensors: eight bytes with the length of a JSON object, then that object, then the data
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= _HEADER_CEILING_BYTES:
+        raise ValueError(f"found a safetensors header of {length} bytes, the file is damaged")
+    return set(json.loads(file.read(length))) - {"__metadata__"}

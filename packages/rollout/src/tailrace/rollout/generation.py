@@ -1,0 +1,53 @@
+"""Using an engine alone: requests in, whole responses out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.contracts import Engine, FinishReason, Request
+from tailrace.rollout.errors import GenerationTimeoutError
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A complete response.
+
+    Args:
+        tokens: new token ids, tokens that were resumed not included.
+        logprobs: log-probability of each.
+        finish: why it ended.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason
+
+
+def generate(engine: Engine, requests: Sequence[Request], timeout_s: float) -> dict[str, Generation]:
+    """Run requests to their end.
+
+    Raises:
+        GenerationTimeoutError: some were not complete after `timeout_s`; they are aborted.
+    """
+    deadline = time.monotonic() + timeout_s
+    tokens: dict[str, list[int]] = {request.id: [] for request in requests}
+    logprobs: dict[str, list[float]] = {request.id: [] for request in requests}
+    done: dict[str, Generation] = {}
+    engine.submit(requests)
+    while len(done) < len(tokens):
+        for delta in engine.step():
+            if delta.id not in tokens:
+                continue
+            tokens[delta.id] += delta.tokens
+            logprobs[delta.id] += delta.logprobs
+            if delta.finish is not None:
+                done[delta.id] = Generation(tuple(tokens[delta.id]), tuple(logprobs[delta.id]), delta.finish)
+        if len(done) < len(tokens) and time.monotonic() > deadline:
+            unfinished = [id_ for id_ in tokens if id_ not in done]
+            engine.abort(unfinished)
+            raise GenerationTimeoutError(
+                f"{len(unfinished)} of {len(tokens)} requests were not complete after {timeout_s} s"
+            )
+    return done

@@ -1,0 +1,141 @@
+"""Engine options: one strict table for every built-in engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tailrace.rollout.errors import ModelLoadError, OptionError
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_CPU_KV_CEILING_BYTES = 1 << 30
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine is set up.
+
+    Args:
+        device: ``"auto"`` (CUDA where there is one), ``"cpu"`` or ``"cuda"``.
+        dtype: ``"auto"`` (float32 on CPU, bfloat16 on CUDA), ``"float32"``, ``"bfloat16"`` or ``"float16"``.
+        max_num_seqs: requests in one decode batch; more than that wait. None is what suits the engine: 256, but 32 for
+            transformers on CPU, whose attention there costs the square of the batch.
+        max_model_len: prompt and response tokens of one request at most; None is what the model allows.
+        max_batch_tokens: tokens of one forward pass at most, prompts included. None is what suits the engine: 2048, but
+            512 for transformers on CPU.
+        kv_cache_bytes: size of the KV cache. None: on CPU room for `max_num_seqs` requests of full length, at most
+            1 GiB; on CUDA what `gpu_memory_utilization` leaves.
+        gpu_memory_utilization: share of the device's memory for weights and KV cache, 0 to 1.
+        block_tokens: tokens in one block of the KV cache; None is the engine's own choice.
+        prefix_cache: keep the KV blocks of prompts for later requests with the same beginning (vLLM only).
+        eager: run without CUDA graphs and compilation.
+        threads: threads for one operator on CPU; None leaves torch's setting.
+        seed: seed of sampling.
+
+    Raises:
+        OptionError: a value that is out of range.
+    """
+
+    device: str = "auto"
+    dtype: str = "auto"
+    max_num_seqs: int | None = None
+    max_model_len: int | None = None
+    max_batch_tokens: int | None = None
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.8
+    block_tokens: int | None = None
+    prefix_cache: bool = True
+    eager: bool = True
+    threads: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _choice("device", self.device, ("auto", "cpu", "cuda"))
+        _choice("dtype", self.dtype, ("auto", *_ITEM_BYTES))
+        for name in ("max_num_seqs", "max_batch_tokens", "max_model_len", "kv_cache_bytes", "block_tokens", "threads"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise OptionError(f"engine option {name}: found {value!r}, expected a positive integer")
+        if not isinstance(self.gpu_memory_utilization, int | float) or not 0 < self.gpu_memory_utilization <= 1:
+            raise OptionError(
+                f"engine option gpu_memory_utilization: found {self.gpu_memory_utilization!r}, expected a share "
+                "above 0 and at most 1"
+            )
+
+    @classmethod
+    def read(cls, options: Mapping[str, Any]) -> EngineOptions:
+        """The options of a mapping, strictly.
+
+        Raises:
+            OptionError: an unknown key or a value out of range.
+        """
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in options:
+            if key not in known:
+                close = difflib.get_close_matches(str(key), known, n=1)
+                hint = f"; did you mean {close[0]!r}?" if close else f", expected one of {', '.join(known)}"
+                raise OptionError(f"engine option {key!r} is unknown{hint}")
+        return cls(**options)
+
+
+def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise OptionError(f"engine option {name}: found {value!r}, expected one of {', '.join(allowed)}")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the size of a KV cache depends on.
+
+    Args:
+        layers: decoder layers.
+        kv_heads: key-value heads of each.
+        head_dim: width of a head.
+        max_len: tokens that the position embedding covers.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    max_len: int
+
+    @classmethod
+    def read(cls, model_path: str) -> ModelShape:
+        """The shape of a Hugging Face model directory.
+
+        Raises:
+            ModelLoadError: there is no such directory, or its config.json is missing or not that of a decoder.
+        """
+        path = Path(model_path) / "config.json"
+        try:
+            config = json.loads(path.read_text())
+            config = config.get("text_config", config)
+            heads = int(config["num_attention_heads"])
+            return cls(
+                layers=int(config["num_hidden_layers"]),
+                kv_heads=int(config.get("num_key_value_heads") or heads),
+                head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+                max_len=int(config["max_position_embeddings"]),
+            )
+        except FileNotFoundError as error:
+            raise ModelLoadError(f"found no {path}, expected a Hugging Face model directory") from error
+        except (KeyError, ValueError, TypeError, AttributeError, OSError) as error:
+            raise ModelLoadError(f"{path} does not describe a decoder: {type(error).__name__}: {error}") from error
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Bytes that the keys and values of one token take, for a resolved dtype."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * _ITEM_BYTES[dtype]
+
+    def cpu_kv_bytes(self, options: EngineOptions, dtype: str, block_tokens: int, max_num_seqs: int) -> int:
+        """Bytes of KV cache on CPU: full room for the batch up to 1 GiB, and never less than one full request."""
+        if options.kv_cache_bytes is not None:
+            return options.kv_cache_bytes
+        block_bytes = self.kv_bytes_per_token(dtype) * block_tokens
+        blocks = math.ceil(min(options.max_model_len or self.max_len, self.max_len) / block_tokens)
+        wanted = max_num_seqs * blocks * block_bytes
+        return max(min(wanted, _CPU_KV_CEILING_BYTES), blocks * block_bytes) + block_bytes

@@ -1,0 +1,42 @@
+"""Requests that bring tokens along: what is left to generate, and whether anything is."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from tailrace.contracts import FinishReason, Request, Sampling
+from tailrace.rollout.errors import RequestError
+
+
+def finished_with(tokens: tuple[int, ...], sampling: Sampling) -> FinishReason | None:
+    """Why a response that consists of `tokens` is complete, or None if it is not."""
+    if tokens and tokens[-1] in sampling.stop_token_ids:
+        return FinishReason.STOP
+    if len(tokens) >= sampling.max_tokens:
+        return FinishReason.LENGTH
+    return None
+
+
+def tokens_left(request: Request, max_model_len: int) -> int:
+    """Tokens that an engine may still generate: the request's limit and the model's, tokens that were kept counted."""
+    return min(
+        request.sampling.max_tokens - len(request.kept),
+        max_model_len - len(request.prompt) - len(request.kept),
+    )
+
+
+def check_request(request: Request, in_flight: Container[str], max_model_len: int) -> None:
+    """Refuse what no engine can carry out.
+
+    Raises:
+        RequestError: the id is in flight, the prompt is empty or as long as the model's context.
+    """
+    if request.id in in_flight:
+        raise RequestError(f"request {request.id!r} is in flight already; ids must be unique until they finish")
+    if not request.prompt:
+        raise RequestError(f"request {request.id!r} has an empty prompt, expected at least one token")
+    if len(request.prompt) >= max_model_len:
+        raise RequestError(
+            f"request {request.id!r} has a prompt of {len(request.prompt)} tokens, expected fewer than "
+            f"max_model_len={max_model_len}"
+        )

@@ -1,0 +1,28 @@
+"""For authors of engines and for tests: the engine contract, a tiny model, and a fake engine, source and weights.
+
+    from tailrace.rollout.testing import EngineContract
+
+    class TestMyEngine(EngineContract):
+        def build(self, model_path, options):
+            return my_engine(model_path, options)
+
+`EngineContract` needs pytest, torch and transformers; the fakes need nothing.
+"""
+
+from typing import Any
+
+from tailrace.rollout.testing.fakes import FakeEngine, MemorySource, MemoryWeights, fake_token
+
+__all__ = ["EngineContract", "FakeEngine", "MemorySource", "MemoryWeights", "fake_token", "save_tiny_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "EngineContract":
+        from tailrace.rollout.testing.contract import EngineContract
+
+        return EngineContract
+    if name == "save_tiny_model":
+        from tailrace.rollout.testing.tiny_model import save_tiny_model
+
+        return save_tiny_model
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,281 @@
+"""The contract of a rollout engine, as a pytest suite: subclass it and say how the engine is built."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tailrace.contracts import Engine, FinishReason, Request, Sampling
+from tailrace.rollout.errors import EngineBusyError, RequestError, WeightsError
+from tailrace.rollout.generation import generate
+from tailrace.rollout.testing.tiny_model import (
+    VOCABULARY,
+    greedy,
+    log_probabilities,
+    next_token_distribution,
+    save_tiny_model,
+)
+
+_BATCH = 16
+_SEED = 11
+_TIMEOUT_S = 120.0
+
+Prompts = list[tuple[int, ...]]
+
+
+class EngineContract:
+    """What every engine must do, on a tiny random Qwen3 with tied embeddings.
+
+    Attributes:
+        options: passed to `build`, beside sizes that the suite needs.
+        tolerance: of log-probabilities; the reference is plain transformers in float32 on CPU.
+    """
+
+    options: ClassVar[Mapping[str, Any]] = {}
+    tolerance: ClassVar[float] = 1e-4
+
+    def build(self, model_path: str, options: Mapping[str, Any]) -> Engine:
+        """The engine under test."""
+        raise TypeError(f"{type(self).__name__} must override build({model_path=}, {options=})")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def models(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+        """A model directory, its model, and a model of other weights."""
+        folder = tmp_path_factory.mktemp("models")
+        return folder / "a", save_tiny_model(folder / "a", seed=1), save_tiny_model(folder / "b", seed=2)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def shared(cls, models: tuple[Path, Any, Any]) -> Iterator[Engine]:
+        """One engine for the whole class, since building one takes seconds."""
+        engine = cls().build(
+            str(models[0]),
+            {
+                "dtype": "float32",
+                "max_num_seqs": _BATCH,
+                "block_tokens": 32,
+                "seed": _SEED,
+                "threads": 1,
+                **cls.options,
+            },
+        )
+        yield engine
+        engine.close()
+
+    @pytest.fixture
+    def engine(self, shared: Engine, models: tuple[Path, Any, Any]) -> Engine:
+        """The engine with the weights of the first model."""
+        shared.load_weights(models[1].named_parameters())
+        return shared
+
+    @pytest.fixture
+    def reference(self, models: tuple[Path, Any, Any]) -> Any:
+        """The first model in plain transformers."""
+        return models[1]
+
+    @pytest.fixture
+    def prompts(self) -> Prompts:
+        """Prompts of several lengths."""
+        draw = random.Random(_SEED)
+        return [tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 40))) for _ in range(12)]
+
+    @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+    def test_log_probabilities_are_those_of_plain_transformers(
+        self, engine: Engine, reference: Any, prompts: Prompts, temperature: float
+    ) -> None:
+        responses = generate(engine, _requests(prompts, temperature, 24), _TIMEOUT_S)
+        for index, prompt in enumerate(prompts):
+            response = responses[str(index)]
+            assert len(response.tokens) == len(response.logprobs) == 24
+            expected = log_probabilities(reference, prompt, response.tokens, temperature)
+            assert response.logprobs == pytest.approx(expected, abs=self.tolerance)
+
+    def test_greedy_is_that_of_plain_transformers(self, engine: Engine, reference: Any, prompts: Prompts) -> None:
+        responses = generate(engine, _requests(prompts, 0.0, 24), _TIMEOUT_S)
+        for index, prompt in enumerate(prompts):
+            assert responses[str(index)].tokens == greedy(reference, prompt, 24)
+
+    def test_sampled_and_greedy_requests_run_side_by_side(self, engine: Engine, reference: Any) -> None:
+        prompt = (3, 1, 4)
+        requests = [Request(f"g{i}", prompt, Sampling(temperature=0, max_tokens=12)) for i in range(3)]
+        requests += [Request(f"s{i}", prompt, Sampling(temperature=1, max_tokens=12)) for i in range(8)]
+        responses = generate(engine, requests, _TIMEOUT_S)
+        assert {responses[f"g{i}"].tokens for i in range(3)} == {greedy(reference, prompt, 12)}
+        assert len({responses[f"s{i}"].tokens for i in range(8)}) > 1
+
+    def test_abort_keeps_tokens_and_resuming_them_changes_nothing(
+        self, engine: Engine, reference: Any, prompts: Prompts
+    ) -> None:
+        length = 48
+        sampling = Sampling(temperature=0, max_tokens=length)
+        tokens: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+        logprobs: dict[str, list[float]] = {id_: [] for id_ in tokens}
+        ends: dict[str, FinishReason] = {}
+
+        def take(deltas: Any) -> None:
+            for delta in deltas:
+                assert delta.id not in ends, "a delta after the last one"
+                assert len(delta.tokens) == len(delta.logprobs)
+                tokens[delta.id] += delta.tokens
+                logprobs[delta.id] += delta.logprobs
+                if delta.finish is not None:
+                    ends[delta.id] = delta.finish
+
+        pending = list(tokens)
+        interruptions = 0
+        deadline = time.monotonic() + _TIMEOUT_S
+        while pending:
+            engine.submit([Request(id_, prompts[int(id_)], sampling, tuple(tokens[id_])) for id_ in pending])
+            before = {id_: len(tokens[id_]) for id_ in pending}
+            while any(id_ not in ends and len(tokens[id_]) < before[id_] + 15 for id_ in pending):
+                take(engine.step())
+                assert time.monotonic() < deadline, "the engine does not advance"
+            # what was seen before the abort must be there after it, and more only from the abort itself
+            take(engine.abort([*pending, "nobody"]))
+            assert engine.step() == []
+            assert engine.stats().running == engine.stats().waiting == 0
+            pending = [id_ for id_ in pending if id_ not in ends]
+            interruptions += len(pending)
+        assert interruptions >= len(prompts), "nothing was interrupted"
+        for index, prompt in enumerate(prompts):
+            id_ = str(index)
+            assert ends[id_] is FinishReason.LENGTH
+            assert tuple(tokens[id_]) == greedy(reference, prompt, length)
+            expected = log_probabilities(reference, prompt, tuple(tokens[id_]), 0)
+            assert logprobs[id_] == pytest.approx(expected, abs=self.tolerance)
+
+    def test_abort_of_some_leaves_the_others_alone(self, engine: Engine, reference: Any, prompts: Prompts) -> None:
+        engine.submit(_requests(prompts, 0.0, 24))
+        tokens: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+        _run_until(engine, tokens, lambda: all(len(made) >= 4 for made in tokens.values()))
+        gone = [id_ for id_ in tokens if int(id_) % 2]
+        for delta in engine.abort(gone):
+            tokens[delta.id] += delta.tokens
+        lengths = {id_: len(tokens[id_]) for id_ in gone}
+        _run_until(engine, tokens, lambda: all(len(made) == 24 for id_, made in tokens.items() if id_ not in gone))
+        for index, prompt in enumerate(prompts):
+            made = tokens[str(index)]
+            assert tuple(made) == greedy(reference, prompt, 24)[: len(made)]
+        assert {id_: len(tokens[id_]) for id_ in gone} == lengths
+
+    def test_new_weights_of_a_tied_model_are_served_and_the_old_are_not(
+        self, engine: Engine, models: tuple[Path, Any, Any], prompts: Prompts
+    ) -> None:
+        _, old, new = models
+        generate(engine, _requests(prompts, 0.0, 24), _TIMEOUT_S)  # fills whatever the engine caches
+        engine.load_weights(new.named_parameters())
+        responses = generate(engine, _requests(prompts, 0.0, 24), _TIMEOUT_S)
+        for index, prompt in enumerate(prompts):
+            response = responses[str(index)]
+            assert response.tokens == greedy(new, prompt, 24)
+            expected = log_probabilities(new, prompt, response.tokens, 0)
+            assert response.logprobs == pytest.approx(expected, abs=self.tolerance)
+            stale = log_probabilities(old, prompt, response.tokens, 0)
+            assert max(abs(a - b) for a, b in zip(response.logprobs, stale, strict=True)) > 0.1
+
+    def test_incomplete_or_foreign_weights_are_refused(self, engine: Engine, models: tuple[Path, Any, Any]) -> None:
+        named = dict(models[1].named_parameters())
+        for name in (
+            "model.layers.0.self_attn.k_proj.weight",
+            "model.layers.2.mlp.up_proj.weight",
+            "model.norm.weight",
+        ):
+            with pytest.raises(WeightsError, match=name.split(".")[-2]):
+                engine.load_weights([item for item in named.items() if item[0] != name])
+        with pytest.raises(WeightsError):
+            engine.load_weights([*named.items(), ("model.layers.0.nothing.weight", named["model.norm.weight"])])
+        with pytest.raises(WeightsError):
+            engine.load_weights([*named.items(), ("model.norm.weight", named["model.norm.weight"][:-1])])
+        engine.submit([Request("r", (1, 2), Sampling(max_tokens=30))])
+        with pytest.raises(EngineBusyError):
+            engine.load_weights(named.items())
+        engine.abort(["r"])
+
+    def test_counts_and_kv_follow_the_requests(self, engine: Engine) -> None:
+        assert engine.stats().kv == pytest.approx(0, abs=1e-6)
+        count = _BATCH + 8
+        tokens: dict[str, list[int]] = {str(index): [] for index in range(count)}
+        engine.submit([Request(id_, (int(id_), 7), Sampling(max_tokens=120)) for id_ in tokens])
+        levels = []
+        for length in (2, 40, 80):
+            _run_until(engine, tokens, lambda length=length: sum(len(m) >= length for m in tokens.values()) >= _BATCH)  # type: ignore[misc]
+            stats = engine.stats()
+            assert (stats.running, stats.waiting) == (_BATCH, 8)
+            levels.append(stats.kv)
+        assert 0 < levels[0] < levels[1] < levels[2] <= 1
+        engine.abort(list(tokens)[:4])
+        assert sum((engine.stats().running, engine.stats().waiting)) == count - 4
+        engine.abort(list(tokens))
+        stats = engine.stats()
+        assert (stats.running, stats.waiting) == (0, 0)
+        assert stats.kv == pytest.approx(0, abs=1e-6)
+
+    def test_a_stop_token_and_the_limit_end_a_response(self, engine: Engine, reference: Any) -> None:
+        prompt = (5, 6, 7, 8)
+        whole = greedy(reference, prompt, 20)
+        stop = whole[9]
+        end = whole.index(stop) + 1
+
+        def run(max_tokens: int, kept: int, stops: tuple[int, ...]) -> Any:
+            sampling = Sampling(temperature=0, max_tokens=max_tokens, stop_token_ids=stops)
+            return generate(engine, [Request("r", prompt, sampling, whole[:kept])], _TIMEOUT_S)["r"]
+
+        stopped = run(20, 0, (stop,))
+        assert (stopped.tokens, stopped.finish) == (whole[:end], FinishReason.STOP)
+        limited = run(8, 5, ())
+        assert (limited.tokens, limited.finish) == (whole[5:8], FinishReason.LENGTH)
+        # nothing is left to generate: one empty last delta
+        assert (run(5, 5, ()).tokens, run(5, 5, ()).finish) == ((), FinishReason.LENGTH)
+        assert (run(20, end, (stop,)).tokens, run(20, end, (stop,)).finish) == ((), FinishReason.STOP)
+
+    def test_the_models_context_ends_a_response(self, engine: Engine) -> None:
+        response = generate(engine, [Request("r", (1,) * 500, Sampling(max_tokens=100))], _TIMEOUT_S)["r"]
+        assert (len(response.tokens), response.finish) == (12, FinishReason.LENGTH)
+
+    def test_requests_that_cannot_run_are_refused(self, engine: Engine) -> None:
+        for prompt in ((), (1,) * 512):
+            with pytest.raises(RequestError):
+                engine.submit([Request("r", prompt, Sampling())])
+        engine.submit([Request("twice", (1,), Sampling(max_tokens=50))])
+        with pytest.raises(RequestError, match="twice"):
+            engine.submit([Request("twice", (1,), Sampling())])
+        engine.abort(["twice"])
+        assert engine.step() == []
+
+    @pytest.mark.parametrize("temperature", [0.6, 1.0])
+    def test_samples_follow_the_distribution(self, engine: Engine, reference: Any, temperature: float) -> None:
+        count, prompt = 1500, (9, 9, 2)
+        requests = [Request(str(i), prompt, Sampling(temperature=temperature, max_tokens=1)) for i in range(count)]
+        seen = [0] * VOCABULARY
+        for response in generate(engine, requests, _TIMEOUT_S).values():
+            seen[response.tokens[0]] += 1
+        expected = [count * share for share in next_token_distribution(reference, prompt, temperature)]
+        common = [token for token, mean in enumerate(expected) if mean >= 5]
+        bins = [(seen[token], expected[token]) for token in common]
+        rest = count - sum(seen[token] for token in common), count - sum(expected[token] for token in common)
+        if rest[1] >= 5:
+            bins.append(rest)
+        assert len(bins) > 3, "the distribution is too narrow for a test"
+        statistic = sum((found - mean) ** 2 / mean for found, mean in bins)
+        degrees = len(bins) - 1
+        # six standard deviations of a chi-square variable: a sound engine fails once in millions of runs
+        assert statistic < degrees + 6 * (2 * degrees) ** 0.5 + 6, f"chi-square {statistic:.1f}, seed {_SEED}"
+
+
+def _requests(prompts: Prompts, temperature: float, length: int) -> list[Request]:
+    sampling = Sampling(temperature=temperature, max_tokens=length)
+    return [Request(str(index), prompt, sampling) for index, prompt in enumerate(prompts)]
+
+
+def _run_until(engine: Engine, tokens: dict[str, list[int]], done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_S
+    while not done():
+        for delta in engine.step():
+            tokens[delta.id] += delta.tokens
+        assert time.monotonic() < deadline, "the engine does not advance"

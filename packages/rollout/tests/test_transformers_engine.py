@@ -1,0 +1,13 @@
+"""The transformers engine keeps the engine contract."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tailrace.rollout import build_engine
+from tailrace.rollout.testing import EngineContract
+
+
+class TestTransformersEngine(EngineContract):
+    def build(self, model_path, options):
+        return build_engine("transformers", model_path, {"device": "cpu", **options})
