@@ -48,7 +48,7 @@ def admit(channel: Channel, token: str, welcome: dict[str, Any]) -> None:
     channel.send({"tailrace": _PROTOCOL, "nonce": challenge})
     answer = channel.receive(HANDSHAKE_S, limit=_LIMIT)
     nonce, proof = answer.get("nonce"), answer.get("proof")
-    if not isinstance(nonce, str) or not isinstance(proof, str):
+    if not isinstance(nonce, str) or not isinstance(proof, str) or not (nonce + proof).isascii():
         raise ProtocolError(f"{channel.peer} did not answer the challenge")
     if not hmac.compare_digest(proof.encode(), _proof(token, "client", challenge, nonce)):
         error = AuthenticationFailed("found a wrong token; give every relay, publisher and reader the same one")
@@ -69,15 +69,14 @@ def connect(address: str, *, token: str, timeout_s: float, stall_s: float) -> tu
     try:
         greeting = channel.receive(timeout_s, limit=_LIMIT)
         challenge = greeting.get("nonce")
-        if greeting.get("tailrace") != _PROTOCOL or not isinstance(challenge, str):
+        if greeting.get("tailrace") != _PROTOCOL or not isinstance(challenge, str) or not challenge.isascii():
             raise ProtocolError(f"{address} is no relay of protocol {_PROTOCOL}; use one Tailrace release everywhere")
         nonce = secrets.token_hex(32)
         channel.send({"nonce": nonce, "proof": _proof(token, "client", challenge, nonce).decode()})
         answer = channel.answer(timeout_s)
         proof, welcome = answer.get("proof"), answer.get("relay")
-        if not isinstance(proof, str) or not hmac.compare_digest(
-            proof.encode(), _proof(token, "server", challenge, nonce)
-        ):
+        expected = _proof(token, "server", challenge, nonce).decode()
+        if not isinstance(proof, str) or not proof.isascii() or not hmac.compare_digest(proof, expected):
             raise AuthenticationFailed(f"the relay {address} did not prove that it holds the token")
         if not isinstance(welcome, dict):
             raise ProtocolError(f"the relay {address} did not introduce itself")

@@ -205,8 +205,9 @@ def dial(address: str, *, timeout_s: float, stall_s: float) -> Channel:
     """
     try:
         sock = socket.create_connection(parse_address(address), timeout=timeout_s)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: not even a host name
+        why = getattr(error, "strerror", None) or error
         raise RelayUnreachable(
-            f"cannot reach the relay {address}: {error.strerror or error}; is it running, and is the port right?"
+            f"cannot reach the relay {address}: {why}; is it running, and is the port right?"
         ) from error
     return Channel(sock, stall_s, f"the relay {address}")

@@ -55,6 +55,7 @@ class RelayReader:
         self._lock = threading.RLock()
         self._channel: Channel | None = None
         self._same_host, self._nonce = False, ""
+        self._spare: mmap.mmap | None = None
         self._mapped: dict[str, tuple[tuple[str, int], Segment]] = {}
 
     @property
@@ -133,6 +134,7 @@ class RelayReader:
             for _, segment in self._mapped.values():
                 segment.close()
             self._mapped.clear()
+            self._spare = None
 
     def __enter__(self) -> RelayReader:
         return self
@@ -195,7 +197,7 @@ class RelayReader:
                     raise RelayUnreachable(f"the connection to the relay {self.address} is closed")
                 try:
                     manifest = Manifest.from_wire(answer.get("manifest"), max_bytes=self._max_bytes)
-                    memory = memoryview(mmap.mmap(-1, max(1, manifest.total_bytes)))[: manifest.total_bytes]
+                    memory = self._local_memory(manifest.total_bytes)
                     receive_chunks(channel, manifest, memory, checksums.append, lambda: None)
                     channel.send({"received": True})
                 except ChunkDamaged:
@@ -208,6 +210,17 @@ class RelayReader:
                 else:
                     return WeightLease(manifest, memory.toreadonly(), checksums)
         raise AssertionError("the last attempt returns or raises")
+
+    def _local_memory(self, nbytes: int) -> memoryview:
+        """Memory for a pull: that of the last one, unless it is too small or a tensor still refers to it."""
+        if self._spare is not None and len(self._spare) >= nbytes:
+            try:
+                self._spare.resize(len(self._spare))  # refused while there are views on it
+                return memoryview(self._spare)[:nbytes]
+            except (BufferError, SystemError):  # SystemError: this platform cannot tell
+                pass
+        self._spare = mmap.mmap(-1, max(mmap.PAGESIZE, nbytes))
+        return memoryview(self._spare)[:nbytes]
 
     def _await(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s

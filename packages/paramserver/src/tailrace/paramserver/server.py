@@ -66,11 +66,15 @@ class RelayServer:
         self.address = format_address(host, self._listener.getsockname()[1])
         try:
             self._owner = SegmentOwner(name)
+            try:
+                self._table = SlotTable(self._owner, slots)
+            except BaseException:
+                self._owner.close()
+                raise
         except BaseException:
             self._listener.close()
             raise
         self.cleaned = self._owner.cleaned
-        self._table = SlotTable(self._owner, slots)
         self._forwarder = Forwarder(self._table, name, token, stall_s=stall_s, slot_timeout_s=slot_timeout_s)
         self._connections: dict[threading.Thread, Channel] = {}
         self._lock = threading.Lock()

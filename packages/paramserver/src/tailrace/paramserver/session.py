@@ -100,7 +100,7 @@ class Session:
         if (pid := message.get("pid")) is not None:
             namespace, started = message.get("namespace"), message.get("started")
             if not isinstance(namespace, str) or type(pid) is not int or not isinstance(started, int | None):
-                raise ProtocolError("a lease names its process by pid, started and namespace")
+                raise ProtocolError(f"pid: found {pid!r}, expected it with started and namespace")
             process = ProcessId(pid, started, namespace)
         slot, lease = self._table.lease(
             _version(message),
@@ -163,7 +163,8 @@ class Session:
         }
 
     def _held(self, message: dict[str, Any]) -> tuple[Slot, Lease]:
-        held = self._leases.get(message.get("lease", -1))
+        lease = message.get("lease")
+        held = self._leases.get(lease) if type(lease) is int else None
         if held is None:
             raise LeaseExpired(f"found no lease {message.get('lease')!r} on this connection")
         return held

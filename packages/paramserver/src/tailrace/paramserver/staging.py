@@ -22,6 +22,7 @@ class StagingBuffer:
     def __init__(self) -> None:
         self.fd = _unnamed_file()
         self._size = 0
+        self._map: mmap.mmap | None = None
         self.view = memoryview(b"")
 
     def fill(self, weights: Iterable[tuple[str, Any]], version: int, chunk_bytes: int) -> Manifest:
@@ -77,8 +78,12 @@ class StagingBuffer:
             raise NotEnoughSharedMemory(
                 f"found too little memory to stage {nbytes} bytes ({error.strerror})"
             ) from error
-        flags = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-        self.view, self._size = memoryview(mmap.mmap(self.fd, size, flags=flags)), size
+        self.view.release()
+        if self._map is not None and hasattr(os, "memfd_create"):
+            self._map.resize(size)  # on Linux what is mapped stays mapped; a new mapping would fault it in again
+        else:
+            self._map = mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED)
+        self.view, self._size = memoryview(self._map), size
 
 
 def _unnamed_file() -> int:

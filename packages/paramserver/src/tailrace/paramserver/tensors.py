@@ -83,6 +83,8 @@ def flat_torch(view: memoryview) -> Any:
     """A buffer as a uint8 torch tensor that shares its memory."""
     import torch
 
+    if not view.nbytes:
+        return torch.empty(0, dtype=torch.uint8)
     with warnings.catch_warnings():
         # It is not writable on purpose: these are weights that other processes read too.
         warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)

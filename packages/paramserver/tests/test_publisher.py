@@ -1,0 +1,132 @@
+import threading
+
+import pytest
+
+from tailrace.paramserver import (
+    Publisher,
+    PublishTimeout,
+    RelayReader,
+    RelayUnreachable,
+    SlotBusy,
+    VersionSuperseded,
+)
+
+
+def test_publish_never_waits_for_a_stuck_reader(spawn, token, weights, check, until):
+    """If publish waited, this test would not get past the lease that only it can end."""
+    relay, outcomes = spawn(), []
+    with (
+        Publisher(relay.address, token=token, on_published=lambda v, e: outcomes.append((v, e))) as publisher,
+        RelayReader(relay.address, token=token) as reader,
+    ):
+        publisher.publish(0, weights(0))
+        publisher.wait(0, 20)
+        with reader.lease(0):
+            publisher.publish(1, weights(1))
+            publisher.wait(1, 20)
+            for version in range(2, 12):
+                assert publisher.publish(version, weights(version)) >= 0.0
+                if version == 2:
+                    until(lambda: reader.versions() == [1], "version 2 to wait for the slot")
+            with pytest.raises(PublishTimeout, match="2 pushing"):
+                publisher.wait(11, 0.1)
+            with pytest.raises(VersionSuperseded, match="version 5 was superseded by version 6"):
+                publisher.wait(5, 20)
+        publisher.wait(11, 20)
+        assert publisher.superseded == list(range(3, 11))
+        with reader.lease(11) as newest:
+            check(newest, 11)
+        until(lambda: len(outcomes) == 12, "all callbacks")
+    assert sorted(version for version, _ in outcomes) == list(range(12))
+    assert {version for version, error in outcomes if error is None} == {0, 1, 2, 11}
+    assert all(isinstance(error, VersionSuperseded) for version, error in outcomes if error is not None)
+
+
+def test_a_slot_that_stays_leased_is_reported(serve, token, weights):
+    relay = serve(slot_timeout_s=0.5)
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        publisher.publish(0, weights(0))
+        publisher.wait(0, 20)
+        publisher.publish(1, weights(1))
+        publisher.wait(1, 20)
+        with reader.lease(0):
+            publisher.publish(2, weights(2))
+            with pytest.raises(SlotBusy, match="leased by pid"):
+                publisher.wait(2, 20)
+            assert reader.versions() == [0, 1]  # nothing was lost over it
+        publisher.retarget(relay.address)
+        publisher.wait(2, 20)
+
+
+def test_more_slots_serve_more_versions(serve, token, weights):
+    relay = serve(slots=4)
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        for version in range(6):
+            publisher.publish(version, weights(version))
+            publisher.wait(version, 20)
+        assert reader.versions() == [2, 3, 4, 5]
+
+
+def test_the_trainer_may_change_its_weights_after_publish(serve, token):
+    torch = pytest.importorskip("torch")
+    relay, value = serve(), torch.zeros(100_000)
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        for version in range(4):
+            publisher.publish(version, [("w", value)])
+            value += 1
+            publisher.wait(version, 20)
+            with reader.lease(version) as weights:
+                assert torch.equal(weights["w"], torch.full((100_000,), float(version)))
+
+
+def test_no_relay_no_stall(token, weights):
+    with Publisher("127.0.0.1:1", token=token) as publisher:
+        publisher.publish(0, weights(0))
+        with pytest.raises(RelayUnreachable):
+            publisher.wait(0, 20)
+
+
+def test_retarget_in_the_middle_of_a_push(spawn, serve, token, weights, check, until):
+    stuck, fresh = spawn(), serve()
+    with (
+        Publisher(stuck.address, token=token) as publisher,
+        RelayReader(stuck.address, token=token) as reader,
+        RelayReader(fresh.address, token=token) as fresh_reader,
+    ):
+        publisher.publish(0, weights(0))
+        publisher.wait(0, 20)
+        publisher.publish(1, weights(1))
+        publisher.wait(1, 20)
+        with reader.lease(0):
+            publisher.publish(2, weights(2))
+            until(lambda: reader.versions() == [1], "version 2 to wait for the slot")
+            publisher.retarget(fresh.address)
+            publisher.wait(2, 20)
+            with fresh_reader.lease(2) as held:
+                check(held, 2)
+
+
+def test_a_callback_that_raises_does_not_end_publishing(serve, token, weights, caplog):
+    relay, called = serve(), threading.Event()
+
+    def broken(version, error):
+        called.set()
+        raise ZeroDivisionError("in the callback")
+
+    with Publisher(relay.address, token=token, on_published=broken) as publisher:
+        for version in (0, 1):
+            publisher.publish(version, weights(version))
+            publisher.wait(version, 20)
+    assert called.is_set()
+    assert "on_published raised for version 0" in caplog.text
+
+
+def test_a_closed_publisher_refuses(serve, token, weights):
+    relay = serve()
+    publisher = Publisher(relay.address, token=token)
+    publisher.publish(0, weights(0))
+    publisher.close()  # what was staged still arrives
+    with RelayReader(relay.address, token=token) as reader:
+        assert reader.latest() == 0
+    with pytest.raises(RelayUnreachable, match="closed"):
+        publisher.publish(1, weights(1))

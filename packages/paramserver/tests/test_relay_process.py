@@ -1,0 +1,182 @@
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrace.paramserver import (
+    NotEnoughSharedMemory,
+    PortInUse,
+    Publisher,
+    RelayNameTaken,
+    RelayProcess,
+    RelayReader,
+    RelayServer,
+    RelayStartFailed,
+    relay_status,
+)
+from tailrace.paramserver.authentication import connect
+from tailrace.paramserver.manifest import Manifest, TensorSpec
+from tailrace.paramserver.segments import PREFIX, Segment, unlink
+
+PARENT = """
+import os, sys, threading, time
+from tailrace.paramserver import RelayProcess
+def start():
+    relay = RelayProcess.start(sys.argv[1], token=os.environ["T"])
+    print(relay.pid, relay.address, flush=True)
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+time.sleep(120)
+"""
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_segments_of_a_crashed_relay_are_removed_by_the_next(spawn, token, relay_name, weights):
+    crashed = spawn(relay_name)
+    with Publisher(crashed.address, token=token) as publisher:
+        for version in (0, 1):
+            publisher.publish(version, weights(version))
+            publisher.wait(version, 20)
+    crashed.kill()
+    follower = spawn(relay_name)
+    assert len(follower.cleaned) == 3  # two slots and the owner's record
+    with RelayReader(follower.address, token=token) as reader:
+        assert reader.latest() is None  # it serves nothing before it has a complete version of its own
+    follower.close()
+    with pytest.raises(FileNotFoundError):
+        Segment.attach(follower.cleaned[0])
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is not listed here")
+def test_a_closed_relay_leaves_nothing(spawn, serve, token, weights):
+    before = set(Path("/dev/shm").glob(f"{PREFIX}*"))
+    for start in (spawn, serve):
+        relay = start()
+        with Publisher(relay.address, token=token) as publisher:
+            publisher.publish(0, weights(0))
+            publisher.wait(0, 20)
+        assert len(set(Path("/dev/shm").glob(f"{PREFIX}*")) - before) == 2
+        relay.close()
+        assert set(Path("/dev/shm").glob(f"{PREFIX}*")) - before == set()
+
+
+def test_a_name_is_taken_while_its_relay_lives(spawn, serve, token, relay_name):
+    relay = spawn(relay_name)
+    with pytest.raises(RelayNameTaken, match=f"pid {relay.pid}"):
+        serve(relay_name)
+    with pytest.raises(RelayNameTaken, match=f"pid {relay.pid}"):
+        spawn(relay_name)
+    assert relay_status(relay.address, token=token).pid == relay.pid
+
+
+def test_a_garbled_owner_record_counts_as_a_leftover(serve, token, relay_name):
+    name = serve(relay_name)._owner.owner_name
+    serve_again = relay_name + "x"
+    other = RelayServer(serve_again, token=token)
+    record = other._owner.owner_name
+    other.close()
+    assert name != record
+    segment = Segment.create(record, 100)
+    segment.view[:10] = b'{"pid": tr'
+    segment.close()
+    assert serve(serve_again).cleaned == [record]
+
+
+def test_a_port_in_use(spawn, serve, token):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for start in (spawn, serve):
+            with pytest.raises(PortInUse, match=f"port {port} on 127.0.0.1 is in use"):
+                start(port=port)
+
+
+def test_wrong_options_fail_at_the_start(spawn, serve, relay_name):
+    with pytest.raises(ValueError, match="found 1 slots"):
+        serve(relay_name, slots=1)
+    with pytest.raises(RelayStartFailed, match="found 1 slots"):
+        spawn(relay_name, slots=1)
+    assert serve(relay_name).cleaned == []
+
+
+def test_too_little_shared_memory(serve, token, weights):
+    relay, huge = serve(), 2**50
+    manifest = Manifest(1, 1, 2**31, huge, (TensorSpec("w", "uint8", (huge,), 0, huge),))
+    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    with pytest.raises(NotEnoughSharedMemory, match="enlarge /dev/shm"):
+        channel.request({"op": "offer", "manifest": manifest.to_wire()}, 20)
+    channel.close()
+    with Publisher(relay.address, token=token) as publisher:  # and it goes on
+        publisher.publish(2, weights(2))
+        publisher.wait(2, 20)
+
+
+def test_the_relay_dies_with_its_parent_not_with_a_thread_of_it(token, relay_name, until):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, relay_name], stdout=subprocess.PIPE, text=True, env={**os.environ, "T": token}
+    )
+    pid, address = parent.stdout.readline().split()
+    assert relay_status(address, token=token).pid == int(pid)  # the thread that started it is gone by now
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: not alive(int(pid)), "the relay to end")
+    follower = RelayServer(relay_name, token=token)
+    assert follower.cleaned == []  # it ended in order
+    follower.close()
+
+
+def test_the_token_is_nowhere_to_be_seen(spawn, token):
+    relay = spawn()
+    if Path("/proc").is_dir():
+        assert token.encode() not in Path(f"/proc/{relay.pid}/cmdline").read_bytes()
+        assert token.encode() not in Path(f"/proc/{relay.pid}/environ").read_bytes()
+    assert token not in repr(relay)
+
+
+def test_from_the_command_line(token, relay_name):
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-m", "tailrace.paramserver.relay", "--name", relay_name],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "TAILRACE_RELAY_TOKEN": token},
+    )
+    address = json.loads(process.stdout.readline())["address"]
+    assert address.startswith("127.0.0.1:")
+    assert relay_status(address, token=token).name == relay_name
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 0
+    process.stdout.close()
+
+
+def test_no_token_no_relay(relay_name):
+    with pytest.raises(PermissionError, match="empty token"):
+        RelayProcess.start(relay_name, token="")
+
+
+def test_a_segment_that_exists_is_not_taken_over(relay_name):
+    name = f"{PREFIX}{relay_name}"[:30]
+    segment = Segment.create(name, 10)
+    try:
+        with pytest.raises(FileExistsError):
+            Segment.create(name, 10)
+        reading = Segment.attach(name)
+        with pytest.raises(TypeError):
+            reading.view[0] = 1
+        reading.close()
+    finally:
+        segment.close()
+        assert unlink(name)

@@ -1,0 +1,117 @@
+"""The slot table against its invariants, under random histories."""
+
+import uuid
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tailrace.paramserver import SlotBusy, VersionNotYet, VersionRetired
+from tailrace.paramserver.manifest import Manifest, TensorSpec
+from tailrace.paramserver.segments import SegmentOwner
+from tailrace.paramserver.slots import SlotState, SlotTable
+
+NBYTES = 8
+
+
+class Slots(RuleBasedStateMachine):
+    """A model beside the table: which publications were completed, in order, and what each lease must keep showing."""
+
+    def __init__(self):
+        super().__init__()
+        self.owner = SegmentOwner(f"slots-{uuid.uuid4().hex}")
+        self.now = 0.0
+        self.table = SlotTable(self.owner, 3, lambda: self.now)
+        self.stamp = 0
+        self.newest = None
+        self.writing = None
+        self.leases = []
+
+    def teardown(self):
+        self.owner.close()
+
+    def manifest(self, version, stamp):
+        return Manifest(version, stamp, NBYTES, NBYTES, (TensorSpec("w", "uint8", (NBYTES,), 0, NBYTES),))
+
+    @precondition(lambda self: self.writing is None)
+    @rule(step=st.integers(-2, 2))
+    def reserve(self, step):
+        self.stamp += 1
+        version = max(0, (self.newest[0] if self.newest else 0) + step)
+        try:
+            slot = self.table.reserve(self.manifest(version, self.stamp), timeout_s=0)
+        except SlotBusy:
+            empty = [s for s in self.table.slots if s.state is SlotState.EMPTY]
+            for slot in empty or self.table.complete_slots()[:1]:
+                assert any(not lease.dead(self.now) for lease in slot.leases.held.values())
+            return
+        assert not slot.leases.held
+        assert slot.publication.manifest.key != self.newest
+        slot.memory.view[:NBYTES] = b"\xff" * NBYTES  # half-written
+        self.writing = slot
+
+    @precondition(lambda self: self.writing is not None)
+    @rule()
+    def complete(self):
+        slot, self.writing = self.writing, None
+        manifest = slot.publication.manifest
+        slot.memory.view[:NBYTES] = manifest.stamp.to_bytes(NBYTES, "big")
+        self.table.arrived(slot.publication, 0)
+        self.table.complete(slot)
+        self.newest = manifest.key
+
+    @precondition(lambda self: self.writing is not None)
+    @rule()
+    def fail(self):
+        slot, self.writing = self.writing, None
+        self.table.fail(slot)
+
+    @rule(version=st.integers(0, 12), hold_s=st.sampled_from([1.0, 5.0, 100.0]))
+    def lease(self, version, hold_s):
+        visible = [v for v, _ in self.table.versions()]
+        try:
+            slot, lease = self.table.lease(version, wait_s=0, hold_s=hold_s, holder="test", process=None)
+        except (VersionRetired, VersionNotYet):
+            assert version not in visible
+            return
+        assert slot.state is SlotState.COMPLETE
+        self.leases.append((slot, lease, bytes(slot.memory.view[:NBYTES]), self.now + hold_s))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data):
+        slot, lease, _, deadline = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+        kept = self.table.release(slot, lease)
+        assert kept or self.now >= deadline
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 10.0]))
+    def time_passes(self, seconds):
+        self.now += seconds
+
+    @invariant()
+    def a_lease_shows_one_version(self):
+        for slot, lease, content, deadline in self.leases:
+            if self.now < deadline or lease.id in slot.leases.held:
+                assert bytes(slot.memory.view[:NBYTES]) == content
+
+    @invariant()
+    def the_newest_version_is_readable(self):
+        if self.newest is not None:
+            assert self.table.versions()[-1] == self.newest
+
+    @invariant()
+    def versions_grow_with_their_stamps(self):
+        visible = self.table.versions()
+        assert visible == sorted(visible, key=lambda key: key[1])
+        assert [v for v, _ in visible] == sorted({v for v, _ in visible})
+
+
+Slots.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSlots = Slots.TestCase
+
+
+@pytest.mark.parametrize("count", [0, 1, 17])
+def test_the_number_of_slots_is_bounded(count):
+    with pytest.raises(ValueError, match="expected 2 to 16"):
+        SlotTable(None, count)

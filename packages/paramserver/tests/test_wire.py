@@ -1,0 +1,173 @@
+"""What a relay makes of peers that are not what they should be."""
+
+import json
+import os
+import socket
+import struct
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tailrace.paramserver import (
+    AuthenticationFailed,
+    ManifestInvalid,
+    ProtocolError,
+    Publisher,
+    RelayReader,
+    RelayUnreachable,
+    relay_status,
+)
+from tailrace.paramserver.address import format_address, parse_address
+from tailrace.paramserver.authentication import connect
+from tailrace.paramserver.manifest import Manifest, TensorSpec
+
+ONE = Manifest(1, 1, 64, 64, (TensorSpec("w", "uint8", (64,), 0, 64),))
+
+
+@pytest.mark.parametrize("client", ["publisher", "reader", "status"])
+def test_a_wrong_token_is_refused(serve, token, weights, client):
+    relay = serve()
+    if client == "publisher":
+        with Publisher(relay.address, token="wrong") as publisher:
+            publisher.publish(0, weights(0))
+            with pytest.raises(AuthenticationFailed, match="wrong token"):
+                publisher.wait(0, 20)
+    elif client == "reader":
+        with pytest.raises(AuthenticationFailed, match="wrong token"):
+            RelayReader(relay.address, token="wrong").latest()
+    else:
+        with pytest.raises(AuthenticationFailed, match="wrong token"):
+            relay_status(relay.address, token="wrong")
+    assert relay_status(relay.address, token=token).versions == ()
+
+
+def test_a_relay_without_the_token_is_refused():
+    """It relays nothing: it answers the challenge with what it saw."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+
+    def message(data):
+        return struct.pack("!I", len(data)) + data
+
+    import threading
+
+    def impostor():
+        sock, _ = listener.accept()
+        sock.sendall(message(b'{"tailrace": 1, "nonce": "0123"}'))
+        answer = sock.recv(4096)
+        proof = json.loads(answer[4:])["proof"]
+        sock.sendall(message(json.dumps({"proof": proof, "relay": {}}).encode()))
+        sock.recv(1)
+
+    threading.Thread(target=impostor, daemon=True).start()
+    with pytest.raises(AuthenticationFailed, match="did not prove"):
+        connect(address, token="secret", timeout_s=10, stall_s=10)
+    listener.close()
+
+
+def test_an_empty_token_is_no_token(serve):
+    with pytest.raises(AuthenticationFailed, match="empty"):
+        RelayReader("127.0.0.1:1", token="")
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=300)
+    | st.text().map(lambda text: struct.pack("!I", 40) + json.dumps({"nonce": text, "proof": text}).encode())
+)
+def test_noise_before_authentication_changes_nothing(noisy, noise):
+    relay, token = noisy
+    host, port = parse_address(relay.address)
+    with socket.create_connection((host, port)) as sock:
+        sock.sendall(noise)
+    assert relay_status(relay.address, token=token).versions == ()
+
+
+@pytest.fixture
+def noisy(serve, token):
+    return serve(stall_s=0.5), token
+
+
+REQUESTS = [
+    {"op": "no such thing"},
+    {"op": ["offer"]},
+    {},
+    {"op": "lease", "version": "1", "wait_s": 0, "hold_s": 1},
+    {"op": "lease", "version": 1, "wait_s": -1, "hold_s": 1},
+    {"op": "lease", "version": 1, "wait_s": 1e300, "hold_s": 1},
+    {"op": "lease", "version": 1, "wait_s": 0, "hold_s": 1, "pid": "1"},
+    {"op": "set_next", "address": "nonsense"},
+    {"op": "set_next", "address": 7},
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=str)
+def test_a_request_that_is_none_is_refused_by_name(serve, token, request_):
+    relay = serve()
+    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    with pytest.raises(ProtocolError, match="found"):
+        channel.request(request_, 10)
+    channel.close()
+    assert relay_status(relay.address, token=token).versions == ()
+
+
+def test_limits_hold_before_anything_is_allocated(serve, token, capfd):
+    relay = serve(max_bytes=63)
+    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    with pytest.raises(ManifestInvalid, match="at most 63"):
+        channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10)
+    assert relay._table.slots[0].segment is None
+    channel._send_all(struct.pack("!I", 2**32 - 1))
+    with pytest.raises(RelayUnreachable):
+        channel.answer(10)
+    channel.close()
+    assert "announced a message of 4294967295 bytes, expected at most" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("header", [(1, 64), (0, 63), (0, 65), (0, 2**32 - 1)])
+def test_a_chunk_of_another_manifest_is_refused(serve, token, header):
+    relay = serve()
+    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    assert channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10) == {"go": True}
+    channel._send_all(struct.pack("!IIQ", *header, 0))
+    with pytest.raises(ProtocolError, match="expected 0 of 64"):
+        channel.answer(10)
+    channel.close()
+    assert relay_status(relay.address, token=token).receiving == {}
+
+
+@pytest.mark.parametrize("end", ["close", "stall"])
+def test_a_publisher_that_stops_midway_leaves_nothing(serve, token, weights, until, end):
+    relay = serve(stall_s=0.3)
+    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    assert channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10) == {"go": True}
+    channel._send_all(struct.pack("!IIQ", 0, 64, 0) + os.urandom(30))
+    if end == "close":
+        channel.close()
+    until(lambda: relay_status(relay.address, token=token).receiving == {}, "the relay to give up")
+    with Publisher(relay.address, token=token) as publisher:
+        publisher.publish(2, weights(2))
+        publisher.wait(2, 20)
+    assert relay_status(relay.address, token=token).versions == (2,)
+    channel.close()
+
+
+@given(st.sampled_from(["127.0.0.1", "::1", "node-7.cluster"]), st.integers(1, 65535))
+def test_addresses_survive_text(host, port):
+    assert parse_address(format_address(host, port)) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":80", "host:0", "host:65536", "host:-1", "host:x", "host:\u0661"]
+)
+def test_other_text_is_no_address(text):
+    with pytest.raises(ProtocolError, match="expected host:port"):
+        parse_address(text)
+
+
+def test_nobody_there():
+    with pytest.raises(RelayUnreachable, match="is it running"):
+        RelayReader("127.0.0.1:1", token="t").latest()
+    with pytest.raises(RelayUnreachable):
+        RelayReader("x" * 70 + ":1", token="t").latest()
