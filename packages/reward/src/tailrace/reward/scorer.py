@@ -103,6 +103,11 @@ class Scorer:
                 self._drain_together(queue, outcomes)
             return [outcome for outcome in outcomes if outcome is not None]
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that run."""
+        return tuple(worker.pid for worker in self._workers if worker.pid is not None)
+
     def close(self) -> None:
         """Stop the workers. Waits for a `score` under way; calling it again does nothing."""
         with self._lock:

@@ -15,8 +15,8 @@ from tailrace.reward.tasks.rows import Row, Split, split_of, write_jsonl
 _TASKS = {
     task.name: task
     for task in (
-        ChainSum("long-chain-sum", min_terms=3, max_terms=24, exponent=1.8, misread=0.6),
-        ChainSum("short-chain-sum", min_terms=4, max_terms=5, exponent=0.0, misread=0.6),
+        ChainSum("long-chain-sum", min_terms=3, max_terms=24, exponent=1.8, warm_exponent=1.2, misread=0.65),
+        ChainSum("short-chain-sum", min_terms=4, max_terms=5, exponent=0.0, warm_exponent=0.0, misread=0.65),
     )
 }
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tailrace.reward.errors import MissingExtraError, TooFewQuestionsError
+from tailrace.reward.errors import TooFewQuestionsError
+from tailrace.reward.gym import import_reasoning_gym
 from tailrace.reward.tasks.demonstrations import Demonstration, worked
 from tailrace.reward.tasks.rows import Row, Split, split_of
 
@@ -27,6 +27,7 @@ class ChainSum:
         min_terms: fewest terms, at least 2.
         max_terms: most terms.
         exponent: the number of terms n is drawn with probability proportional to (n - min_terms + 1) ** -exponent.
+        warm_exponent: the same for `warm_start`, smaller, so that long questions are demonstrated more often than they are asked.
         misread: default probability that a demonstration reads a minus sign as a plus sign, at each one anew.
     """
 
@@ -34,6 +35,7 @@ class ChainSum:
     min_terms: int
     max_terms: int
     exponent: float
+    warm_exponent: float
     misread: float
 
     forced_prefix = "<think>"
@@ -54,10 +56,10 @@ class ChainSum:
             TooFewQuestionsError: the task has not so many distinct held-out questions.
         """
         if split == "train":
-            return list(itertools.islice(self._stream(split, seed), size))
+            return list(itertools.islice(self._stream(split, seed, self.exponent), size))
         rows: dict[str, Row] = {}
         misses = 0
-        for row in self._stream(split, seed):
+        for row in self._stream(split, seed, self.exponent):
             if len(rows) == size:
                 break
             misses = misses + 1 if row["prompt"] in rows else 0
@@ -82,10 +84,24 @@ class ChainSum:
         rng = random.Random(f"{self.name}/demonstrations/{seed}")
         return [(row["prompt"], worked(row["metadata"]["entry"]["expression"], rng, probability)) for row in rows]
 
-    def _stream(self, split: Split, seed: int) -> Iterator[Row]:
+    def warm_start(self, size: int, seed: int, misread: float | None = None) -> list[Demonstration]:
+        """Demonstrations for supervised fine-tuning before RL: of training questions, with a flatter tail than is asked.
+
+        Args:
+            size: how many.
+            seed: decides the questions and which signs are misread.
+            misread: as in `demonstrations`.
+
+        Raises:
+            MissingExtraError: reasoning-gym is not installed.
+        """
+        rows = list(itertools.islice(self._stream("train", seed, self.warm_exponent), size))
+        return self.demonstrations(rows, seed, misread)
+
+    def _stream(self, split: Split, seed: int, exponent: float) -> Iterator[Row]:
         rng = random.Random(f"{self.name}/{split}/{seed}")
         terms = range(self.min_terms, self.max_terms + 1)
-        weights = [(n - self.min_terms + 1) ** -self.exponent for n in terms]
+        weights = [(n - self.min_terms + 1) ** -exponent for n in terms]
         # One reasoning-gym dataset for each number of terms: its items are drawn by index, so nothing is generated in vain.
         items = {n: _items(n, rng.getrandbits(48)) for n in terms}
         while True:
@@ -96,7 +112,9 @@ class ChainSum:
 
 
 def _items(terms: int, seed: int) -> Iterator[Row]:
-    dataset = _chain_sum()(min_terms=terms, max_terms=terms, min_digits=1, max_digits=1, seed=seed, size=2**31)
+    dataset = import_reasoning_gym().create_dataset(
+        "chain_sum", min_terms=terms, max_terms=terms, min_digits=1, max_digits=1, seed=seed, size=2**31
+    )
     for index in itertools.count():
         item = dataset[index]
         yield Row(
@@ -108,15 +126,3 @@ def _items(terms: int, seed: int) -> Iterator[Row]:
                 "entry": {"num_terms": terms, "expression": item["metadata"]["expression"]},
             },
         )
-
-
-def _chain_sum() -> Callable[..., Any]:
-    try:
-        from reasoning_gym.arithmetic.chain_sum import ChainSumConfig, ChainSumDataset
-    except ImportError as error:
-        raise MissingExtraError("generated tasks need reasoning-gym: install tailrace-reward[reasoning-gym]") from error
-
-    def make(**options: Any) -> Any:
-        return ChainSumDataset(ChainSumConfig(**options))
-
-    return make

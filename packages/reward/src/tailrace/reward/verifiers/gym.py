@@ -8,6 +8,11 @@ from typing import Any
 
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import final_answer
+from tailrace.reward.gym import import_reasoning_gym
+
+# Imported with the module, which only this verifier's name loads: it takes seconds, and belongs to loading a verifier, which
+# has a deadline of its own, not to the first verification.
+reasoning_gym = import_reasoning_gym()
 
 # Some scorers give part of the reward to an answer that merely contains the right one ("212" for "12" earns 0.67), and 0.01
 # to 0.05 to junk. So only a full score is right unless the row says otherwise.
@@ -16,10 +21,6 @@ _RIGHT = 0.99
 
 @cache
 def _scorer(dataset: str) -> Callable[[str | None, Mapping[str, Any]], float]:
-    try:
-        import reasoning_gym
-    except ImportError as error:
-        raise ScoringError(f"the verifier 'reasoning-gym' needs tailrace-reward[reasoning-gym]: {error}") from error
     try:
         score: Callable[[str | None, Mapping[str, Any]], float] = reasoning_gym.get_score_answer_fn(dataset)
     except ValueError as error:

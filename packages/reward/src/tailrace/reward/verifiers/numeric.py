@@ -13,7 +13,7 @@ from tailrace.reward.extraction import final_answer, last_number
 
 _MAX_DIGITS = 400  # a longer number, or a larger exponent, is no answer but a way to make the scorer compute for ever
 _LATEX_FRACTION = re.compile(r"^([-+]?)\\[dt]?frac\{([-+]?\d+)\}\{([-+]?\d+)\}$")
-_WRAPPING = re.compile(r"\\(?:text|mathrm)\{[^{}]*\}|\\[,;! ()\[\]]|[$£€%\s_]")
+_WRAPPING = re.compile(r"\\(?:text|mathrm)\{[^{}]*\}|\\[,;! ()\[\]]|[$£€%_]|(?<!\d)\s+|\s+(?!\d)")
 _FRACTION = re.compile(r"^([-+]?\d+)/([-+]?\d+)$")
 
 

@@ -1,0 +1,46 @@
+"""Verifiers that misbehave, for the scorer's tests. They run in worker processes."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def sleeps_for_ever(response, answer, metadata):
+    while True:
+        time.sleep(3600)
+
+
+def sleeps_with_a_child(response, answer, metadata):
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    Path(metadata["pid_file"]).write_text(str(child.pid))
+    while True:
+        time.sleep(3600)
+
+
+def spins(response, answer, metadata):
+    while True:
+        pass
+
+
+def raises(response, answer, metadata):
+    raise ZeroDivisionError("the verifier's own mistake")
+
+
+def dies(response, answer, metadata):
+    os._exit(7)
+
+
+def not_a_number(response, answer, metadata):
+    return float("nan")
+
+
+def chatters(response, answer, metadata):
+    print("a verifier may print", flush=True)
+    os.write(1, b"even past Python\n")
+    return 1.0
+
+
+def length(response, answer, metadata):
+    return float(len(response))

@@ -1,0 +1,75 @@
+"""Answers are found in whatever a model writes, and nothing raises."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.reward.extraction import boxed, final_answer, last_number, tagged
+
+MARKUP = st.lists(
+    st.sampled_from(
+        [
+            "<answer>",
+            "</answer>",
+            "\\boxed{",
+            "{",
+            "}",
+            "<think>",
+            "12",
+            "-",
+            ",",
+            "1,000",
+            ".",
+            "e9",
+            "/",
+            " ",
+            "\n",
+            "٣",
+            "\x00",
+        ]
+    )
+    | st.text(max_size=5),
+    max_size=30,
+).map("".join)
+
+
+@given(MARKUP)
+def test_nothing_raises_and_what_is_found_is_in_the_text(response):
+    for find in (tagged, boxed, last_number, final_answer):
+        found = find(response)
+        assert found is None or found in response
+
+
+@given(MARKUP, st.text(alphabet="0123456789 abc", max_size=10))
+def test_the_last_complete_tag_counts(noise, answer):
+    assert tagged(f"{noise}<answer>{answer}</answer>") == answer.strip()
+
+
+@pytest.mark.parametrize(
+    ("response", "found"),
+    [
+        ("<answer>12</answer>", "12"),
+        ("<answer> 12\n</answer>", "12"),
+        ("<answer>1</answer> no, <answer>2</answer>", "2"),
+        ("<answer>1 <answer>2</answer>", "2"),
+        ("<answer>1</answer> and <answer>2", "1"),
+        ("<answer></answer>", ""),
+        ("<answer>12", None),
+        ("12</answer>", None),
+        ("", None),
+        (r"so \boxed{12}", "12"),
+        (r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{1} then \boxed{2", None),
+        (r"<answer>\boxed{7}</answer>", "7"),
+    ],
+)
+def test_odd_responses(response, found):
+    assert final_answer(response) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("7 + 5 = 12", "12"), ("it is -3.", "-3"), ("1,234.5 km", "1,234.5"), ("3/4", "3/4"), ("none", None)],
+)
+def test_the_last_number(text, found):
+    assert last_number(text) == found

@@ -1,0 +1,153 @@
+"""Whatever a verifier does, every item gets its outcome in time, and no failure becomes a reward."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.reward import Failure, Score, ScoreItem, Scorer, ScorerClosedError
+
+HERE = Path(__file__).parent
+BROKEN = ("sleeps_for_ever", "sleeps_with_a_child", "spins", "raises", "dies", "not_a_number", "chatters", "length")
+
+
+@pytest.fixture
+def make_scorer(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    made = []
+
+    def make(**options):
+        local = {name: f"broken_verifiers:{name}" for name in BROKEN}
+        made.append(Scorer({**local, "missing": "broken_verifiers:nothing_here"}, **options))
+        return made[-1]
+
+    yield make
+    for scorer in made:
+        scorer.close()
+
+
+def item(trajectory, verifier, response="<answer>12</answer>", answer="12", **metadata):
+    return ScoreItem(trajectory, response, answer, verifier, metadata)
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_outcomes_come_in_order(make_scorer, workers):
+    scorer = make_scorer(workers=workers)
+    items = [item(str(n), "numeric", f"<answer>{n % 3}</answer>", "1") for n in range(50)]
+    assert scorer.score(items) == [Score(str(n), float(n % 3 == 1)) for n in range(50)]
+    assert scorer.score([]) == []
+
+
+@pytest.mark.parametrize("verifier", ["sleeps_for_ever", "spins"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_verifier_that_hangs_costs_its_own_item_only(make_scorer, workers, verifier):
+    scorer = make_scorer(workers=workers, timeout_s=0.5)
+    outcomes = scorer.score([item("a", "numeric"), item("b", verifier), item("c", "numeric"), item("d", "exact")])
+    assert [type(outcome) for outcome in outcomes] == [Score, Failure, Score, Score]
+    assert "no result within 0.5 s" in outcomes[1].reason
+    assert outcomes[1].trajectory == "b"
+
+
+def test_what_a_hung_verifier_started_is_killed_too(make_scorer, tmp_path):
+    pid_file = tmp_path / "pid"
+    scorer = make_scorer(timeout_s=2.0)
+    (outcome,) = scorer.score([item("a", "sleeps_with_a_child", pid_file=str(pid_file))])
+    assert isinstance(outcome, Failure)
+    pid = int(pid_file.read_text())
+    deadline = time.monotonic() + 10
+    while alive(pid):
+        assert time.monotonic() < deadline, f"process {pid} outlived its worker"
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "reason"),
+    [
+        ("raises", "ZeroDivisionError: the verifier's own mistake"),
+        ("dies", "ended with status 7"),
+        ("not_a_number", "found the reward nan, expected a finite number"),
+        ("numerik", "did you mean 'numeric'"),
+        ("missing", "nothing_here"),
+        ("broken_verifiers:length", "expected one of"),
+    ],
+)
+def test_a_verifier_that_cannot_judge_is_a_failure_with_its_reason(make_scorer, verifier, reason):
+    scorer = make_scorer()
+    broken, after = scorer.score([item("a", verifier), item("b", "numeric")])
+    assert isinstance(broken, Failure)
+    assert reason in broken.reason
+    assert after == Score("b", 1.0)
+
+
+def test_metadata_that_json_cannot_carry_is_a_failure(make_scorer):
+    broken, after = make_scorer().score([item("a", "numeric", thing=object()), item("b", "numeric")])
+    assert isinstance(broken, Failure)
+    assert "no JSON" in broken.reason
+    assert after == Score("b", 1.0)
+
+
+def test_what_a_verifier_prints_garbles_nothing(make_scorer):
+    assert make_scorer().score([item("a", "chatters"), item("b", "numeric")]) == [Score("a", 1.0), Score("b", 1.0)]
+
+
+def test_a_response_larger_than_the_pipe_arrives_whole(make_scorer):
+    assert make_scorer().score([item("a", "length", "x" * 3_000_000)]) == [Score("a", 3_000_000.0)]
+
+
+def test_any_text_arrives_as_it_is(make_scorer):
+    scorer = make_scorer()
+
+    @settings(deadline=None, max_examples=50)
+    @given(st.text())
+    def check(text):
+        assert scorer.score([item("a", "length", text)]) == [Score("a", float(len(text)))]
+
+    check()
+
+
+def test_a_closed_scorer_says_so_and_leaves_no_process(make_scorer):
+    scorer = make_scorer()
+    scorer.score([item("a", "numeric")])
+    pid = scorer.pids[0]
+    assert alive(pid)
+    scorer.close()
+    scorer.close()
+    assert not alive(pid)
+    with pytest.raises(ScorerClosedError):
+        scorer.score([item("a", "numeric")])
+
+
+def test_workers_leave_when_their_scorer_is_killed(tmp_path):
+    pid_file = tmp_path / "pid"
+    program = f"""
+import os, signal, pathlib
+from tailrace.reward import Scorer, ScoreItem
+scorer = Scorer({{"sleeps_for_ever": "broken_verifiers:sleeps_for_ever"}})
+scorer.score([ScoreItem("a", "<answer>1</answer>", "1", "numeric")])
+pathlib.Path({str(pid_file)!r}).write_text(str(scorer.pids[0]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+    pid = int(pid_file.read_text())
+    deadline = time.monotonic() + 15
+    while alive(pid):
+        assert time.monotonic() < deadline, f"worker {pid} outlived its scorer"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"timeout_s": 0}, {"start_timeout_s": -1}])
+def test_settings_that_cannot_work_are_refused(options):
+    with pytest.raises(ValueError, match="expected"):
+        Scorer(**options)

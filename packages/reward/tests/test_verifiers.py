@@ -1,0 +1,99 @@
+"""Verifiers give 0.0 to a wrong answer, whatever it looks like, and raise only when they cannot judge."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.contracts import PluginError
+from tailrace.reward import ScoringError, load_verifier, verifier_names
+from tailrace.reward.verifiers import exact, numeric
+from tailrace.reward.verifiers.gym import reasoning_gym_verifier
+from tailrace.reward.verifiers.numeric import parse_number
+
+CHAIN = {"dataset": "chain_sum"}
+
+
+def test_built_ins_come_through_the_plugin_door():
+    assert {"exact", "math", "numeric", "reasoning-gym"} <= set(verifier_names())
+    assert load_verifier("math") is load_verifier("numeric")
+    with pytest.raises(PluginError, match="did you mean 'numeric'"):
+        load_verifier("numerik")
+
+
+@settings(deadline=None)  # the first call imports reasoning-gym
+@given(st.text())
+def test_no_response_makes_a_verifier_raise(response):
+    for verifier, metadata in ((exact, {}), (numeric, {}), (reasoning_gym_verifier, CHAIN)):
+        for text in (response, f"<answer>{response}</answer>", f"\\boxed{{{response}}}"):
+            assert verifier(text, "12", metadata) in (0.0, 1.0)
+
+
+@given(st.integers(-(10**30), 10**30))
+def test_numbers_are_compared_exactly(value):
+    for written in (str(value), f"{value:,}", f"{value}.0", f"{value}.", f"{2 * value}/2", f"${value}", f"{value:+d}"):
+        assert numeric(f"<answer>{written}</answer>", str(value), {}) == 1.0, written
+    assert numeric(f"<answer>{value + 1}</answer>", str(value), {}) == 0.0
+
+
+@given(st.fractions(max_denominator=10**6))
+def test_fractions_are_exact(value):
+    assert parse_number(f"{value.numerator}/{value.denominator}") == value
+    assert parse_number(rf"\frac{{{value.numerator}}}{{{value.denominator}}}") == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,000", 1000), ("2e3", 2000), ("-.5", Fraction(-1, 2)), ("\N{MINUS SIGN}4", -4), ("5%", 5), (r"12\text{ km}", 12),
+        (r"-\frac{1}{3}", Fraction(-1, 3)), ("0.1", Fraction(1, 10)),
+        ("1,00", None), ("1/0", None), ("nan", None), ("Infinity", None), ("1e999999999", None), ("9" * 500, None),
+        ("", None), ("1 or 2", None), ("1 2", None), ("- 3", -3), ("twelve", None),
+    ],
+)  # fmt: skip
+def test_number_formats(text, value):
+    assert parse_number(text) == value
+
+
+def test_a_float_would_call_these_equal():
+    assert numeric("<answer>9007199254740993</answer>", "9007199254740992", {}) == 0.0
+
+
+def test_without_markup_the_last_number_or_the_whole_text_counts():
+    assert numeric("so it is 7 + 5 = 12.", "12", {}) == 1.0
+    assert exact("  PARIS. ", "Paris", {}) == 1.0
+    assert exact("<answer>Paris</answer>", "Lyon", {}) == 0.0
+
+
+def test_a_reference_that_is_no_number_is_our_failure():
+    with pytest.raises(ScoringError, match="expected a number"):
+        numeric("12", "twelve", {})
+
+
+def test_a_part_of_the_score_is_no_reward_unless_the_row_asks_for_it():
+    response = "<answer>212</answer>"
+    assert reasoning_gym_verifier(response, "12", CHAIN) == 0.0
+    assert reasoning_gym_verifier(response, "12", CHAIN | {"partial": True}) == pytest.approx(2 / 3)
+    assert reasoning_gym_verifier("<answer>+012.0</answer>", "12", CHAIN) == 1.0
+    assert reasoning_gym_verifier("12, and no tag", "12", CHAIN) == 0.0
+
+
+def test_a_gym_scorer_that_raises_on_a_malformed_answer_gives_zero():
+    import reasoning_gym
+
+    item = reasoning_gym.create_dataset("prime_factorization", size=1, seed=1)[0]
+    with pytest.raises(ValueError, match="invalid literal"):
+        reasoning_gym.get_score_answer_fn("prime_factorization")("bl{a", item)
+    metadata = {"dataset": "prime_factorization", "entry": item["metadata"]}
+    assert reasoning_gym_verifier("<answer>bl{a</answer>", item["answer"], metadata) == 0.0
+    assert reasoning_gym_verifier(f"<answer>{item['answer']}</answer>", item["answer"], metadata) == 1.0
+
+
+def test_metadata_that_a_gym_scorer_cannot_use_is_our_failure():
+    with pytest.raises(ScoringError, match="key 'dataset'"):
+        reasoning_gym_verifier("<answer>1</answer>", "1", {})
+    with pytest.raises(ScoringError, match="expected one that reasoning-gym registers"):
+        reasoning_gym_verifier("<answer>1</answer>", "1", {"dataset": "no-such-task"})
+    with pytest.raises(ScoringError, match="raises on the reference answer"):
+        reasoning_gym_verifier("<answer>1</answer>", "1", {"dataset": "word_sorting"})
