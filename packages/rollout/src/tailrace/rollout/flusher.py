@@ -146,9 +146,10 @@ class Flusher:
                     self._appending_since = time.monotonic()
                     rejected = self._source.append(self._replica, batch.deltas)
                     self._appending_since = None
-                    if rejected:
-                        lost.update(rejected)
-                        self._rejected(rejected)
+                    newly = sorted(set(rejected) - lost)
+                    if newly:
+                        lost.update(newly)
+                        self._rejected(newly)
                 self._outbox.put([event for event in batch.events if not _concerns(event, lost)])
         except BaseException as error:
             # Not swallowed: the worker stops on it and events() raises it.

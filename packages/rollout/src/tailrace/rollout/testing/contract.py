@@ -21,6 +21,9 @@ from tailrace.rollout.testing.tiny_model import (
     save_tiny_model,
 )
 
+# ruff: noqa: D102
+# A test suite asserts, and its tests are named for what they say.
+
 _BATCH = 16
 _SEED = 11
 _TIMEOUT_S = 120.0

