@@ -27,7 +27,7 @@ class ChainSum:
         min_terms: fewest terms, at least 2.
         max_terms: most terms.
         exponent: the number of terms n is drawn with probability proportional to (n - min_terms + 1) ** -exponent.
-        warm_exponent: the same for `warm_start`, smaller, so that long questions are demonstrated more often than they are asked.
+        warm_exponent: the same for `warm_start`, smaller, so that long questions are shown more often than asked.
         misread: default probability that a demonstration reads a minus sign as a plus sign, at each one anew.
     """
 
