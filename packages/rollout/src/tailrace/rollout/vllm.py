@@ -6,6 +6,7 @@ The engine core is driven directly with token ids, behind vLLM's front end for t
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -91,15 +92,15 @@ class VLLMEngine:
                     use_tqdm_on_load=False,
                     **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
                 )
-                if options.threads is not None:
-                    import torch
-
-                    torch.set_num_threads(options.threads)
                 with updatable_linears():
                     config = args.create_engine_config()
                     self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
             except Exception as error:
                 raise ModelLoadError(f"vLLM cannot load {model_path}: {type(error).__name__}: {error}") from error
+        import torch
+
+        self._torch_threads = options.threads or torch.get_num_threads()
+        self._thread: int | None = None
         self._sampling_params, self._core_request = SamplingParams, EngineCoreRequest
         self._client = self._llm.engine_core
         self._scheduler = self._client.engine_core.scheduler
@@ -158,6 +159,7 @@ class VLLMEngine:
         deltas, self._complete = self._complete, []
         if not self._requests:
             return deltas
+        self._adopt_thread()
         try:
             outputs = self._client.get_output().outputs
         except Exception as error:
@@ -228,6 +230,15 @@ class VLLMEngine:
     def close(self) -> None:
         """Release the model and the KV cache."""
         self._client.shutdown()
+
+    def _adopt_thread(self) -> None:
+        # OpenMP counts threads anew in each thread that calls it, torch only from its first operator on. vLLM's attention
+        # on CPU fails where the two differ, which they do in the first step of a thread that did not build the engine.
+        if self._thread != threading.get_ident():
+            import torch
+
+            torch.set_num_threads(self._torch_threads)
+            self._thread = threading.get_ident()
 
     def _warm_up(self) -> None:
         # vLLM imports and compiles parts of itself in its first step, which takes seconds.

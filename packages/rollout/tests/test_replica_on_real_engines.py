@@ -1,0 +1,106 @@
+"""A replica on real engines: interrupted, given new weights and resumed, every token's log-probability is its version's."""
+
+import importlib.util
+import random
+import time
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tailrace.contracts import (
+    Finished,
+    FinishReason,
+    Interrupt,
+    Interrupted,
+    Pull,
+    Pulled,
+    Route,
+    Sampling,
+    TrajectoryRef,
+)
+from tailrace.rollout import ReplicaWorker, build_engine
+from tailrace.rollout.testing import MemorySource, save_tiny_model
+from tailrace.rollout.testing.tiny_model import VOCABULARY, greedy, log_probabilities
+
+COUNT, LENGTH, DEADLINE_S, SEED = 8, 120, 120.0, 5
+
+
+class ModelWeights:
+    """The parameters of plain transformers models, by version."""
+
+    def __init__(self, models):
+        self.models = models
+
+    @contextmanager
+    def load(self, version, timeout_s):
+        yield self.models[version].named_parameters()
+
+
+class InterruptingSource(MemorySource):
+    """Calls back once, with the first batch after which three trajectories have five tokens."""
+
+    then = None
+
+    def append(self, replica, deltas):
+        rejected = super().append(replica, deltas)
+        if self.then is not None and sum(len(kept.tokens) >= 5 for kept in self.kept.values()) >= 3:
+            self.then, then = None, self.then
+            then()
+        return rejected
+
+
+def collect_until(worker, seen, done):
+    deadline = time.monotonic() + DEADLINE_S
+    while not done():
+        seen += worker.events(0.5)
+        assert time.monotonic() < deadline, f"saw {seen[-5:]}, seed {SEED}"
+
+
+@pytest.mark.parametrize("name", ["transformers", "vllm"])
+def test_every_token_belongs_to_the_version_that_it_is_kept_with(name, tmp_path):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    models = {version: save_tiny_model(tmp_path / str(version), seed=version, layers=2) for version in (1, 2)}
+    options = {"device": "cpu", "max_num_seqs": 6, "threads": 1, "dtype": "float32"}
+    engine = build_engine(name, tmp_path / "1", options)
+    draw = random.Random(SEED)
+    source = InterruptingSource(
+        {str(i): tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 20))) for i in range(COUNT)}
+    )
+    refs = tuple(TrajectoryRef(t, int(t), 0, mode="greedy" if int(t) % 2 else "") for t in source.kept)
+    worker = ReplicaWorker(
+        "r0",
+        engine,
+        source,
+        ModelWeights(models),
+        sampling=lambda ref: Sampling(temperature=0.0 if ref.mode == "greedy" else 1.0, max_tokens=LENGTH),
+        flush_s=0.01,
+    )
+    seen = []
+    try:
+        source.then = lambda: (worker.submit(Interrupt(3, "r0", ("0", "1"))), worker.submit(Pull(4, "r0", 2)))
+        worker.submit(Pull(1, "r0", 1))
+        worker.submit(Route(2, "r0", refs))
+        collect_until(worker, seen, lambda: Pulled("r0", 2, answers=4) in seen)
+        rest = [event.trajectory for event in seen if isinstance(event, Interrupted)]
+        assert len(rest) >= COUNT // 2, "the interruption came too late to show anything"
+        worker.submit(Route(5, "r0", tuple(ref for ref in refs if ref.trajectory in rest)))
+        collect_until(worker, seen, lambda: sum(isinstance(event, Finished) for event in seen) == COUNT)
+    finally:
+        worker.close(DEADLINE_S)
+    both = 0
+    for ref in refs:
+        kept = source.kept[ref.trajectory]
+        assert (len(kept.tokens), kept.finish) == (LENGTH, FinishReason.LENGTH)
+        both += len(set(kept.versions)) == 2
+        expected = {v: log_probabilities(models[v], kept.prompt, tuple(kept.tokens), 1.0) for v in models}
+        assert kept.logprobs == pytest.approx(
+            [expected[version][position] for position, version in enumerate(kept.versions)], abs=1e-4
+        )
+        if ref.mode == "greedy" and ref.trajectory in rest:
+            first = kept.versions.count(1)
+            assert tuple(kept.tokens[:first]) == greedy(models[1], kept.prompt, first)
+            assert tuple(kept.tokens[first:]) == greedy(models[2], (*kept.prompt, *kept.tokens[:first]), LENGTH - first)
+    assert both >= 2, f"no trajectory has tokens of both versions, seed {SEED}"
