@@ -2,7 +2,7 @@ import itertools
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.paramserver import Manifest, ManifestInvalid
@@ -23,6 +23,7 @@ def manifests(draw):
     return Manifest(draw(st.integers(0, 99)), draw(st.integers(0, 2**60)), draw(st.integers(1, 500)), end, tuple(specs))
 
 
+@settings(deadline=None)
 @given(manifests())
 def test_survives_the_wire(manifest):
     assert Manifest.from_wire(json.loads(json.dumps(manifest.to_wire()))) == manifest
@@ -79,6 +80,7 @@ def test_refuses_what_is_too_large():
         Manifest.from_wire(wire(), max_bytes=71)
 
 
+@settings(deadline=None)
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(),
@@ -90,6 +92,7 @@ def test_anything_else_is_refused_cleanly(data):
         Manifest.from_wire(data)
 
 
+@settings(deadline=None)
 @given(st.sampled_from(sorted(wire())), st.none() | st.integers() | st.text() | st.lists(st.lists(st.integers())))
 def test_a_manifest_that_is_accepted_is_sound(field, value):
     try:

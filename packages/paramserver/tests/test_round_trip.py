@@ -149,3 +149,21 @@ def test_unpublishable_weights_are_refused_in_publish(ends, bad):
         pass
     publisher.publish(0, [("w", b"good")])  # and the publisher goes on
     publisher.wait(0, 20)
+
+
+def test_a_failed_publish_that_is_remembered_does_not_stop_growth(ends):
+    publisher, near, _ = ends
+
+    class Broken(torch.Tensor):
+        def detach(self):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as failure:
+        publisher.publish(0, [("w", torch.zeros(10).as_subclass(Broken))])
+    grown = torch.ones(1_000_000, dtype=torch.uint8)
+    for version in (1, 2):
+        publisher.publish(version, [("w", grown)])
+        publisher.wait(version, 20)
+    assert failure.traceback
+    with near.lease(2) as weights:
+        assert torch.equal(weights["w"], grown)

@@ -153,6 +153,7 @@ def test_a_publisher_that_stops_midway_leaves_nothing(serve, token, weights, unt
     channel.close()
 
 
+@settings(deadline=None)
 @given(st.sampled_from(["127.0.0.1", "::1", "node-7.cluster"]), st.integers(1, 65535))
 def test_addresses_survive_text(host, port):
     assert parse_address(format_address(host, port)) == (host, port)

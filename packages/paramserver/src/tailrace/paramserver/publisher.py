@@ -283,8 +283,8 @@ class Publisher:
         if outcome is not None:
             self._drop_channel()
         with self._changed:
-            if epoch != self._epoch and not self._closed and outcome is not None:
-                # Retargeted meanwhile: to the new master with it, unless a newer one waits.
+            if epoch != self._epoch and not self._closed:
+                # Retargeted meanwhile: to the new master with it, whatever became of it, unless a newer one waits.
                 if self._next() is None:
                     staged.state = _State.WAITING
                     return

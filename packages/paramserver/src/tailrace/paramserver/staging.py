@@ -78,12 +78,20 @@ class StagingBuffer:
             raise NotEnoughSharedMemory(
                 f"found too little memory to stage {nbytes} bytes ({error.strerror})"
             ) from error
-        self.view.release()
-        if self._map is not None and hasattr(os, "memfd_create"):
-            self._map.resize(size)  # on Linux what is mapped stays mapped; a new mapping would fault it in again
-        else:
-            self._map = mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED)
+        self.view = memoryview(b"")
+        self._map = _grown(self._map, self.fd, size)
         self.view, self._size = memoryview(self._map), size
+
+
+def _grown(old: mmap.mmap | None, fd: int, size: int) -> mmap.mmap:
+    if old is not None and hasattr(os, "memfd_create"):
+        try:
+            old.resize(size)  # on Linux what is mapped stays mapped; a new mapping would fault it in again
+        except BufferError:  # the traceback of a copy that failed refers to it
+            pass
+        else:
+            return old
+    return mmap.mmap(fd, size, flags=mmap.MAP_SHARED)
 
 
 def _unnamed_file() -> int:
