@@ -1,3 +1,11 @@
-"""Laminar: trajectory-level asynchrony, relays for weights and repacking of the long tail, assembled
-from Tailrace components.
-"""
+"""Laminar: trajectory-level asynchrony, relays for weights and repacking of the long tail."""
+
+from tailrace.pipeline.run.app import App
+
+APP = App(
+    name="laminar",
+    paper="Laminar: A Scalable Asynchronous RL Post-Training Framework (EuroSys 2026)",
+    package="tailrace.laminar",
+)
+
+__all__ = ["APP"]

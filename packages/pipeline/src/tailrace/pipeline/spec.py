@@ -32,6 +32,7 @@ class PipelineSpec:
         buffer_groups: groups that may be generating or waiting for the trainer at once (back-pressure).
         checkpoint_every: batches between checkpoints.
         scoring_attempts: how often a broken verifier is tried before the group is reported as failed.
+        failed_groups_limit: so many failed groups end the run: then the verifier is wrong, not a response.
     """
 
     admission: AdmissionPolicy
@@ -49,4 +50,5 @@ class PipelineSpec:
     buffer_groups: int
     checkpoint_every: int = 1
     scoring_attempts: int = 3
+    failed_groups_limit: int = 64
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)

@@ -127,7 +127,7 @@ class World:
                 assert not replica.work, f"{name} pulls with work in flight"
                 replica.last_seq, replica.version = seq, None
                 gone = version <= self.newest - self.keep_versions
-                event = (
+                event: c.Event = (
                     c.PullFailed(name, version, "no checkpoint", answers=seq)
                     if gone
                     else c.Pulled(name, version, answers=seq)

@@ -37,15 +37,17 @@ class Controller:
     Args:
         spec: the pipeline.
         relays: relays to start, one per node.
+        first_version: the version that the trainer holds at the start.
     """
 
-    def __init__(self, spec: PipelineSpec, *, relays: int = 1) -> None:
+    def __init__(self, spec: PipelineSpec, *, relays: int = 1, first_version: int = 0) -> None:
         self.spec = spec
         self.ledger = Ledger()
         self.fleet = Fleet()
-        self.learner = Learner()
+        self.learner = Learner(version=first_version, batches={first_version: 0})
         self.evaluations = Evaluations(spec.evaluation)
-        self.relay_failures = [0] * relays
+        self.relays = relays
+        self.failures: dict[str, int] = {}
         self.moves = 0
         self.replica_restarts = 0
         self.started = False
@@ -116,22 +118,22 @@ class Controller:
             "evaluations": dataclasses.asdict(self.evaluations),
         }
         plain["controller"] = {
-            key: value for key, value in vars(self).items() if isinstance(value, int | float | str | list | None)
+            key: value for key, value in vars(self).items() if isinstance(value, int | float | str | None)
         }
-        del plain["controller"]["_out"]
+        plain["failures"] = dict(self.failures)
         return plain
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
         self.started, self._last_plan_s = True, now
-        for node in range(len(self.relay_failures)):
+        for node in range(self.relays):
             self._send(c.Start, role=RELAY, id=str(node))
         self._send(c.Start, role=TRAINER, id="0")
         for index in range(self.spec.provisioning.replicas()):
             self._send(c.Start, role=REPLICA, id=f"r{index}")
             self.fleet.add(f"r{index}", self.spec.replica_batch)
-        self.evaluations.at(0, 0, self.spec.steps)
+        self.evaluations.at(self.learner.version, 0, self.spec.steps)
 
     def _on_up(self, event: c.Up) -> None:
         if event.role == REPLICA:
@@ -142,7 +144,7 @@ class Controller:
             if event.version is not None:
                 self._fall_back(event.version)
             self._publish()
-            if learner.durable < learner.version:
+            if self.spec.steps and learner.durable < learner.version:
                 self._checkpoint()
         elif event.role == RELAY and self.learner.published >= 0:
             self._publish()
@@ -153,13 +155,7 @@ class Controller:
             return
         if event.role == TRAINER:
             self.learner.up, self.learner.stepping = False, None
-            self.learner.failures += 1
-            failures = self.learner.failures
-        elif event.role == RELAY:
-            self.relay_failures[int(event.id)] += 1
-            failures = self.relay_failures[int(event.id)]
-        else:
-            failures = 1
+        failures = self.failures[event.role] = self.failures.get(event.role, 0) + 1
         action = self.spec.recovery.on_down(event.role, event.id, failures)
         if action is c.RecoveryAction.RESTART:
             version = self._checkpoint_to_load() if event.role == TRAINER else None
@@ -190,6 +186,7 @@ class Controller:
 
     def _on_finished(self, event: c.Finished) -> None:
         self._leave(event.trajectory, event.replica)
+        self.fleet.replicas[event.replica].failures = 0  # it works: the next failure is the first in a row
         trajectory = self.ledger.finished(event.trajectory, event.tokens, self.learner.version)
         if trajectory is None:
             return
@@ -253,12 +250,15 @@ class Controller:
             self.ledger.settle_eval(self.evaluations.scored(trajectory, None))
         else:
             self._drop(trajectory.group, GroupPhase.FAILED)
+            if self.ledger.counts.failed >= self.spec.failed_groups_limit:
+                self._fail(f"{self.ledger.counts.failed} groups could not be scored, the last because: {event.reason}")
 
     def _on_stepped(self, event: c.Stepped) -> None:
         learner = self.learner
         if learner.stepping != event.version:
             raise ControllerError(f"found Stepped({event.version}) while the trainer makes {learner.stepping}")
         learner.stepped(event.version)
+        self.failures.pop(TRAINER, None)
         self.ledger.trained(event.version)
         self._publish()
         if learner.step % self.spec.checkpoint_every == 0 or learner.step >= self.spec.steps:
@@ -284,7 +284,7 @@ class Controller:
                 trajectory.phase = Phase.PENDING
                 trajectory.version, trajectory.tokens = event.partial.get(trajectory.id, (None, 0))
                 self.ledger.pending[trajectory.id] = None
-        for node in range(len(self.relay_failures)):
+        for node in range(self.relays):
             self._send(c.Start, role=RELAY, id=str(node))
         self._send(c.Restart, role=TRAINER, id="0", version=self._checkpoint_to_load())
         for replica in self.fleet.replicas.values():
@@ -306,7 +306,7 @@ class Controller:
         if (
             self.learner.step >= self.spec.steps
             and self.learner.idle
-            and self.learner.durable >= self.learner.version
+            and (not self.spec.steps or self.learner.durable >= self.learner.version)
             and self.evaluations.idle
         ):
             self.finished = True

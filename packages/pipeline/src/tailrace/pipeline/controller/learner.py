@@ -24,7 +24,6 @@ class Learner:
     publishing: int = -1
     durable: int = -1
     stepping: int | None = None
-    failures: int = 0
     batches: dict[int, int] = field(default_factory=lambda: {0: 0})
     staleness_at_consumption: dict[int, int] = field(default_factory=dict)
     staleness_at_completion: dict[int, int] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Configuration: sparse TOML in, strict models inside, resolved JSON out."""

@@ -1,0 +1,73 @@
+"""Everything an executor waits for: each wait has a deadline and can be seen (design, invariant 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.pipeline.errors import DeadlineError
+
+Then = Callable[[Any], None]
+Otherwise = Callable[[BaseException], None]
+
+
+@dataclass(slots=True)
+class Wait:
+    """One wait."""
+
+    what: str
+    since_s: float
+    deadline_s: float
+    future: Future[Any]
+    then: Then
+    otherwise: Otherwise
+
+
+class Waits:
+    """Owned by the executor's loop. Futures wake it through `wake`; results and deadlines are handled in the loop.
+
+    Args:
+        wake: called, from any thread, with the number of a wait whose future is done.
+    """
+
+    def __init__(self, wake: Callable[[int], None]) -> None:
+        self._wake = wake
+        self._waits: dict[int, Wait] = {}
+        self._next = 0
+
+    def add(
+        self, what: str, now: float, timeout_s: float, future: Future[Any], then: Then, otherwise: Otherwise
+    ) -> None:
+        """Wait for a future until a deadline."""
+        self._next += 1
+        number = self._next
+        self._waits[number] = Wait(what, now, now + timeout_s, future, then, otherwise)
+        future.add_done_callback(lambda _: self._wake(number))
+
+    def settle(self, number: int) -> None:
+        """A future is done: hand its result, or its error, on."""
+        wait = self._waits.pop(number, None)
+        if wait is None:
+            return  # its deadline passed before
+        error = wait.future.exception()
+        if error is None:
+            wait.then(wait.future.result())
+        else:
+            wait.otherwise(error)
+
+    def expire(self, now: float) -> None:
+        """Give up what has passed its deadline."""
+        for number in [number for number, wait in self._waits.items() if wait.deadline_s <= now]:
+            wait = self._waits.pop(number)
+            wait.otherwise(DeadlineError(f"waited {now - wait.since_s:.0f} s for {wait.what}"))
+
+    def next_deadline(self) -> float | None:
+        """When the next wait is given up."""
+        return min((wait.deadline_s for wait in self._waits.values()), default=None)
+
+    def visible(self, now: float) -> list[tuple[str, float, float]]:
+        """(what, seconds waited, seconds left) of every wait, longest first."""
+        rows = [(wait.what, now - wait.since_s, wait.deadline_s - now) for wait in self._waits.values()]
+        return sorted(rows, key=lambda row: -row[1])

@@ -1,0 +1,99 @@
+"""Prompts as tokens: the prompt stream for training, held-out problems for evaluation, and the decoding modes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.contracts import Purpose, Sampling, TrajectoryRef
+from tailrace.trajstore import Prompt, PromptPool
+
+
+@dataclass(frozen=True, slots=True)
+class DecodingMode:
+    """How one kind of response is drawn.
+
+    Args:
+        temperature: 0 is greedy.
+        prefix: text that the response is made to begin with (the control that forces a style).
+    """
+
+    temperature: float = 1.0
+    prefix: str = ""
+
+
+class Prompts:
+    """Looks prompts up and encodes them.
+
+    Args:
+        tokenizer: a Hugging Face ``tokenizer.json``.
+        train: prompts to train on, a JSONL or Parquet file.
+        held_out: problems to evaluate on; None where there are none.
+        modes: decoding modes of evaluations by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        tokenizer: Path,
+        train: Path,
+        held_out: Path | None,
+        modes: Mapping[str, DecodingMode],
+        shuffle_seed: int | None = 0,
+    ) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(tokenizer))
+        self._train = PromptPool.from_file(train, shuffle_seed=shuffle_seed)
+        self._held_out = PromptPool.from_file(held_out) if held_out else None
+        self._modes = dict(modes)
+
+    def prompt(self, ref: TrajectoryRef) -> Prompt:
+        """The row of a trajectory."""
+        if ref.purpose is Purpose.TRAIN:
+            return self._train[ref.group]
+        assert self._held_out is not None
+        return self._held_out[ref.group]
+
+    def encode(self, ref: TrajectoryRef) -> tuple[int, ...]:
+        """Prompt tokens, with the mode's prefix behind them."""
+        return tuple(self._tokenizer.encode(self.prompt(ref).prompt + self.prefix(ref), add_special_tokens=False).ids)
+
+    def prefix(self, ref: TrajectoryRef) -> str:
+        """What the response was made to begin with."""
+        return self._modes[ref.mode].prefix if ref.purpose is Purpose.EVAL else ""
+
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        """Text of response tokens."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingTable:
+    """Sampling parameters of each trajectory.
+
+    Args:
+        temperature: of training trajectories; the policy that is trained.
+        max_tokens: response tokens at most.
+        stop_token_ids: tokens that end a response.
+        modes: decoding modes of evaluations.
+    """
+
+    temperature: float
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    modes: Mapping[str, DecodingMode]
+
+    def __call__(self, ref: TrajectoryRef) -> Sampling:
+        """How a trajectory is drawn."""
+        temperature = self.temperature if ref.purpose is Purpose.TRAIN else self.modes[ref.mode].temperature
+        return Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_token_ids=self.stop_token_ids)
+
+
+def item_metadata(prompt: Prompt) -> dict[str, Any]:
+    """What a verifier is told of a prompt beside its answer: the row's ``metadata`` object, or its further columns."""
+    nested = prompt.metadata.get("metadata")
+    return dict(nested) if isinstance(nested, Mapping) else dict(prompt.metadata)

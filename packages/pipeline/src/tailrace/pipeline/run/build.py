@@ -1,0 +1,183 @@
+"""From a configuration to a controller's spec and an executor's deployment."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from tailrace.contracts import PluginError, plugins
+from tailrace.faulttol import Fault, FaulttolError, parse_fault
+from tailrace.pipeline.config.models import Choice, RunConfig
+from tailrace.pipeline.controller.evaluations import EvaluationPlan
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.executors.deployment import DEFAULT_FACTORIES, Deadlines, Deployment, RoleSpec
+from tailrace.pipeline.executors.host import Host, Placement
+from tailrace.pipeline.executors.local import LocalHost
+from tailrace.pipeline.roles.prompts import SamplingTable
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
+from tailrace.pipeline.spec import AXES, PipelineSpec
+
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+
+
+def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
+    """The policies and quantities.
+
+    Args:
+        controls: the spec that only evaluates a model which was not trained by RL.
+
+    Raises:
+        ConfigError: a policy is unknown or does not take an option.
+    """
+    pipeline = config.pipeline
+    given = {
+        "batching": {"samples": pipeline.samples_per_prompt},
+        "provisioning": {"count": config.rollout.replicas},
+    }
+    policies: dict[str, Any] = {
+        axis: _build("pipeline", axis, getattr(pipeline, axis), given.get(axis, {})) for axis in (*AXES, "sampler")
+    }
+    forced = (FORCED, FORCED_GREEDY) if config.task.name is not None and config.evaluation.controls else ()
+    size = config.task.held_out_size if config.task.name is not None or config.task.held_out is not None else 0
+    if controls:
+        plan = EvaluationPlan(size=size, modes=(SAMPLED, GREEDY))
+    else:
+        plan = EvaluationPlan(size, config.evaluation.every, (SAMPLED,), first=(GREEDY, *forced), last=(GREEDY,))
+    return PipelineSpec(
+        **policies,
+        steps=0 if controls else pipeline.steps,
+        batch_groups=pipeline.prompts_per_step,
+        replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
+        buffer_groups=pipeline.buffer_prompts,
+        checkpoint_every=config.checkpoint.every,
+        evaluation=plan,
+    )
+
+
+def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirectory, *, token: str) -> Deployment:
+    """What each role is started with.
+
+    Raises:
+        ConfigError: an engine, a backend or an option of the trainer is unknown.
+    """
+    from tailrace.rollout import select_engine
+    from tailrace.trainer import TrainerConfig
+
+    engine = select_engine(config.rollout.engine)
+    device = {} if config.executor.device == "auto" else {"device": config.executor.device}
+    options = {"device": config.executor.device, "seed": config.seed, **config.trainer.options}
+    try:
+        lists_as_tuples: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+        trainer = TrainerConfig(**lists_as_tuples)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"key 'trainer.options': {_plain(error)}") from error
+    modes = prepared.modes()
+    sampling = SamplingTable(config.rollout.temperature, config.rollout.max_tokens, stop_tokens(prepared.model), modes)
+    roles = DEFAULT_FACTORIES
+    data = {
+        "store": directory.store.absolute(),
+        "prompts": {
+            "tokenizer": prepared.model / "tokenizer.json",
+            "train": prepared.train,
+            "held_out": prepared.held_out,
+            "modes": modes,
+            "shuffle_seed": config.seed,
+        },
+        "verifier": prepared.verifier,
+    }
+    checkpoints = directory.checkpoints.absolute()
+    trainer_arguments = {
+        "model": prepared.model.absolute(),
+        "backend": config.trainer.backend,
+        "config": trainer,
+        "checkpoints": checkpoints,
+        "keep": config.checkpoint.keep,
+    }
+    replica_arguments = {
+        "engine": engine,
+        "model": prepared.model.absolute(),
+        "options": {**device, "seed": config.seed, **config.rollout.options},
+        "sampling": sampling,
+        "checkpoints": checkpoints,
+    }
+    deadlines = {
+        field.name: getattr(config.deadlines, field.name)
+        for field in dataclasses.fields(Deadlines)
+        if field.name != "close_s"
+    }
+    rendezvous = directory.root.absolute() / "rendezvous"
+    if config.trainer.processes > 1:
+        rendezvous.mkdir(exist_ok=True)
+    return Deployment(
+        name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
+        token=token,
+        data=RoleSpec(roles["data"], data),
+        scorer=RoleSpec(roles["scorer"], {"timeout_s": config.deadlines.verify_s}),
+        trainer=RoleSpec(
+            roles["trainer"],
+            trainer_arguments,
+            Placement(gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT),
+        ),
+        replica=RoleSpec(
+            roles["replica"],
+            replica_arguments,
+            Placement(gpus=config.executor.replica_gpus, environment=CPU_ENVIRONMENT),
+        ),
+        relays=config.relay.count,
+        relay_host=config.relay.host,
+        trainer_ranks=config.trainer.processes,
+        rendezvous=rendezvous,
+        deadlines=Deadlines(**deadlines),
+    )
+
+
+def build_host(config: RunConfig) -> Host:
+    """Where the roles run."""
+    if config.executor.name == "local":
+        return LocalHost()
+    from tailrace.pipeline.executors.ray import RayHost
+
+    return RayHost(config.executor.ray_address)
+
+
+def build_faults(config: RunConfig) -> list[Fault]:
+    """The scripted faults.
+
+    Raises:
+        ConfigError: one cannot be read.
+    """
+    try:
+        return [parse_fault(text) for text in config.faults]
+    except FaulttolError as error:
+        raise ConfigError(f"key 'faults': {error}") from error
+
+
+def stop_tokens(model: Path) -> tuple[int, ...]:
+    """The end-of-sequence tokens of a model directory."""
+    found: Any = None
+    for name in ("generation_config.json", "config.json"):
+        path = model / name
+        if found is None and path.is_file():
+            found = json.loads(path.read_text()).get("eos_token_id")
+    if found is None:
+        raise ConfigError(f"{model}: found no eos_token_id in its configuration, expected one: responses could not end")
+    return tuple(found) if isinstance(found, list) else (found,)
+
+
+def _build(table: str, axis: str, choice: Choice, given: dict[str, Any]) -> Any:
+    try:
+        factory = plugins.load(f"tailrace.{axis}", choice.name)
+    except PluginError as error:
+        raise ConfigError(f"key '{table}.{axis}': {error}") from error
+    try:
+        return factory(**{**given, **choice.options})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"key '{table}.{axis}': {choice.name!r}: {_plain(error)}") from error
+
+
+def _plain(error: Exception) -> str:
+    return str(error).replace("__init__() got an unexpected keyword argument", "found the unknown option")

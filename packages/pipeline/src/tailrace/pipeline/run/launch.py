@@ -1,0 +1,209 @@
+"""A run from end to end: prepare, train, measure the controls, report. And the same run again after its driver died."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from tailrace import contracts as c
+from tailrace.paramserver import new_token
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.controller.controller import TRAINER, Controller
+from tailrace.pipeline.controller.evaluations import EvaluationResult
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.executors.executor import Executor
+from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec
+from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.eventlog import EventLog, read_events
+from tailrace.pipeline.run.metrics import MetricsObserver
+from tailrace.pipeline.run.prepare import Prepared, prepare
+from tailrace.pipeline.run.status import RunStatus, StatusObserver
+from tailrace.pipeline.run.summary import summarise
+
+Listener = Callable[[RunStatus], None]
+
+
+def launch(config: RunConfig, directory: RunDirectory, listener: Listener | None = None) -> dict[str, Any]:
+    """Run to the end; returns what ``summary.json`` says.
+
+    Goes on from the event log when the directory has one.
+    """
+    return _Launch(config, directory, listener).run()
+
+
+def resume(directory: RunDirectory, listener: Listener | None = None) -> dict[str, Any]:
+    """Go on with a run whose driver died.
+
+    Raises:
+        RunDirectoryError: it is complete, or damaged, or running.
+    """
+    directory.lock()
+    if directory.summary.exists():
+        raise RunDirectoryError(f"{directory.root}: found a finished run (summary.json), expected one to go on with")
+    config = RunConfig.model_validate_json(json.dumps(directory.read_config()))
+    return launch(config, directory, listener)
+
+
+class _Launch:
+    def __init__(self, config: RunConfig, directory: RunDirectory, listener: Listener | None) -> None:
+        self.config, self.directory = config, directory
+        self.started = time.monotonic()
+        self.status = StatusObserver(directory.status, app=config.app, run_dir=directory.root, listener=listener)
+        self.marks: dict[str, float] = {}
+
+    def run(self) -> dict[str, Any]:
+        try:
+            return self._run()
+        except BaseException as error:
+            self.status.phase("failed", f"{type(error).__name__}: {error}")
+            raise
+
+    def _run(self) -> dict[str, Any]:
+        config, directory = self.config, self.directory
+        spec, faults = build_spec(config), build_faults(config)  # wrong policies are found before anything is started
+        prepared = prepare(config, directory, self._preparing)
+        deployment = build_deployment(config, prepared, directory, token=new_token())
+        controller = Controller(spec, relays=config.relay.count)
+        past = _replay(controller, directory.events)
+        self.status.phase("starting roles")
+        metrics = MetricsObserver(directory.metrics, directory.tensorboard)
+        host = build_host(config)
+        executor = Executor(host, deployment, observers=[metrics, self.status], started_s=past or 0.0)
+        try:
+            executor.open()
+            first = self._resumed(controller, executor) if past is not None else None
+            if not controller.finished:
+                self.status.phase("training")
+                with EventLog(directory.events) as log:
+                    executor.run(controller, log, first=first, faults=faults if past is None else ())
+            metrics.evaluations(executor.now(), controller)
+            training_s = executor.now() - self._first_publish()
+            controls = self._controls(prepared, controller, executor, training_s)
+            self.status.phase("writing the summary")
+            summary = self._summary(controller, controls, executor, training_s, prepared)
+        finally:
+            metrics.close()
+            executor.close()
+        write_json(directory.summary, summary)
+        self._report()
+        self.status.phase("done")
+        return summary
+
+    def _preparing(self, row: Mapping[str, Any]) -> None:
+        detail = ""
+        if "step" in row:
+            of = f" of {row['steps']}" if "steps" in row else ""
+            detail = f"step {row['step']}{of}, loss {row['loss']:.3f}"
+        self.status.phase(str(row["phase"]), detail, left_s=row.get("seconds_left"))
+
+    def _resumed(self, controller: Controller, executor: Executor) -> c.Resumed:
+        """What survived, told to the controller. The stores fall back to the newest checkpoint that is complete."""
+        from tailrace.trainer import checkpoints
+
+        known = [
+            version for version in checkpoints(self.directory.checkpoints) if version in controller.learner.batches
+        ]
+        durable = max(known, default=-1)
+        executor.data.call("roll_back", max(durable, 0))
+        held = executor.data.call("recover")
+        return c.Resumed(durable, held.finished, held.partial)
+
+    def _controls(
+        self, prepared: Prepared, controller: Controller, executor: Executor, training_s: float
+    ) -> list[EvaluationResult]:
+        """Fine-tuning continued from the warm start for as long as RL took, and evaluated in the same way."""
+        if prepared.demonstrations is None or not self.config.evaluation.controls:
+            return []
+        self.status.phase("control: fine-tuning continued", left_s=training_s)
+        directory = self.directory.root / "controls" / "sft"
+        work = _in_thread(lambda: self._continue_sft(prepared, directory, training_s))
+        executor.keep_up(work, training_s + 600.0)
+        work.result()
+        executor.member(TRAINER).call("hold", directory).result(60.0)
+        self.status.phase("control: evaluation")
+        last = max(controller.learner.version, controller.learner.publishing)
+        control = Controller(
+            build_spec(self.config, controls=True), relays=self.config.relay.count, first_version=last + 1
+        )
+        self.directory.control_events.unlink(missing_ok=True)
+        with EventLog(self.directory.control_events) as log:
+            executor.run(control, log)
+        return control.evaluations.results
+
+    def _continue_sft(self, prepared: Prepared, directory: Path, seconds: float) -> None:
+        from tailrace.trainer.warmstart import WarmStartConfig, continue_sft
+
+        assert prepared.demonstrations is not None
+        warm = self.config.warm_start
+        pairs = [(prompt, response) for prompt, response in json.loads(prepared.demonstrations.read_text())]
+        continue_sft(
+            prepared.model,
+            directory,
+            examples=pairs,
+            seconds=seconds,
+            lr=warm.lr * warm.continued_lr_share,
+            config=WarmStartConfig(
+                steps=warm.steps, batch=warm.batch, processes=warm.processes, seed=self.config.seed + 1, **warm.options
+            ),
+            progress=lambda row: self._preparing({"phase": "control: fine-tuning continued", **row}),
+        )
+
+    def _first_publish(self) -> float:
+        return next((now for now, event in read_events(self.directory.events) if isinstance(event, c.Published)), 0.0)
+
+    def _summary(
+        self,
+        controller: Controller,
+        controls: list[EvaluationResult],
+        executor: Executor,
+        training_s: float,
+        prepared: Prepared,
+    ) -> dict[str, Any]:
+        data = executor.data
+        data.call("export", self.directory.trained)
+        return summarise(
+            self.config,
+            controller,
+            controls,
+            audit=data.call("audit"),
+            lengths=data.call("trained_lengths"),
+            wall_s=time.monotonic() - self.started,
+            training_s=training_s,
+            extra={"warm_start_s": prepared.warm_start_s, "warm_start_cached": prepared.warm_start_cached},
+        )
+
+    def _report(self) -> None:
+        self.status.phase("writing the report")
+        from tailrace.pipeline.run.report import write_report
+
+        write_report(self.directory)
+
+
+def _replay(controller: Controller, path: Path) -> float | None:
+    """Rebuild the controller from the log; the time of its last event, None without one."""
+    last = None
+    if path.exists():
+        for now, event in read_events(path):
+            controller.handle(event, now)
+            last = now
+    return last
+
+
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="control", daemon=True).start()
+    return future

@@ -1,0 +1,122 @@
+"""Metrics: one JSON line per step and per evaluation, and the same for TensorBoard where it is installed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.executors.executor import Executor
+
+
+class MetricsObserver:
+    """Writes metrics as they arise.
+
+    Args:
+        path: ``metrics.jsonl``; appended to.
+        tensorboard: directory for TensorBoard, None for none.
+    """
+
+    def __init__(self, path: Path, tensorboard: Path | None) -> None:
+        self._file = path.open("a", buffering=1)
+        self._writer = _tensorboard(tensorboard)
+        self._batches: dict[int, dict[str, Any]] = {}
+        self._evaluations = 0
+
+    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
+        """Note a batch when it is taken and write it when it is trained on."""
+        for command in commands:
+            if isinstance(command, c.Step):
+                self._batches = {command.version: _batch(command, controller)}
+        if isinstance(event, c.Stepped):
+            batch = self._batches.pop(event.version, {})
+            self._write(
+                "step", now, {"step": controller.learner.step, "version": event.version, **batch, **event.metrics}
+            )
+        self.evaluations(now, controller)
+
+    def evaluations(self, now: float, controller: Controller) -> None:
+        """Write evaluations that are new."""
+        results = controller.evaluations.results
+        if len(results) < self._evaluations:  # another controller
+            self._evaluations = 0
+        for result in results[self._evaluations :]:
+            lengths = sorted(result.tokens)
+            row = {
+                "step": controller.learner.batches.get(result.version, controller.learner.step),
+                "version": result.version,
+                "mode": result.mode,
+                "accuracy": result.accuracy,
+                "problems": result.problems,
+                "failed": result.failed,
+                "length_p50": percentile(lengths, 0.5),
+                "length_p99": percentile(lengths, 0.99),
+            }
+            self._write("evaluation", now, row)
+        self._evaluations = len(results)
+
+    def tick(self, now: float, executor: Executor) -> None:
+        """Nothing is periodic here."""
+        del now, executor
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self, kind: str, now: float, row: dict[str, Any]) -> None:
+        self._file.write(json.dumps({"kind": kind, "t": round(now, 3), "at": time.time(), **row}) + "\n")
+        if self._writer is not None:
+            prefix = f"{kind}/{row['mode']}" if "mode" in row else kind
+            for key, value in row.items():
+                if isinstance(value, int | float) and key not in ("step", "version"):
+                    self._writer.add_scalar(f"{prefix}/{key}", value, row["step"])
+
+
+def _batch(command: c.Step, controller: Controller) -> dict[str, Any]:
+    """Facts of a batch that only the ledger knows."""
+    members = [controller.ledger.trajectories[name] for batch in command.mini_batches for name in batch]
+    version = command.version - 1
+    lags = [version - member.version for member in members if member.version is not None]
+    at_completion = [member.completed_at - member.version for member in members if member.version is not None]
+    lengths = sorted(member.tokens for member in members)
+    return {
+        "trajectories": len(members),
+        "response_tokens": sum(lengths),
+        "length_p50": percentile(lengths, 0.5),
+        "length_p99": percentile(lengths, 0.99),
+        "staleness_mean": sum(lags) / len(lags) if lags else 0.0,
+        "staleness_max": max(lags, default=0),
+        "staleness_at_completion_mean": sum(at_completion) / len(at_completion) if at_completion else 0.0,
+        "buffered_groups": len(controller.ledger.buffered),
+    }
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value below which a share of ordered values lies (nearest rank); 0 for none."""
+    if not ordered:
+        return 0.0
+    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All lines of ``metrics.jsonl``; a last line that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    with path.open() as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
+def _tensorboard(directory: Path | None) -> Any:
+    if directory is None:
+        return None
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:  # an extra; the JSON lines say the same
+        return None
+    return SummaryWriter(str(directory))
