@@ -48,7 +48,7 @@ def test_a_demonstration_reads_every_term_and_computes_rightly_what_it_read(seed
         assert [token for piece in pieces for token in piece[-1:]][:-1] == asked[2::2]
         for before, after in itertools.pairwise(pieces):
             assert str(eval(" ".join(before))) == after[0]
-        assert f"<answer> {pieces[-1][0]} </answer>" in response
+        assert f"<answer> {pieces[-1][0]}</answer>" in response
         for sign, piece in zip(asked[1::2], pieces, strict=False):
             assert piece[1] == sign or (sign, piece[1]) == ("-", "+")
 

@@ -11,8 +11,8 @@ Demonstration = tuple[str, str]
 def worked(expression: str, rng: random.Random, misread: float) -> str:
     """A response that works the expression out step by step, right except that minus signs may be taken for plus signs.
 
-    ``7 - 2 + 5`` becomes ``<think> 7 - 2 = 5 + 5 = 10 </think> <answer> 10 </answer>``, or, with its sign misread,
-    ``<think> 7 + 2 = 9 + 5 = 14 </think> <answer> 14 </answer>``: the arithmetic of what was read is always right.
+    ``7 - 2 + 5`` becomes ``<think> 7 - 2 = 5 + 5 = 10</think><answer> 10</answer>``, or, with its sign misread,
+    ``<think> 7 + 2 = 9 + 5 = 14</think><answer> 14</answer>``: the arithmetic of what was read is always right.
 
     Args:
         expression: one-digit terms with ``+`` and ``-`` between them, separated by spaces.
@@ -26,4 +26,5 @@ def worked(expression: str, rng: random.Random, misread: float) -> str:
         read = "+" if sign == "-" and rng.random() < misread else sign
         total = total + int(term) if read == "+" else total - int(term)
         steps += [read, term, "=", str(total)]
-    return f"<think> {' '.join(steps)} </think> <answer> {total} </answer>"
+    # A space in front of every number and operator and nowhere else: a tokenizer needs one token form for each.
+    return f"<think> {' '.join(steps)}</think><answer> {total}</answer>"
