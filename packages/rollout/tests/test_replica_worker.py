@@ -263,8 +263,8 @@ def test_tokens_that_belong_to_somebody_else_stop_quietly():
         source.take_away("0")
         gate.set()
         h.until("silence", lambda: h.of(Finished) and h.of(Snapshot) and h.of(Snapshot)[-1].running == 0)
+        h.until("the worker to hear of it", lambda: h.worker.dropped == 1)
         assert [event.trajectory for event in h.of(Finished)] == ["1"]
-        assert h.worker.dropped == 1
         assert_consistent(source)
 
 

@@ -84,9 +84,12 @@ class EngineContract:
 
     @pytest.fixture
     def prompts(self) -> Prompts:
-        """Prompts of several lengths."""
+        """Prompts of several lengths, some of them longer than a few KV blocks: those can hit a prefix cache."""
         draw = random.Random(_SEED)
-        return [tuple(draw.randrange(VOCABULARY) for _ in range(draw.randint(1, 40))) for _ in range(12)]
+        return [
+            tuple(draw.randrange(VOCABULARY) for _ in range(length))
+            for length in (1, 2, 5, 9, 14, 20, 27, 33, 40, 65, 90, 130)
+        ]
 
     @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
     def test_log_probabilities_are_those_of_plain_transformers(
