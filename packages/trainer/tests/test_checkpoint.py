@@ -1,9 +1,7 @@
 import dataclasses
 import json
-import os
-import signal
-import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,14 +12,15 @@ from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
 
+sys.path.insert(0, str(Path(__file__).parent))
+import trainer_processes  # noqa: E402
+
 VOCAB = 31
 CONFIG = TrainerConfig(lr=0.01, device="cpu", warmup_steps=5)
 
 
 def small(directory, **changes):
-    return build_model(
-        directory, vocab_size=VOCAB, **{"hidden": 16, "layers": 1, "head_dim": 8, "mlp": 32} | changes
-    )
+    return build_model(directory, vocab_size=VOCAB, **{"hidden": 16, "layers": 1, "head_dim": 8, "mlp": 32} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -102,37 +101,28 @@ def test_complete_checkpoints_are_listed_by_version_and_may_be_replaced(model_pa
     assert json.loads((tmp_path / "v10" / "trainer.json").read_text())["steps"] == 3
 
 
-SAVER = """
-import sys
-from tailrace.trainer import TrainerConfig
-from tailrace.trainer.testing import make_experiences
-from tailrace.trainer.worker import TrainerWorker
-worker = TrainerWorker(sys.argv[1], TrainerConfig(lr=0.01, device="cpu", threads=1))
-for version in range(1, 1000):
-    worker.save(f"{sys.argv[2]}/v{version % 3}", version)
-    print(version, flush=True)
-"""
-
-
-@pytest.mark.parametrize("saves", [2, 3, 5])
-def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path, saves):
+def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path):
     model_path = small(tmp_path / "model", hidden=64, layers=2)
-    root = tmp_path / "run"
-    process = subprocess.Popen([sys.executable, "-c", SAVER, model_path, root], stdout=subprocess.PIPE)
-    try:
-        for _ in range(saves):
-            assert process.stdout.readline()
-    finally:
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
-    complete = checkpoints(root)
-    # Save n returns only after save n - 1 is durable, and v(n % 3) is put in place of v(n - 3).
-    assert complete
-    assert max(complete) >= saves - 1
-    with TrainerWorker(model_path, CONFIG) as worker:
-        for version, directory in complete.items():
-            assert worker.load(directory) == version
+    for saves in (2, 3, 5, 6):
+        root = tmp_path / f"run-{saves}"
+        listen, tell = trainer_processes.CONTEXT.Pipe(duplex=False)
+        process = trainer_processes.CONTEXT.Process(
+            target=trainer_processes.save_for_ever, args=(model_path, root, tell)
+        )
+        process.start()
+        try:
+            for _ in range(saves):
+                assert listen.poll(60)
+                listen.recv()
+        finally:
+            process.kill()
+            process.join()
+        complete = checkpoints(root)
+        # Save n returns only after save n - 1 is durable, and is then put in place of save n - 3.
+        assert max(complete) >= saves - 1
+        with TrainerWorker(model_path, CONFIG) as worker:
+            for version, directory in complete.items():
+                assert worker.load(directory) == version
 
 
 def test_damage_is_found_before_anything_is_restored(model_path, tmp_path):

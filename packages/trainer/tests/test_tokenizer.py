@@ -42,7 +42,7 @@ def test_tags_survive_decoding_and_the_end_token_does_not(tokenizer):
 def test_attached_spaces_shorten_the_text(tmp_path):
     lengths = []
     for attach in (False, True):
-        train_tokenizer(TEXTS, tmp_path / str(attach), vocab_size=120, attach_space=attach)
+        train_tokenizer(TEXTS, tmp_path / str(attach), vocab_size=200, attach_space=attach)
         loaded = AutoTokenizer.from_pretrained(tmp_path / str(attach))
         lengths.append(len(loaded("7 + 5 - 3 + 5 = 14")["input_ids"]))
     assert lengths == [18, 10]

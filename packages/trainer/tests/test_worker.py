@@ -46,9 +46,7 @@ def reference_gradient(model_path, config, mini_batch):
 @pytest.mark.parametrize("normalisation", ["token", "sequence"])
 @pytest.mark.parametrize(("temperature", "divide_by_std"), [(1.0, True), (0.8, False)])
 def test_gradient_equals_the_slow_reference(model_path, normalisation, temperature, divide_by_std):
-    config = dataclasses.replace(
-        CPU, normalisation=normalisation, temperature=temperature, divide_by_std=divide_by_std
-    )
+    config = dataclasses.replace(CPU, normalisation=normalisation, temperature=temperature, divide_by_std=divide_by_std)
     batch = make_experiences(4, 5, vocab_size=VOCAB, seed=3)
     found, metrics = gradient_of_step(model_path, config, batch)
     expected, loss = reference_gradient(model_path, config, batch)

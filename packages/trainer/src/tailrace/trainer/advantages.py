@@ -30,9 +30,7 @@ def group_advantages(
         # Rewards such as 0.1 leave a rounding error as "std" when they are all equal: compare the rewards themselves.
         scale = 0.0 if min(values) == max(values) else (1.0 / std if divide_by_std else 1.0)
         moments[group] = (mean, scale)
-    return [
-        (reward - moments[group][0]) * moments[group][1] for group, reward in zip(groups, rewards, strict=True)
-    ]
+    return [(reward - moments[group][0]) * moments[group][1] for group, reward in zip(groups, rewards, strict=True)]
 
 
 def token_weights(lengths: Sequence[int], normalisation: Normalisation) -> list[float]:

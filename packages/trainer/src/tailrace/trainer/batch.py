@@ -61,7 +61,9 @@ def supervised_samples(sequences: Sequence[tuple[Sequence[int], Sequence[int]]])
 def _reward(experience: Experience) -> float:
     name = experience.trajectory
     if experience.reward is None or not math.isfinite(experience.reward):
-        raise BatchError(f"found the reward {experience.reward} on trajectory {name}, expected a number: score it first")
+        raise BatchError(
+            f"found the reward {experience.reward} on trajectory {name}, expected a number: score it first"
+        )
     if not experience.prompt:
         raise BatchError(f"found an empty prompt on trajectory {name}, expected at least one token")
     if not all(math.isfinite(value) for segment in experience.segments for value in segment.logprobs):

@@ -98,7 +98,12 @@ class CheckpointWriter:
         return tensors
 
     def _write(
-        self, directory: Path, partial: Path, shards: dict[str, Tensor], full: dict[str, Tensor], manifest: dict[str, Any]
+        self,
+        directory: Path,
+        partial: Path,
+        shards: dict[str, Tensor],
+        full: dict[str, Tensor],
+        manifest: dict[str, Any],
     ) -> None:
         from safetensors.torch import save_file
 
@@ -198,7 +203,9 @@ def _rows(files: list[Any], key: str, full_shape: tuple[int, ...], start: int, l
         part = file.get_slice(key)
         shape = part.get_shape()
         if tuple(shape[1:]) != full_shape[1:]:
-            raise CheckpointError(f"found {key} of shape {shape}, expected {list(full_shape)}: another model's checkpoint")
+            raise CheckpointError(
+                f"found {key} of shape {shape}, expected {list(full_shape)}: another model's checkpoint"
+            )
         low, high = max(start, offset), min(start + wanted, offset + shape[0])
         if low < high:
             parts.append(part[low - offset : high - offset])

@@ -90,5 +90,7 @@ def _special_tokens(root: Path) -> dict[str, int]:
     if not (settings.is_file() and vocabulary.is_file()):
         return {}
     names = json.loads(settings.read_text(encoding="utf-8"))
-    ids = {token["content"]: token["id"] for token in json.loads(vocabulary.read_text(encoding="utf-8"))["added_tokens"]}
+    ids = {
+        token["content"]: token["id"] for token in json.loads(vocabulary.read_text(encoding="utf-8"))["added_tokens"]
+    }
     return {key: ids[names[key]] for key in ("eos_token", "pad_token") if names.get(key) in ids}

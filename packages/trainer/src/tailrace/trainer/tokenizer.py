@@ -51,15 +51,21 @@ def train_tokenizer(
     steps = [pre_tokenizers.Split(Regex("|".join(pieces)), "isolated")] if pieces else []
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
     # GPT-2's own split would part a space from what follows it, hence two steps.
-    words = Regex(r" ?\p{L}+| ?\d+|\s+(?!\S)|\s+| ?[^\s\p{L}\d]+")
+    words = Regex(r" ?\p{L}+| ?\d+| ?[^\s\p{L}\d]+|\s+(?!\S)|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [*steps, pre_tokenizers.Split(words, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            *steps,
+            pre_tokenizers.Split(words, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags), special_tokens=[EOS, PAD, UNKNOWN], show_progress=False
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    # Tags are added whole below: merges of their letters would waste vocabulary.
+    between = re.compile("|".join(map(re.escape, tags)) or "(?!)")
+    tokenizer.train_from_iterator((part for text in texts for part in between.split(text)), trainer)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)

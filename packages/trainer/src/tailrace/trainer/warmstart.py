@@ -206,7 +206,11 @@ def warm_start(
         WarmStartCancelledError: `cancel` answered True.
     """
     job = WarmStartJob(
-        demonstrations, config or WarmStartConfig(), model or SmallModel(), tokenizer or TokenizerShape(), tokenizer_texts
+        demonstrations,
+        config or WarmStartConfig(),
+        model or SmallModel(),
+        tokenizer or TokenizerShape(),
+        tokenizer_texts,
     )
     started = time.monotonic()
     cache = Path(cache_dir).absolute()
@@ -320,7 +324,9 @@ def main() -> None:
         tokenizer_texts=job.tokenizer_texts,
         progress=lambda line: print(json.dumps(line), flush=True),
     )
-    print(json.dumps({"directory": str(result.directory), "cached": result.cached, "seconds": round(result.seconds, 1)}))
+    print(
+        json.dumps({"directory": str(result.directory), "cached": result.cached, "seconds": round(result.seconds, 1)})
+    )
 
 
 if __name__ == "__main__":

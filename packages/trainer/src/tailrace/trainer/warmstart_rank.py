@@ -10,13 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tailrace.trainer.small import SmallModel, build_small
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.warmstart import WarmStartConfig, WarmStartJob, trainer_config
-from tailrace.trainer.worker import TrainerWorker
+
+if TYPE_CHECKING:
+    from tailrace.trainer.worker import TrainerWorker
 
 _REPORT_S = 0.5
 Pair = tuple[list[int], list[int]]
@@ -111,7 +114,7 @@ def _build(start: Path, model: SmallModel, seed: int) -> None:
 
 
 def _join(source: Path, config: WarmStartConfig, work: Path, rank: int, world_size: int) -> TrainerWorker:
-    from dataclasses import asdict
+    from tailrace.trainer.worker import TrainerWorker
 
     rendezvous = f"file://{work}/rendezvous" if world_size > 1 else None
     settings = trainer_config(asdict(config))
