@@ -1,0 +1,53 @@
+"""The built-in verifiers keep the contract, and the contract notices those that do not."""
+
+import random
+
+import pytest
+
+from tailrace.reward import load_verifier
+from tailrace.reward.testing import check_verifier
+
+
+@pytest.mark.parametrize(
+    ("name", "metadata"), [("exact", {}), ("numeric", {}), ("math", {}), ("reasoning-gym", {"dataset": "chain_sum"})]
+)
+def test_built_ins_keep_it(name, metadata):
+    check_verifier(
+        load_verifier(name), right="<answer>12</answer>", wrong="<answer>13</answer>", answer="12", metadata=metadata
+    )
+
+
+def raises(response, answer, metadata):
+    return float(int(response.removeprefix("<answer>").removesuffix("</answer>")) == int(answer))
+
+
+def rewards_everything(response, answer, metadata):
+    return 1.0
+
+
+def is_random(response, answer, metadata):
+    return 1.0 if answer in response else -random.random()
+
+
+def changes_metadata(response, answer, metadata):
+    metadata["seen"] = True
+    return float(answer in response)
+
+
+def gives_infinity(response, answer, metadata):
+    return 1.0 if answer in response else float("-inf")
+
+
+@pytest.mark.parametrize(
+    ("verifier", "reason"),
+    [
+        (raises, "must earn a reward"),
+        (rewards_everything, "a wrong one 1.0"),
+        (is_random, "and then"),
+        (changes_metadata, "changed its metadata"),
+        (gives_infinity, "earned -inf"),
+    ],
+)
+def test_it_notices(verifier, reason):
+    with pytest.raises(AssertionError, match=reason):
+        check_verifier(verifier, right="<answer>12</answer>", wrong="<answer>13</answer>", answer="12")
