@@ -55,7 +55,7 @@ class Executor:
     def __init__(
         self, host: Host, deployment: Deployment, *, observers: Sequence[Observer] = (), started_s: float = 0.0
     ) -> None:
-        self._host, self._deployment, self._observers = host, deployment, list(observers)
+        self.host, self._deployment, self._observers = host, deployment, list(observers)
         self._deadlines = deployment.deadlines
         self._zero = time.monotonic() - started_s
         self._inbox: queue.Queue[c.Event | int] = queue.Queue()
@@ -67,6 +67,7 @@ class Executor:
         self._ranks: list[Member] = []
         self._learning: deque[c.Publish | c.Checkpoint | c.Step] = deque()
         self._learner_busy = False
+        self._parked: dict[str, c.Pull] = {}  # pulls that wait for a relay to come up
         self._to_score: list[str] = []
         self._scoring: dict[str, None] = {}
         self._controller: Controller | None = None
@@ -144,7 +145,7 @@ class Executor:
             except Exception as error:
                 errors.append(error)
         self._members.clear()
-        self._host.close()
+        self.host.close()
         if errors:
             raise errors[0]
 
@@ -243,7 +244,11 @@ class Executor:
             case c.Route(replica=replica) | c.Interrupt(replica=replica):
                 self._tell(replica, "submit", command)
             case c.Pull(replica=replica):
-                self._tell(replica, "pull", command, self._relay_of(replica))
+                relay = self._relay_of(replica)
+                if relay is None:
+                    self._parked[replica] = command
+                else:
+                    self._tell(replica, "pull", command, relay)
             case c.Abort(trajectories=trajectories):
                 for role, member in list(self._members):
                     if role == REPLICA:
@@ -404,7 +409,7 @@ class Executor:
         key = (role, member)
         self._incarnations[key] = self._incarnations.get(key, 0) + 1
         name = f"{role}-{member}-{self._incarnations[key]}"
-        self._members[key] = self._host.spawn(name, spec.factory, spec.arguments, spec.placement)
+        self._members[key] = self.host.spawn(name, spec.factory, spec.arguments, spec.placement)
         return self._members[key]
 
     def _await_up(self, role: str, member: str, started: Member, seq: int, method: str, *arguments: Any) -> None:
@@ -414,6 +419,9 @@ class Executor:
             if role == RELAY:
                 self._relays[member] = result
                 self._rebuild_chain()
+                parked, self._parked = self._parked, {}
+                for pull in parked.values():
+                    self._carry_out(pull)
             self._handle(c.Up(role, member, result if role == TRAINER else None, answers=seq))
             if role in (REPLICA, TRAINER):
                 self._heartbeats.expect(f"{role} {member}", self.now())
@@ -477,6 +485,7 @@ class Executor:
         del self._members[role, member]
         self._heartbeats.forget(f"{role} {member}")
         found.kill()
+        self._parked.pop(member, None)
         if role == RELAY:
             self._relays.pop(member, None)
             self._rebuild_chain()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executors.host import MemberDeadError, Placement
 
@@ -64,7 +64,7 @@ class RayMember:
 
         self._killed = True
         if self._pid is not None and self._node == ray.get_runtime_context().get_node_id():
-            os.kill(self._pid, signal.SIGKILL)
+            strike(self._pid, FaultKind.KILL)
         else:
             ray.kill(self._actor, no_restart=True)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Event, Pull, TrajectoryRef
+from tailrace.contracts import Engine, Event, Pull, TrajectoryRef
 from tailrace.pipeline.executors.host import Caller
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.weights import RelayWeights
@@ -62,7 +62,7 @@ class ReplicaRole:
         self._weights = RelayWeights(token=token, checkpoints=checkpoints)
         # every incarnation of every replica draws its own samples
         seed = (int(options.get("seed", 0)) + zlib.crc32(f"{replica}#{incarnation}".encode())) % 2**31
-        self._engine = build_engine(engine, str(model), {**options, "seed": seed})
+        self._engine = self.build_engine(engine, model, {**options, "seed": seed})
         self._worker = ReplicaWorker(
             replica,
             self._engine,
@@ -71,6 +71,10 @@ class ReplicaRole:
             sampling=sampling,
             snapshot_s=snapshot_s,
         )
+
+    def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:
+        """The engine; a seam for tests and for embedding."""
+        return build_engine(engine, str(model), options)
 
     def ready(self) -> bool:
         """Answers once the engine is loaded."""
@@ -90,7 +94,6 @@ class ReplicaRole:
         return list(self._worker.events(timeout_s))
 
     def close(self) -> None:
-        """Stop the worker and free the engine."""
+        """Stop the worker, which closes its engine, and leave the relay."""
         self._worker.close(timeout_s=10.0)
         self._weights.close()
-        self._engine.close()

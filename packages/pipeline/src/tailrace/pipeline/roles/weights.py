@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tailrace.paramserver import RelayReader, VersionRetired
+from tailrace.paramserver import RelayReader
 
 
 class RelayWeights:
@@ -35,21 +35,20 @@ class RelayWeights:
         """The tensors of a version, valid inside the context.
 
         Raises:
-            VersionRetired: no relay and no checkpoint has it.
+            VersionRetiredError, VersionNotYetError: no relay and no checkpoint has it.
         """
         if self._reader is None:
             self._reader = RelayReader(self._address, token=self._token)
-        try:
-            with self._reader.lease(version, timeout_s=timeout_s) as weights:
-                yield list(weights.items())
-                return
-        except VersionRetired:
-            directory = self._checkpoints / str(version)
-            if not directory.is_dir():
-                raise
-        from tailrace.trainer import load_weights_file
+        directory = self._checkpoints / str(version)
+        visible = self._reader.versions()
+        passed = not visible or max(visible) > version  # the relay will not get it any more; else it is on its way
+        if version not in visible and passed and directory.is_dir():
+            from tailrace.trainer import load_weights_file
 
-        yield list(load_weights_file(directory))
+            yield list(load_weights_file(directory))
+            return
+        with self._reader.lease(version, timeout_s=timeout_s) as weights:
+            yield list(weights.items())
 
     def close(self) -> None:
         """Leave the relay."""

@@ -1,0 +1,5 @@
+"""For tests: a world in virtual time for the controller, and the contract that every executor's host passes."""
+
+from tailrace.pipeline.testing.world import World, replay
+
+__all__ = ["World", "replay"]
