@@ -13,7 +13,7 @@ from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
-import trainer_processes  # noqa: E402
+import trainer_processes
 
 VOCAB = 31
 CONFIG = TrainerConfig(lr=0.01, device="cpu", warmup_steps=5)
@@ -139,7 +139,7 @@ def test_damage_is_found_before_anything_is_restored(model_path, tmp_path):
         victim.unlink()
         with pytest.raises(CheckpointError, match="found no state-00000"):
             worker.load(tmp_path / "v1")
-        with pytest.raises(CheckpointError, match="found no trainer.json"):
+        with pytest.raises(CheckpointError, match=r"found no trainer\.json"):
             worker.load(tmp_path / "v2")
         assert_same_bits(state_of(worker), expected)
 

@@ -14,7 +14,7 @@ from tailrace.trainer.small import build_model
 from tailrace.trainer.worker import TrainerWorker
 
 sys.path.insert(0, str(Path(__file__).parent))
-import trainer_processes  # noqa: E402
+import trainer_processes
 
 
 @pytest.fixture(scope="module")

@@ -203,7 +203,7 @@ def test_bad_settings_are_refused(model_path, tmp_path):
         TrainerConfig(normalisation="mean")
     with pytest.raises(TrainerConfigError, match="no rendezvous"):
         TrainerWorker(model_path, CPU, rank=1, world_size=2)
-    with pytest.raises(ModelError, match="config.json"):
+    with pytest.raises(ModelError, match=r"config\.json"):
         TrainerWorker(tmp_path, CPU)
 
 

@@ -61,7 +61,7 @@ class CheckpointWriter:
         def write() -> None:
             try:
                 self._write(directory, partial, shards, full, manifest)
-            except BaseException as error:  # noqa: BLE001 - it is handed to whoever waits
+            except BaseException as error:  # it is handed to whoever waits
                 future.set_exception(error)
             else:
                 future.set_result(directory)
@@ -158,7 +158,7 @@ def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -
     manifest = read_manifest(directory)
     verify(directory, manifest)
     saved = int(manifest["world_size"])
-    files = [safe_open(str(directory / _state_file(r, saved)), framework="pt") for r in range(saved)]
+    files: list[Any] = [safe_open(str(directory / _state_file(r, saved)), framework="pt") for r in range(saved)]
     names = {key.removeprefix("parameter/") for key in files[0].keys() if key.startswith("parameter/")}  # noqa: SIM118
     if names != set(state.shards):
         odd = sorted(names ^ set(state.shards))[0]
@@ -191,7 +191,7 @@ def _state_file(rank: int, world_size: int) -> str:
 def _first_row(shape: torch.Size, rank: int, world_size: int) -> int:
     """The first row of a rank's shard: FSDP2 splits dimension 0 as ``torch.chunk`` does."""
     size = -(-shape[0] // world_size)
-    return min(rank * size, int(shape[0]))
+    return int(min(rank * size, shape[0]))
 
 
 def _rows(files: list[Any], key: str, full_shape: tuple[int, ...], start: int, like: Tensor) -> Tensor:

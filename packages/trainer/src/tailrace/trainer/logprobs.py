@@ -82,5 +82,5 @@ def token_logprobs(
         Log-probabilities ``[tokens]`` in float32, differentiable in `hidden` and `weight`; entropies ``[tokens]`` in nats,
         not differentiable, empty unless they were asked for.
     """
-    logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy)  # type: ignore[no-untyped-call]
+    logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy)
     return logprobs, spread

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -44,13 +45,13 @@ def to_tensors(rows: Sequence[Row], device: torch.device, mask_dtype: torch.dtyp
     """Build the tensors of a micro-batch."""
     length = max(row.length for row in rows)
     shared = any(len(row.samples) > 1 for row in rows)
-    ids = np.zeros((len(rows), length), dtype=np.int64)
-    positions = np.zeros((len(rows), length), dtype=np.int64)
+    ids: npt.NDArray[np.int64] = np.zeros((len(rows), length), dtype=np.int64)
+    positions: npt.NDArray[np.int64] = np.zeros((len(rows), length), dtype=np.int64)
     # Which response a token belongs to: 0 for the prompt, which all of the row sees, -1 for padding.
-    segments = np.full((len(rows), length), -1, dtype=np.int32)
+    segments: npt.NDArray[np.int32] = np.full((len(rows), length), -1, dtype=np.int32)
     samples = [sample for row in rows for sample in row.samples]
     sizes = [len(sample.response) for sample in samples]
-    index = np.empty(sum(sizes), dtype=np.int64)
+    index: npt.NDArray[np.int64] = np.empty(sum(sizes), dtype=np.int64)
     filled = 0
     for number, row in enumerate(rows):
         start = len(row.prompt)

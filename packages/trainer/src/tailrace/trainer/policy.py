@@ -53,7 +53,6 @@ class Policy(nn.Module):
         # FSDP hangs its backward hook on the output, which must not be a view.
         return table.gather(1, batch.targets[:, None])[:, 0].clone(), spread
 
-    @torch.no_grad()
     def probe(self) -> None:
         """Find out which shortcuts give the same log-probabilities as the model's own forward pass."""
         training = self.lm.training
@@ -65,12 +64,13 @@ class Policy(nn.Module):
         samples = [Sample(prompt, tuple(draw.randrange(vocabulary) for _ in range(n)), 1.0) for n in (3, 2, 4)]
         alone = to_tensors([Row(prompt, (sample,)) for sample in samples], device)
         together = to_tensors([Row(prompt, tuple(samples))], device)
-        truth, _ = self(alone, 1.0, False)
-        head = self.lm.get_output_embeddings()
-        if isinstance(head, nn.Linear) and head.bias is None:
-            self.direct_head = True
-            self.direct_head = self._agrees(alone, truth)
-        self.shares_prompts = not _windowed(self.lm.config) and self._agrees(together, truth)
+        with torch.no_grad():
+            truth, _ = self(alone, 1.0, False)
+            head = self.lm.get_output_embeddings()
+            if isinstance(head, nn.Linear) and head.bias is None:
+                self.direct_head = True
+                self.direct_head = self._agrees(alone, truth)
+            self.shares_prompts = not _windowed(self.lm.config) and self._agrees(together, truth)
         self.lm.train(training)
 
     def _agrees(self, batch: MicroBatch, truth: Tensor) -> bool:

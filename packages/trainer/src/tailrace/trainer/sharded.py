@@ -79,7 +79,6 @@ class ShardedPolicy:
             self.module.set_reshard_after_backward(last)
         yield self.module
 
-    @torch.no_grad()
     def apply_gradients(self, lr: float) -> float:
         """Clip, step, drop the gradients.
 
@@ -92,7 +91,7 @@ class ShardedPolicy:
         gradients = []
         for name, parameter in self.parameters.items():
             shard = self.shards[name]
-            shard.grad = parameter.grad.to_local() if parameter.grad is not None else torch.zeros_like(shard)
+            shard.grad = parameter.grad.detach().to_local() if parameter.grad is not None else torch.zeros_like(shard)
             gradients.append(shard.grad)
             parameter.grad = None
         squares = torch.stack(torch._foreach_norm(gradients)).double().square().sum()
@@ -119,9 +118,8 @@ class ShardedPolicy:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    @torch.no_grad()
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Unsharded float32 parameters under Hugging Face names, tied ones once. Every rank must run through them."""
         single = dist.get_world_size() == 1
         for name, parameter in self.parameters.items():
-            yield name, self.shards[name] if single else parameter.full_tensor()
+            yield name, self.shards[name] if single else parameter.detach().full_tensor()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 EOS = "<|endoftext|>"
@@ -26,8 +27,8 @@ def train_tokenizer(
 ) -> int:
     """Train a tokenizer and write ``tokenizer.json`` and ``tokenizer_config.json``, which ``AutoTokenizer`` loads.
 
-    Every text made of characters that `texts` contain decodes to itself. A character that they do not contain becomes the
-    unknown token. Transformers is not needed.
+    Every text made of digits, operators, tags and characters that `texts` contain decodes to itself. Any other character
+    becomes the unknown token. Transformers is not needed.
 
     Args:
         texts: what to learn from.
@@ -65,7 +66,8 @@ def train_tokenizer(
     )
     # Tags are added whole below: merges of their letters would waste vocabulary.
     between = re.compile("|".join(map(re.escape, tags)) or "(?!)")
-    tokenizer.train_from_iterator((part for text in texts for part in between.split(text)), trainer)
+    whole = [*"".join(tags), *operators, *("0123456789" if split_digits else "")]
+    tokenizer.train_from_iterator(chain(whole, (part for text in texts for part in between.split(text))), trainer)
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tailrace.trainer.errors import ModelError
 from tailrace.trainer.small import SmallModel, build_small
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.warmstart import WarmStartConfig, WarmStartJob, trainer_config
@@ -91,6 +92,10 @@ def encode(directory: Path, examples: Sequence[Sequence[str]]) -> list[Pair]:
     settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     end = settings["eos_token"]
     eos = tokenizer.token_to_id(end if isinstance(end, str) else end["content"])
+    if eos is None:
+        raise ModelError(
+            f"found no end token {end!r} in the vocabulary of {directory}, expected the tokenizer to have it"
+        )
     prompts = tokenizer.encode_batch([prompt for prompt, _ in examples], add_special_tokens=False)
     responses = tokenizer.encode_batch([response for _, response in examples], add_special_tokens=False)
     return [(prompt.ids, [*response.ids, eos]) for prompt, response in zip(prompts, responses, strict=True)]
