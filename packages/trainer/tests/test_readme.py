@@ -10,7 +10,7 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     exec(compile(code, "README.md", "exec"), {})
     loss, norm = map(float, capsys.readouterr().out.split()[-2:])
-    assert loss < 0.2  # what it is before the first step: -(2 - 3) / 5
+    assert loss < 0.149  # less than before the first step
     assert norm > 0
     assert list(checkpoints("checkpoints")) == [3]
     assert "model.embed_tokens.weight" in dict(load_weights_file("checkpoints/v3"))
