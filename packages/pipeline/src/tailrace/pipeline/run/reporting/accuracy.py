@@ -1,0 +1,124 @@
+"""What was measured on held-out problems, with its uncertainty: the run's curve and the controls without RL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.pipeline.run.metrics import percentile
+from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED
+from tailrace.pipeline.run.reporting.observed import TimedEvaluation
+from tailrace.pipeline.run.reporting.record import Record
+
+CONTROL_NAMES = {
+    GREEDY: "warm start, greedy",
+    FORCED: "worked style forced, sampled",
+    FORCED_GREEDY: "worked style forced, greedy",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One accuracy.
+
+    Args:
+        accuracy: share of problems solved, 0 to 1.
+        problems: problems that were scored.
+        failed: problems that the verifier could not score; they count neither way.
+    """
+
+    name: str
+    accuracy: float
+    problems: int
+    failed: int
+    length_p50: float
+    length_p99: float
+
+    @property
+    def error(self) -> float:
+        """Binomial standard error of the accuracy."""
+        return math.sqrt(self.accuracy * (1 - self.accuracy) / self.problems) if self.problems else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Before, after and controls. `curve` is held-out accuracy, sampled, in the order in which it was measured."""
+
+    curve: list[tuple[TimedEvaluation, Measured]]
+    before: Measured | None
+    after: Measured | None
+    after_greedy: Measured | None
+    controls: list[Measured]
+
+    @property
+    def best_control(self) -> Measured | None:
+        """The most accurate of the controls, however it was decoded."""
+        return max(self.controls, key=lambda control: control.accuracy, default=None)
+
+
+def results(record: Record) -> Results:
+    """Sort the evaluations of a run into before, after and controls."""
+    evaluations = record.observed.evaluations
+    curve = [(timed, _measured(timed, "RL, sampled")) for timed in evaluations if timed.result.mode == SAMPLED]
+    curve.sort(key=lambda point: (point[0].step, point[0].at_s))
+    first = min((timed.result.version for timed in evaluations), default=0)
+    last = max((timed.result.version for timed in evaluations), default=0)
+    before = curve[0][1] if curve and curve[0][0].step == 0 else None
+    after = curve[-1][1] if curve and curve[-1][0].step > 0 else None
+    controls = [
+        _measured(timed, CONTROL_NAMES.get(timed.result.mode, f"warm start, {timed.result.mode}"))
+        for timed in evaluations
+        if timed.result.mode != SAMPLED and timed.result.version == first
+    ]
+    controls += [_measured(timed, f"continued fine-tuning, {timed.result.mode}") for timed in record.controls]
+    greedy = [
+        _measured(timed, "after RL, greedy")
+        for timed in evaluations
+        if timed.result.mode == GREEDY and timed.result.version == last and last > first
+    ]
+    return Results(
+        curve,
+        _renamed(before, "before RL, sampled"),
+        _renamed(after, "after RL, sampled"),
+        greedy[-1] if greedy else None,
+        controls,
+    )
+
+
+def results_of_summary(summary: Mapping[str, Any], problems: int) -> Results:
+    """The same from ``summary.json``, without the curve and the lengths.
+
+    Args:
+        problems: held-out problems of one evaluation.
+    """
+
+    def measured(name: str, accuracy: float | None) -> Measured | None:
+        return None if accuracy is None else Measured(name, accuracy, problems, 0, 0.0, 0.0)
+
+    named = {
+        CONTROL_NAMES.get(name.removeprefix("warm start, "), name): value for name, value in summary["controls"].items()
+    }
+    controls = [measured(name, value) for name, value in named.items()]
+    return Results(
+        [],
+        measured("before RL, sampled", summary["eval_accuracy_before"]),
+        measured("after RL, sampled", summary["eval_accuracy_after"]),
+        measured("after RL, greedy", summary.get("eval_accuracy_after_greedy")),
+        [control for control in controls if control is not None],
+    )
+
+
+def _measured(timed: TimedEvaluation, name: str) -> Measured:
+    result, lengths = timed.result, sorted(timed.result.tokens)
+    p50, p99 = percentile(lengths, 0.5), percentile(lengths, 0.99)
+    return Measured(name, result.accuracy, result.problems, result.failed, p50, p99)
+
+
+def _renamed(measured: Measured | None, name: str) -> Measured | None:
+    if measured is None:
+        return None
+    return Measured(
+        name, measured.accuracy, measured.problems, measured.failed, measured.length_p50, measured.length_p99
+    )

@@ -1,0 +1,61 @@
+"""The outcome in words, made from the figures. It says against which control, and when a difference may be chance."""
+
+from __future__ import annotations
+
+import math
+
+from tailrace.pipeline.run.reporting.accuracy import Measured, Results
+
+CHANCE = 2.0  # differences below so many standard errors are called that
+
+
+def gain(results: Results) -> str:
+    """One or two sentences: accuracy before and after, and the best control."""
+    after, before = results.after, results.before
+    if after is None:
+        if before is None:
+            return "No held-out accuracy has been measured."
+        return f"Held-out accuracy before training is {percent(before.accuracy)}; none has been measured after it yet."
+    said = _change(before, after)
+    best = results.best_control
+    if best is None:
+        return f"{said} No control without RL was measured, so how much of it RL is needed for is not known."
+    return f"{said} {_against(best, after)}"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal."""
+    return f"{100 * share:.1f} %"
+
+
+def standard_errors(a: Measured, b: Measured) -> float:
+    """How many standard errors of their difference two accuracies are apart."""
+    error = math.hypot(a.error, b.error)
+    return abs(a.accuracy - b.accuracy) / error if error else math.inf
+
+
+def _change(before: Measured | None, after: Measured) -> str:
+    if before is None:
+        return f"Held-out accuracy after training is {percent(after.accuracy)} ({after.problems} problems, sampled)."
+    points = 100 * (after.accuracy - before.accuracy)
+    verb = "rose" if points > 0 else "fell" if points < 0 else "stayed the same"
+    by = f", by {abs(points):.1f} points" if points else ""
+    chance = "" if standard_errors(before, after) >= CHANCE else "; so small a difference may be chance"
+    return (
+        f"Held-out accuracy {verb} from {percent(before.accuracy)} to {percent(after.accuracy)}{by} "
+        f"({after.problems} problems, sampled; standard error {100 * after.error:.1f} points{chance})."
+    )
+
+
+def _against(best: Measured, after: Measured) -> str:
+    points = 100 * (after.accuracy - best.accuracy)
+    apart = standard_errors(best, after)
+    control = f"the best control without RL ({best.name}) reaches {percent(best.accuracy)}"
+    if points > 0 and apart >= CHANCE:
+        return f"RL beats every control: {control}, {points:.1f} points less ({apart:.1f} standard errors)."
+    if points > 0:
+        return f"Whether RL beats the controls is open: {control}, {points:.1f} points less, which may be chance."
+    if points == 0:
+        return f"RL does not beat the controls: {control} as well."
+    chance = "" if apart >= CHANCE else ", which may be chance"
+    return f"RL does not beat the controls: {control}, {-points:.1f} points more{chance}."

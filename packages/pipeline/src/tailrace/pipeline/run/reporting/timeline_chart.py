@@ -1,0 +1,207 @@
+"""The timeline as a chart, and what it adds up to: utilisation per role and bubbles by cause."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from tailrace.pipeline.controller.controller import RELAY, REPLICA, TRAINER
+from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis, Trace
+from tailrace.pipeline.run.reporting.record import Record
+from tailrace.pipeline.run.timeline import BUBBLES, Doing, Mark, MarkKind, Span
+
+MOST_SPANS = 5000
+MOST_MARKS = 1500
+COLORS = {
+    Doing.TRAINING: "$training",
+    Doing.GENERATING: "$generating",
+    Doing.EVALUATING: "$evaluating",
+    Doing.PULLING: "$pulling",
+    Doing.PUBLISHING: "$publishing",
+    Doing.RELEASING: "$releasing",
+    Doing.STARTING: "$starting",
+    Doing.DOWN: "$down",
+    Doing.IDLE: "$idle",
+    Doing.WAITING: "$waiting",
+    Doing.HOLDING: "$holding",
+}
+SYMBOLS = {
+    MarkKind.REPACK: ("triangle-up", "$repack"),
+    MarkKind.DOWN: ("x", "$down"),
+    MarkKind.RESTART: ("circle", "$restart"),
+    MarkKind.SUSPECT: ("diamond-open", "$down"),
+    MarkKind.PULL_FAILED: ("cross", "$down"),
+    MarkKind.PUBLISHED: ("line-ns-open", "$ink"),
+}
+WORK = {
+    TRAINER: frozenset({Doing.TRAINING, Doing.PUBLISHING}),
+    REPLICA: frozenset({Doing.GENERATING, Doing.EVALUATING, Doing.RELEASING}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """How the members of a role spent a stretch of time; shares of their time there, 0 to 1."""
+
+    role: str
+    members: int
+    busy: float
+    pulling: float
+    idle: float
+    out: float
+    bubbles: list[tuple[str, float, float]]
+
+
+def timeline_chart(record: Record, time: TimeAxis) -> Chart | None:
+    """One row per member; drag to zoom, double-click to see it all."""
+    spans = record.timeline.spans
+    if not spans:
+        return None
+    rows = {key: _row(*key) for key in sorted({(span.role, span.member) for span in spans}, key=_order)}
+    shown, shortest_s = drawable(spans, MOST_SPANS)
+    data = [_bars(doing, shown, rows, time) for doing in COLORS]
+    data += [_marks(kind, record.timeline.marks, rows, time) for kind in SYMBOLS]
+    lines = [
+        {
+            "type": "line",
+            "x0": time(mark.at_s),
+            "x1": time(mark.at_s),
+            "y0": 0,
+            "y1": 1,
+            "yref": "paper",
+            "line": {"color": "$down", "width": 1.5, "dash": "dash"},
+            "label": {"text": escape(mark.label), "font": {"size": 11}, "textposition": "end"},
+        }
+        for mark in record.timeline.marks
+        if mark.kind is MarkKind.RESUMED
+    ]
+    layout = {
+        "barmode": "overlay",
+        "hovermode": "closest",
+        "xaxis": {
+            "title": {"text": f"time on the run's clock ({time.unit})"},
+            "range": [time(at) for at in record.shown_s],
+        },
+        "yaxis": {
+            "categoryorder": "array",
+            "categoryarray": list(rows.values())[::-1],
+            "type": "category",
+            "fixedrange": True,
+            "showgrid": False,
+            "automargin": True,
+        },
+        "legend": {"yref": "container", "y": 0.995, "yanchor": "top"},
+        "margin": {"t": 66},
+        "shapes": lines,
+        "dragmode": "zoom",
+    }
+    note = "Drag to zoom in, double-click for everything from the start-up on. Light gaps are bubbles: hover for their cause."
+    if shortest_s:
+        note += f" Drawn without detail below {shortest_s:.2g} s."
+    height = 130 + max(150, min(720, 36 * len(rows)))
+    return Chart("timeline", "Who did what", [trace for trace in data if trace["x"]], layout, note, height, wide=True)
+
+
+def drawable(spans: Sequence[Span], most: int) -> tuple[list[Span], float]:
+    """At most about `most` spans: short ones are swallowed by the one before them. Returns the limit used, in seconds."""
+    shortest_s = 0.0
+    shown = list(spans)
+    end_s = max(span.end_s for span in spans)
+    while len(shown) > most:
+        shortest_s = max(2 * shortest_s, end_s / 20_000)
+        merged: dict[tuple[str, str], Span] = {}
+        kept: list[Span] = []
+        for span in sorted(shown, key=lambda span: span.start_s):
+            key = (span.role, span.member)
+            before = merged.get(key)
+            if before is not None and (span.duration_s < shortest_s or before.doing is span.doing):
+                merged[key] = Span(*key, before.doing, before.start_s, span.end_s, before.label)
+                continue
+            if before is not None:
+                kept.append(before)
+            merged[key] = span
+        shown = kept + list(merged.values())
+        if shortest_s > end_s:
+            break
+    return shown, shortest_s
+
+
+def utilisation(spans: Iterable[Span], begin_s: float, end_s: float) -> list[Utilisation]:
+    """Per role, between two moments."""
+    time: dict[str, dict[Doing, float]] = defaultdict(lambda: defaultdict(float))
+    causes: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    members: dict[str, set[str]] = defaultdict(set)
+    for span in spans:
+        inside = min(span.end_s, end_s) - max(span.start_s, begin_s)
+        if inside <= 0 or span.role not in WORK:
+            continue
+        members[span.role].add(span.member)
+        time[span.role][span.doing] += inside
+        if span.doing in BUBBLES or span.doing in (Doing.STARTING, Doing.PULLING, Doing.DOWN):
+            cause = {Doing.PULLING: "pulling weights", Doing.STARTING: "starting or restarting", Doing.DOWN: "down"}
+            causes[span.role][cause.get(span.doing, span.label)] += inside
+    rows = []
+    for role in (TRAINER, REPLICA):
+        total = sum(time[role].values())
+        if not total:
+            continue
+        share = {doing: spent / total for doing, spent in time[role].items()}
+        rows.append(
+            Utilisation(
+                role,
+                len(members[role]),
+                busy=sum(share.get(doing, 0.0) for doing in WORK[role]),
+                pulling=share.get(Doing.PULLING, 0.0),
+                idle=sum(share.get(doing, 0.0) for doing in BUBBLES),
+                out=share.get(Doing.STARTING, 0.0) + share.get(Doing.DOWN, 0.0),
+                bubbles=sorted(
+                    ((cause, spent, spent / total) for cause, spent in causes[role].items()), key=lambda row: -row[1]
+                ),
+            )
+        )
+    return rows
+
+
+def _bars(doing: Doing, spans: Sequence[Span], rows: dict[tuple[str, str], str], time: TimeAxis) -> Trace:
+    mine = [span for span in spans if span.doing is doing]
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": str(doing),
+        "base": [time(span.start_s) for span in mine],
+        "x": [time(span.duration_s) for span in mine],
+        "y": [rows[span.role, span.member] for span in mine],
+        "hovertext": [f"{rows[s.role, s.member]}: {s.doing}, {s.duration_s:.2f} s<br>{escape(s.label)}" for s in mine],
+        "hoverinfo": "text",
+        "marker": {"color": COLORS[doing], "line": {"width": 0}},
+        "width": 0.72 if doing not in BUBBLES and doing is not Doing.HOLDING else 0.5,
+    }
+
+
+def _marks(kind: MarkKind, marks: Sequence[Mark], rows: dict[tuple[str, str], str], time: TimeAxis) -> Trace:
+    symbol, color = SYMBOLS[kind]
+    mine = [mark for mark in marks if mark.kind is kind and (mark.role, mark.member) in rows][:MOST_MARKS]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": str(kind),
+        "x": [time(mark.at_s) for mark in mine],
+        "y": [rows[mark.role, mark.member] for mark in mine],
+        "hovertext": [f"{kind}: {rows[m.role, m.member]}<br>{escape(m.label)}" for m in mine],
+        "hoverinfo": "text",
+        "marker": {"symbol": symbol, "size": 10, "color": color, "line": {"width": 1.2, "color": "$mark-edge"}},
+    }
+
+
+def _row(role: str, member: str) -> str:
+    if role == TRAINER:
+        return role
+    return member if role == REPLICA else f"{role} {member}"
+
+
+def _order(key: tuple[str, str]) -> tuple[int, int, str]:
+    role, member = key
+    digits = "".join(letter for letter in member if letter.isdigit())
+    return ((TRAINER, RELAY, REPLICA).index(role), int(digits or 0), member)

@@ -1,0 +1,261 @@
+"""What every member did when: spans and marks, read off the controller after each event. Pure.
+
+The spans of a member follow each other without gap or overlap, from the command that started it to the last event. What is
+neither work nor start-up is a bubble, and its label says what the member was waiting for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.controller import RELAY, REPLICA, TRAINER, Controller
+from tailrace.pipeline.controller.fleet import Health, ReplicaState
+
+
+class Doing(StrEnum):
+    """What a member does."""
+
+    STARTING = "starting"
+    PULLING = "pulling"
+    GENERATING = "generating"
+    EVALUATING = "evaluating"
+    RELEASING = "releasing"
+    IDLE = "idle"
+    TRAINING = "training"
+    PUBLISHING = "publishing"
+    WAITING = "waiting"
+    HOLDING = "holding"
+    DOWN = "down"
+
+
+BUBBLES = frozenset({Doing.IDLE, Doing.WAITING})
+
+
+class MarkKind(StrEnum):
+    """What happened at a moment."""
+
+    REPACK = "repack"
+    DOWN = "down"
+    RESTART = "restart"
+    SUSPECT = "suspect"
+    PULL_FAILED = "pull failed"
+    PUBLISHED = "published"
+    RESUMED = "resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A member did one thing from `start_s` to `end_s` on the run's clock."""
+
+    role: str
+    member: str
+    doing: Doing
+    start_s: float
+    end_s: float
+    label: str
+
+    @property
+    def duration_s(self) -> float:
+        """Its length."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened to a member at a moment."""
+
+    kind: MarkKind
+    role: str
+    member: str
+    at_s: float
+    label: str
+
+
+@dataclass(slots=True)
+class _Open:
+    doing: Doing
+    key: str
+    label: str
+    start_s: float
+
+
+class Timeline:
+    """Observes a controller and keeps what its members did. `close` ends the last spans."""
+
+    def __init__(self) -> None:
+        self.marks: list[Mark] = []
+        self._spans: list[Span] = []
+        self._open: dict[tuple[str, str], _Open] = {}
+        self._relays_up: set[str] = set()
+
+    @property
+    def spans(self) -> list[Span]:
+        """The spans that have ended, in the order in which they did."""
+        return list(self._spans)
+
+    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
+        """One event was handled; `now` in seconds never decreases."""
+        self._mark(now, event, commands, controller)
+        for role, member in self._touched(event, commands, controller):
+            if role == REPLICA:
+                self._now(now, role, member, *_replica(controller.fleet.replicas[member], controller))
+            elif role == TRAINER:
+                if isinstance(event, c.Stepped):
+                    self._split_step(now, event)
+                self._now(now, role, member, *_trainer(controller))
+            elif role == RELAY:
+                self._now(now, role, member, *self._relay(member, event, controller))
+
+    def close(self, now: float) -> None:
+        """The record ends here."""
+        for (role, member), state in self._open.items():
+            self._end(role, member, state, now)
+        self._open.clear()
+
+    def _touched(
+        self, event: c.Event, commands: Sequence[c.Command], controller: Controller
+    ) -> Iterable[tuple[str, str]]:
+        """Members whose state this event may have changed; on a tick, every member."""
+        touched: dict[tuple[str, str], None] = {}
+        if isinstance(event, c.Tick | c.Resumed | c.Stepped | c.Down):
+            touched |= dict.fromkeys(self._open)
+        for item in (event, *commands):
+            match item:
+                case c.Start() | c.Restart() | c.Up() | c.Down():
+                    touched[item.role, item.id] = None
+                case c.Step() | c.Stepped():
+                    touched[TRAINER, "0"] = None
+                case c.Publish() | c.Published():
+                    touched[RELAY, "0"] = None
+                    touched[TRAINER, "0"] = None
+                case c.Snapshot() | c.Finished() | c.Interrupted() | c.Pulled() | c.PullFailed():
+                    touched[REPLICA, item.replica] = None
+                case c.Route() | c.Interrupt() | c.Pull():
+                    touched[REPLICA, item.replica] = None
+                case _:
+                    pass
+        known = controller.fleet.replicas
+        return [key for key in touched if key[0] in (TRAINER, RELAY) or (key[0] == REPLICA and key[1] in known)]
+
+    def _now(self, now: float, role: str, member: str, doing: Doing, key: str, label: str) -> None:
+        state = self._open.get((role, member))
+        if state is not None and state.doing is doing and state.key == key:
+            return
+        if state is not None:
+            self._end(role, member, state, now)
+        self._open[role, member] = _Open(doing, key, label, now)
+
+    def _end(self, role: str, member: str, state: _Open, now: float) -> None:
+        if now > state.start_s:
+            self._spans.append(Span(role, member, state.doing, state.start_s, now, state.label))
+
+    def _split_step(self, now: float, event: c.Stepped) -> None:
+        """A step's command waits while the weights before it are handed to the relay and the checkpoint writer."""
+        state = self._open.get((TRAINER, "0"))
+        wall_s = event.metrics.get("wall_s")
+        if state is None or state.doing is not Doing.TRAINING or wall_s is None:
+            return
+        began = now - wall_s
+        if began > state.start_s:
+            handing = _Open(Doing.PUBLISHING, "", "weights copied for the relay and the checkpoint", state.start_s)
+            self._end(TRAINER, "0", handing, began)
+            state.start_s = began
+
+    def _relay(self, member: str, event: c.Event, controller: Controller) -> tuple[Doing, str, str]:
+        if isinstance(event, c.Up) and event.role == RELAY and event.id == member:
+            self._relays_up.add(member)
+        elif isinstance(event, c.Resumed) or (isinstance(event, c.Down) and (event.role, event.id) == (RELAY, member)):
+            self._relays_up.discard(member)
+        learner = controller.learner
+        if member not in self._relays_up:
+            return Doing.STARTING, "", "process starts"
+        if member == "0" and learner.published < learner.publishing:
+            return Doing.PUBLISHING, str(learner.publishing), f"version {learner.publishing} on its way to the relays"
+        return Doing.HOLDING, "", "complete versions to pull from"
+
+    def _mark(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
+        match event:
+            case c.Down(role=role, id=member, reason=reason):
+                self.marks.append(Mark(MarkKind.DOWN, role, member, now, reason))
+            case c.Suspect(role=role, id=member, silent_s=silent_s):
+                self.marks.append(Mark(MarkKind.SUSPECT, role, member, now, f"silent for {silent_s:.1f} s"))
+            case c.PullFailed(replica=member, version=version, reason=reason):
+                label = f"version {version}: {reason}"
+                self.marks.append(Mark(MarkKind.PULL_FAILED, REPLICA, member, now, label))
+            case c.Published(version=version):
+                self.marks.append(Mark(MarkKind.PUBLISHED, RELAY, "0", now, f"version {version}"))
+            case c.Resumed(durable=durable):
+                label = f"driver resumed from checkpoint {durable}" if durable >= 0 else "driver resumed from the start"
+                self.marks.append(Mark(MarkKind.RESUMED, TRAINER, "0", now, label))
+            case _:
+                pass
+        for command in commands:
+            if isinstance(command, c.Restart) and not isinstance(event, c.Resumed):
+                of = f" from checkpoint {command.version}" if command.version is not None else ""
+                self.marks.append(Mark(MarkKind.RESTART, command.role, command.id, now, f"restarted{of}"))
+            elif isinstance(command, c.Interrupt):
+                target = destination(command, controller)
+                label = f"{len(command.trajectories)} trajectories to {target}"
+                self.marks.append(Mark(MarkKind.REPACK, REPLICA, command.replica, now, label))
+
+
+def destination(command: c.Interrupt, controller: Controller) -> str:
+    """Where the trajectories of a repack go; empty when none is known any more."""
+    states = (controller.ledger.get(name) for name in command.trajectories)
+    return next((state.destination for state in states if state is not None and state.destination), "")
+
+
+def _replica(replica: ReplicaState, controller: Controller) -> tuple[Doing, str, str]:
+    if replica.health is Health.STARTING:
+        return Doing.STARTING, "", "process and engine start"
+    if replica.health is Health.DOWN:
+        return Doing.DOWN, "", "not restarted"
+    if replica.pulling is not None:
+        return Doing.PULLING, str(replica.pulling), f"version {replica.pulling}"
+    if replica.assigned:
+        if replica.moving_out:
+            return Doing.RELEASING, "", f"{len(replica.assigned)} trajectories leave"
+        return _generating(replica, controller)
+    cause = _idle_cause(replica, controller)
+    return Doing.IDLE, cause, cause
+
+
+def _generating(replica: ReplicaState, controller: Controller) -> tuple[Doing, str, str]:
+    first = controller.ledger.get(next(iter(replica.assigned)))
+    what = f"{len(replica.assigned)} trajectories on version {replica.version}"
+    if first is not None and first.purpose is c.Purpose.EVAL:
+        return Doing.EVALUATING, f"{first.mode} {replica.version}", f"{first.mode}, {what}"
+    return Doing.GENERATING, str(replica.version), what
+
+
+def _idle_cause(replica: ReplicaState, controller: Controller) -> str:
+    """Why a replica that is up has nothing to do, in the order in which the controller would find out."""
+    progress, spec = controller.progress(), controller.spec
+    admitted = progress.admitted - progress.dropped
+    if progress.published < 0:
+        return "no weights published yet"
+    if replica.incoming:
+        return "repacked trajectories on their way"
+    if admitted >= spec.steps * spec.batch_groups:
+        return "every prompt of the run is admitted"
+    if progress.generating + progress.buffered >= spec.buffer_groups:
+        return "buffer full: the trainer is behind"
+    if replica.version is not None and not spec.admission.may_start(replica.version, progress):
+        return "admission: too far ahead of the trainer"
+    return "waiting for the other replicas"
+
+
+def _trainer(controller: Controller) -> tuple[Doing, str, str]:
+    learner = controller.learner
+    if not learner.up:
+        return Doing.STARTING, "", "process starts, weights load"
+    if learner.stepping is not None:
+        return Doing.TRAINING, str(learner.stepping), f"version {learner.stepping}"
+    if learner.step >= controller.spec.steps:
+        return Doing.WAITING, "end", "all steps done: last evaluations and checkpoint"
+    if learner.step == 0:
+        return Doing.WAITING, "first", "the first batch is being generated"
+    return Doing.WAITING, "batch", "no complete batch"
