@@ -111,13 +111,14 @@ def test_lockstep_admissions_keep_their_bound(name, bound):
 
 
 def test_replay_is_exact_at_every_prefix_of_a_recorded_run():
-    world = World(Controller(spec(steps=3)), 11, kill_rate=0.03)
+    small = spec(steps=2, batch_groups=2, replica_batch=8, evaluation=EvaluationPlan(size=3))
+    world = World(Controller(small), 11, kill_rate=0.03)
     world.run()
     log = json.loads(json.dumps([[now, c.encode(event)] for now, event in world.log]))
     events = [(now, c.decode(event)) for now, event in log]
-    assert len(events) > 150
+    assert len(events) > 60
     for prefix in range(1, len(events), 1):
-        rebuilt = Controller(spec(steps=3))
+        rebuilt = Controller(small)
         commands = replay(rebuilt, events[:prefix])
         assert commands == world.commands[:prefix]
         assert rebuilt.handle(events[prefix][1], events[prefix][0]) == world.commands[prefix]

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.trainer.layout import EMPTY, Sample, make_rows, plan
+from tailrace.trainer.layout import EMPTY, OVERHEAD_TOKENS, Row, Sample, make_rows, micro_batches, plan
 from tailrace.trainer.microbatch import to_tensors
 
 samples = st.lists(
@@ -62,3 +62,21 @@ def test_a_row_by_hand():
     assert tensors.behaviour.tolist() == [-4.0, -1.0, -2.0, -3.0]
     assert tensors.advantages.tolist() == [-2.0, 2.0, 2.0, 2.0]
     assert tensors.weights.tolist() == pytest.approx([0.25, 0.5, 0.5, 0.5])
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(1, 300))
+def test_micro_batches_cost_as_little_as_the_best_cut_of_the_sorted_rows(lengths, budget):
+    rows = [Row((0,), (Sample((0,), (0,) * length, 1.0),)) for length in lengths]
+
+    def cost(cuts):
+        if not all(len(cut) == 1 or len(cut) * cut[0].length <= budget for cut in cuts):
+            return float("inf")
+        return sum(len(cut) * cut[0].length + OVERHEAD_TOKENS for cut in cuts)
+
+    ordered = sorted(rows, key=lambda row: row.length, reverse=True)
+    every_cut = []
+    for bits in range(1 << (len(ordered) - 1)):
+        ends = [i + 1 for i in range(len(ordered) - 1) if bits >> i & 1] + [len(ordered)]
+        every_cut.append([ordered[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)])
+    assert cost(micro_batches(rows, budget)) == min(map(cost, every_cut))

@@ -13,7 +13,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.errors import NonFiniteGradientError
+from tailrace.trainer.errors import NonFiniteGradientError, TrainerConfigError
+from tailrace.trainer.muon import MuonWithAdamW
 from tailrace.trainer.policy import PREFIX, Policy
 
 SMALL_MODEL_PARAMETERS = 50_000_000
@@ -62,12 +63,25 @@ class ShardedPolicy:
 
     def reset_optimizer(self) -> None:
         """Forget the moments and start the learning-rate schedule again."""
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer: Any = torch.optim.AdamW(
             list(self.shards.values()),
             lr=self.config.lr,
             betas=self.config.betas,
             weight_decay=self.config.weight_decay,
             fused=True,
+        )
+        self.steps = 0
+
+    def use_muon(self, lr_scale: float) -> None:
+        """Muon for the layers' matrices from now on, with so many times the learning rate; see `MuonWithAdamW`.
+
+        Raises:
+            TrainerConfigError: matrices are sharded, and Muon needs whole ones.
+        """
+        if dist.get_world_size() > 1:
+            raise TrainerConfigError("found Muon with several processes, expected one: it needs whole matrices")
+        self.optimizer = MuonWithAdamW(
+            self.shards, betas=self.config.betas, weight_decay=self.config.weight_decay, muon_lr_scale=lr_scale
         )
         self.steps = 0
 
@@ -107,7 +121,7 @@ class ShardedPolicy:
         if 0 < limit < norm:
             torch._foreach_mul_(gradients, limit / norm)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_scale", 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.steps += 1

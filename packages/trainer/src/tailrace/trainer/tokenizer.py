@@ -1,12 +1,16 @@
-"""A tokenizer trained on the spot: byte-pair encoding in which digits, operators and tags stay whole."""
+"""A tokenizer trained on the spot: byte-pair encoding in which digits, operators and tags stay whole, or whole words."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 EOS = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -24,6 +28,7 @@ def train_tokenizer(
     split_digits: bool = True,
     operators: str = OPERATORS,
     attach_space: bool = False,
+    words: bool = False,
 ) -> int:
     """Train a tokenizer and write ``tokenizer.json`` and ``tokenizer_config.json``, which ``AutoTokenizer`` loads.
 
@@ -39,11 +44,45 @@ def train_tokenizer(
         operators: characters that are never merged with others.
         attach_space: a space in front of a digit or an operator may become part of its token, which makes texts such as
             ``7 + 5`` about half as long and the vocabulary larger.
+        words: every word with the space in front of it is one token instead, numbers with their sign included; the
+            parameters from `split_digits` on do not apply. Only words of `texts` can be read and written.
 
     Returns:
         The number of tokens.
     """
-    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import AddedToken
+
+    if words:
+        tokenizer = _word_level(texts, vocab_size, tags)
+    else:
+        tokenizer = _byte_pairs(texts, vocab_size, tags, split_digits, operators, attach_space)
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
+    return _write(tokenizer, Path(directory))
+
+
+def _word_level(texts: Iterable[str], vocab_size: int, tags: Sequence[str]) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.WordLevel(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r" ?[^\s<>]+|\s|[<>]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    trainer = trainers.WordLevelTrainer(
+        vocab_size=vocab_size - len(tags), special_tokens=[EOS, PAD, UNKNOWN], show_progress=False
+    )
+    tokenizer.train_from_iterator(_between(texts, tags), trainer)
+    return tokenizer
+
+
+def _between(texts: Iterable[str], tags: Sequence[str]) -> Iterator[str]:
+    """What stands between tags, which are added whole: to learn their letters would waste vocabulary."""
+    tag = re.compile("|".join(map(re.escape, tags)) or "(?!)")
+    return (part for text in texts for part in tag.split(text))
+
+
+def _byte_pairs(
+    texts: Iterable[str], vocab_size: int, tags: Sequence[str], split_digits: bool, operators: str, attach_space: bool
+) -> Tokenizer:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     space = " ?" if attach_space else ""
     pieces = [rf"{space}\d"] if split_digits else []
@@ -64,12 +103,12 @@ def train_tokenizer(
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size - len(tags), special_tokens=[EOS, PAD, UNKNOWN], show_progress=False
     )
-    # Tags are added whole below: merges of their letters would waste vocabulary.
-    between = re.compile("|".join(map(re.escape, tags)) or "(?!)")
     whole = [*"".join(tags), *operators, *("0123456789" if split_digits else "")]
-    tokenizer.train_from_iterator(chain(whole, (part for text in texts for part in between.split(text))), trainer)
-    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in tags])
-    root = Path(directory)
+    tokenizer.train_from_iterator(chain(whole, _between(texts, tags)), trainer)
+    return tokenizer
+
+
+def _write(tokenizer: Tokenizer, root: Path) -> int:
     root.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(root / "tokenizer.json"))
     settings = {

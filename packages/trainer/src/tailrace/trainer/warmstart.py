@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tailrace.trainer.checkpoint_files import complete, put_in_place, read_manifest, sync, verify
 from tailrace.trainer.config import TrainerConfig
@@ -57,16 +57,21 @@ class TokenizerShape:
     split_digits: bool = True
     operators: str = OPERATORS
     attach_space: bool = False
+    words: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStartConfig:
-    """Settings of the supervised steps (AdamW).
+    """Settings of the supervised steps.
 
     Args:
         steps: optimizer steps.
         batch: examples of one step, over all processes.
-        lr: peak learning rate, which falls linearly to `lr_end` over the steps after the warm-up.
+        optimizer: ``"adamw"``, or ``"muon"`` for the layers' matrices, which learns arithmetic in half the steps; one process.
+        muon_lr_scale: Muon's learning rate as a multiple of `lr`.
+        lr: peak learning rate, which falls linearly to `lr_end` after the warm-up and the steps on which it is held.
+        hold: share of the steps until which the peak is held.
+        bucket: batches that are drawn together, so that each holds examples of similar length and little padding.
         lr_end: learning rate of the last step.
         warmup_steps: steps over which it rises linearly to the peak.
         betas: AdamW's.
@@ -81,8 +86,12 @@ class WarmStartConfig:
 
     steps: int = 1150
     batch: int = 32
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    muon_lr_scale: float = 5.0
     lr: float = 4e-3
     lr_end: float = 0.0
+    hold: float = 0.0
+    bucket: int = 1
     warmup_steps: int = 20
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
@@ -94,7 +103,13 @@ class WarmStartConfig:
     device: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "processes", "threads"):
+        if self.optimizer not in ("adamw", "muon"):
+            raise TrainerConfigError(f"found optimizer = {self.optimizer!r}, expected adamw or muon")
+        if self.optimizer == "muon" and self.processes > 1:
+            raise TrainerConfigError(
+                f"found muon with processes = {self.processes}, expected 1: it needs whole matrices"
+            )
+        for name in ("steps", "batch", "processes", "threads", "bucket"):
             if getattr(self, name) < 1:
                 raise TrainerConfigError(f"found {name} = {getattr(self, name)}, expected at least 1")
 
@@ -102,7 +117,8 @@ class WarmStartConfig:
         """The learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
-        left = (self.steps - step) / max(1, self.steps - self.warmup_steps)
+        held = max(self.warmup_steps, self.hold * self.steps)
+        left = min(1.0, (self.steps - step) / max(1.0, self.steps - held))
         return self.lr_end + (self.lr - self.lr_end) * left
 
 

@@ -44,7 +44,7 @@ def _warm_start(work: Path, rank: int, world_size: int, job: WarmStartJob) -> No
     shape = job.tokenizer
     train_tokenizer(
         job.texts(), start, vocab_size=shape.vocab_size, tags=shape.tags, split_digits=shape.split_digits,
-        operators=shape.operators, attach_space=shape.attach_space,
+        operators=shape.operators, attach_space=shape.attach_space, words=shape.words,
     )  # fmt: skip
     _build(start, job.model, job.config.seed)
     config = job.config
@@ -56,7 +56,10 @@ def _warm_start(work: Path, rank: int, world_size: int, job: WarmStartJob) -> No
     for step in range(config.steps):
         stage = next(index for index, (until, _) in enumerate(stages) if step < until)
         if stage != current:
-            current, batches = stage, shuffled_batches(stages[stage][1], config.batch, config.seed + stage)
+            current, batches = (
+                stage,
+                shuffled_batches(stages[stage][1], config.batch, config.seed + stage, config.bucket),
+            )
         metrics = worker.sft_step(next(batches), lr=config.lr_at(step))
         report(step, metrics)
     _finish(worker, work)
@@ -67,7 +70,7 @@ def _continue(work: Path, rank: int, world_size: int, data: dict[str, Any]) -> N
 
     config = WarmStartConfig(**data["config"] | {"betas": tuple(data["config"]["betas"])})
     source = Path(data["model_dir"])
-    batches = shuffled_batches(encode(source, data["examples"]), config.batch, config.seed)
+    batches = shuffled_batches(encode(source, data["examples"]), config.batch, config.seed, config.bucket)
     worker = _join(source, config, work, rank, world_size)
     report = _Reporter(rank, None, data["seconds"])
     started = time.monotonic()
@@ -101,15 +104,26 @@ def encode(directory: Path, examples: Sequence[Sequence[str]]) -> list[Pair]:
     return [(prompt.ids, [*response.ids, eos]) for prompt, response in zip(prompts, responses, strict=True)]
 
 
-def shuffled_batches(examples: Sequence[Pair], batch: int, seed: int) -> Iterator[list[Pair]]:
-    """Batches without end; every example once before any comes again."""
+def shuffled_batches(examples: Sequence[Pair], batch: int, seed: int, bucket: int = 1) -> Iterator[list[Pair]]:
+    """Batches without end; every example once before any comes again.
+
+    Args:
+        bucket: batches that are drawn together and divided by length of the response.
+    """
     draw = random.Random(seed)
     pending: list[Pair] = []
     while True:
-        while len(pending) < batch:
+        while len(pending) < batch * bucket:
             pending += draw.sample(examples, len(examples))
-        yield pending[:batch]
-        del pending[:batch]
+        drawn = pending[: batch * bucket]
+        del pending[: batch * bucket]
+        if bucket > 1:
+            drawn.sort(key=lambda pair: len(pair[1]))
+        starts = list(range(0, len(drawn), batch))
+        if bucket > 1:
+            draw.shuffle(starts)
+        for start in starts:
+            yield drawn[start : start + batch]
 
 
 def _build(start: Path, model: SmallModel, seed: int) -> None:
@@ -123,7 +137,10 @@ def _join(source: Path, config: WarmStartConfig, work: Path, rank: int, world_si
 
     rendezvous = f"file://{work}/rendezvous" if world_size > 1 else None
     settings = trainer_config(asdict(config))
-    return TrainerWorker(source, settings, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    worker = TrainerWorker(source, settings, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    if config.optimizer == "muon":
+        worker.use_muon(config.muon_lr_scale)
+    return worker
 
 
 def _finish(worker: TrainerWorker, work: Path) -> None:

@@ -180,6 +180,14 @@ class TrainerWorker:
         """Forget the optimizer's moments and start the learning-rate schedule again."""
         self._state.reset_optimizer()
 
+    def use_muon(self, lr_scale: float) -> None:
+        """Supervised steps with Muon, for a warm start in a world of one. Its state is not in checkpoints: `export` only.
+
+        Args:
+            lr_scale: Muon's learning rate as a multiple of the step's, which embeddings and norms take.
+        """
+        self._state.use_muon(lr_scale)
+
     def close(self) -> None:
         """Finish the checkpoint that is being written and leave the process group."""
         self._checkpoints.close()

@@ -78,7 +78,7 @@ class WarmStartConfig(_Strict):
     steps: Positive = 600
     batch: Positive = 32
     lr: float = Field(default=4e-3, gt=0)
-    processes: Literal[1, 2] = 1
+    processes: Positive = 1
     demonstrations: Positive = 20_000
     continued_lr_share: float = Field(default=0.1, gt=0)
     options: dict[str, Any] = {}

@@ -135,7 +135,7 @@ class Ledger:
         if state.version is not None and state.version != version:
             self.counts.regenerated_trajectories += 1
             state.tokens = 0
-        state.phase, state.replica, state.version, state.destination = Phase.RUNNING, replica, version, None
+        state.phase, state.replica, state.version = Phase.RUNNING, replica, version
         return state
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
@@ -153,7 +153,7 @@ class Ledger:
         if state is None or state.phase in (Phase.DONE, Phase.SCORED):
             return None
         self.pending.pop(trajectory, None)
-        state.phase, state.replica, state.destination = Phase.DONE, None, None
+        state.phase, state.replica = Phase.DONE, None
         state.tokens, state.completed_at = tokens, trainer_version
         return state
 

@@ -90,8 +90,7 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
     from tailrace.trainer.warmstart import Stage, TokenizerShape, WarmStartConfig, warm_start
 
     warm = config.warm_start
-    demonstration_rows = task.generate("train", warm.demonstrations, config.seed + 1)
-    pairs = task.demonstrations(demonstration_rows, config.seed)
+    pairs = task.warm_start(warm.demonstrations, config.seed + 1)
     demonstrations = directory.task / "demonstrations.json"
     demonstrations.write_text(json.dumps(pairs))
     small = config.model.small

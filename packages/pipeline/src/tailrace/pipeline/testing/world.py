@@ -94,6 +94,7 @@ class World:
         self.log.append((self.now, event))
         commands = self.controller.handle(event, self.now)
         self.commands.append(commands)
+        self._check_moves()
         for command in commands:
             self._carry_out(command)
 
@@ -109,6 +110,15 @@ class World:
         partial = {name: value for name, value in self.partial.items() if name not in self.complete}
         self._at(self.now, c.Tick())
         return c.Resumed(self.durable, held, partial)
+
+    def _check_moves(self) -> None:
+        """What is on its way to a replica is counted there, or the replica would wait for ever."""
+        moving: dict[str, int] = {}
+        for trajectory in self.controller.ledger.trajectories.values():
+            if trajectory.destination is not None:
+                moving[trajectory.destination] = moving.get(trajectory.destination, 0) + 1
+        for replica in self.controller.fleet.replicas.values():
+            assert replica.incoming == moving.get(replica.id, 0), f"{replica.id} counts {replica.incoming} incoming"
 
     # ---- carrying out ---------------------------------------------------------------------------------------------
 

@@ -1,0 +1,101 @@
+"""Muon in float32, for the warm start of small models.
+
+torch ships a Muon too, which orthogonalises in bfloat16: on a CPU without matrix units that takes seventeen times as long
+(88 ms against 5 ms a step for 0.2 million parameters), more than the rest of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """The nearest semi-orthogonal matrices, roughly: five Newton-Schulz steps (Jordan et al. 2024).
+
+    Args:
+        matrices: batch x rows x columns.
+    """
+    a, b, c = _COEFFICIENTS
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.mT if tall else x
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalised. Matrices of one shape are updated together.
+
+    Args:
+        matrices: whole two-dimensional parameters; a shard of one would be orthogonalised wrongly.
+        lr: learning rate; a matrix with more rows than columns takes the square root of the ratio more.
+        momentum: of the running mean of gradients.
+    """
+
+    def __init__(self, matrices: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95) -> None:
+        super().__init__(matrices, {"lr": lr, "momentum": momentum})
+
+    def step(self, closure: Any = None) -> None:
+        """Update all matrices."""
+        del closure
+        with torch.no_grad():
+            self._update()
+
+    def _update(self) -> None:
+        for group in self.param_groups:
+            shapes: dict[Any, list[Tensor]] = {}
+            for matrix in group["params"]:
+                shapes.setdefault(matrix.shape, []).append(matrix)
+            for (rows, columns), matrices in shapes.items():
+                gradient = torch.stack([matrix.grad for matrix in matrices])
+                mean = self.state[matrices[0]].setdefault("momentum", torch.zeros_like(gradient))
+                mean.lerp_(gradient, 1 - group["momentum"])
+                update = orthogonalised(gradient.lerp(mean, group["momentum"]))
+                scale = group["lr"] * max(1.0, rows / columns) ** 0.5
+                for matrix, change in zip(matrices, update, strict=True):
+                    matrix.add_(change, alpha=-scale)
+
+
+class MuonWithAdamW:
+    """Muon for the matrices inside the layers, AdamW for embeddings and norms, under one learning rate.
+
+    Args:
+        parameters: by Hugging Face name.
+        betas: AdamW's.
+        weight_decay: AdamW's.
+        muon_lr_scale: Muon's learning rate as a multiple of AdamW's.
+    """
+
+    def __init__(
+        self, parameters: dict[str, Tensor], *, betas: tuple[float, float], weight_decay: float, muon_lr_scale: float
+    ) -> None:
+        inside = {name: p for name, p in parameters.items() if p.ndim == 2 and ".layers." in name}
+        rest = [p for name, p in parameters.items() if name not in inside]
+        self._muon = Muon(inside.values())
+        self._adamw = torch.optim.AdamW(rest, betas=betas, weight_decay=weight_decay, fused=True)
+        for group in self._muon.param_groups:
+            group["lr_scale"] = muon_lr_scale
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """AdamW's groups and Muon's, whose ``lr_scale`` multiplies the rate that is set."""
+        return [*self._adamw.param_groups, *self._muon.param_groups]
+
+    def step(self) -> None:
+        """Update everything."""
+        self._muon.step()
+        self._adamw.step()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self._muon.zero_grad()
+        self._adamw.zero_grad()
