@@ -15,7 +15,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from tailrace import contracts as c
@@ -81,11 +81,11 @@ class Executor:
         return time.monotonic() - self._zero
 
     def open(self) -> None:
-        """Start the roles that hold the data."""
+        """Start the roles that every run needs; they come up while the others start."""
         self._spawn("data", "0", self._deployment.data_role())
         self._spawn("scorer", "0", self._deployment.scorer_role(self.data))
         for role in ("data", "scorer"):
-            self._members[role, "0"].call("ready").result(self._deadlines.start_s)
+            self._ask(role, "ready", timeout_s=self._deadlines.start_s)
 
     @property
     def controller(self) -> Controller:
@@ -136,14 +136,12 @@ class Executor:
 
     def close(self) -> None:
         """Let every member tidy up, then end them."""
-        errors: list[Exception] = []
-        for key in sorted(
-            self._members, key=lambda key: ("replica", "trainer", "scorer", "relay", "data").index(key[0])
-        ):
-            try:
-                self._members[key].close(self._deadlines.close_s)
-            except Exception as error:
-                errors.append(error)
+        errors: list[BaseException] = []
+        for roles in (("replica", "trainer", "scorer"), ("relay", "data")):  # the second serve the first
+            members = [member for (role, _), member in self._members.items() if role in roles]
+            with ThreadPoolExecutor(max(1, len(members))) as pool:
+                closing = [pool.submit(member.close, self._deadlines.close_s) for member in members]
+            errors += [error for error in (future.exception() for future in closing) if error is not None]
         self._members.clear()
         self.host.close()
         if errors:
@@ -281,12 +279,12 @@ class Executor:
             lambda error: self._down(REPLICA, replica, str(error), member),
         )
 
-    def _ask(self, role: str, method: str, *arguments: Any) -> None:
+    def _ask(self, role: str, method: str, *arguments: Any, timeout_s: float | None = None) -> None:
         member = self._members[role, "0"]
         self._waits.add(
-            f"{role} to {method}",
+            f"{role}: {method}",
             self.now(),
-            self._deadlines.score_s,
+            timeout_s or self._deadlines.score_s,
             member.call(method, *arguments),
             lambda _: None,
             lambda error: self._down(role, "0", str(error), member),

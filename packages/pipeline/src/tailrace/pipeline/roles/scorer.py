@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tailrace.pipeline.executors.host import Caller
-from tailrace.reward import Score, Scorer
+from tailrace.reward import Score, ScoreItem, Scorer
 
 
 class ScorerRole:
@@ -13,13 +13,16 @@ class ScorerRole:
 
     Args:
         data: the data role.
+        verifier: the one that most rows name.
         timeout_s: deadline of one verification.
         workers: verifier processes.
     """
 
-    def __init__(self, *, data: Caller, timeout_s: float = 10.0, workers: int = 1) -> None:
+    def __init__(self, *, data: Caller, verifier: str, timeout_s: float = 10.0, workers: int = 1) -> None:
         self._data = data
         self._scorer = Scorer(workers=workers, timeout_s=timeout_s)
+        # A verifier's first use imports it, which can take seconds: not while the first responses wait.
+        self._scorer.score([ScoreItem("", "", "", verifier)])
 
     def ready(self) -> bool:
         """Answers once the role is up."""

@@ -116,7 +116,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
         token=token,
         data=RoleSpec(roles["data"], data),
-        scorer=RoleSpec(roles["scorer"], {"timeout_s": config.deadlines.verify_s}),
+        scorer=RoleSpec(roles["scorer"], {"timeout_s": config.deadlines.verify_s, "verifier": prepared.verifier}),
         trainer=RoleSpec(
             roles["trainer"],
             trainer_arguments,

@@ -20,8 +20,9 @@ from tailrace.pipeline.executors.executor import Executor
 from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_events
+from tailrace.pipeline.run.imports import ImportsAhead, keep_bytecode
 from tailrace.pipeline.run.metrics import MetricsObserver
-from tailrace.pipeline.run.prepare import Prepared, prepare
+from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.summary import summarise
 
@@ -66,7 +67,9 @@ class _Launch:
     def _run(self) -> dict[str, Any]:
         config, directory = self.config, self.directory
         spec, faults = build_spec(config), build_faults(config)  # wrong policies are found before anything is started
-        prepared = prepare(config, directory, self._preparing)
+        keep_bytecode(cache_directory())
+        with ImportsAhead():  # beside the warm start, which leaves a core idle
+            prepared = prepare(config, directory, self._preparing)
         deployment = build_deployment(config, prepared, directory, token=new_token())
         controller = Controller(spec, relays=config.relay.count)
         past = _replay(controller, directory.events)
@@ -82,7 +85,8 @@ class _Launch:
                 with EventLog(directory.events) as log:
                     executor.run(controller, log, first=first, faults=faults if past is None else ())
             metrics.evaluations(executor.now(), controller)
-            training_s = executor.now() - self._first_publish()
+            training_s = self._training_s()
+            self.status.follows = False
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
             summary = self._summary(controller, controls, executor, training_s, prepared)
@@ -109,7 +113,7 @@ class _Launch:
             version for version in checkpoints(self.directory.checkpoints) if version in controller.learner.batches
         ]
         durable = max(known, default=-1)
-        executor.data.call("roll_back", max(durable, 0))
+        executor.data.call("roll_back", max(durable, 0), timeout_s=self.config.deadlines.start_s)
         held = executor.data.call("recover")
         return c.Resumed(durable, held.finished, held.partial)
 
@@ -153,8 +157,15 @@ class _Launch:
             progress=lambda row: self._preparing({"phase": "control: fine-tuning continued", **row}),
         )
 
-    def _first_publish(self) -> float:
-        return next((now for now, event in read_events(self.directory.events) if isinstance(event, c.Published)), 0.0)
+    def _training_s(self) -> float:
+        """Seconds from the first version that replicas could pull to the last step."""
+        first = last = None
+        for now, event in read_events(self.directory.events):
+            if isinstance(event, c.Published) and first is None:
+                first = now
+            elif isinstance(event, c.Stepped):
+                last = now
+        return last - first if first is not None and last is not None else 0.0
 
     def _summary(
         self,

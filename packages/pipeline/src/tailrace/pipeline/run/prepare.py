@@ -84,7 +84,7 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
     write_jsonl(held_out, task.generate("heldout", config.task.held_out_size, config.seed))
     if config.model.path is not None:
         model = _existing_model(config.model.path)
-        return Prepared(model, train, held_out, config.task.verifier, task.forced_prefix, None)
+        return Prepared(model, train, held_out, rows[0]["verifier"], task.forced_prefix, None)
 
     from tailrace.trainer.small import SmallModel
     from tailrace.trainer.warmstart import Stage, TokenizerShape, WarmStartConfig, warm_start

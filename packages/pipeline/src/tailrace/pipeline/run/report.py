@@ -28,8 +28,8 @@ def write_report(directory: RunDirectory) -> Path:
     """Write the report of a run, finished or not; returns its path.
 
     Raises:
-        RunDirectoryError: a file of the run is damaged.
-        ControllerError: the event log is not that of the run's configuration.
+        RunDirectoryError, ConfigError: a file of the run is damaged.
+        ControllerError: the event log was written by another version of the controller.
     """
     html = render(read_record(directory))
     partial = directory.report.with_name(directory.report.name + ".partial")

@@ -69,6 +69,8 @@ class StatusObserver:
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._rates: dict[str, float] = {}
         self._lock = threading.Lock()
+        self.follows = True
+        """Whether events and ticks are the run's own; not while controls are evaluated."""
 
     def phase(self, name: str, detail: str = "", *, left_s: float | None = None) -> None:
         """A new phase, or progress within one."""
@@ -79,6 +81,8 @@ class StatusObserver:
         """Note what the event says."""
         del commands
         status = self.status
+        if not self.follows:
+            return
         if isinstance(event, c.Snapshot):
             self._rates[event.replica] = event.tokens_per_s
         elif isinstance(event, c.Stepped):
@@ -93,6 +97,9 @@ class StatusObserver:
     def tick(self, now: float, executor: Executor) -> None:
         """Refresh from the controller and write."""
         del now
+        if not self.follows:
+            self._tell()
+            return
         controller = executor.controller
         status, learner, counts = self.status, controller.learner, controller.ledger.counts
         status.step, status.steps, status.version = learner.step, controller.spec.steps, learner.version

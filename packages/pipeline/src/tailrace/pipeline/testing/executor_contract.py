@@ -132,11 +132,11 @@ def make_deployment(root: Path, model: Path, *, relays: int = 1, name: str = "co
     }
     return Deployment(
         name=f"tailrace-{name}",
-        token="contract-suite-shared-token",
+        token="contract-suite-shared-token",  # noqa: S106 - nobody else is there
         data=RoleSpec(
             DEFAULT_FACTORIES["data"], {"store": root / "store.sqlite", "prompts": prompts, "verifier": "exact"}
         ),
-        scorer=RoleSpec(DEFAULT_FACTORIES["scorer"]),
+        scorer=RoleSpec(DEFAULT_FACTORIES["scorer"], {"verifier": "exact"}),
         trainer=RoleSpec(DEFAULT_FACTORIES["trainer"], trainer, one_thread),
         replica=RoleSpec(FakeReplicaRole, replica, one_thread),
         relays=relays,

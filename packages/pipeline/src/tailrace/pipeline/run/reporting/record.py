@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import read_events
@@ -59,10 +60,10 @@ def read_record(directory: RunDirectory) -> Record:
     """Read a run, finished or not.
 
     Raises:
-        RunDirectoryError: a file is damaged.
-        ControllerError: the event log is not that of this configuration.
+        RunDirectoryError, ConfigError: a file is damaged.
+        ControllerError: the event log was written by another version of the controller.
     """
-    config = RunConfig.model_validate_json(json.dumps(directory.read_config()))
+    config = validate([(str(directory.config), directory.read_config())])
     controller = Controller(build_spec(config), relays=config.relay.count)
     timeline, observed = Timeline(), Observed()
     _replay(controller, directory.events, timeline, observed)
@@ -107,7 +108,12 @@ def _replay(controller: Controller, path: Path, timeline: Timeline | None, obser
         return
     event: c.Event
     for now, event in read_events(path):
-        commands = controller.handle(event, now)
+        try:
+            commands = controller.handle(event, now)
+        except (ControllerError, KeyError) as error:
+            raise ControllerError(
+                f"{path}: does not replay at {now:.1f} s ({error}); expected a log that this version of Tailrace wrote"
+            ) from error
         if timeline is not None:
             timeline.observe(now, event, commands, controller)
         observed.observe(now, event, commands, controller)

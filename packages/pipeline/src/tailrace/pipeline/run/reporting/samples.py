@@ -75,7 +75,7 @@ def _picks(rows: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     right = [row for row in whole if row.get("reward") == best]
     wrong = [row for row in whole if row.get("reward") == worst and worst != best]
     if right:
-        picks.append(("highest reward", right[-1]))
+        picks.append(("highest reward", max(right, key=lambda row: len(row["tokens"]))))
     if wrong:
         picks.append(("lowest reward", wrong[-1]))
     picks.append(("longest response", max(whole, key=lambda row: len(row["tokens"]))))

@@ -1,0 +1,44 @@
+"""Makes imports cheap for the processes of a run: torch, Ray and vLLM are tens of thousands of lines.
+
+Where Python is told not to write bytecode, every process would compile them again: on two cores that is half a minute before
+a run starts. The run's processes then keep bytecode in Tailrace's own cache directory instead.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+HEAVY = ("torch", "transformers", "ray", "reasoning_gym", "vllm.v1.engine.llm_engine")
+
+
+def keep_bytecode(cache: Path) -> None:
+    """Have child processes of this one keep bytecode, in `cache` if they must not keep it beside the sources."""
+    if sys.dont_write_bytecode and not os.environ.get("PYTHONPYCACHEPREFIX"):
+        os.environ["PYTHONPYCACHEPREFIX"] = str(cache / "bytecode")
+        os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+
+
+class ImportsAhead:
+    """Imports heavy modules once in a process beside this one, so that those that come later find bytecode and warm files.
+
+    A module that is not installed is passed over. Used as a context: leaving it ends what is not done.
+    """
+
+    def __init__(self, modules: Sequence[str] = HEAVY) -> None:
+        lines = [f"try:\n    import {module}\nexcept ImportError:\n    pass" for module in modules]
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self._process = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], **quiet)  # type: ignore[call-overload]  # noqa: S603 - our own lines
+
+    def __enter__(self) -> ImportsAhead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
