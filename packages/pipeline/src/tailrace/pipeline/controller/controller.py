@@ -369,12 +369,13 @@ class Controller:
             return
         groups = list(spec.sampler.pick(self.ledger.candidates(), spec.batch_groups))
         version = learner.version + 1
-        counts = learner.staleness_at_consumption
+        counts: dict[int, int] = {}
         for index in groups:
             for name in self.ledger.groups[index].members:
                 produced_by = self.ledger.trajectories[name].version
                 assert produced_by is not None
                 counts[learner.version - produced_by] = counts.get(learner.version - produced_by, 0) + 1
+        learner.consumed_staleness[version] = counts
         self.ledger.consume(groups, version)
         learner.stepping = version
         batches = [

@@ -14,7 +14,8 @@ class Learner:
     """The trainer's state.
 
     `batches` maps each version that training made to its number of batches consumed, so that a fall-back knows its step.
-    The two staleness fields count trajectories by staleness (LAM-8).
+    Staleness counts trajectories (LAM-8): at completion by staleness, at consumption by version that was made, then by
+    staleness, so that a fall-back forgets the batches that it undoes.
     """
 
     up: bool = False
@@ -25,7 +26,7 @@ class Learner:
     durable: int = -1
     stepping: int | None = None
     batches: dict[int, int] = field(default_factory=lambda: {0: 0})
-    staleness_at_consumption: dict[int, int] = field(default_factory=dict)
+    consumed_staleness: dict[int, dict[int, int]] = field(default_factory=dict)
     staleness_at_completion: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -39,9 +40,19 @@ class Learner:
         self.step += 1
         self.batches[version] = self.step
 
+    @property
+    def staleness_at_consumption(self) -> dict[int, int]:
+        """Trajectories that were trained on, by staleness."""
+        counts: dict[int, int] = {}
+        for batch in self.consumed_staleness.values():
+            for lag, count in batch.items():
+                counts[lag] = counts.get(lag, 0) + count
+        return counts
+
     def fall_back(self, durable: int) -> None:
         """The trainer holds the weights of a checkpoint again."""
         self.stepping = None
+        self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= durable}
         self.step = self.batches[durable]
         highest = max(self.published, self.publishing)
         self.version = durable if highest <= durable else highest + 1

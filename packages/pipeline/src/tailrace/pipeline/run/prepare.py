@@ -109,7 +109,7 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
         result.directory,
         train,
         held_out,
-        config.task.verifier,
+        rows[0]["verifier"],
         task.forced_prefix,
         demonstrations,
         result.seconds,
