@@ -207,7 +207,7 @@ def measured(accuracy, name="x"):
         (0.1, 0.3, 0.29, ["open", "may be chance"]),
         (0.1, 0.11, 0.05, ["so small a difference may be chance"]),
         (0.4, 0.1, None, ["fell from 40.0 % to 10.0 %", "No control without RL was measured"]),
-        (0.3, 0.3, 0.3, ["stayed the same", "does not beat the controls", "as well"]),
+        (0.3, 0.3, 0.3, ["stayed at 30.0 %", "does not beat the controls", "as well"]),
         (None, None, None, ["No held-out accuracy has been measured"]),
     ],
 )

@@ -120,7 +120,7 @@ def _notes(record: Record) -> list[str]:
         notes.append(f"The run gave up: {record.controller.failure}")
     resumed = [mark for mark in record.timeline.marks if mark.kind is MarkKind.RESUMED]
     notes += [
-        f"The driver died and the run was resumed at {mark.at_s:.0f} s ({mark.label}). "
+        f"The driver stopped and the run was resumed at {mark.at_s:.0f} s ({mark.label}). "
         "The run's clock stands still while no driver lives."
         for mark in resumed
     ]

@@ -90,6 +90,7 @@ class Timeline:
         self._spans: list[Span] = []
         self._open: dict[tuple[str, str], _Open] = {}
         self._relays_up: set[str] = set()
+        self._restarting: dict[tuple[str, str], float] = {}
 
     @property
     def spans(self) -> list[Span]:
@@ -180,6 +181,9 @@ class Timeline:
         match event:
             case c.Down(role=role, id=member, reason=reason):
                 self.marks.append(Mark(MarkKind.DOWN, role, member, now, reason))
+            case c.Up(role=role, id=member) if (role, member) in self._restarting:
+                waited_s = now - self._restarting.pop((role, member))
+                self.marks.append(Mark(MarkKind.RESTART, role, member, now, f"up again after {waited_s:.1f} s"))
             case c.Suspect(role=role, id=member, silent_s=silent_s):
                 self.marks.append(Mark(MarkKind.SUSPECT, role, member, now, f"silent for {silent_s:.1f} s"))
             case c.PullFailed(replica=member, version=version, reason=reason):
@@ -194,8 +198,7 @@ class Timeline:
                 pass
         for command in commands:
             if isinstance(command, c.Restart) and not isinstance(event, c.Resumed):
-                of = f" from checkpoint {command.version}" if command.version is not None else ""
-                self.marks.append(Mark(MarkKind.RESTART, command.role, command.id, now, f"restarted{of}"))
+                self._restarting[command.role, command.id] = now
             elif isinstance(command, c.Interrupt):
                 target = destination(command, controller)
                 label = f"{len(command.trajectories)} trajectories to {target}"

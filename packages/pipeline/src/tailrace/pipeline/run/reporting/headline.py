@@ -38,11 +38,12 @@ def _change(before: Measured | None, after: Measured) -> str:
     if before is None:
         return f"Held-out accuracy after training is {percent(after.accuracy)} ({after.problems} problems, sampled)."
     points = 100 * (after.accuracy - before.accuracy)
-    verb = "rose" if points > 0 else "fell" if points < 0 else "stayed the same"
-    by = f", by {abs(points):.1f} points" if points else ""
-    chance = "" if standard_errors(before, after) >= CHANCE else "; so small a difference may be chance"
+    chance = "" if not points or standard_errors(before, after) >= CHANCE else "; so small a difference may be chance"
+    verb = "rose" if points > 0 else "fell"
+    moved = f"{verb} from {percent(before.accuracy)} to {percent(after.accuracy)}, by {abs(points):.1f} points"
+    stayed = f"stayed at {percent(after.accuracy)}"
     return (
-        f"Held-out accuracy {verb} from {percent(before.accuracy)} to {percent(after.accuracy)}{by} "
+        f"Held-out accuracy {moved if points else stayed} "
         f"({after.problems} problems, sampled; standard error {100 * after.error:.1f} points{chance})."
     )
 

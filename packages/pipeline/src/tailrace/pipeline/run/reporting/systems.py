@@ -80,7 +80,7 @@ def length_charts(record: Record) -> list[Chart]:
         "yaxis": axis("trajectories", type="log", dtick=1),
         "showlegend": False,
         "shapes": [_vertical(p50), _vertical(p99)],
-        "annotations": [_label(p50, f"p50 {p50:.0f}"), _label(p99, f"p99 {p99:.0f}")],
+        "annotations": [_label(p50, f"p50 {p50:.0f}", "right"), _label(p99, f"p99 {p99:.0f}", "left")],
     }
     limit = record.config.rollout.max_tokens
     cut = sum(length >= limit for length in lengths) / len(lengths)
@@ -195,12 +195,13 @@ def _horizontal(y: float) -> dict[str, object]:
     }
 
 
-def _label(x: float, text: str) -> dict[str, object]:
+def _label(x: float, text: str, anchor: str) -> dict[str, object]:
     return {
         "x": x,
         "y": 1,
         "yref": "paper",
         "yanchor": "bottom",
+        "xanchor": anchor,
         "text": text,
         "showarrow": False,
         "font": {"size": 11},

@@ -35,6 +35,7 @@ SYMBOLS = {
     MarkKind.PULL_FAILED: ("cross", "$down"),
     MarkKind.PUBLISHED: ("line-ns-open", "$ink"),
 }
+BACKGROUND = BUBBLES | {Doing.HOLDING}
 WORK = {
     TRAINER: frozenset({Doing.TRAINING, Doing.PUBLISHING}),
     REPLICA: frozenset({Doing.GENERATING, Doing.EVALUATING, Doing.RELEASING}),
@@ -61,7 +62,8 @@ def timeline_chart(record: Record, time: TimeAxis) -> Chart | None:
         return None
     rows = {key: _row(*key) for key in sorted({(span.role, span.member) for span in spans}, key=_order)}
     shown, shortest_s = drawable(spans, MOST_SPANS)
-    data = [_bars(doing, shown, rows, time) for doing in COLORS]
+    work_on_top = sorted(COLORS, key=lambda doing: doing not in BACKGROUND)
+    data = [_bars(doing, shown, rows, time) for doing in work_on_top]
     data += [_marks(kind, record.timeline.marks, rows, time) for kind in SYMBOLS]
     lines = [
         {
@@ -72,7 +74,14 @@ def timeline_chart(record: Record, time: TimeAxis) -> Chart | None:
             "y1": 1,
             "yref": "paper",
             "line": {"color": "$down", "width": 1.5, "dash": "dash"},
-            "label": {"text": escape(mark.label), "font": {"size": 11}, "textposition": "end"},
+            "label": {
+                "text": "resumed",
+                "font": {"size": 11, "color": "$down"},
+                "textposition": "end",
+                "textangle": 0,
+                "xanchor": "left",
+                "yanchor": "top",
+            },
         }
         for mark in record.timeline.marks
         if mark.kind is MarkKind.RESUMED
@@ -176,7 +185,8 @@ def _bars(doing: Doing, spans: Sequence[Span], rows: dict[tuple[str, str], str],
         "hovertext": [f"{rows[s.role, s.member]}: {s.doing}, {s.duration_s:.2f} s<br>{escape(s.label)}" for s in mine],
         "hoverinfo": "text",
         "marker": {"color": COLORS[doing], "line": {"width": 0}},
-        "width": 0.72 if doing not in BUBBLES and doing is not Doing.HOLDING else 0.5,
+        "width": 0.7,
+        "legendrank": 900 + 300 * (doing in BACKGROUND),
     }
 
 

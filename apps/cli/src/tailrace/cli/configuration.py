@@ -1,0 +1,89 @@
+"""From a target and options to a configuration: the app's defaults, then the file or the quick start, then the options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailrace.cli.errors import CommandError
+from tailrace.contracts import PluginError, plugins
+from tailrace.faulttol import FaulttolError, parse_fault
+from tailrace.pipeline.config.loading import parse_setting, read_toml, validate
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.app import App
+
+APPS = "tailrace.app"
+Layer = tuple[str, Mapping[str, Any]]
+
+
+def configuration(
+    target: str,
+    *,
+    settings: Sequence[str] = (),
+    seed: int | None = None,
+    executor: str | None = None,
+    ray_address: str | None = None,
+    kills: Sequence[str] = (),
+) -> RunConfig:
+    """The configuration that a command line means.
+
+    Raises:
+        ConfigError, PluginError, CommandError: one line that says what was found and what was expected.
+    """
+    layers = _target_layers(target)
+    layers += [(f"--set {text}", parse_setting(text)) for text in settings]
+    if seed is not None:
+        layers.append((f"--seed {seed}", {"seed": seed}))
+    if executor is not None:
+        layers.append((f"--executor {executor}", {"executor": {"name": executor}}))
+    if ray_address is not None:
+        layers.append((f"--ray-address {ray_address}", {"executor": {"ray_address": ray_address}}))
+    if kills:
+        layers.append(("--kill", {"faults": [*_faults(layers), *map(_fault, kills)]}))
+    config = validate(layers)
+    if config.app != layers[0][1]["app"]:
+        raise CommandError(f"--set app={config.app}: expected TARGET to name the app, as in: tailrace run {config.app}")
+    return config
+
+
+def _target_layers(target: str) -> list[Layer]:
+    path = Path(target)
+    if path.suffix != ".toml" and not path.exists() and "/" not in target:
+        app = _app(target)
+        return [(f"app {app.name}", app.defaults()), (f"{app.name}'s quick start", app.quickstart())]
+    if path.suffix != ".toml" and target in plugins.names(APPS):
+        app = _app(target)  # a file or folder of the same name stands beside it
+        return [(f"app {app.name}", app.defaults()), (f"{app.name}'s quick start", app.quickstart())]
+    content = read_toml(path)
+    name = content.get("app")
+    if not isinstance(name, str):
+        found = "no key 'app'" if name is None else f"app = {name!r}"
+        raise ConfigError(f"{path}: found {found}, expected one of {', '.join(plugins.names(APPS))}")
+    try:
+        app = _app(name)
+    except PluginError as error:
+        raise ConfigError(f"{path}: key 'app': {error}") from error
+    return [(f"app {name}", app.defaults()), (str(path), content)]
+
+
+def _app(name: str) -> App:
+    app = plugins.load(APPS, name)
+    if not isinstance(app, App):
+        raise CommandError(f"the plugin {name!r} of {APPS} is a {type(app).__name__}, expected an App")
+    return app
+
+
+def _faults(layers: Sequence[Layer]) -> list[str]:
+    """The faults that the layers so far script."""
+    found: Any = next((content["faults"] for _, content in reversed(layers) if "faults" in content), [])
+    return list(found) if isinstance(found, list | tuple) else [found]
+
+
+def _fault(text: str) -> str:
+    try:
+        parse_fault(text)
+    except FaulttolError as error:
+        raise CommandError(f"--kill {text}: {error}") from error
+    return text

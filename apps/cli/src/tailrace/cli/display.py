@@ -1,0 +1,70 @@
+"""Shows a run while it runs: a live display on a terminal, lines elsewhere. It redraws seldom: it shares the run's cores."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from tailrace.cli.panel import line, panel
+from tailrace.pipeline.run.status import RunStatus
+
+REDRAWS_PER_SECOND = 2
+LINE_EVERY_S = 10.0
+
+
+@contextmanager
+def display(*, plain: bool = False) -> Iterator[Callable[[RunStatus], None]]:
+    """Yields what wants to hear of each change of the status."""
+    if plain or not sys.stdout.isatty():
+        yield Lines(lambda text: print(text, flush=True))
+        return
+    screen = _Screen()
+    live = Live(
+        get_renderable=screen.render, console=Console(), refresh_per_second=REDRAWS_PER_SECOND, vertical_overflow="crop"
+    )
+    with live:
+        yield screen.listen
+
+
+class Lines:
+    """A line for each phase, step and evaluation, and every few seconds between them.
+
+    Args:
+        write: takes a line without its end.
+        clock: seconds.
+    """
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write, self._clock = write, clock
+        self._shown: tuple[object, ...] | None = None
+        self._at = 0.0
+
+    def __call__(self, status: RunStatus) -> None:
+        """Write a line if there is news, or if the last one is old. How a run failed is said at its end."""
+        if status.phase == "failed":
+            return
+        news = (status.phase, status.step, status.accuracy, status.replica_restarts)
+        now = self._clock()
+        if news != self._shown or now - self._at >= LINE_EVERY_S:
+            self._shown, self._at = news, now
+            self._write(line(status, wall_s=status.wall_s))
+
+
+class _Screen:
+    def __init__(self) -> None:
+        self._status: RunStatus | None = None
+
+    def listen(self, status: RunStatus) -> None:
+        self._status = status
+
+    def render(self) -> RenderableType:
+        status = self._status
+        if status is None:
+            return Text("starting", style="dim")
+        return panel(status, wall_s=status.wall_s + max(0.0, time.time() - status.updated_at))

@@ -1,0 +1,174 @@
+"""The command line. Commands import what they need when they run, so that ``--help`` answers at once.
+
+Exit status: 0 done; 1 the run itself failed; 2 something about the command, the configuration or a file is wrong; 130
+interrupted. An error is one line on stderr; ``TAILRACE_DEBUG=1`` shows where it came from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tailrace.contracts import TailraceError
+
+DEBUG = "TAILRACE_DEBUG"
+UsageError: type[Exception] = typer.BadParameter.__mro__[
+    1
+]  # typer carries its own copy of click, whose names are private
+
+app = typer.Typer(
+    name="tailrace",
+    help="Reinforcement-learning post-training of language models, asynchronous and fault-tolerant.",
+    epilog="Start with: tailrace run laminar",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"tailrace {version('tailrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("run")
+def run_command(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET", help="The name of an app (its quick start) or a TOML file.", show_default=False
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as pipeline.steps=20. Repeatable."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="A new directory. Default: runs/APP-TIME.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything that is random.")] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option("--executor", metavar="ray|local", help="Processes on Ray, or threads of this process."),
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", metavar="ADDR", help="Join a Ray cluster: auto, or HOST:PORT.")
+    ] = None,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option("--kill", metavar="FAULT", help="Kill a member: replica@60s, trainer@step20. Repeatable."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
+) -> None:
+    """Train. Needs nothing else: `tailrace run laminar` works without a GPU or a download."""
+    from tailrace.cli.run import Options, run
+
+    options = Options(
+        target=target,
+        settings=tuple(settings or ()),
+        run_dir=run_dir,
+        seed=seed,
+        executor=executor,
+        ray_address=ray_address,
+        kills=tuple(kill or ()),
+        resume=resume,
+        plain=plain,
+    )
+    raise typer.Exit(run(options))
+
+
+@app.command("status")
+def status_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """Show what a run is doing, from another shell: its roles, and what it waits for."""
+    from tailrace.cli.status import status
+
+    status(run, watch=watch, as_json=as_json)
+
+
+@app.command("report")
+def report_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Write a run's report.html again; also while it runs, or after it was interrupted."""
+    from tailrace.pipeline.run.directory import RunDirectory
+    from tailrace.pipeline.run.report import write_report
+
+    typer.echo(str(write_report(RunDirectory.open(run))))
+
+
+@app.command("plugins")
+def plugins_command() -> None:
+    """List apps, policies, engines and every other plugin, with the distribution that brings it."""
+    from tailrace.cli.plugins import show_plugins
+
+    show_plugins()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit status."""
+    try:
+        status = app(list(arguments) if arguments is not None else None, prog_name="tailrace", standalone_mode=False)
+    except UsageError as error:
+        _debug()
+        return _usage(error)
+    except typer.Abort:
+        return complain("interrupted", status=130)
+    except (TailraceError, OSError) as error:
+        _debug()
+        return complain(one_line(error))
+    return status if isinstance(status, int) else 0
+
+
+def _usage(error: Any) -> int:
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return 2
+    where = error.ctx.command_path if error.ctx is not None else "tailrace"
+    return complain(f"{one_line(error.format_message()).rstrip('.')}; see {where} --help")
+
+
+def complain(message: str, *, status: int = 2) -> int:
+    """One line on stderr; returns the exit status."""
+    print(f"tailrace: {message}", file=sys.stderr)
+    return status
+
+
+def one_line(error: BaseException | str) -> str:
+    """What went wrong, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _debug() -> None:
+    """Show where the error came from, for those who asked."""
+    if os.environ.get(DEBUG):
+        import traceback
+
+        traceback.print_exc()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Whether the files of a model directory are whole. A download that broke off is found here, not in every role in turn."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tailrace.pipeline.errors import ConfigError
+
+KEY = "key 'model.path'"
+_LENGTH_BYTES = 8
+
+
+def check_model(directory: Path) -> None:
+    """Check configuration, tokenizer and the extent of every weights file.
+
+    Raises:
+        ConfigError: a file is missing, cut short or not what its name says.
+    """
+    for name in ("config.json", "tokenizer.json"):
+        _json(directory / name)
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = _json(index).get("weight_map")
+        files = sorted({str(name) for name in weight_map.values()}) if isinstance(weight_map, dict) else []
+    else:
+        files = sorted(path.name for path in directory.glob("*.safetensors"))
+    if not files:
+        raise ConfigError(f"{KEY}: found no weights in {str(directory)!r}, expected *.safetensors")
+    for name in files:
+        _check_safetensors(directory / name)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{KEY}: found no readable {str(path)!r}, expected a Hugging Face model directory") from error
+    except ValueError as error:
+        raise ConfigError(f"{KEY}: {str(path)!r} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{KEY}: {str(path)!r} holds a {type(content).__name__}, expected an object")
+    return content
+
+
+def _check_safetensors(path: Path) -> None:
+    """A length of 8 bytes, a JSON header of that length, and as many bytes of tensors as the header describes."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            size = path.stat().st_size
+            header = file.read(length) if length <= size - _LENGTH_BYTES else None
+    except FileNotFoundError as error:
+        raise ConfigError(f"{KEY}: {str(path)!r} is missing, and the index names it") from error
+    if header is None:
+        raise ConfigError(f"{KEY}: {str(path)!r} is cut short or no safetensors file ({size} bytes)")
+    try:
+        ends = [tensor["data_offsets"][1] for name, tensor in json.loads(header).items() if name != "__metadata__"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{KEY}: {str(path)!r} is damaged: its header is no list of tensors") from error
+    expected = _LENGTH_BYTES + length + max(ends, default=0)
+    if size != expected:
+        raise ConfigError(f"{KEY}: {str(path)!r} is damaged: found {size} bytes, expected {expected}")

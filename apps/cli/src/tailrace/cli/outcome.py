@@ -1,0 +1,43 @@
+"""How a run ended: the gain in words, the figures that matter, and where to look further."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tailrace.cli.panel import clock
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.reporting.accuracy import Measured, results_of_summary
+from tailrace.pipeline.run.reporting.headline import gain
+
+
+def show_outcome(
+    config: RunConfig, summary: dict[str, Any], directory: RunDirectory, console: Console | None = None
+) -> None:
+    """Print the outcome of a run that has finished."""
+    console = console if console is not None else Console()
+    found = results_of_summary(summary, config.task.held_out_size)
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    best = found.best_control
+    table.add_row("accuracy before", _accuracy(found.before))
+    table.add_row("accuracy after", Text(_accuracy(found.after), style="bold"))
+    table.add_row("best control without RL", f"{_accuracy(best)} ({best.name})" if best is not None else "not measured")
+    table.add_row("steps", f"{summary['steps']}, {summary['trained_trajectories']:,} trajectories")
+    table.add_row("trained", f"{summary['tokens_per_s']:,.0f} tokens/s")
+    table.add_row("staleness", f"{summary['staleness_mean']:.2f} mean, {summary['staleness_max']} max")
+    table.add_row("repacks, restarts", f"{summary['repacks']}, {summary['replica_restarts']}")
+    table.add_row("lost trajectories", str(summary["lost_trajectories"]))
+    table.add_row("wall time", clock(summary["wall_s"]))
+    table.add_row("report", str(directory.report))
+    console.print(Text(f"\n{gain(found)}\n"))
+    console.print(table)
+
+
+def _accuracy(measured: Measured | None) -> str:
+    return "not measured" if measured is None else f"{100 * measured.accuracy:.1f} % ± {100 * measured.error:.1f}"

@@ -1,0 +1,158 @@
+"""A `RunStatus` as something to look at: the same in the live display and in ``tailrace status``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tailrace.pipeline.run.status import RunStatus
+
+LONG_WAIT_S = 5.0
+MOST_REPLICAS = 16
+KV_CELLS = 10
+_COLORS = {"generating": "green", "idle": "yellow", "down": "red", "starting": "dim", "releasing": "magenta"}
+
+
+def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
+    """The whole display.
+
+    Args:
+        wall_s: seconds since the run began, as of now.
+    """
+    parts: list[RenderableType] = [_head(status, wall_s), _phase(status)]
+    if status.steps:
+        parts += [Text(), _figures(status)]
+    if status.replicas:
+        parts += [Text(), _replicas(status.replicas)]
+    waits = long_waits(status)
+    if waits:
+        parts += [Text(), *waits]
+    return Group(*parts)
+
+
+def line(status: RunStatus, *, wall_s: float) -> str:
+    """The same in one line, for logs."""
+    parts = [f"[{clock(wall_s)}] {status.phase}"]
+    if status.detail:
+        parts.append(status.detail)
+    if status.phase == "training" and status.steps:
+        parts.append(f"step {status.step} of {status.steps}")
+        parts += [f"{name} {value}" for name, value in _measured(status) if value != "none yet"]
+    if status.left_s is not None:
+        parts.append(f"{clock(status.left_s)} left")
+    parts += [text.plain for text in long_waits(status)]
+    return ", ".join(parts)
+
+
+def long_waits(status: RunStatus) -> list[Text]:
+    """What has been waited for longer than usual, while anything is."""
+    if status.phase in ("done", "failed"):
+        return []
+    waits = sorted(
+        (wait for wait in status.waits if wait["waited_s"] >= LONG_WAIT_S), key=lambda wait: -wait["waited_s"]
+    )
+    return [
+        Text(
+            f"waiting {wait['waited_s']:.0f} s for {wait['for']} (given up in {clock(wait['left_s'])})", style="yellow"
+        )
+        for wait in waits[:3]
+    ]
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a person reads them."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {whole % 60:02d} s"
+
+
+def _head(status: RunStatus, wall_s: float) -> Text:
+    return Text.assemble(
+        ("tailrace ", "bold cyan"),
+        (status.app, "bold"),
+        (f"  {status.run_dir}  {clock(wall_s)}", "dim"),
+        overflow="fold",
+    )
+
+
+def _phase(status: RunStatus) -> RenderableType:
+    if status.phase == "failed" and status.detail.startswith("KeyboardInterrupt"):
+        return Text("interrupted", style="bold yellow")
+    text = Text(status.phase, style="bold red" if status.phase == "failed" else "bold")
+    if status.detail:
+        text.append(f"  {status.detail}", style="not bold")
+    left = f"  {clock(status.left_s)} left" if status.left_s is not None else ""
+    if not status.steps or status.phase != "training":
+        text.append(left, style="not bold dim")
+        return text
+    row = Table.grid(padding=(0, 2, 0, 0))
+    bar = ProgressBar(total=status.steps, completed=status.step, width=30)
+    row.add_row(text, bar, Text(f"step {status.step} of {status.steps}{left}"))
+    return row
+
+
+def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
+    accuracy = "none yet"
+    if status.accuracy is not None and status.accuracy_before is not None:
+        accuracy = f"{100 * status.accuracy:.1f} % (before {100 * status.accuracy_before:.1f} %)"
+    staleness = "none yet"
+    if status.staleness_mean is not None:
+        staleness = f"{status.staleness_mean:.2f} mean, {status.staleness_max} max"
+    trained = f"{status.trained_tokens_per_s:,.0f} tokens/s" if status.trained_tokens_per_s is not None else "none yet"
+    yield "reward", f"{status.reward:.3f}" if status.reward is not None else "none yet"
+    yield "accuracy", accuracy
+    yield "staleness", staleness
+    yield "trained", trained
+    yield "generated", f"{status.generated_tokens_per_s:,.0f} tokens/s"
+
+
+def _figures(status: RunStatus) -> Table:
+    pairs = [
+        *_measured(status),
+        ("trainer", status.trainer),
+        ("buffered", f"{status.buffered_groups} groups"),
+        ("repacks", str(status.repacks)),
+        ("restarts", str(status.replica_restarts)),
+    ]
+    if status.failed_groups:
+        pairs.append(("failed", f"{status.failed_groups} groups"))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for _ in range(2):
+        grid.add_column(style="dim")
+        grid.add_column(min_width=26)
+    half = -(-len(pairs) // 2)
+    for index in range(half):
+        right = pairs[index + half] if index + half < len(pairs) else ("", "")
+        grid.add_row(*pairs[index], *right)
+    return grid
+
+
+def _replicas(replicas: list[dict[str, Any]]) -> Table:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for heading in ("replica", "doing", "version", "trajectories", "KV cache"):
+        table.add_column(justify="right" if heading in ("version", "trajectories") else "left")
+    table.add_row(
+        *(Text(heading, style="dim") for heading in ("replica", "doing", "version", "trajectories", "KV cache"))
+    )
+    for replica in replicas[:MOST_REPLICAS]:
+        doing = str(replica["doing"])
+        version = "none" if replica["version"] is None else str(replica["version"])
+        style = _COLORS.get(doing.split()[0], "cyan")
+        table.add_row(
+            replica["id"], Text(doing, style=style), version, str(replica["trajectories"]), _kv(replica["kv"])
+        )
+    if len(replicas) > MOST_REPLICAS:
+        table.add_row(Text(f"and {len(replicas) - MOST_REPLICAS} more", style="dim"))
+    return table
+
+
+def _kv(share: float) -> Text:
+    filled = min(KV_CELLS, max(0, round(share * KV_CELLS)))
+    return Text.assemble(("━" * filled, "cyan"), ("━" * (KV_CELLS - filled), "bright_black"), f" {share:4.0%}")

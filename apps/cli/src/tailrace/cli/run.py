@@ -1,0 +1,146 @@
+"""``tailrace run``: start or resume a run, show it, and say how it ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.cli.configuration import configuration
+from tailrace.cli.display import display
+from tailrace.cli.errors import CommandError
+from tailrace.cli.main import DEBUG, complain, one_line
+from tailrace.cli.outcome import show_outcome
+from tailrace.cli.preflight import check
+from tailrace.contracts import TailraceError
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import ConfigError, ControllerError, DeadlineError, RoleError, RunFailedError
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.status import RunStatus
+
+INTERRUPTED, FAILED = 130, 1
+Work = Callable[[Callable[[RunStatus], None]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line of ``tailrace run``."""
+
+    target: str | None = None
+    settings: tuple[str, ...] = ()
+    run_dir: Path | None = None
+    seed: int | None = None
+    executor: str | None = None
+    ray_address: str | None = None
+    kills: tuple[str, ...] = ()
+    resume: Path | None = None
+    plain: bool = False
+
+
+def run(options: Options) -> int:
+    """Run to the end; returns the exit status.
+
+    Raises:
+        TailraceError: something was wrong before the run began; nothing was written.
+    """
+    if (options.target is None) == (options.resume is None):
+        raise CommandError("expected either a TARGET (an app's name or a TOML file) or --resume RUN")
+    return _resume(options) if options.resume is not None else _start(options)
+
+
+def _start(options: Options) -> int:
+    assert options.target is not None
+    config = configuration(
+        options.target,
+        settings=options.settings,
+        seed=options.seed,
+        executor=options.executor,
+        ray_address=options.ray_address,
+        kills=options.kills,
+    )
+    try:
+        check(config)
+    except ConfigError as error:
+        raise ConfigError(f"{options.target}: {error}") from error
+    root = options.run_dir or Path("runs") / f"{config.app}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = RunDirectory.create(root, config.model_dump(mode="json"))
+
+    def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
+        from tailrace.pipeline.run.launch import launch
+
+        return launch(config, directory, listener)
+
+    try:
+        return _supervise(directory, config, work, plain=options.plain)
+    except TailraceError:
+        if (
+            not directory.events.exists()
+        ):  # nothing happened: leave nothing behind that a corrected command stumbles over
+            shutil.rmtree(directory.root)
+        raise
+
+
+def _resume(options: Options) -> int:
+    assert options.resume is not None
+    given = (options.settings, options.run_dir, options.seed, options.executor, options.ray_address, options.kills)
+    if any(value is not None and value != () for value in given):
+        raise CommandError("--resume goes on with the run's own configuration; expected no other option but --plain")
+    directory = RunDirectory.open(options.resume)
+    from tailrace.pipeline.config.loading import validate
+
+    config = validate([(str(directory.config), directory.read_config())])
+    check(config)
+
+    def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
+        from tailrace.pipeline.run.launch import resume
+
+        return resume(directory, listener)
+
+    return _supervise(directory, config, work, plain=options.plain)
+
+
+def _supervise(directory: RunDirectory, config: RunConfig, work: Work, *, plain: bool) -> int:
+    """Show the run; turn an interruption or a failure of it into one line."""
+    before = signal.signal(signal.SIGTERM, _terminated)  # a scheduler's way to press Ctrl-C
+    try:
+        with display(plain=plain) as listener:
+            summary = work(listener)
+    except KeyboardInterrupt:
+        if os.environ.get(DEBUG):
+            traceback.print_exc()
+        return complain(f"interrupted; go on with: tailrace run --resume {directory.root}", status=INTERRUPTED)
+    except (RunFailedError, RoleError, DeadlineError, ControllerError) as error:
+        return _failed(directory, error)
+    except TailraceError:
+        raise
+    except Exception as error:
+        return _failed(directory, error)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        directory.unlock()
+    show_outcome(config, summary, directory)
+    return 0
+
+
+def _failed(directory: RunDirectory, error: Exception) -> int:
+    log = directory.root / "error.log"
+    with log.open("a") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{''.join(traceback.format_exception(error))}\n")
+    if os.environ.get(DEBUG):
+        traceback.print_exception(error)
+    what = one_line(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {one_line(error)}"
+    return complain(
+        f"the run failed: {what.rstrip('.')}; see {log}; go on with: tailrace run --resume {directory.root}",
+        status=FAILED,
+    )
+
+
+def _terminated(number: int, frame: object) -> None:
+    del number, frame
+    raise KeyboardInterrupt

@@ -1,0 +1,78 @@
+"""``tailrace status``: what a run is doing, read from its directory by another process."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from tailrace.cli.panel import clock, panel
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.status import RunStatus
+
+WATCH_S = 1.0
+OLD_S = 30.0
+ENDED = ("done", "failed")
+
+
+def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
+    """Show the status of a run.
+
+    Raises:
+        RunDirectoryError: there is no run, or it is damaged.
+    """
+    directory = RunDirectory.open(root)
+    found, alive = read_status(directory), directory.running()
+    if as_json:
+        age_s = round(time.time() - found.updated_at, 3)
+        print(json.dumps({**dataclasses.asdict(found), "alive": alive, "age_s": age_s}))
+        return
+    console = Console()
+    if not watch:
+        console.print(view(found, alive=alive))
+        return
+    with Live(view(found, alive=alive), console=console, auto_refresh=False) as live:
+        while alive:
+            time.sleep(WATCH_S)
+            found, alive = read_status(directory), directory.running()
+            live.update(view(found, alive=alive), refresh=True)
+
+
+def read_status(directory: RunDirectory) -> RunStatus:
+    """The status that the run wrote last; keys of another version are left out.
+
+    Raises:
+        RunDirectoryError: it is missing or damaged.
+    """
+    if not directory.status.exists():
+        raise RunDirectoryError(f"{directory.status}: no such file; the run has not said anything yet")
+    content: dict[str, Any] = read_json(directory.status)
+    known = {field.name for field in dataclasses.fields(RunStatus)}
+    return RunStatus(**{key: value for key, value in content.items() if key in known})
+
+
+def view(found: RunStatus, *, alive: bool) -> RenderableType:
+    """The display, and whether anybody is behind it."""
+    age_s = max(0.0, time.time() - found.updated_at)
+    wall_s = found.wall_s + (age_s if alive else 0.0)
+    return Group(panel(found, wall_s=wall_s), Text(), _life(found, alive, age_s))
+
+
+def _life(found: RunStatus, alive: bool, age_s: float) -> Text:
+    if alive:
+        text = f"process {found.pid} runs; this was written {clock(age_s)} ago"
+        return Text(text, style="yellow" if age_s > OLD_S else "dim")
+    if found.phase == "done":
+        return Text(f"the run is complete; its report is {Path(found.run_dir) / 'report.html'}", style="dim")
+    interrupted = found.detail.startswith("KeyboardInterrupt")
+    gone = f"process {found.pid} is gone since {clock(age_s)}"
+    if found.phase in ENDED:
+        gone = "the run was interrupted" if interrupted else "the run failed"
+    return Text(f"{gone}; go on with: tailrace run --resume {found.run_dir}", style="red")

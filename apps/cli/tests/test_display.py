@@ -1,0 +1,192 @@
+"""What a person sees: in a live display, in lines, and from another shell."""
+
+import json
+import os
+import time
+
+import pytest
+from rich.console import Console
+
+from tailrace.cli.display import Lines, display
+from tailrace.cli.main import main
+from tailrace.cli.panel import clock, line, panel
+from tailrace.cli.plugins import registered
+from tailrace.cli.status import read_status, view
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.status import RunStatus
+
+
+def training(**changes):
+    status = RunStatus(
+        phase="training",
+        app="laminar",
+        run_dir="runs/x",
+        pid=os.getpid(),
+        updated_at=time.time(),
+        wall_s=75.0,
+        left_s=130.0,
+        step=12,
+        steps=40,
+        version=12,
+        reward=0.4321,
+        accuracy=0.523,
+        accuracy_before=0.312,
+        staleness_mean=1.25,
+        staleness_max=3,
+        trained_tokens_per_s=2131.0,
+        generated_tokens_per_s=4321.0,
+        buffered_groups=17,
+        trainer="training version 13",
+        replicas=[
+            {"id": "r0", "doing": "generating", "version": 12, "trajectories": 64, "kv": 0.5},
+            {"id": "r1", "doing": "pulling version 12", "version": None, "trajectories": 0, "kv": 0.0},
+        ],
+        repacks=6,
+        replica_restarts=2,
+        waits=[
+            {"for": "the trainer (rank 0) to step version 13", "waited_s": 31.0, "left_s": 600.0},
+            {"for": "events of replica r0", "waited_s": 1.2, "left_s": 50.0},
+        ],
+    )
+    for name, value in changes.items():
+        setattr(status, name, value)
+    return status
+
+
+def text(renderable):
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123 - ends with the test
+    console.print(renderable)
+    return console.export_text()
+
+
+def test_the_panel_shows_what_a_person_wants_to_know():
+    shown = text(panel(training(), wall_s=80.0))
+    for words in (
+        "laminar", "1 min 20 s", "step 12 of 40", "2 min 10 s left", "0.432", "52.3 %", "31.2 %", "1.25 mean, 3 max",
+        "2,131 tokens/s", "4,321 tokens/s", "training version 13", "r0", "generating", "pulling version 12", "50%", "repacks",
+        "restarts", "waiting 31 s for the trainer (rank 0) to step version 13",
+    ):  # fmt: skip
+        assert words in shown
+    assert "events of replica r0" not in shown
+
+
+def test_a_warm_start_shows_its_progress():
+    status = RunStatus(phase="warm start", detail="step 40 of 800, loss 1.250", app="laminar", left_s=95.0)
+    shown = text(panel(status, wall_s=5.0))
+    assert "step 40 of 800, loss 1.250" in shown
+    assert "1 min 35 s left" in shown
+
+
+def test_large_fleets_are_cut():
+    replicas = [{"id": f"r{i}", "doing": "idle", "version": 1, "trajectories": 0, "kv": 0.0} for i in range(40)]
+    shown = text(panel(training(replicas=replicas), wall_s=1.0))
+    assert "and 24 more" in shown
+    assert "r39" not in shown
+
+
+def test_lines_come_with_news_or_when_the_last_is_old():
+    written, now = [], [0.0]
+    lines = Lines(written.append, clock=lambda: now[0])
+    lines(training())
+    lines(training(buffered_groups=3))
+    assert len(written) == 1
+    lines(training(step=13))
+    lines(training(step=13, accuracy=0.6))
+    assert len(written) == 3
+    now[0] = 11.0
+    lines(training(step=13, accuracy=0.6))
+    lines(training(phase="writing the report"))
+    assert len(written) == 5
+    lines(training(phase="failed"))
+    assert len(written) == 5
+    assert all("\n" not in one for one in written)
+    assert "step 12 of 40" in written[0]
+    assert "waiting 31 s" in written[0]
+
+
+def test_without_a_terminal_there_are_lines(capsys):
+    with display() as listener:
+        listener(training())
+    assert "step 12 of 40" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min 00 s"), (3661, "1 h 01 min"), (-3, "0 s")]
+)
+def test_clock(seconds, words):
+    assert clock(seconds) == words
+
+
+@pytest.fixture
+def directory(tmp_path):
+    made = RunDirectory.create(tmp_path / "run", RunConfig().model_dump(mode="json"))
+    yield made
+    made.unlock()
+
+
+def write(directory, status):
+    import dataclasses
+
+    write_json(directory.status, {**dataclasses.asdict(status), "from_a_later_version": 1})
+
+
+def test_status_of_a_run_that_is_alive(directory, capsys):
+    write(directory, training(run_dir=str(directory.root)))
+    assert main(["status", str(directory.root)]) == 0
+    shown = capsys.readouterr().out
+    assert "step 12 of 40" in shown
+    assert f"process {os.getpid()} runs" in shown
+
+
+def test_status_of_a_run_whose_process_is_gone(directory, capsys):
+    write(directory, training(run_dir="runs/x"))
+    directory.unlock()
+    assert main(["status", str(directory.root)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "is gone" in shown
+    assert "tailrace run --resume runs/x" in shown
+
+
+def test_status_says_where_a_finished_run_has_its_report(directory):
+    shown = text(view(training(phase="done"), alive=False))
+    assert "runs/x/report.html" in shown
+
+
+def test_status_for_scripts(directory, capsys):
+    write(directory, training(updated_at=time.time() - 40.0))
+    assert main(["status", "--json", str(directory.root)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["alive"] is True
+    assert 39.0 < found["age_s"] < 3600.0
+    assert found["step"] == 12
+
+
+def test_watching_ends_with_the_run(directory, capsys, monkeypatch):
+    write(directory, training())
+    monkeypatch.setattr("tailrace.cli.status.WATCH_S", 0.01)
+    beats = iter([True, True, False])
+    monkeypatch.setattr(RunDirectory, "running", lambda self: next(beats))
+    assert main(["status", "--watch", str(directory.root)]) == 0
+    assert "step 12 of 40" in capsys.readouterr().out
+
+
+def test_a_status_without_optional_keys_can_be_read(directory):
+    write_json(directory.status, {"phase": "training"})
+    assert read_status(directory).phase == "training"
+    assert "training" in line(read_status(directory), wall_s=1.0)
+
+
+def test_plugins_are_listed_with_who_brings_them(capsys):
+    groups = registered()
+    assert [point.name for point in groups["tailrace.app"]] == ["laminar"]
+    assert main(["plugins"]) == 0
+    shown = capsys.readouterr().out
+    for words in ("tailrace.sync", "on-idle", "tailrace-pipeline", "tailrace.engine", "tailrace-rollout"):
+        assert words in shown
+
+
+def test_report_is_written_again(directory, capsys):
+    assert main(["report", str(directory.root)]) == 0
+    assert capsys.readouterr().out.strip() == str(directory.report)
+    assert directory.report.stat().st_size > 1_000_000

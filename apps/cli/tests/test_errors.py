@@ -1,0 +1,245 @@
+"""Every mistake of a user is one line on stderr, exit status 2, no traceback, and nothing is written or overwritten."""
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli.main import main
+from tailrace.contracts import Down, Tick
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.eventlog import EventLog
+
+
+@pytest.fixture
+def fails(capsys, tmp_path, monkeypatch):
+    """Runs a command that must fail with one line; returns the line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TAILRACE_DEBUG", raising=False)
+
+    def run(*arguments, status=2):
+        before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+        assert main(list(arguments)) == status
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("tailrace: ")
+        assert err.count("\n") == 1, err
+        assert "Traceback" not in err
+        after = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+        assert before == {path: content for path, content in after.items() if path in before}
+        written = [path for path in after if path not in before and path.name != "lock"]
+        assert not written, f"left behind: {written}"
+        return err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], ["TARGET", "--resume"]),
+        (["run", "laminar", "--resume", "x"], ["either a TARGET"]),
+        (["run", "--resume", "x", "--seed", "3"], ["no other option"]),
+        (["runn"], ["No such command 'runn'", "--help"]),
+        (["run", "laminar", "--sede", "3"], ["No such option: --sede"]),
+        (["run", "laminar", "--seed", "three"], ["--seed"]),
+        (["run", "laminra"], ["'laminra'", "did you mean 'laminar'?"]),
+        (["run", "nowhere.toml"], ["nowhere.toml", "no such file"]),
+        (["run", "laminar", "--set", "pipeline.steps"], ["key=value"]),
+        (["run", "laminar", "--set", "=3"], ["key=value"]),
+        (["run", "laminar", "--set", "pipeline.stpes=3"], ["'pipeline.stpes'", "did you mean 'steps'?"]),
+        (["run", "laminar", "--set", "pipelin.steps=3"], ["'pipelin'", "did you mean 'pipeline'?"]),
+        (["run", "laminar", "--set", "pipeline.steps=many"], ["--set pipeline.steps=many", "'many'", "integer"]),
+        (["run", "laminar", "--set", "pipeline.steps=2.5"], ["2.5", "integer"]),
+        (["run", "laminar", "--set", "pipeline.steps=-4"], ["-4", "greater than 0"]),
+        (["run", "laminar", "--set", "deadlines.step_s=10min"], ["'10min'", "number"]),
+        (["run", "laminar", "--set", "rollout.temperature=0"], ["greater than 0"]),
+        (["run", "laminar", "--set", "app=other"], ["TARGET to name the app"]),
+        (["run", "laminar", "--set", "pipeline.sync=on-idel"], ["'on-idel'", "did you mean 'on-idle'?"]),
+        (["run", "laminar", "--set", "pipeline.relocation.kv_treshold=0.9"], ["pipeline.relocation", "kv_treshold"]),
+        (["run", "laminar", "--set", "rollout.engine=vlm"], ["'vlm'", "did you mean 'vllm'?"]),
+        (["run", "laminar", "--set", "trainer.backend=fsdp"], ["'fsdp'", "did you mean 'fsdp2'?"]),
+        (["run", "laminar", "--executor", "slurm"], ["'slurm'", "'ray' or 'local'"]),
+        (["run", "laminar", "--kill", "replica@60"], ["--kill replica@60", "@SECONDSs"]),
+        (["run", "laminar", "--kill", "replcia@60s"], ["'replcia'", "replica"]),
+        (["run", "laminar", "--set", 'faults=["replica"]'], ["faults", "'replica'"]),
+        (["run", "laminar", "--set", "model.path=gone"], ["model.path", "gone"]),
+        (["run", "--resume", "nowhere"], ["nowhere", "no such run directory"]),
+        (["status", "nowhere"], ["nowhere", "no such run directory"]),
+        (["report", "nowhere"], ["nowhere", "no such run directory"]),
+    ],
+)
+def test_a_wrong_command_line(fails, arguments, words):
+    line = fails(*arguments)
+    for word in words:
+        assert word in line
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", ["found no key 'app'", "laminar"]),
+        ("app = 3", ["app = 3"]),
+        ('app = "lamina"', ["key 'app'", "did you mean 'laminar'?"]),
+        ('app = "laminar"\n[pipeline]\nstep = 3', ["mine.toml", "'pipeline.step'", "did you mean 'steps'?"]),
+        ('app = "laminar"\n[pipeline\n', ["mine.toml", "not TOML"]),
+        ('app = "laminar"\n[pipeline]\nsync = "on-idel"', ["mine.toml", "did you mean 'on-idle'?"]),
+        ('app = "laminar"\n[executor]\nreplica_gpus = "two"', ["mine.toml", "'two'", "number"]),
+    ],
+)
+def test_a_wrong_file(fails, tmp_path, content, words):
+    (tmp_path / "mine.toml").write_text(content)
+    line = fails("run", "mine.toml")
+    for word in words:
+        assert word in line
+
+
+def test_a_missing_or_unknown_task_leaves_no_run_behind(fails):
+    assert "chian" in fails("run", "laminar", "--set", "task.name=chian", "--run-dir", "mine", "--plain")
+    assert not Path("mine").exists()
+
+
+def test_nobody_at_the_ray_address(fails):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert "no Ray cluster answers" in fails("run", "laminar", "--ray-address", address)
+    assert "HOST:PORT" in fails("run", "laminar", "--ray-address", "cluster")
+
+
+def test_a_ray_address_that_swallows_packets_is_given_up_soon(fails, monkeypatch):
+    monkeypatch.setattr("tailrace.cli.preflight.CONNECT_S", 0.2)
+    with socket.socket() as deaf:  # its queue is full: nobody ever accepts
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(deaf.getsockname())
+        time.sleep(0.1)
+        assert "no Ray cluster answers" in fails(
+            "run", "laminar", "--ray-address", f"127.0.0.1:{deaf.getsockname()[1]}"
+        )
+        for one in waiting:
+            one.close()
+
+
+def test_cuda_where_there_is_none(fails, monkeypatch):
+    monkeypatch.setattr("tailrace.cli.preflight._gpus_here", lambda: 0)
+    assert "no CUDA device here" in fails("run", "laminar", "--set", "executor.device=cuda")
+    assert "no CUDA device here" in fails("run", "laminar", "--set", "trainer.options.device=cuda:1")
+    assert "3 GPUs asked for and 0 here" in fails("run", "laminar", "--set", "executor.replica_gpus=1")
+
+
+def model_directory(path):
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    (path / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(8)
+    (path / "model.safetensors").write_bytes(whole)
+    return whole
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda path, _: (path / "config.json").write_text("{"), ["config.json", "damaged"]),
+        (lambda path, _: (path / "tokenizer.json").unlink(), ["tokenizer.json"]),
+        (lambda path, _: (path / "model.safetensors").unlink(), ["found no weights"]),
+        (lambda path, whole: (path / "model.safetensors").write_bytes(whole[:-3]), ["damaged", "expected"]),
+        (lambda path, whole: (path / "model.safetensors").write_bytes(whole[:20]), ["cut short"]),
+        (lambda path, _: (path / "model.safetensors").write_bytes(b"<html>not found</html>"), ["model.safetensors"]),
+        (
+            lambda path, _: (path / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"w": "part-2.safetensors"}}'
+            ),
+            ["part-2.safetensors", "missing"],
+        ),
+    ],
+)
+def test_a_model_that_does_not_load(fails, tmp_path, break_it, words):
+    whole = model_directory(tmp_path / "model")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    (tmp_path / "mine.toml").write_text('app = "laminar"\n[task]\ntrain = "p.jsonl"\n[model]\npath = "model"\n')
+    break_it(tmp_path / "model", whole)
+    line = fails("run", "mine.toml")
+    for word in ("model.path", *words):
+        assert word in line
+
+
+@pytest.fixture
+def a_run(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", RunConfig().model_dump(mode="json"))
+    directory.unlock()
+    return directory
+
+
+@pytest.mark.parametrize("command", [["run", "--resume"], ["report"], ["status"]])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", '{"format": 1}', '{"format": 99, "run": {}}', b"\xff\xfe", '{"format": 1, "run": {"seed": "no"}}'],
+)
+def test_a_damaged_configuration(fails, a_run, command, content):
+    a_run.config.write_bytes(content if isinstance(content, bytes) else content.encode())
+    line = fails(*command, "run")
+    assert "config.json" in line or "status.json" in line
+
+
+def test_a_log_that_is_damaged_in_the_middle(fails, a_run):
+    with EventLog(a_run.events) as log:
+        for now in range(20):
+            log.append(float(now), Tick())
+    lines = a_run.events.read_text().splitlines(keepends=True)
+    a_run.events.write_text("".join([*lines[:5], "rubbish\n", *lines[5:]]))
+    assert "events.jsonl, line 6" in fails("report", "run")
+
+
+def test_a_log_of_another_version(fails, a_run):
+    with EventLog(a_run.events) as log:
+        log.append(1.0, Down("replica", "r99", "never started"))
+    assert "does not replay" in fails("report", "run")
+
+
+def test_two_runs_in_one_directory(fails, a_run):
+    assert "found a run" in fails("run", "laminar", "--run-dir", "run")
+    a_run.lock()
+    assert "under way" in fails("run", "--resume", "run")
+    a_run.unlock()
+
+
+def test_a_directory_that_holds_something_else(fails, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    assert "found files" in fails("run", "laminar", "--run-dir", "mine")
+    fails("run", "laminar", "--run-dir", "mine/thesis.tex/run")
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
+
+
+def test_a_finished_run_is_not_resumed(fails, a_run):
+    write_json(a_run.summary, {"steps": 1})
+    assert "found a finished run" in fails("run", "--resume", "run", "--plain")
+
+
+def test_a_status_that_was_never_written(fails, a_run):
+    assert "has not said anything yet" in fails("status", "run")
+
+
+def test_debug_shows_where_an_error_came_from(capsys, monkeypatch):
+    monkeypatch.setenv("TAILRACE_DEBUG", "1")
+    assert main(["run", "laminra"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_without_arguments_it_helps(capsys):
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert "Commands" in out + err
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("tailrace 0.")

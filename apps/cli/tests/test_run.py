@@ -1,0 +1,137 @@
+"""How a run ends at the terminal: done, failed, interrupted. And one that is really interrupted."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli.configuration import configuration
+from tailrace.cli.main import main
+from tailrace.pipeline.errors import ConfigError, RunFailedError
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.status import RunStatus
+
+SUMMARY = {
+    "eval_accuracy_before": 0.33,
+    "eval_accuracy_after": 0.70,
+    "controls": {"warm start, greedy": 0.21, "continued fine-tuning, sampled": 0.39},
+    "steps": 40,
+    "trained_trajectories": 10_240,
+    "tokens_per_s": 2131.0,
+    "staleness_mean": 1.18,
+    "staleness_max": 3,
+    "repacks": 6,
+    "replica_restarts": 1,
+    "lost_trajectories": 0,
+    "wall_s": 316.0,
+}
+
+
+@pytest.fixture
+def launched(monkeypatch, tmp_path):
+    """Replaces the run by a function; returns what it was started with."""
+    monkeypatch.chdir(tmp_path)
+    calls = []
+
+    def replace(outcome):
+        def launch(config, directory, listener):
+            calls.append((config, directory))
+            listener(RunStatus(phase="training", app=config.app, steps=config.pipeline.steps))
+            if isinstance(outcome, BaseException):
+                raise outcome
+            return outcome
+
+        monkeypatch.setattr("tailrace.pipeline.run.launch.launch", launch)
+        return calls
+
+    return replace
+
+
+def test_a_run_that_ends_well(launched, capsys):
+    calls = launched(SUMMARY)
+    assert (
+        main(["run", "laminar", "--run-dir", "mine", "--seed", "7", "--kill", "replica@60s", "--executor", "local"])
+        == 0
+    )
+    config, directory = calls[0]
+    assert (config.seed, config.faults, config.executor.name) == (7, ("replica@60s",), "local")
+    assert directory.root == Path("mine")
+    out, err = capsys.readouterr()
+    words = " ".join(out.split())
+    assert "rose from 33.0 % to 70.0 %" in words
+    assert (
+        "RL beats every control: the best control without RL (continued fine-tuning, sampled) reaches 39.0 %" in words
+    )
+    assert "2,131 tokens/s" in words
+    assert "lost trajectories 0" in words
+    assert "mine/report.html" in words
+    assert err == ""
+
+
+def test_a_run_without_a_directory_gets_one_named_after_app_and_time(launched):
+    calls = launched(SUMMARY)
+    assert main(["run", "laminar"]) == 0
+    assert calls[0][1].root.parent == Path("runs")
+    assert calls[0][1].root.name.startswith("laminar-2")
+
+
+@pytest.mark.parametrize("error", [RunFailedError("every replica is down"), RuntimeError("boom\nmore")])
+def test_a_run_that_fails(launched, capsys, error):
+    launched(error)
+    assert main(["run", "laminar", "--run-dir", "mine"]) == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    for words in (
+        "tailrace: the run failed: ",
+        str(error).splitlines()[0],
+        "mine/error.log",
+        "tailrace run --resume mine",
+    ):
+        assert words in err
+    assert "Traceback" in Path("mine/error.log").read_text()
+
+
+def test_a_run_that_is_interrupted(launched, capsys):
+    launched(KeyboardInterrupt())
+    assert main(["run", "laminar", "--run-dir", "mine"]) == 130
+    assert capsys.readouterr().err == "tailrace: interrupted; go on with: tailrace run --resume mine\n"
+    RunDirectory.open(Path("mine")).lock()
+
+
+def test_a_mistake_found_late_leaves_nothing_behind(launched, capsys):
+    launched(ConfigError("key 'trainer.options': found the unknown option 'lrr'"))
+    assert main(["run", "laminar", "--run-dir", "mine"]) == 2
+    assert "lrr" in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
+def test_layers_are_laid_over_each_other(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('app = "laminar"\nseed = 3\nfaults = ["trainer@step5"]\n[pipeline]\nsteps = 7\n')
+    config = configuration(str(path), settings=["pipeline.steps=9", "trainer.options.lr=1e-6"], kills=["replica@step2"])
+    assert config.seed == 3
+    assert config.pipeline.steps == 9
+    assert config.pipeline.sync.name == "on-idle"
+    assert config.trainer.options == {"lr": 1e-6}
+    assert config.faults == ("trainer@step5", "replica@step2")
+
+
+def test_ctrl_c_in_a_real_run(tmp_path):
+    command = [sys.executable, "-m", "tailrace.cli.main", "run", "laminar", "--plain", "--run-dir", "mine"]
+    environment = {**os.environ, "TAILRACE_CACHE": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert "preparing the task" in process.stdout.readline()
+            process.send_signal(signal.SIGINT)
+            _, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert err == "tailrace: interrupted; go on with: tailrace run --resume mine\n"
+    assert process.returncode == 130
+    assert not RunDirectory.open(tmp_path / "mine").running()
