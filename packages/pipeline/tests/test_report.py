@@ -202,12 +202,13 @@ def measured(accuracy, name="x"):
 @pytest.mark.parametrize(
     ("before", "after", "control", "words"),
     [
-        (0.1, 0.4, 0.2, ["rose from 10.0 % to 40.0 %", "RL beats every control", "20.0 points less"]),
+        (0.1, 0.4, 0.2, ["rose from 10.0 % to 40.0 %", "RL beats every control that was measured", "20.0 points less"]),
         (0.1, 0.3, 0.5, ["does not beat the controls", "20.0 points more"]),
         (0.1, 0.3, 0.29, ["open", "may be chance"]),
         (0.1, 0.11, 0.05, ["so small a difference may be chance"]),
         (0.4, 0.1, None, ["fell from 40.0 % to 10.0 %", "No control without RL was measured"]),
         (0.3, 0.3, 0.3, ["stayed at 30.0 %", "does not beat the controls", "as well"]),
+        (0.3, 0.6, 0.2, ["(warm start, sampled) reaches 30.0 %", "30.0 points less"]),
         (None, None, None, ["No held-out accuracy has been measured"]),
     ],
 )

@@ -136,7 +136,10 @@ class CheckpointConfig(_Strict):
 
 
 class RelayConfig(_Strict):
-    """The relays that hold weight versions. One per node; more on one machine to try the chain."""
+    """The relays that hold weight versions: one per machine of a cluster; more on one machine to try the chain.
+
+    `host` is the address that they listen on; ``"node"`` is each machine's own in the Ray cluster.
+    """
 
     count: Positive = 1
     host: str = "127.0.0.1"

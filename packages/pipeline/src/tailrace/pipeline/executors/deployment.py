@@ -81,7 +81,7 @@ class Deployment:
     def relay_role(self, node: str) -> RoleSpec:
         """The relay of a node."""
         arguments = {"name": f"{self.name}-{node}", "token": self.token, "host": self.relay_host}
-        return RoleSpec(self.relay_factory, arguments)
+        return RoleSpec(self.relay_factory, arguments, Placement(node=int(node)))
 
     def trainer_role(self, data: Caller, rank: int, incarnation: int) -> RoleSpec:
         """One rank of the trainer."""

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 from tailrace import contracts as c
@@ -337,11 +338,17 @@ class Executor:
                 then = lambda _: None  # noqa: E731
         self._learner_busy = True
         ranks = list(self._ranks)
+        missing = set(range(len(ranks)))
+        results: dict[int, Any] = {}
 
-        def done(result: Any) -> None:
-            self._learner_busy = False
-            then(result)
-            self._learn()
+        def done(rank: int, result: Any) -> None:
+            # the next command goes out when all ranks are through: their collectives must not cross
+            missing.discard(rank)
+            results[rank] = result
+            if not missing and ranks == self._ranks:
+                self._learner_busy = False
+                then(results[0])
+                self._learn()
 
         for rank, member in enumerate(ranks):
             self._waits.add(
@@ -349,7 +356,7 @@ class Executor:
                 self.now(),
                 timeout_s,
                 member.call(*call),
-                done if rank == 0 else lambda _: None,
+                partial(done, rank),
                 lambda error, member=member: self._trainer_down(str(error), member),  # type: ignore[misc]
             )
 
@@ -498,9 +505,14 @@ class Executor:
         self._handle(c.Down(role, member, first_line))
 
     def _relay_of(self, replica: str) -> Any:
-        """The relay of a replica's node: with several on one machine, replicas are spread over them."""
-        nodes = sorted(self._relays)
-        return self._relays[nodes[int(replica.lstrip("r")) % len(nodes)]] if nodes else None
+        """A relay of the replica's node, else any; with several to choose from, replicas are spread over them."""
+        node = self._node_of((REPLICA, replica))
+        near = [relay for relay in sorted(self._relays) if self._node_of((RELAY, relay)) == node]
+        relays = near or sorted(self._relays)
+        return self._relays[relays[int(replica.lstrip("r")) % len(relays)]] if relays else None
+
+    def _node_of(self, key: tuple[str, str]) -> str | None:
+        return self._members[key].node if key in self._members else None
 
     def _rebuild_chain(self) -> None:
         """The relays that live form one chain behind the master."""

@@ -35,6 +35,11 @@ class Member(Protocol):
         """Its process, None before it is ready."""
         ...
 
+    @property
+    def node(self) -> str | None:
+        """The machine that it runs on, None before it is ready."""
+        ...
+
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role. The future raises `MemberDeadError` when the member is gone."""
         ...
@@ -60,11 +65,13 @@ class Placement:
         cpus: share of CPU cores, for scheduling only.
         gpus: GPUs.
         environment: environment variables of its process.
+        node: counts the cluster's machines, for members of which each machine has one; None leaves the choice to the host.
     """
 
     cpus: float = 0.0
     gpus: float = 0.0
     environment: Mapping[str, str] | None = None
+    node: int | None = None
 
 
 class Host(Protocol):

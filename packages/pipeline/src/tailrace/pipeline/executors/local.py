@@ -29,6 +29,11 @@ class LocalMember:
         """This process."""
         return os.getpid()
 
+    @property
+    def node(self) -> str | None:
+        """This machine."""
+        return "local"
+
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method in one of the member's threads."""
         if self._dead.is_set():

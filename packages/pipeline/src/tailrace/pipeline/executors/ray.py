@@ -50,6 +50,11 @@ class RayMember:
         """The actor's process, once it is up."""
         return self._pid
 
+    @property
+    def node(self) -> str | None:
+        """Ray's id of its machine, once it is up."""
+        return self._node
+
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role."""
         return _translated(self._actor.call.remote(method, arguments), self._name)
@@ -146,12 +151,19 @@ class RayHost:
         self, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any], placement: Placement
     ) -> RayMember:
         """Start an actor."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         options: dict[str, Any] = {
             "num_cpus": placement.cpus,
             "num_gpus": placement.gpus,
             "max_concurrency": _THREADS_PER_MEMBER,
             "max_restarts": 0,
         }
+        if placement.node is not None:
+            alive = sorted(node["NodeID"] for node in self._ray.nodes() if node["Alive"])
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                alive[placement.node % len(alive)], soft=True
+            )
         if placement.environment:
             options["runtime_env"] = {"env_vars": dict(placement.environment)}
         actor = self._ray.remote(_RoleActor).options(**options).remote(factory, dict(arguments))

@@ -14,10 +14,14 @@ class RelayRole:
     Args:
         name: unique on the machine; names the shared-memory segments.
         token: shared secret of the run's peers.
-        host: address to listen on.
+        host: address to listen on; ``"node"`` is this machine's address in the Ray cluster.
     """
 
     def __init__(self, *, name: str, token: str, host: str = "127.0.0.1") -> None:
+        if host == "node":
+            import ray
+
+            host = ray.util.get_node_ip_address()
         self._token = token
         self._process = RelayProcess.start(name, host=host, token=token)
 

@@ -67,7 +67,11 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     from tailrace.rollout import select_engine
     from tailrace.trainer import TrainerConfig
 
-    engine = select_engine(config.rollout.engine)
+    # vLLM takes over torch's process group and threads: in one process with the trainer it is the wrong engine
+    wanted = (
+        "transformers" if config.executor.name == "local" and config.rollout.engine == "auto" else config.rollout.engine
+    )
+    engine = select_engine(wanted)
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
     options = {"device": config.executor.device, "seed": config.seed, **config.trainer.options}
     try:

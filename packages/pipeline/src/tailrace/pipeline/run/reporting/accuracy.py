@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tailrace.pipeline.run.metrics import percentile
@@ -54,8 +54,9 @@ class Results:
 
     @property
     def best_control(self) -> Measured | None:
-        """The most accurate of the controls, however it was decoded."""
-        return max(self.controls, key=lambda control: control.accuracy, default=None)
+        """The most accurate without RL, however it was decoded. With controls, what RL started from is one of them."""
+        start = [] if self.before is None or not self.controls else [replace(self.before, name="warm start, sampled")]
+        return max([*self.controls, *start], key=lambda control: control.accuracy, default=None)
 
 
 def results(record: Record) -> Results:
@@ -117,8 +118,4 @@ def _measured(timed: TimedEvaluation, name: str) -> Measured:
 
 
 def _renamed(measured: Measured | None, name: str) -> Measured | None:
-    if measured is None:
-        return None
-    return Measured(
-        name, measured.accuracy, measured.problems, measured.failed, measured.length_p50, measured.length_p99
-    )
+    return None if measured is None else replace(measured, name=name)

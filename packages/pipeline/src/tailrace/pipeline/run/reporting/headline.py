@@ -53,7 +53,7 @@ def _against(best: Measured, after: Measured) -> str:
     apart = standard_errors(best, after)
     control = f"the best control without RL ({best.name}) reaches {percent(best.accuracy)}"
     if points > 0 and apart >= CHANCE:
-        return f"RL beats every control: {control}, {points:.1f} points less ({apart:.1f} standard errors)."
+        return f"RL beats every control that was measured: {control}, {points:.1f} points less ({apart:.1f} standard errors)."
     if points > 0:
         return f"Whether RL beats the controls is open: {control}, {points:.1f} points less, which may be chance."
     if points == 0:
