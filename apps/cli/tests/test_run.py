@@ -63,7 +63,8 @@ def test_a_run_that_ends_well(launched, capsys):
     words = " ".join(out.split())
     assert "rose from 33.0 % to 70.0 %" in words
     assert (
-        "RL beats every control: the best control without RL (continued fine-tuning, sampled) reaches 39.0 %" in words
+        "RL beats every control that was measured: the best control without RL (continued fine-tuning, sampled) reaches 39.0 %"
+        in words
     )
     assert "2,131 tokens/s" in words
     assert "lost trajectories 0" in words
