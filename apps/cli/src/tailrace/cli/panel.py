@@ -27,7 +27,7 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
     parts: list[RenderableType] = [_head(status, wall_s), _phase(status)]
     if status.steps:
         parts += [Text(), _figures(status)]
-    if status.replicas:
+    if status.replicas and status.phase == "training":  # otherwise they are not the run's, or no longer
         parts += [Text(), _replicas(status.replicas)]
     waits = long_waits(status)
     if waits:
