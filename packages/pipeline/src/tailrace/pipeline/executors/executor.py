@@ -74,6 +74,7 @@ class Executor:
         self._controller: Controller | None = None
         self._log: EventLog | None = None
         self._faults = FaultSchedule([])
+        self._struck: list[Fault] = []
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
@@ -221,10 +222,15 @@ class Executor:
 
     def _inject(self) -> None:
         assert self._controller is not None
-        for fault in self._faults.due(self.now(), self._controller.learner.step):
-            candidates = [key for key in self._members if key[0] == fault.role and fault.member in (None, key[1])]
-            if candidates:
-                self._strike(candidates[0], fault)
+        self._struck += self._faults.due(self.now(), self._controller.learner.step)
+        for fault in list(self._struck):  # one whose victim is not up yet strikes when it is
+            named = {fault.member, f"r{fault.member}"}
+            victims = [
+                key for key in self._members if key[0] == fault.role and (fault.member is None or key[1] in named)
+            ]
+            if victims:
+                self._struck.remove(fault)
+                self._strike(victims[0], fault)
 
     def _strike(self, key: tuple[str, str], fault: Fault) -> None:
         """Injure a member as scripted. A relay's own process is hit, not the role that watches it."""

@@ -18,11 +18,13 @@ _THREADS_PER_MEMBER = 4
 class LocalMember:
     """A role object and the threads that call it."""
 
-    def __init__(self, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any], building: threading.Lock
+    ) -> None:
         self._name = name
         self._pool = ThreadPoolExecutor(_THREADS_PER_MEMBER, thread_name_prefix=name)
         self._dead = threading.Event()
-        self._role: Future[Any] = self._pool.submit(lambda: factory(**arguments))
+        self._role: Future[Any] = self._pool.submit(_build, factory, arguments, building)
 
     @property
     def pid(self) -> int | None:
@@ -81,6 +83,11 @@ class LocalMember:
         return future
 
 
+def _build(factory: Callable[..., Any], arguments: Mapping[str, Any], building: threading.Lock) -> Any:
+    with building:  # transformers does not load models in two threads at once
+        return factory(**arguments)
+
+
 class LocalCaller:
     """Calls a local member and waits."""
 
@@ -100,13 +107,14 @@ class LocalHost:
 
     def __init__(self) -> None:
         self._members: list[LocalMember] = []
+        self._building = threading.Lock()
 
     def spawn(
         self, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any], placement: Placement
     ) -> LocalMember:
         """Start a member. Its environment variables would be this process's, so they are not applied."""
         del placement
-        member = LocalMember(name, factory, arguments)
+        member = LocalMember(name, factory, arguments, self._building)
         self._members.append(member)
         return member
 

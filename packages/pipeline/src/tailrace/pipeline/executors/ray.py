@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -141,6 +142,8 @@ class RayHost:
             del options["include_dashboard"]
         try:
             ray.init(**options)
+            # the raylet's words on a worker that died: the executor reports it, in one line
+            logging.getLogger("ray._private.worker").setLevel(logging.CRITICAL)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise RayAddressError(
@@ -174,6 +177,14 @@ class RayHost:
         self._ray.shutdown()
 
 
+def _cause(error: BaseException) -> str:
+    """The line of Ray's account that says why: the last of a traceback, the first otherwise; without colours."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if any("Traceback" in line or "Error" in line for line in lines[1:]) else lines[0]
+
+
 def _translated(ref: Any, name: str) -> Future[Any]:
     """A Ray result as a future whose exceptions are ours."""
     import ray
@@ -187,7 +198,7 @@ def _translated(ref: Any, name: str) -> Future[Any]:
         elif isinstance(error, ray.exceptions.RayTaskError):
             out.set_exception(error.cause)
         elif isinstance(error, ray.exceptions.RayActorError):
-            out.set_exception(MemberDeadError(f"{name} is gone: {str(error).strip().splitlines()[0]}"))
+            out.set_exception(MemberDeadError(f"{name} is gone: {_cause(error)}"))
         else:
             out.set_exception(error)
 

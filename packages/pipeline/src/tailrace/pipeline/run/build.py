@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,27 +59,34 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
     )
 
 
+def check(config: RunConfig) -> None:
+    """Find what is wrong with a configuration before minutes of preparation.
+
+    Raises:
+        ConfigError: a policy, a fault, an engine, a backend or one of their options is wrong.
+    """
+    from tailrace.rollout import EngineOptions
+
+    build_spec(config)
+    build_faults(config)
+    _engine(config)
+    _trainer_config(config)
+    try:
+        plugins.load("tailrace.backend", config.trainer.backend)
+        EngineOptions.read(config.rollout.options)
+    except (PluginError, ValueError) as error:
+        raise ConfigError(f"keys 'trainer.backend', 'rollout.options': {error}") from error
+
+
 def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirectory, *, token: str) -> Deployment:
     """What each role is started with.
 
     Raises:
         ConfigError: an engine, a backend or an option of the trainer is unknown.
     """
-    from tailrace.rollout import select_engine
-    from tailrace.trainer import TrainerConfig
-
-    # vLLM takes over torch's process group and threads: in one process with the trainer it is the wrong engine
-    wanted = (
-        "transformers" if config.executor.name == "local" and config.rollout.engine == "auto" else config.rollout.engine
-    )
-    engine = select_engine(wanted)
+    engine = _engine(config)
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
-    options = {"device": config.executor.device, "seed": config.seed, **config.trainer.options}
-    try:
-        lists_as_tuples: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
-        trainer = TrainerConfig(**lists_as_tuples)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"key 'trainer.options': {_plain(error)}") from error
+    trainer = _trainer_config(config)
     modes = prepared.modes()
     sampling = SamplingTable(config.rollout.temperature, config.rollout.max_tokens, stop_tokens(prepared.model), modes)
     roles = DEFAULT_FACTORIES
@@ -160,6 +168,28 @@ def build_faults(config: RunConfig) -> list[Fault]:
         raise ConfigError(f"key 'faults': {error}") from error
 
 
+def _engine(config: RunConfig) -> str:
+    from tailrace.rollout import RolloutError, select_engine
+
+    # vLLM takes over torch's process group and threads: in one process with the trainer it is the wrong engine
+    local = config.executor.name == "local" and config.rollout.engine == "auto"
+    try:
+        return select_engine("transformers" if local else config.rollout.engine)
+    except (RolloutError, PluginError) as error:
+        raise ConfigError(f"key 'rollout.engine': {error}") from error
+
+
+def _trainer_config(config: RunConfig) -> Any:
+    from tailrace.trainer import TrainerConfig
+
+    options = {"device": config.executor.device, "seed": config.seed, **config.trainer.options}
+    lists_as_tuples: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+    try:
+        return TrainerConfig(**lists_as_tuples)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"key 'trainer.options': {_plain(error)}") from error
+
+
 def stop_tokens(model: Path) -> tuple[int, ...]:
     """The end-of-sequence tokens of a model directory."""
     found: Any = None
@@ -184,4 +214,4 @@ def _build(table: str, axis: str, choice: Choice, given: dict[str, Any]) -> Any:
 
 
 def _plain(error: Exception) -> str:
-    return str(error).replace("__init__() got an unexpected keyword argument", "found the unknown option")
+    return re.sub(r"(\w+\.)?__init__\(\) got an unexpected keyword argument", "found the unknown option", str(error))

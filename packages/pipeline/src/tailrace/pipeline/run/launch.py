@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -12,12 +11,13 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.paramserver import new_token
+from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import TRAINER, Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.executors.executor import Executor
-from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec
+from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec, check
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_events
 from tailrace.pipeline.run.imports import ImportsAhead, keep_bytecode
@@ -46,27 +46,30 @@ def resume(directory: RunDirectory, listener: Listener | None = None) -> dict[st
     directory.lock()
     if directory.summary.exists():
         raise RunDirectoryError(f"{directory.root}: found a finished run (summary.json), expected one to go on with")
-    config = RunConfig.model_validate_json(json.dumps(directory.read_config()))
+    config = validate([(str(directory.config), directory.read_config())])
     return launch(config, directory, listener)
 
 
 class _Launch:
     def __init__(self, config: RunConfig, directory: RunDirectory, listener: Listener | None) -> None:
         self.config, self.directory = config, directory
-        self.started = time.monotonic()
         self.status = StatusObserver(directory.status, app=config.app, run_dir=directory.root, listener=listener)
         self.marks: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:
         try:
             return self._run()
+        except KeyboardInterrupt:
+            self.status.phase("interrupted")
+            raise
         except BaseException as error:
             self.status.phase("failed", f"{type(error).__name__}: {error}")
             raise
 
     def _run(self) -> dict[str, Any]:
         config, directory = self.config, self.directory
-        spec, faults = build_spec(config), build_faults(config)  # wrong policies are found before anything is started
+        check(config)
+        spec, faults = build_spec(config), build_faults(config)
         keep_bytecode(cache_directory())
         with ImportsAhead():  # beside the warm start, which leaves a core idle
             prepared = prepare(config, directory, self._preparing)
@@ -86,7 +89,7 @@ class _Launch:
                     executor.run(controller, log, first=first, faults=faults if past is None else ())
             metrics.evaluations(executor.now(), controller)
             training_s = self._training_s()
-            self.status.follows = False
+            self.status.follows = metrics.follows = False
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
             summary = self._summary(controller, controls, executor, training_s, prepared)
@@ -103,7 +106,8 @@ class _Launch:
         if "step" in row:
             of = f" of {row['steps']}" if "steps" in row else ""
             detail = f"step {row['step']}{of}, loss {row['loss']:.3f}"
-        self.status.phase(str(row["phase"]), detail, left_s=row.get("seconds_left"))
+        done = row["step"] / row["steps"] if "steps" in row else None
+        self.status.phase(str(row["phase"]), detail, left_s=row.get("seconds_left"), progress=done)
 
     def _resumed(self, controller: Controller, executor: Executor) -> c.Resumed:
         """What survived, told to the controller. The stores fall back to the newest checkpoint that is complete."""
@@ -183,7 +187,7 @@ class _Launch:
             controls,
             audit=data.call("audit"),
             lengths=data.call("trained_lengths"),
-            wall_s=time.monotonic() - self.started,
+            wall_s=self.status.status.wall_s,
             training_s=training_s,
             extra={"warm_start_s": prepared.warm_start_s, "warm_start_cached": prepared.warm_start_cached},
         )

@@ -26,9 +26,13 @@ class MetricsObserver:
         self._writer = _tensorboard(tensorboard)
         self._batches: dict[int, dict[str, Any]] = {}
         self._evaluations = 0
+        self.follows = True
+        """Whether what is observed is the run's own; not while controls are evaluated."""
 
     def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
         """Note a batch when it is taken and write it when it is trained on."""
+        if not self.follows:
+            return
         for command in commands:
             if isinstance(command, c.Step):
                 self._batches = {command.version: _batch(command, controller)}
@@ -42,8 +46,6 @@ class MetricsObserver:
     def evaluations(self, now: float, controller: Controller) -> None:
         """Write evaluations that are new."""
         results = controller.evaluations.results
-        if len(results) < self._evaluations:  # another controller
-            self._evaluations = 0
         for result in results[self._evaluations :]:
             lengths = sorted(result.tokens)
             row = {

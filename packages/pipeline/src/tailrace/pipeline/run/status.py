@@ -15,7 +15,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.fleet import Health, ReplicaState
 from tailrace.pipeline.executors.executor import Executor
-from tailrace.pipeline.run.directory import write_json
+from tailrace.pipeline.run.directory import read_json, write_json
 
 WINDOW_STEPS = 10
 
@@ -32,6 +32,7 @@ class RunStatus:
     updated_at: float = 0.0
     wall_s: float = 0.0
     left_s: float | None = None
+    progress: float | None = None
     step: int = 0
     steps: int = 0
     version: int = 0
@@ -65,16 +66,17 @@ class StatusObserver:
     ) -> None:
         self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid())
         self._path, self._listener = path, listener
-        self._zero = time.monotonic()
+        self._zero = time.monotonic() - _wall_so_far(path)
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._rates: dict[str, float] = {}
         self._lock = threading.Lock()
         self.follows = True
         """Whether events and ticks are the run's own; not while controls are evaluated."""
 
-    def phase(self, name: str, detail: str = "", *, left_s: float | None = None) -> None:
-        """A new phase, or progress within one."""
-        self.status.phase, self.status.detail, self.status.left_s = name, detail, left_s
+    def phase(self, name: str, detail: str = "", *, left_s: float | None = None, progress: float | None = None) -> None:
+        """A new phase, or progress within one as a share."""
+        status = self.status
+        status.phase, status.detail, status.left_s, status.progress = name, detail, left_s, progress
         self._tell()
 
     def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
@@ -136,6 +138,11 @@ class StatusObserver:
             write_json(self._path, asdict(self.status))
             if self._listener is not None:
                 self._listener(self.status)
+
+
+def _wall_so_far(path: Path) -> float:
+    """Seconds that drivers of this run before us took."""
+    return float(read_json(path)["wall_s"]) if path.exists() else 0.0
 
 
 def _replica(replica: ReplicaState) -> dict[str, Any]:
