@@ -13,10 +13,8 @@ from __future__ import annotations
 import os
 import queue
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import Any, Protocol
 
 from tailrace import contracts as c
@@ -25,7 +23,8 @@ from tailrace.pipeline.controller.controller import RELAY, REPLICA, TRAINER, Con
 from tailrace.pipeline.errors import DeadlineError, RoleError, RunFailedError
 from tailrace.pipeline.executors.deployment import Deployment, RoleSpec
 from tailrace.pipeline.executors.host import Host, Member
-from tailrace.pipeline.executors.waits import Waits
+from tailrace.pipeline.executors.learner_queue import LearnerQueue
+from tailrace.pipeline.executors.waits import Waits, together
 from tailrace.pipeline.run.eventlog import EventLog
 
 POLL_S = 0.2
@@ -65,9 +64,9 @@ class Executor:
         self._members: dict[tuple[str, str], Member] = {}
         self._incarnations: dict[tuple[str, str], int] = {}
         self._relays: dict[str, Any] = {}
-        self._ranks: list[Member] = []
-        self._learning: deque[c.Publish | c.Checkpoint | c.Step] = deque()
-        self._learner_busy = False
+        self._learner = LearnerQueue(
+            self._waits, self.now, self._deadlines, stepped=self._handle, broke=self._trainer_down
+        )
         self._parked: dict[str, c.Pull] = {}  # pulls that wait for a relay to come up
         self._to_score: list[str] = []
         self._scoring: dict[str, None] = {}
@@ -262,8 +261,7 @@ class Executor:
             case c.Score(trajectories=trajectories):
                 self._to_score += trajectories
             case c.Publish() | c.Checkpoint() | c.Step():
-                self._learning.append(command)
-                self._learn()
+                self._learner.put(command)
             case c.Start(role=role, id=member, seq=seq):
                 self._start(role, member, seq, None)
             case c.Restart(role=role, id=member, seq=seq, version=version):
@@ -322,53 +320,8 @@ class Executor:
         for name in names:
             self._handle(c.ScoringFailed(name, str(error)))
 
-    # ---- the trainer's queue --------------------------------------------------------------------------------------
-
-    def _learn(self) -> None:
-        """Hand the next command to every rank of the trainer, one at a time and in order."""
-        if self._learner_busy or not self._learning or not self._ranks or "0" not in self._relays:
-            return
-        command = self._learning.popleft()
-        match command:
-            case c.Step(version=version, mini_batches=batches):
-                call: tuple[Any, ...] = ("step", version, batches)
-                timeout_s = self._deadlines.step_s
-                then: Callable[[Any], None] = lambda metrics: self._handle(  # noqa: E731 - one name for three cases
-                    c.Stepped(version, dict(metrics), answers=command.seq)
-                )
-            case c.Publish(version=version):
-                call, timeout_s = ("publish", command.seq, version, self._relays["0"]), self._deadlines.publish_s
-                then = lambda _: None  # noqa: E731
-            case c.Checkpoint(version=version, keep=keep):
-                call, timeout_s = ("checkpoint", command.seq, version, list(keep)), self._deadlines.publish_s
-                then = lambda _: None  # noqa: E731
-        self._learner_busy = True
-        ranks = list(self._ranks)
-        missing = set(range(len(ranks)))
-        results: dict[int, Any] = {}
-
-        def done(rank: int, result: Any) -> None:
-            # the next command goes out when all ranks are through: their collectives must not cross
-            missing.discard(rank)
-            results[rank] = result
-            if not missing and ranks == self._ranks:
-                self._learner_busy = False
-                then(results[0])
-                self._learn()
-
-        for rank, member in enumerate(ranks):
-            self._waits.add(
-                f"the trainer (rank {rank}) to {call[0]} version {version}",
-                self.now(),
-                timeout_s,
-                member.call(*call),
-                partial(done, rank),
-                lambda error, member=member: self._trainer_down(str(error), member),  # type: ignore[misc]
-            )
-
-    def _trainer_down(self, reason: str, member: Member) -> None:
-        if member in self._ranks:
-            self._down(TRAINER, "0", reason)
+    def _trainer_down(self, reason: str) -> None:
+        self._down(TRAINER, "0", reason)
 
     # ---- members --------------------------------------------------------------------------------------------------
 
@@ -379,23 +332,21 @@ class Executor:
         incarnation = self._incarnations.get((role, member), 0) + 1
         if role == REPLICA:
             started = self._spawn(role, member, self._deployment.replica_role(self.data, member, incarnation))
-            self._await_up(role, member, started, seq, "ready")
+            self._await_up(role, member, started, seq, started.call("ready"))
         elif role == RELAY:
             started = self._spawn(role, member, self._deployment.relay_role(member))
-            self._await_up(role, member, started, seq, "address")
+            self._await_up(role, member, started, seq, started.call("address"))
         elif role == TRAINER:
             self._start_trainer(member, incarnation, seq, version)
         elif role == "scorer":
             started = self._spawn(role, member, self._deployment.scorer_role(self.data))
-            self._await_up(role, member, started, seq, "ready")
+            self._await_up(role, member, started, seq, started.call("ready"))
         else:
             raise RoleError(f"found the role {role!r}, expected replica, relay, trainer or scorer")
 
     def _start_trainer(self, member: str, incarnation: int, seq: int, version: int | None) -> None:
         if version is not None or incarnation > 1:
             self._ask("data", "roll_back", version or 0)
-        self._learning.clear()
-        self._learner_busy = False
         ranks = [
             self._spawn(
                 TRAINER,
@@ -404,17 +355,9 @@ class Executor:
             )
             for rank in range(self._deployment.trainer_ranks)
         ]
-        self._await_up(TRAINER, member, ranks[0], seq, "ready", version)
-        for rank in ranks[1:]:
-            self._waits.add(
-                "a trainer rank to come up",
-                self.now(),
-                self._deadlines.start_s,
-                rank.call("ready", version),
-                lambda _: None,
-                lambda error, rank=rank: self._trainer_down(str(error), rank),  # type: ignore[misc]
-            )
-        self._ranks = ranks
+        self._learner.begin(ranks)
+        ready = together([rank.call("ready", version) for rank in ranks])
+        self._await_up(TRAINER, member, ranks[0], seq, ready)
 
     def _spawn(self, role: str, member: str, spec: RoleSpec) -> Member:
         key = (role, member)
@@ -423,7 +366,7 @@ class Executor:
         self._members[key] = self.host.spawn(name, spec.factory, spec.arguments, spec.placement)
         return self._members[key]
 
-    def _await_up(self, role: str, member: str, started: Member, seq: int, method: str, *arguments: Any) -> None:
+    def _await_up(self, role: str, member: str, started: Member, seq: int, ready: Future[Any]) -> None:
         def up(result: Any) -> None:
             if self._members.get((role, member)) is not started:
                 return
@@ -433,19 +376,21 @@ class Executor:
                 parked, self._parked = self._parked, {}
                 for pull in parked.values():
                     self._carry_out(pull)
-            self._handle(c.Up(role, member, result if role == TRAINER else None, answers=seq))
+            self._handle(c.Up(role, member, result[0] if role == TRAINER else None, answers=seq))
             if role in (REPLICA, TRAINER):
                 self._heartbeats.expect(f"{role} {member}", self.now())
                 self._poll(role, member, started)
             elif role == RELAY:
                 self._poll_relay(member, started)
-            self._learn()
+            if role == TRAINER:
+                self._learner.came_up()
+            self._learner.publish_to(self._relays.get("0"))
 
         self._waits.add(
             f"{role} {member} to come up",
             self.now(),
             self._deadlines.start_s,
-            started.call(method, *arguments),
+            ready,
             up,
             lambda error: self._down(role, member, str(error), started),
         )
@@ -499,14 +444,13 @@ class Executor:
         self._parked.pop(member, None)
         if role == RELAY:
             self._relays.pop(member, None)
+            self._learner.publish_to(self._relays.get("0"))
             self._rebuild_chain()
         elif role == TRAINER:
-            for rank, other in enumerate(self._ranks[1:], 1):
+            for rank, other in enumerate(self._learner.ranks[1:], 1):
                 self._members.pop((TRAINER, f"{member}.{rank}"), None)
                 other.kill()
-            self._ranks = []
-            self._learning.clear()
-            self._learner_busy = False
+            self._learner.begin([])
         first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
         self._handle(c.Down(role, member, first_line))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -71,3 +72,26 @@ class Waits:
         """(what, seconds waited, seconds left) of every wait, longest first."""
         rows = [(wait.what, now - wait.since_s, wait.deadline_s - now) for wait in self._waits.values()]
         return sorted(rows, key=lambda row: -row[1])
+
+
+def together(futures: Sequence[Future[Any]]) -> Future[list[Any]]:
+    """Done with all results when every future is, or with the first error."""
+    whole: Future[list[Any]] = Future()
+    lock = threading.Lock()
+    missing = len(futures)
+
+    def one_done(future: Future[Any]) -> None:
+        nonlocal missing
+        error = future.exception()
+        with lock:
+            missing -= 1
+            if whole.done():
+                return
+            if error is not None:
+                whole.set_exception(error)
+            elif not missing:
+                whole.set_result([each.result() for each in futures])
+
+    for future in futures:
+        future.add_done_callback(one_done)
+    return whole
