@@ -13,7 +13,8 @@ Runs alternate (A B A B ...), each in a process of its own. Both start from the 
 
 `long` is the task long-chain-sum, with a tail of response lengths; `short` is short-chain-sum, of nearly equal lengths, from
 the same model, which knows it as a part of the long one. Tailrace checkpoints every version, as its quick start does; TRL
-saves, logs and evaluates nothing. Rates on a busy machine say nothing: the load is printed and kept in the JSON.
+saves, logs and evaluates nothing. Rates on a busy machine say nothing, TRL's least of all, whose two
+threads wait for each other: how many cores other programs kept busy is printed for each run and kept in the JSON.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 
 from trl_comparison.job import Job
 from trl_comparison.measures import (
+    others_cores,
     seconds_to,
     tailrace_times,
     tokens_per_s,
@@ -129,10 +131,13 @@ class Comparison:
             result = _side("tailrace_side", job, out)
         else:
             result = _side("trl_side", job, out, "padded" if side == "trl" else "continuous", self.arguments.trl_rows)
+        others = others_cores(result)
         result["start_up_s"] = time.monotonic() - begun - result["steps"][-1]["at_s"]
         print(
             f"{out.name}: {tokens_per_s(result):.0f} tokens/s, {result['steps'][-1]['at_s']:.1f} s of training, "
-            f"{result['start_up_s']:.0f} s of start-up and shut-down (excluded), load before {self.loads[-1]}",
+            f"{result['start_up_s']:.0f} s of start-up and shut-down (excluded), other programs on "
+            + ("an unknown number of" if others is None else f"{others:.2f}")
+            + " cores",
             flush=True,
         )
         return result
@@ -163,6 +168,7 @@ class Comparison:
             )
             figures[f"{side}_seconds_to_accuracy_all"] = [one["seconds"] for one in reached[side]]
             figures[f"{side}_accuracies"] = [one["accuracies"] for one in reached[side]]
+            figures[f"{side}_others_cores_all"] = [others_cores(run) for run in runs]
             figures[f"{side}_start_up_s"] = round(statistics.median(run["start_up_s"] for run in runs), 1)
         for side in self.sides[1:]:
             suffix = side.removeprefix("trl")

@@ -61,7 +61,8 @@ def trl_times(result: Result) -> dict[str, float]:
 
     generation_s = total("transformers.generate", "transformers.generate_batch")
     reward_s, rollout_s, step_s = total("_calculate_rewards"), total("_prepare_inputs"), total("training_step")
-    cpu_s = steps[-1]["cpu_s"] - _before(result, steps[0])["cpu_s"]
+    before = _before(result, steps[0])
+    cpu_s, machine_s = (steps[-1][name] - before[name] for name in ("cpu_s", "machine_s"))
     return {
         "generation": generation_s / length_s,
         "training": (step_s - rollout_s) / length_s,
@@ -70,6 +71,7 @@ def trl_times(result: Result) -> dict[str, float]:
         "other": (length_s - generation_s - reward_s - (step_s - rollout_s)) / length_s,
         "seconds_per_step": length_s / len(steps),
         "busy_cores": cpu_s / length_s,
+        "others_cores": max(0.0, machine_s - cpu_s) / length_s,
         "longest_completion_mean": total("longest") / len(steps),
         "completion_mean": total("tokens") / len(steps) / result["completions"],
     }
@@ -84,15 +86,25 @@ def tailrace_times(result: Result) -> dict[str, Any]:
         spans = [span for span in result["spans"] if span[0] == role]
         members = len({span[1] for span in spans})
         roles[role] = _shares(spans, begin_s, end_s, members)
+    cores = _cores(result["cpu"], begin_s, end_s)
+    machine = cores.pop("machine", None)
     parts = ("fetch_s", "forward_s", "backward_s", "optimizer_s", "wall_s")
     return {
         **roles,
         "trainer_step": {name: sum(step[name] for step in steps) / length_s for name in parts},
         "seconds_per_step": length_s / len(steps),
-        "busy_cores": _cores(result["cpu"], begin_s, end_s),
+        "busy_cores": {"all": sum(cores.values()), **cores},
+        "others_cores": None if machine is None else max(0.0, machine - sum(cores.values())),
         "staleness_mean": sum(step["staleness_mean"] or 0.0 for step in steps) / len(steps),
         "longest_completion_mean": sum(step["longest"] for step in steps) / len(steps),
     }
+
+
+def others_cores(result: Result) -> float | None:
+    """Cores that other programs kept busy in the window: above a tenth or so, the rate is not to be quoted."""
+    times = tailrace_times(result) if "spans" in result else trl_times(result)
+    found: float | None = times["others_cores"]
+    return found
 
 
 def _shares(spans: Iterable[list[Any]], begin_s: float, end_s: float, members: int) -> dict[str, float]:
@@ -111,7 +123,7 @@ def _cores(samples: list[tuple[float, dict[str, float]]], begin_s: float, end_s:
         return {}
     (from_s, before), (to_s, after) = inside[0], inside[-1]
     cores = {role: (after[role] - before.get(role, 0.0)) / (to_s - from_s) for role in after}
-    return {"all": sum(cores.values()), **dict(sorted(cores.items(), key=lambda item: -item[1]))}
+    return dict(sorted(cores.items(), key=lambda item: -item[1]))
 
 
 def _window(result: Result) -> tuple[float, float, list[dict[str, Any]]]:

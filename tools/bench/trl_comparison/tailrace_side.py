@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_comparison.job import Job
+from trl_comparison.machine import busy_core_seconds
 
 CPU_SAMPLE_S = 1.0
 
@@ -118,7 +119,7 @@ class ProcessorTime:
 
     def _run(self) -> None:
         while not self._ended.wait(CPU_SAMPLE_S):
-            self.samples.append((time.time(), self._used()))
+            self.samples.append((time.time(), {**self._used(), "machine": busy_core_seconds()}))
 
     def _used(self) -> dict[str, float]:
         import psutil  # type: ignore[import-untyped]  # Ray brings it

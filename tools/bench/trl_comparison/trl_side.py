@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trl_comparison.job import Job
+from trl_comparison.machine import busy_core_seconds
 
 
 def main() -> None:
@@ -41,6 +42,7 @@ def main() -> None:
             self.begin_s = 0.0
             self.ends_s: list[float] = []
             self.cpu_s: list[float] = []
+            self.machine_s: list[float] = []
             self.phases: list[dict[str, float]] = []
             self.weights: dict[int, dict[str, Any]] = {}
 
@@ -51,6 +53,7 @@ def main() -> None:
         def on_step_end(self, _: Any, state: Any, __: Any, **___: Any) -> None:
             self.ends_s.append(time.perf_counter() - self.begin_s)
             self.cpu_s.append(time.process_time() - self.begin_cpu_s)
+            self.machine_s.append(busy_core_seconds())
             self.phases.append(dict(timers.totals))
             timers.totals.clear()
             if state.global_step % job.snapshot_every == 0 or state.global_step == job.steps:
@@ -72,9 +75,10 @@ def main() -> None:
         models[step] = str(directory)
     result = {
         "steps": [
-            {"step": step, "at_s": at_s, "tokens": tokens, "reward": mean, "longest": longest, "cpu_s": cpu_s, **phases}
-            for step, (at_s, cpu_s, phases, (tokens, longest, mean)) in enumerate(
-                zip(clock.ends_s, clock.cpu_s, clock.phases, reward.batches, strict=True), 1
+            {"step": step, "at_s": at_s, "tokens": tokens, "reward": mean, "longest": longest, "cpu_s": cpu_s}
+            | {"machine_s": machine_s, **phases}
+            for step, (at_s, cpu_s, machine_s, phases, (tokens, longest, mean)) in enumerate(
+                zip(clock.ends_s, clock.cpu_s, clock.machine_s, clock.phases, reward.batches, strict=True), 1
             )
         ],
         "models": models,
