@@ -45,6 +45,8 @@ from trl_comparison.task import Prepared, prepare
 
 HERE = Path(__file__).parent
 TASKS = {"long": "long-chain-sum", "short": "short-chain-sum"}
+MAX_TOKENS = 192
+SNAPSHOT_EVERY = 4  # steps; seconds to an accuracy are linear in between
 SIDES = ("tailrace", "trl")
 RUN_TIMEOUT_S = 1800.0
 
@@ -53,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Tailrace beside TRL on two cores.")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--task", choices=[*TASKS, "both"], default="both")
     parser.add_argument("--accuracy", type=float, default=0.60, help="held-out accuracy to reach")
     parser.add_argument("--draws", type=int, default=4, help="responses per held-out problem")
@@ -121,8 +123,7 @@ class Comparison:
         return results
 
     def job(self, task: Prepared, seed: int) -> Job:
-        every = 2 if self.arguments.steps <= 24 else 4
-        return Job(str(task.model), str(task.train), self.arguments.steps, every, seed)
+        return Job(str(task.model), str(task.train), self.arguments.steps, SNAPSHOT_EVERY, seed, max_tokens=MAX_TOKENS)
 
     def one(self, side: str, job: Job, out: Path) -> dict[str, Any]:
         self.loads.append(round(os.getloadavg()[0], 2))
@@ -155,7 +156,7 @@ class Comparison:
         return found
 
     def figures(self, name: str, task: Prepared, results: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-        reached = {side: self.to_accuracy(name, task, side, runs) for side, runs in results.items()}
+        reached = self.to_accuracy(name, task, results)
         figures: dict[str, Any] = {"task": TASKS[name], "accuracy": self.arguments.accuracy}
         for side, runs in results.items():
             rates = [tokens_per_s(run) for run in runs]
@@ -183,26 +184,32 @@ class Comparison:
             figures[f"time_to_accuracy_ratio{suffix}"] = round(ours / theirs, 3) if ours and theirs else None
         return figures
 
-    def to_accuracy(self, name: str, task: Prepared, side: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Accuracy of the saved weights of each run, as far as the first that is good enough."""
-        found = []
-        for repeat, run in enumerate(runs):
-            models = {0: str(task.model), **{int(step): model for step, model in run["models"].items()}}
-            job = self.job(task, self.arguments.seed + repeat)
-            out = self.work / f"{name}-{repeat}-{side}-accuracy.json"
-            command = [
-                task.held_out,
-                self.arguments.draws,
-                job.max_tokens,
-                self.arguments.seed,
-                self.arguments.accuracy,
-                out,
-            ]
-            _python("accuracy", [*command, *(models[step] for step in sorted(models))], out.with_suffix(".log"))
-            measured = json.loads(out.read_text())
+    def to_accuracy(
+        self, name: str, task: Prepared, results: dict[str, list[dict[str, Any]]]
+    ) -> dict[str, list[dict[str, Any]]]:
+        """Accuracy of the saved weights of each run, as far as the first that is good enough, and when that was."""
+        runs = {
+            (side, number): {0: str(task.model), **{int(step): model for step, model in run["models"].items()}}
+            for side, done in results.items()
+            for number, run in enumerate(done)
+        }
+        request, out = self.work / f"{name}-accuracy-request.json", self.work / f"{name}-accuracy.json"
+        content = {
+            "held_out": str(task.held_out),
+            "draws": self.arguments.draws,
+            "max_tokens": MAX_TOKENS,
+            "seed": self.arguments.seed,
+            "target": self.arguments.accuracy,
+            "runs": [[models[step] for step in sorted(models)] for models in runs.values()],
+        }
+        request.write_text(json.dumps(content, indent=1))
+        _python("accuracy", [request, out], out.with_suffix(".log"))
+        measured = json.loads(out.read_text())
+        found: dict[str, list[dict[str, Any]]] = {side: [] for side in results}
+        for (side, number), models in runs.items():
             accuracies = {step: measured[model] for step, model in sorted(models.items()) if model in measured}
-            seconds = seconds_to(run, accuracies, self.arguments.accuracy)
-            found.append({"seconds": None if seconds is None else round(seconds, 2), "accuracies": accuracies})
+            seconds = seconds_to(results[side][number], accuracies, self.arguments.accuracy)
+            found[side].append({"seconds": None if seconds is None else round(seconds, 2), "accuracies": accuracies})
         return found
 
 

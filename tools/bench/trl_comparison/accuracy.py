@@ -1,8 +1,9 @@
 """Held-out accuracy of saved models, the same code for both sides, outside of every clock.
 
-    python -m trl_comparison.accuracy HELD_OUT.jsonl DRAWS MAX_TOKENS SEED TARGET OUT.json MODEL_DIR...
+    python -m trl_comparison.accuracy REQUEST.json OUT.json
 
-Models in order, as far as the first that reaches the target.
+The request holds the held-out file, how to draw, and one list of model directories for each run, in order; each run is
+followed as far as the first model that reaches the target.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ SHRINK_EVERY = 8  # tokens between looks at which responses have ended
 
 
 def main() -> None:
-    held_out, draws, max_tokens, seed, target, out = sys.argv[1:7]
     import torch
 
     torch.set_num_threads(2)
-    rows = [json.loads(line) for line in Path(held_out).read_text().splitlines()]
-    found = {}
-    for model in sys.argv[7:]:
-        found[model] = accuracy(model, rows, draws=int(draws), max_tokens=int(max_tokens), seed=int(seed))
-        if found[model] >= float(target):
-            break
-    Path(out).write_text(json.dumps(found, indent=1))
+    request = json.loads(Path(sys.argv[1]).read_text())
+    rows = [json.loads(line) for line in Path(request["held_out"]).read_text().splitlines()]
+    drawing = {name: int(request[name]) for name in ("draws", "max_tokens", "seed")}
+    found: dict[str, float] = {}
+    for models in request["runs"]:
+        for model in models:
+            if model not in found:
+                found[model] = accuracy(model, rows, **drawing)
+            if found[model] >= request["target"]:
+                break
+    Path(sys.argv[2]).write_text(json.dumps(found, indent=1))
 
 
 def accuracy(model_dir: str, rows: list[dict[str, Any]], *, draws: int, max_tokens: int, seed: int) -> float:
