@@ -123,11 +123,14 @@ class RayHost:
     """
 
     def __init__(self, address: str | None = None, *, cpus: int = 64) -> None:
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        if address is None:
+            # Under `uv run` Ray would start each worker through uv again: seconds each, for the environment that is here.
+            # It reads this when it is imported.
+            os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
         import ray
 
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         self._ray = ray
-        self._own = address is None
         options: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": logging.ERROR,
