@@ -131,7 +131,8 @@ def test_cuda_where_there_is_none(fails, monkeypatch):
     monkeypatch.setattr("tailrace.cli.preflight._gpus_here", lambda: 0)
     assert "no CUDA device here" in fails("run", "laminar", "--set", "executor.device=cuda")
     assert "no CUDA device here" in fails("run", "laminar", "--set", "trainer.options.device=cuda:1")
-    assert "3 GPUs asked for and 0 here" in fails("run", "laminar", "--set", "executor.replica_gpus=1")
+    three = ("--set", "rollout.replicas=3", "--set", "executor.replica_gpus=1")
+    assert "3 GPUs asked for and 0 here" in fails("run", "laminar", *three)
 
 
 def model_directory(path):
