@@ -57,7 +57,7 @@ def config(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", rows)
     pq.write_table(pa.Table.from_pylist(rows[:16]), tmp_path / "held_out.parquet")
     size = train_tokenizer([row["prompt"] for row in rows], tmp_path / "model", vocab_size=64)
-    build_model(tmp_path / "model", vocab_size=size, hidden=32, layers=2, heads=2, kv_heads=1, head_dim=16, mlp=64)
+    build_model(tmp_path / "model", vocab_size=size, hidden=32, layers=2, heads=2, kv_heads=1, head_dim=32, mlp=64)
     path = tmp_path / "config.toml"
     path.write_text(CONFIG.format(root=tmp_path, steps=STEPS, prompts=PROMPTS, samples=SAMPLES))
     return path

@@ -151,7 +151,7 @@ class Controller:
 
     def _on_down(self, event: c.Down) -> None:
         if event.role == REPLICA:
-            self._replica_down(self.fleet.replicas[event.id])
+            self._replica_down(self.fleet.replicas[event.id], event.reason)
             return
         if event.role == TRAINER:
             self.learner.up, self.learner.stepping = False, None
@@ -163,7 +163,7 @@ class Controller:
         else:
             self._fail(f"{event.role} {event.id} is down and is not restarted: {event.reason}")
 
-    def _replica_down(self, replica: ReplicaState) -> None:
+    def _replica_down(self, replica: ReplicaState, reason: str) -> None:
         if replica.health is Health.DOWN:
             return
         for trajectory in self.ledger.trajectories.values():
@@ -180,9 +180,9 @@ class Controller:
             self.replica_restarts += 1
             self._send(c.Restart, role=REPLICA, id=replica.id)
         elif action is c.RecoveryAction.FAIL:
-            self._fail(f"replica {replica.id} is down and the recovery policy gives up")
+            self._fail(f"replica {replica.id} is down and the recovery policy gives up: {reason}")
         elif all(other.health is Health.DOWN for other in self.fleet.replicas.values()):
-            self._fail("every replica is down and none is restarted any more")
+            self._fail(f"every replica is down and none is restarted any more; the last one: {reason}")
 
     def _on_finished(self, event: c.Finished) -> None:
         self._leave(event.trajectory, event.replica)

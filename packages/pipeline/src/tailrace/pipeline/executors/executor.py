@@ -135,13 +135,18 @@ class Executor:
         if not work.done():
             raise DeadlineError(f"waited {timeout_s:.0f} s in vain for work beside the run")
 
-    def close(self) -> None:
-        """Let every member tidy up, then end them."""
+    def close(self, patience_s: float | None = None) -> None:
+        """Let every member tidy up, then end them.
+
+        Args:
+            patience_s: how long for; the deployment's deadline if None. What dies is recovered from, so it may be short.
+        """
+        patience_s = self._deadlines.close_s if patience_s is None else patience_s
         errors: list[BaseException] = []
         for roles in (("replica", "trainer", "scorer"), ("relay", "data")):  # the second serve the first
             members = [member for (role, _), member in self._members.items() if role in roles]
             with ThreadPoolExecutor(max(1, len(members))) as pool:
-                closing = [pool.submit(member.close, self._deadlines.close_s) for member in members]
+                closing = [pool.submit(member.close, patience_s) for member in members]
             errors += [error for error in (future.exception() for future in closing) if error is not None]
         self._members.clear()
         self.host.close()

@@ -27,6 +27,8 @@ from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.summary import summarise
 
 Listener = Callable[[RunStatus], None]
+HURRY_S = 3.0
+"""Patience with members when a run breaks off: they may hang, and a resumed run needs nothing from them."""
 
 
 def launch(config: RunConfig, directory: RunDirectory, listener: Listener | None = None) -> dict[str, Any]:
@@ -93,9 +95,15 @@ class _Launch:
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
             summary = self._summary(controller, controls, executor, training_s, prepared)
+        except BaseException as error:
+            try:
+                executor.close(patience_s=HURRY_S)
+            except Exception as closing:
+                error.add_note(f"while closing: {closing}")
+            raise
         finally:
             metrics.close()
-            executor.close()
+        executor.close()
         write_json(directory.summary, summary)
         self._report()
         self.status.phase("done")
