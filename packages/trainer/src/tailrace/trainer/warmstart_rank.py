@@ -183,3 +183,6 @@ def _end_with_caller() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the work is on disk; gloo's threads sometimes abort the interpreter's own way out ("terminate called")
