@@ -185,4 +185,5 @@ if __name__ == "__main__":
     main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the work is on disk; gloo's threads sometimes abort the interpreter's own way out ("terminate called")
+    # The work is on disk. Gloo's threads sometimes abort the interpreter's own way out ("terminate called").
+    os._exit(0)
