@@ -1,6 +1,10 @@
 """Commands: what the controller asks an executor to do. Metadata only; each carries a sequence number.
 
 The executor answers each command with an event that names the number, or lets it be superseded by a `Down`.
+
+`Route`, `Interrupt` and `Pull` also carry `after`, the number of the previous one to the same incarnation of the replica, 0
+for the first. A replica carries a command out once, and only when it has carried out the one before: so a transport may
+delay, reorder and repeat them (SF-9).
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ class Route:
     seq: int
     replica: str
     trajectories: tuple[TrajectoryRef, ...]
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +31,7 @@ class Interrupt:
     seq: int
     replica: str
     trajectories: tuple[str, ...]
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,7 @@ class Pull:
     seq: int
     replica: str
     version: int
+    after: int = 0
 
 
 @dataclass(frozen=True, slots=True)

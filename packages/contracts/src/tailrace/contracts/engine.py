@@ -66,11 +66,13 @@ class EngineStats:
         kv: share of the KV cache in use, 0 to 1.
         running: requests in the decode batch.
         waiting: requests queued.
+        kv_capacity_tokens: tokens that the KV cache holds; 0 if the engine does not say.
     """
 
     kv: float
     running: int
     waiting: int
+    kv_capacity_tokens: int = 0
 
 
 @runtime_checkable

@@ -19,6 +19,7 @@ class Snapshot:
         version: the version that it serves, None before its first complete pull.
         last_seq: number of the last command that the replica has carried out.
         tokens_per_s: response tokens generated per second since the last snapshot.
+        kv_capacity_tokens: tokens that its KV cache holds; 0 if the engine does not say.
     """
 
     replica: str
@@ -29,6 +30,7 @@ class Snapshot:
     version: int | None
     last_seq: int
     tokens_per_s: float = 0.0
+    kv_capacity_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,157 +1,173 @@
-"""The eight axes (design, section 2): what a policy sees and what it answers. All of it pure.
+"""The eight axes (design, section 2) as protocols. All of it pure.
 
 A policy is a frozen dataclass registered in the entry-point group of its axis. It keeps no state, reads no clock and draws
-no random number: everything that it depends on is in its arguments.
+no random number: everything that it depends on is in its arguments. Admission alone must remember: its policy opens a gate,
+which is state that the controller owns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
+
+from tailrace.contracts.views import (
+    Candidate,
+    Evict,
+    GroupLaunch,
+    Move,
+    Placement,
+    Pool,
+    Progress,
+    RecoveryAction,
+    ReplicaView,
+    Sync,
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far the run is. Counts are groups.
+class TentativeAdmission(Protocol):
+    """A gate as a planner sees it: it tries what would be admitted, and nothing of that is remembered."""
 
-    Args:
-        version: the trainer's version.
-        published: the newest version that replicas may pull.
-        admitted: started so far.
-        generating: admitted and not complete.
-        buffered: complete and not consumed.
-        consumed: trained on.
-        dropped: filtered or failed.
-        batch_groups: groups in one batch.
-        last_version: the version at which the run ends.
-    """
-
-    version: int
-    published: int
-    admitted: int
-    generating: int
-    buffered: int
-    consumed: int
-    dropped: int
-    batch_groups: int
-    last_version: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaView:
-    """What policies know of a replica that is up.
-
-    Args:
-        version: the version that it serves, None before its first pull.
-        pulling: a pull is under way.
-        in_flight: trajectories that were routed to it and have not come back.
-        capacity: trajectories that one batch of it holds.
-        kv: share of the KV cache in use, 0 to 1, at the last snapshot.
-        kv_before: the same at the previous periodic sample.
-        kv_peak: the highest since it was last given work.
-        waiting: trajectories queued inside the engine.
-        fresh: a snapshot has arrived since it was last given work.
-    """
-
-    replica: str
-    version: int | None
-    pulling: bool
-    in_flight: int
-    capacity: int
-    kv: float
-    kv_before: float
-    kv_peak: float
-    waiting: int
-    fresh: bool
-
-
-@dataclass(frozen=True, slots=True)
-class GroupLaunch:
-    """Start a group.
-
-    Args:
-        group: index in the prompt stream.
-        samples: trajectories to launch.
-    """
-
-    group: int
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A complete group in the experience buffer, as a sampler sees it.
-
-    Args:
-        key: the group.
-        version: the oldest version in it.
-        order: completion order, from 0.
-        rewards: one per trajectory.
-        tokens: response tokens over all trajectories.
-    """
-
-    key: int
-    version: int
-    order: int
-    rewards: tuple[float, ...]
-    tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """Move every trajectory of a replica to another that serves the same version."""
-
-    source: str
-    destination: str
-
-
-class RecoveryAction(StrEnum):
-    """What becomes of a member that is down."""
-
-    RESTART = "restart"
-    EVICT = "evict"
-    FAIL = "fail"
-
-
-class AdmissionPolicy(Protocol):
-    """Axis admission: may a group start at a version, and when is a batch trainable."""
-
-    def may_start(self, version: int, progress: Progress) -> bool:
-        """Whether one more group may start on a replica that serves `version`."""
+    def allows(self, version: int) -> bool:
+        """Whether one more group may start at a version."""
         ...
 
-    def ready(self, progress: Progress) -> bool:
+    def take(self, group: int, version: int) -> None:
+        """Count a group as started.
+
+        Raises:
+            Exception: it is not allowed.
+        """
+        ...
+
+    def fork(self) -> TentativeAdmission:
+        """An independent copy."""
+        ...
+
+
+class AdmissionGate(Protocol):
+    """Axis admission, at work: what was started, is complete and was consumed. Pure; the controller is its one owner.
+
+    A group starts once, at a version that is fixed then (SF-11), and leaves by `consume` or `drop`.
+    """
+
+    @property
+    def bound(self) -> int | None:
+        """Guaranteed: no group is consumed at a trainer version above its own plus this. None: nothing is guaranteed."""
+        ...
+
+    @property
+    def room(self) -> int | None:
+        """Groups that may be open (waiting, generating or complete) at once, a natural limit of the pool; None for none."""
+        ...
+
+    def tentative(self) -> TentativeAdmission:
+        """A view to plan with, as of now."""
+        ...
+
+    def start(self, group: int, version: int) -> None:
+        """The first trajectory of a group is routed to a replica that serves `version`."""
+        ...
+
+    def complete(self, group: int) -> None:
+        """A started group has all the rewards that it needs."""
+        ...
+
+    def drop(self, group: int) -> None:
+        """A group will not be trained on, started or not, complete or not."""
+        ...
+
+    def surplus(self) -> Sequence[int]:
+        """Started groups that came too late for the batch they belong to (redundancy): to be aborted."""
+        ...
+
+    def ready(self) -> bool:
         """Whether the trainer may consume a batch now."""
         ...
 
-    def expired(self, version: int, progress: Progress) -> bool:
-        """Whether a complete group whose oldest version is `version` must not be trained on any more."""
+    def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
+        """The groups of the next batch; the trainer's version becomes one higher.
+
+        Args:
+            candidates: complete groups, in order of completion.
+            sampler: chooses where the gate leaves a choice.
+        """
         ...
+
+    def reset(self, version: int, started: Mapping[int, tuple[int, bool]]) -> Sequence[int]:
+        """The trainer is at another version than the gate thought: after a crash, or at the start.
+
+        Args:
+            started: groups that exist, with the version they started at and whether they are complete.
+
+        Returns:
+            Those that cannot be consumed within the bound any more; the gate has forgotten them.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything as plain data, for comparison and for a person."""
+        ...
+
+
+class AdmissionPolicy(Protocol):
+    """Axis admission: may this group start at a version, and when is a batch trainable."""
+
+    def gate(self, batch_groups: int) -> AdmissionGate:
+        """A gate for batches of so many groups, with nothing started and the trainer at version 0."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """What sync, relocation and routing decide from: one pass of the snapshot-command cycle (StaleFlow, Algorithm 1).
+
+    Args:
+        replicas: replicas that are up, in order of name.
+        pool: trajectories that wait for a replica.
+        admits: what admission would say.
+        routing: the routing policy, for a policy that wants to know what it would do.
+        routings: routing decisions made in earlier cycles.
+    """
+
+    replicas: Sequence[ReplicaView]
+    pool: Pool
+    admits: TentativeAdmission
+    progress: Progress
+    routing: RoutingPolicy
+    routings: int = 0
 
 
 class BatchingPolicy(Protocol):
-    """Axis batching: which prompts and how many samples are launched."""
+    """Axis batching: which prompts and how many samples are launched, and which groups are worth training on."""
 
-    def launch(self, progress: Progress, room: int) -> Sequence[GroupLaunch]:
-        """Groups to launch into room for so many trajectories, in order; at most what fits."""
+    @property
+    def surplus_groups(self) -> int:
+        """Groups generated for every batch beyond those that it needs (batch-level redundancy)."""
+        ...
+
+    def launch(self, progress: Progress) -> GroupLaunch:
+        """The next group."""
         ...
 
     def needed(self) -> int:
-        """Scored trajectories that complete a group."""
+        """Scored trajectories that complete a group; the rest are surplus and aborted (group-level redundancy)."""
+        ...
+
+    def keeps(self, rewards: Sequence[float]) -> bool:
+        """Whether a complete group with these rewards is trained on; otherwise it is filtered."""
         ...
 
 
 class RoutingPolicy(Protocol):
     """Axis routing: which replica runs it."""
 
-    def choose(self, candidates: Sequence[ReplicaView], order: int) -> str:
-        """The replica for the next trajectories.
+    def route(self, cycle: Cycle) -> Sequence[Placement]:
+        """Where trajectories of the pool go now. What is not placed waits for the next cycle.
 
-        Args:
-            candidates: replicas that may take them; never empty.
-            order: routing decisions made before this one.
+        A placement respects: the replica serves a version and is not pulling; a trajectory that is `exact` goes to a replica
+        of its very version, another to one at least as new; a group that has not started goes to a replica that is `open`,
+        and only if admission allows the replica's version, where its other trajectories must then be at least as new.
         """
         ...
 
@@ -159,8 +175,13 @@ class RoutingPolicy(Protocol):
 class SyncPolicy(Protocol):
     """Axis sync: when a replica pulls weights, and when it may be given work."""
 
-    def pulls(self, replicas: Sequence[ReplicaView], progress: Progress) -> Sequence[str]:
-        """Replicas that pull the newest published version now."""
+    @property
+    def mixes_versions(self) -> bool:
+        """Whether a trajectory may go on under newer weights (partial rollout)."""
+        ...
+
+    def pulls(self, cycle: Cycle) -> Sequence[Sync]:
+        """Replicas that pull the newest published version now. One with work in flight only if versions may be mixed."""
         ...
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
@@ -181,8 +202,8 @@ class RelocationPolicy(Protocol):
         """
         ...
 
-    def plan(self, replicas: Sequence[ReplicaView]) -> Sequence[Move]:
-        """Moves; no replica is both a source and a destination."""
+    def plan(self, cycle: Cycle) -> Sequence[Move | Evict]:
+        """Moves and evictions; no replica is both a source and a destination."""
         ...
 
 

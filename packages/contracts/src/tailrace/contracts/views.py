@@ -1,0 +1,182 @@
+"""What policies see and answer: the state of the run, replicas and the pool, and the decisions taken over them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the run is. Counts are groups.
+
+    Args:
+        version: the trainer's version.
+        published: the newest version that replicas may pull.
+        admitted: started so far.
+        generating: admitted and not complete.
+        buffered: complete and not consumed.
+        consumed: trained on.
+        dropped: filtered or failed.
+        batch_groups: groups in one batch.
+        last_version: the version at which the run ends.
+    """
+
+    version: int
+    published: int
+    admitted: int
+    generating: int
+    buffered: int
+    consumed: int
+    dropped: int
+    batch_groups: int
+    last_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryView:
+    """A trajectory that waits in the pool or runs on a replica.
+
+    Args:
+        version: the oldest version that it may be generated with (V_traj of StaleFlow, section 4.1); None until its group
+            has started.
+        tokens: prompt and response tokens so far, as far as they are known.
+        exact: its tokens must all come from `version`; otherwise any newer version may continue it (partial rollout).
+    """
+
+    trajectory: str
+    group: int
+    version: int | None = None
+    tokens: int = 0
+    exact: bool = False
+
+
+Pool = Mapping[int | None, Mapping[str, TrajectoryView]]
+"""Trajectories that wait for a replica, by version: oldest first, those that have none last; then in order of arrival."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaView:
+    """What policies know of a replica that is up.
+
+    Args:
+        version: the version that it serves, None before its first pull.
+        pulling: a pull is under way.
+        in_flight: trajectories that were routed to it and have not come back.
+        capacity: trajectories that one batch of it holds.
+        kv: share of the KV cache in use, 0 to 1, at the last snapshot.
+        kv_before: the same at the previous periodic sample.
+        kv_peak: the highest since it was last given work.
+        waiting: trajectories queued inside the engine, at the last snapshot.
+        fresh: a snapshot has arrived that shows every command it was sent (SF-9): its load can be planned with.
+        running: trajectories in the decode batch, at the last snapshot.
+        kv_capacity_tokens: tokens that its KV cache holds; 0 if unknown.
+        open: it may be given groups that have not started (axis sync).
+        pinned: it answers an evaluation: its weights and its work stay where they are.
+        trajectories: what is in flight, in order of routing.
+    """
+
+    replica: str
+    version: int | None
+    pulling: bool
+    in_flight: int
+    capacity: int
+    kv: float
+    kv_before: float
+    kv_peak: float
+    waiting: int
+    fresh: bool
+    running: int = 0
+    kv_capacity_tokens: int = 0
+    open: bool = True
+    pinned: bool = False
+    trajectories: Mapping[str, TrajectoryView] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLaunch:
+    """Start a group.
+
+    Args:
+        group: index in the prompt stream.
+        samples: trajectories to launch.
+    """
+
+    group: int
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A complete group in the experience buffer, as a sampler sees it.
+
+    Args:
+        key: the group.
+        version: the oldest version in it.
+        order: completion order, from 0.
+        rewards: one per trajectory.
+        tokens: response tokens over all trajectories.
+    """
+
+    key: int
+    version: int
+    order: int
+    rewards: tuple[float, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Route a trajectory of the pool to a replica.
+
+    Args:
+        gain: what the policy expected of it (tokens per second for StaleFlow's equation 3), for `tailrace explain`.
+        least: what it would have had to gain at least.
+    """
+
+    trajectory: str
+    replica: str
+    gain: float | None = None
+    least: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """Have a replica pull the newest published version; what runs there is interrupted and goes back to the pool.
+
+    Args:
+        why: for a person.
+    """
+
+    replica: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Move every trajectory of a replica to another that serves the same version."""
+
+    source: str
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evict:
+    """Interrupt trajectories of a replica; they go back to the pool.
+
+    Args:
+        why: for a person.
+    """
+
+    replica: str
+    trajectories: tuple[str, ...]
+    why: str = ""
+
+
+class RecoveryAction(StrEnum):
+    """What becomes of a member that is down."""
+
+    RESTART = "restart"
+    EVICT = "evict"
+    FAIL = "fail"
