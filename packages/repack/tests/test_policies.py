@@ -1,13 +1,14 @@
 """Relocation and routing policies: their contracts, what they leave alone, and their plugin names."""
 
 import dataclasses
+import random
 
 import pytest
 
-from tailrace.contracts import Move, ReplicaView
+from tailrace.contracts import Cycle, Move, Placement, Progress, ReplicaView, TrajectoryView
 from tailrace.contracts.plugins import load, names
 from tailrace.repack import BestFit, LeastLoaded, LoadError, NoRelocation, RoundRobin
-from tailrace.repack.testing import check_relocation_policy, check_routing_policy
+from tailrace.repack.testing import SlotAdmission, check_relocation_policy, check_routing_policy
 
 
 def view(replica, **changes):
@@ -28,6 +29,28 @@ def view(replica, **changes):
     )
 
 
+def cycle(replicas, pool=(), slots=None, routings=0):
+    queues = {}
+    for waiting in pool:
+        queues.setdefault(waiting.version, {})[waiting.trajectory] = waiting
+    return Cycle(
+        replicas=replicas,
+        pool=queues,
+        admits=SlotAdmission({0: 100} if slots is None else slots),
+        progress=Progress(1, 1, 0, 0, 0, 0, 0, 4, 100),
+        routing=LeastLoaded(),
+        routings=routings,
+    )
+
+
+def members(group, count, **fields):
+    return [TrajectoryView(f"{group}.{number}", group, **fields) for number in range(count)]
+
+
+def where(placements):
+    return [(placement.trajectory, placement.replica) for placement in placements]
+
+
 @pytest.mark.parametrize(
     ("policy", "limit", "moves"),
     [
@@ -43,7 +66,7 @@ def test_relocation_contract(policy, limit, moves):
 
 @pytest.mark.parametrize("policy", [RoundRobin(), LeastLoaded()])
 def test_routing_contract(policy):
-    check_routing_policy(policy)
+    assert check_routing_policy(policy) > 300
 
 
 class Swap:
@@ -52,8 +75,8 @@ class Swap:
     def due(self, now_s, last_s, stepped):
         return True
 
-    def plan(self, replicas):
-        busy = [view.replica for view in replicas if view.in_flight]
+    def plan(self, cycle):
+        busy = [view.replica for view in cycle.replicas if view.in_flight]
         return [Move(busy[0], busy[1]), Move(busy[1], busy[0])] if len(busy) > 1 else []
 
 
@@ -63,9 +86,13 @@ class Overfill:
     def due(self, now_s, last_s, stepped):
         return True
 
-    def plan(self, replicas):
+    def plan(self, cycle):
         ready = sorted(
-            (view for view in replicas if view.version == 4 and not view.pulling and view.in_flight),
+            (
+                view
+                for view in cycle.replicas
+                if view.version == 4 and not view.pulling and not view.pinned and view.in_flight
+            ),
             key=lambda view: view.replica,
         )
         return [Move(view.replica, ready[0].replica) for view in ready[1:]]
@@ -77,23 +104,55 @@ def test_the_relocation_contract_catches(policy, words):
         check_relocation_policy(policy)
 
 
-def test_the_routing_contract_catches():
-    class Stranger:
-        def choose(self, candidates, order):
-            return "nobody"
+def breaks(rule):
+    class Routing:
+        def route(self, cycle):
+            serving = [view for view in cycle.replicas if view.version is not None and not view.pulling]
+            serving.sort(key=lambda view: view.replica)
+            waiting = [view for queue in cycle.pool.values() for view in queue.values()]
+            return rule(cycle, serving, waiting)
 
-    with pytest.raises(AssertionError, match="not a candidate"):
-        check_routing_policy(Stranger())
+    return Routing()
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda cycle, serving, pool: [Placement(view.trajectory, "nobody") for view in pool], "not a replica"),
+        (lambda cycle, serving, pool: [Placement("stray", view.replica) for view in serving][:1], "not in the pool"),
+        (lambda cycle, serving, pool: [Placement(pool[0].trajectory, "x")] * 2 if pool else [], "twice"),
+        (
+            lambda cycle, serving, pool: [
+                Placement(view.trajectory, serving[0].replica) for view in pool if serving and view.version is None
+            ],
+            "not open|admission does not allow|or newer|exactly",
+        ),
+        (
+            lambda cycle, serving, pool: [
+                Placement(view.trajectory, one.replica)
+                for view in pool
+                for one in serving
+                if view.version and one.version < view.version
+            ][:1],
+            "or newer|exactly",
+        ),
+        (lambda cycle, serving, pool: cycle.admits.take(7777, 5) or [] if cycle.admits.allows(5) else [], "a fork"),
+    ],
+)
+def test_the_routing_contract_catches(rule, words):
+    with pytest.raises(AssertionError, match=words):
+        check_routing_policy(breaks(rule))
 
 
 def test_best_fit_releases_a_replica():
-    assert BestFit().plan([view("a"), view("b", kv=0.2)]) == [Move("a", "b")]
+    assert BestFit().plan(cycle([view("a"), view("b", kv=0.2)])) == [Move("a", "b")]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"pulling": True},
+        {"pinned": True},
         {"in_flight": 0},
         {"waiting": 1},
         {"fresh": False},
@@ -104,13 +163,13 @@ def test_best_fit_releases_a_replica():
     ],
 )
 def test_best_fit_leaves_alone(changes):
-    assert BestFit().plan([view("a"), view("b", **changes)]) == []
+    assert BestFit().plan(cycle([view("a"), view("b", **changes)])) == []
 
 
 def test_best_fit_literally():
     growing, falling = [view("a"), view("b")], [view("a", kv_before=0.2), view("b", kv_before=0.2)]
-    assert BestFit(literal=True).plan(growing) == []
-    assert BestFit(literal=True).plan(falling) == [Move("a", "b")]
+    assert BestFit(literal=True).plan(cycle(growing)) == []
+    assert BestFit(literal=True).plan(cycle(falling)) == [Move("a", "b")]
 
 
 def test_when_best_fit_plans():
@@ -131,13 +190,85 @@ def test_best_fit_refuses(options):
 
 
 def test_round_robin_takes_turns():
-    views = [view("c"), view("a"), view("b")]
-    assert [RoundRobin().choose(views, order) for order in range(4)] == ["a", "b", "c", "a"]
+    idle = [view("c", in_flight=0), view("a", in_flight=0), view("b", in_flight=0)]
+    pool = [*members(0, 2), *members(1, 2), *members(2, 1), *members(3, 1)]
+    assert [replica for _, replica in where(RoundRobin().route(cycle(idle, pool)))] == [*"aabbca"]
+    assert [replica for _, replica in where(RoundRobin().route(cycle(idle, pool, routings=4)))] == [*"bbccab"]
 
 
 def test_least_loaded_looks_at_the_share_taken():
-    assert LeastLoaded().choose([view("a", in_flight=8), view("b", in_flight=4, capacity=16)], 0) == "a"
-    assert LeastLoaded().choose([view("a"), view("b", kv=0.05)], 0) == "b"
+    pool = members(0, 1)
+    fleet = [view("a", in_flight=8), view("b", in_flight=4, capacity=16)]
+    assert where(LeastLoaded().route(cycle(fleet, pool))) == [("0.0", "a")]
+    assert where(LeastLoaded().route(cycle([view("a"), view("b", kv=0.05)], pool))) == [("0.0", "b")]
+
+
+@pytest.mark.parametrize("policy", [RoundRobin(), LeastLoaded()])
+def test_groups_start_whole_where_there_is_room(policy):
+    fleet = [view("a", in_flight=62), view("b", in_flight=61)]
+    pool = [*members(0, 4), *members(1, 3), *members(2, 2), *members(3, 1)]
+    # Group 0 fits nowhere and is passed over.
+    assert where(policy.route(cycle(fleet, pool))) == [
+        *[(f"1.{number}", "b") for number in range(3)],
+        ("2.0", "a"),
+        ("2.1", "a"),
+    ]
+
+
+@pytest.mark.parametrize("policy", [RoundRobin(), LeastLoaded()])
+def test_a_group_larger_than_a_replica_goes_to_an_empty_one(policy):
+    fleet = [view("a", in_flight=1, capacity=4), view("b", in_flight=0, capacity=4)]
+    assert [replica for _, replica in where(policy.route(cycle(fleet, members(0, 6))))] == ["b"] * 6
+
+
+@pytest.mark.parametrize("policy", [RoundRobin(), LeastLoaded()])
+def test_what_goes_on_needs_no_room_and_goes_first(policy):
+    fleet = [view("a", in_flight=64, open=False), view("b", version=2, in_flight=64, open=False)]
+    pool = [
+        *members(0, 1, version=2),
+        *members(1, 1),
+        *members(2, 1, version=1, exact=True),
+        *members(3, 1, version=3),
+    ]
+    assert where(policy.route(cycle(fleet, pool))) == [("2.0", "a"), ("0.0", "b")]
+
+
+@pytest.mark.parametrize("policy", [RoundRobin(), LeastLoaded()])
+def test_admission_decides_which_versions_start(policy):
+    fleet = [view("a", version=1), view("b", version=2)]
+    pool = [*members(0, 1), *members(1, 1), *members(2, 1)]
+    assert [replica for _, replica in where(policy.route(cycle(fleet, pool, slots={2: 2})))] == ["b", "b"]
+    assert policy.route(cycle(fleet, pool, slots={3: 9})) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_least_loaded_equals_a_plain_search(seed):
+    numbers = random.Random(seed)
+    fleet = [
+        view(
+            f"r{index:02}",
+            in_flight=numbers.randrange(17),
+            capacity=16,
+            kv=numbers.randrange(3) / 4,
+            open=numbers.random() < 0.8,
+        )
+        for index in range(numbers.randrange(1, 12))
+    ]
+    groups = [members(group, numbers.randrange(1, 6)) for group in range(40)]
+    held = {one.replica: one.in_flight for one in fleet}
+    expected = []
+    for group in groups:
+        fits = [
+            one
+            for one in fleet
+            if one.open and (held[one.replica] + len(group) <= one.capacity or not held[one.replica])
+        ]
+        if fits:
+            best = min(fits, key=lambda one: (held[one.replica] / one.capacity, one.kv, one.replica))
+            held[best.replica] += len(group)
+            expected += [(one.trajectory, best.replica) for one in group]
+    pool = [one for group in groups for one in group]
+    assert where(LeastLoaded().route(cycle(fleet, pool))) == expected, f"seed {seed}"
 
 
 def test_plugin_names():

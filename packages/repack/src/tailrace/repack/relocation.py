@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Move, ReplicaView
+from tailrace.contracts import Cycle, Move
 from tailrace.repack.consolidation import consolidate
 from tailrace.repack.errors import LoadError
 from tailrace.repack.load import ReplicaLoad
@@ -20,7 +20,7 @@ class NoRelocation:
         """Never."""
         return False
 
-    def plan(self, replicas: Sequence[ReplicaView]) -> Sequence[Move]:  # noqa: ARG002 - the protocol's arguments
+    def plan(self, cycle: Cycle) -> Sequence[Move]:  # noqa: ARG002 - the protocol's arguments
         """No moves."""
         return ()
 
@@ -63,14 +63,16 @@ class BestFit:
         """Every `period_s`, and right after the trainer has updated the weights (Laminar section 5.1)."""
         return stepped or now_s - last_s >= self.period_s
 
-    def plan(self, replicas: Sequence[ReplicaView]) -> Sequence[Move]:
+    def plan(self, cycle: Cycle) -> Sequence[Move]:
         """Algorithm 1 over the replicas whose load is known and settled.
 
-        A replica that pulls weights, has no version yet, runs nothing, queues inside its engine, or was given work since
-        its last snapshot is neither a source nor a destination. A view's `in_flight` is N_reqs.
+        A replica that pulls weights, has no version yet, runs nothing, queues inside its engine, was given work since its
+        last snapshot, or is pinned is neither a source nor a destination. A view's `in_flight` is N_reqs.
         """
         settled = [
-            view for view in replicas if view.fresh and not view.pulling and view.in_flight > 0 and view.waiting == 0
+            view
+            for view in cycle.replicas
+            if view.fresh and not view.pulling and not view.pinned and view.in_flight > 0 and view.waiting == 0
         ]
         loads = [
             ReplicaLoad(

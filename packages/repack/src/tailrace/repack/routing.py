@@ -1,21 +1,31 @@
-"""Axis routing: which replica runs the next trajectories. Entry-point group ``tailrace.routing``."""
+"""Axis routing: which replica runs what waits in the pool. Entry-point group ``tailrace.routing``.
+
+Round robin and least loaded walk the pool in order of age. What has a version, since it was interrupted or lost its replica,
+goes to any replica that may continue it, however full. A group that has not started goes whole to one replica that is open
+and has room; it is passed over if there is none, and later groups may still go.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from typing import Protocol
 
-from tailrace.contracts import ReplicaView
+from tailrace.contracts import Cycle, Placement, ReplicaView, TrajectoryView
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin:
-    """Each replica in turn, in order of name. Plugin ``round-robin``."""
+    """Each replica in turn, in order of name. Plugin ``round-robin``.
 
-    def choose(self, candidates: Sequence[ReplicaView], order: int) -> str:
-        """The replica whose turn it is."""
-        names = sorted(view.replica for view in candidates)
-        return names[order % len(names)]
+    A turn is a group that starts or a trajectory that goes on: the first of a cycle is number `cycle.routings`.
+    """
+
+    def route(self, cycle: Cycle) -> Sequence[Placement]:
+        """Everything that a replica may take now."""
+        return _place_all(cycle, _Turns(_serving(cycle), cycle.routings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +35,162 @@ class LeastLoaded:
     Among equals, the one that uses the least of its KV cache, then the first by name.
     """
 
-    def choose(self, candidates: Sequence[ReplicaView], order: int) -> str:  # noqa: ARG002 - the protocol's arguments
-        """The least loaded replica."""
-        return min(candidates, key=lambda view: (view.in_flight / max(1, view.capacity), view.kv, view.replica)).replica
+    def route(self, cycle: Cycle) -> Sequence[Placement]:
+        """Everything that a replica may take now."""
+        return _place_all(cycle, _Loads(_serving(cycle)))
+
+
+def _serving(cycle: Cycle) -> list[ReplicaView]:
+    serving = [view for view in cycle.replicas if view.version is not None and not view.pulling]
+    return sorted(serving, key=lambda view: view.replica)
+
+
+def queues(cycle: Cycle) -> Iterable[tuple[int | None, Mapping[str, TrajectoryView]]]:
+    """The pool's queues, the oldest version first and what has none last (the multi-level queue of StaleFlow, 5.3)."""
+    return sorted(cycle.pool.items(), key=lambda item: (item[0] is None, item[0] or 0))
+
+
+class _Choice(Protocol):
+    """How a replica is chosen among those that serve some versions."""
+
+    @abstractmethod
+    def anywhere(self, versions: Sequence[int]) -> str | None:
+        """A replica for one trajectory that goes on."""
+
+    @abstractmethod
+    def with_room(self, versions: Sequence[int], count: int) -> tuple[str, int] | None:
+        """An open replica for a group of so many trajectories, and its version."""
+
+
+def _place_all(cycle: Cycle, choice: _Choice) -> list[Placement]:
+    admits = cycle.admits.fork()
+    versions = sorted({view.version for view in _serving(cycle) if view.version is not None})
+    placements: list[Placement] = []
+    for version, queue in queues(cycle):
+        if version is not None:
+            for view in queue.values():
+                allowed = [other for other in versions if (other == version if view.exact else other >= version)]
+                replica = choice.anywhere(allowed) if allowed else None
+                if replica is not None:
+                    placements.append(Placement(view.trajectory, replica))
+            continue
+        for group, members in _by_group(queue.values()).items():
+            allowed = [other for other in versions if admits.allows(other)]
+            found = choice.with_room(allowed, len(members)) if allowed else None
+            if found is not None:
+                replica, at = found
+                admits.take(group, at)
+                placements += [Placement(view.trajectory, replica) for view in members]
+    return placements
+
+
+def _by_group(views: Iterable[TrajectoryView]) -> dict[int, list[TrajectoryView]]:
+    groups: dict[int, list[TrajectoryView]] = {}
+    for view in views:
+        groups.setdefault(view.group, []).append(view)
+    return groups
+
+
+class _Rooms:
+    """What each replica holds by now."""
+
+    def __init__(self, replicas: Sequence[ReplicaView]) -> None:
+        self.replicas = replicas
+        self.held = [view.in_flight for view in replicas]
+
+    def has_room(self, index: int, count: int) -> bool:
+        """A group that is larger than the whole replica goes to one that holds nothing, or it would wait for ever."""
+        view = self.replicas[index]
+        return view.open and (self.held[index] + count <= view.capacity or self.held[index] == 0)
+
+
+class _Turns(_Rooms):
+    def __init__(self, replicas: Sequence[ReplicaView], turn: int) -> None:
+        super().__init__(replicas)
+        self._turn = turn
+        self._lists: dict[tuple[int, ...], list[int]] = {}
+
+    def anywhere(self, versions: Sequence[int]) -> str | None:
+        found = self._next(versions, 1, lambda _: True)
+        return None if found is None else found[0]
+
+    def with_room(self, versions: Sequence[int], count: int) -> tuple[str, int] | None:
+        return self._next(versions, count, lambda index: self.has_room(index, count))
+
+    def _next(self, versions: Sequence[int], count: int, fits: Callable[[int], bool]) -> tuple[str, int] | None:
+        key = tuple(versions)
+        if key not in self._lists:
+            self._lists[key] = [index for index, view in enumerate(self.replicas) if view.version in versions]
+        ring = self._lists[key]
+        for step in range(len(ring)):
+            index = ring[(self._turn + step) % len(ring)]
+            if fits(index):
+                self._turn += 1
+                self.held[index] += count
+                view = self.replicas[index]
+                assert view.version is not None
+                return view.replica, view.version
+        return None
+
+
+# Share of the capacity taken, share of the KV cache, place in the order of names, held when it was entered.
+_Entry = tuple[float, float, int, int]
+
+
+class _Loads(_Rooms):
+    """A heap for each version; an entry is out of date when the replica has been given something since."""
+
+    def __init__(self, replicas: Sequence[ReplicaView]) -> None:
+        super().__init__(replicas)
+        self._heaps: dict[int | None, list[_Entry]] = {}
+        for index, view in enumerate(replicas):
+            self._heaps.setdefault(view.version, []).append(self._entry(index))
+        for heap in self._heaps.values():
+            heapify(heap)
+        self._refused: dict[int, int] = {}
+
+    def anywhere(self, versions: Sequence[int]) -> str | None:
+        index = min(self._top(version) for version in versions)[2]
+        self._give(index, 1)
+        return self.replicas[index].replica
+
+    def with_room(self, versions: Sequence[int], count: int) -> tuple[str, int] | None:
+        found = [entry for version in versions if (entry := self._top_with_room(version, count)) is not None]
+        if not found:
+            return None
+        index = min(found)[2]
+        self._give(index, count)
+        view = self.replicas[index]
+        assert view.version is not None
+        return view.replica, view.version
+
+    def _entry(self, index: int) -> _Entry:
+        view, held = self.replicas[index], self.held[index]
+        return held / max(1, view.capacity), view.kv, index, held
+
+    def _give(self, index: int, count: int) -> None:
+        self.held[index] += count
+        heappush(self._heaps[self.replicas[index].version], self._entry(index))
+
+    def _top(self, version: int) -> _Entry:
+        heap = self._heaps[version]
+        while heap[0][3] != self.held[heap[0][2]]:
+            heappop(heap)
+        return heap[0]
+
+    def _top_with_room(self, version: int, count: int) -> _Entry | None:
+        # Rooms only shrink: what was refused once is refused for good.
+        if count >= self._refused.get(version, count + 1):
+            return None
+        heap, aside, found = self._heaps[version], [], None
+        while heap and found is None:
+            entry = heappop(heap)
+            if entry[3] == self.held[entry[2]]:
+                aside.append(entry)
+                if self.has_room(entry[2], count):
+                    found = entry
+        for entry in aside:
+            heappush(heap, entry)
+        if found is None:
+            self._refused[version] = count
+        return found
