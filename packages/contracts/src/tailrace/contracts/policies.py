@@ -81,6 +81,13 @@ class AdmissionGate(Protocol):
         """Started groups that came too late for the batch they belong to (redundancy): to be aborted."""
         ...
 
+    def expired(self) -> Sequence[int]:
+        """Complete groups that must not be trained on any more, since they are too old: to be dropped. Asked before `ready`.
+
+        Empty for an admission that starts nothing which it could not use in time.
+        """
+        ...
+
     def ready(self) -> bool:
         """Whether the trainer may consume a batch now."""
         ...

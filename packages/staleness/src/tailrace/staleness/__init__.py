@@ -1,0 +1,49 @@
+"""Bounded staleness: the staleness manager of StaleFlow, groups, and admissions from on-policy to unbounded. All pure."""
+
+from tailrace.staleness.bounded import Bounded
+from tailrace.staleness.entry import BufferState, Entry
+from tailrace.staleness.errors import (
+    DuplicateError,
+    LimitError,
+    NotReadyError,
+    OutdatedForkError,
+    RedundantError,
+    SamplerError,
+    StalenessBoundExceeded,
+    StalenessError,
+    StateError,
+    UnknownBufferError,
+    UnknownEntryError,
+    VersionError,
+)
+from tailrace.staleness.groups import GroupTracker
+from tailrace.staleness.in_flight_cap import InFlightCap
+from tailrace.staleness.inherent import Inherent
+from tailrace.staleness.lockstep import OneStep, OnPolicy
+from tailrace.staleness.manager import StalenessManager
+from tailrace.staleness.tentative import Tentative
+
+__all__ = [
+    "Bounded",
+    "BufferState",
+    "DuplicateError",
+    "Entry",
+    "GroupTracker",
+    "InFlightCap",
+    "Inherent",
+    "LimitError",
+    "NotReadyError",
+    "OnPolicy",
+    "OneStep",
+    "OutdatedForkError",
+    "RedundantError",
+    "SamplerError",
+    "StalenessBoundExceeded",
+    "StalenessError",
+    "StalenessManager",
+    "StateError",
+    "Tentative",
+    "UnknownBufferError",
+    "UnknownEntryError",
+    "VersionError",
+]

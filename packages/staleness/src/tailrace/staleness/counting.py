@@ -1,0 +1,211 @@
+"""What admissions without buffers share: a ledger of open groups, and planning over their number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from tailrace.contracts import Candidate
+from tailrace.staleness.errors import (
+    DuplicateError,
+    NotReadyError,
+    SamplerError,
+    StalenessBoundExceeded,
+    UnknownEntryError,
+    VersionError,
+)
+from tailrace.staleness.limits import whole
+
+
+@dataclass(slots=True)
+class Open:
+    """A group that was started and neither consumed nor dropped."""
+
+    version: int
+    complete: bool = False
+
+
+class Ledger:
+    """Open groups in order of their start, and the trainer's version.
+
+    Args:
+        name: of the admission, for error messages.
+    """
+
+    def __init__(self, name: str, batch_groups: int) -> None:
+        self.name = name
+        self.batch_groups = batch_groups
+        self.version = 0
+        self.groups: dict[int, Open] = {}
+        self.complete_at: Counter[int] = Counter()  # complete groups by version
+
+    def start(self, group: int, version: int, allowed: bool) -> None:
+        """Open a group.
+
+        Raises:
+            VersionError: the version is negative or newer than the trainer's.
+            DuplicateError: the group is open.
+            StalenessBoundExceeded: it is not allowed.
+        """
+        check_start(group, version, self.version, self.groups, self.describe)
+        if not allowed:
+            raise StalenessBoundExceeded(
+                f"group {group} at version {version}: found no room for it, expected `allows`; {self.describe()}"
+            )
+        self.groups[group] = Open(version)
+
+    def complete(self, group: int) -> None:
+        """Mark a group as complete.
+
+        Raises:
+            UnknownEntryError: it is not open, or complete already.
+        """
+        known = self.groups.get(group)
+        if known is None or known.complete:
+            found = "it complete already" if known else "no such group"
+            raise UnknownEntryError(
+                f"cannot complete group {group}: found {found}, expected one in flight; {self.describe()}"
+            )
+        known.complete = True
+        self.complete_at[known.version] += 1
+
+    def drop(self, group: int) -> None:
+        """Forget a group, open or not."""
+        known = self.groups.pop(group, None)
+        if known is not None and known.complete:
+            self.complete_at[known.version] -= 1
+
+    def take(self, batch: Sequence[int]) -> Sequence[int]:
+        """Consume groups; the version becomes one higher."""
+        for group in batch:
+            self.drop(group)
+        self.version += 1
+        self.complete_at = +self.complete_at
+        return batch
+
+    def begin(self, version: int) -> None:
+        """Forget every group; the trainer is at a version.
+
+        Raises:
+            LimitError: it is not one.
+        """
+        self.version = whole("version", version)
+        self.groups = {}
+        self.complete_at = Counter()
+
+    def restore(self, group: int, version: int, complete: bool) -> None:
+        """Open a group that exists already."""
+        self.groups[group] = Open(version, complete)
+        self.complete_at[version] += complete
+
+    def offered(self, candidates: Sequence[Candidate]) -> None:
+        """Check what the trainer was offered.
+
+        Raises:
+            SamplerError: a candidate is not complete here.
+        """
+        for candidate in candidates:
+            known = self.groups.get(candidate.key)
+            if known is None or not known.complete:
+                raise SamplerError(
+                    f"found candidate {candidate.key}, which is {'in flight' if known else 'not open'}, expected only "
+                    f"complete groups; {self.describe()}"
+                )
+
+    def require(self, ready: bool) -> None:
+        """Check that a batch may be consumed.
+
+        Raises:
+            NotReadyError: it may not.
+        """
+        if not ready:
+            raise NotReadyError(f"found no complete batch, expected {self.batch_groups} groups; {self.describe()}")
+
+    def picked(self, chosen: Sequence[int], candidates: Sequence[Candidate]) -> list[int]:
+        """Check a sampler's choice.
+
+        Raises:
+            SamplerError: it is not one batch of different candidates.
+        """
+        batch = list(chosen)
+        if len(set(batch)) != self.batch_groups or not set(batch) <= {candidate.key for candidate in candidates}:
+            raise SamplerError(
+                f"the sampler chose {batch!r:.120}, expected {self.batch_groups} different groups of the candidates; "
+                f"{self.describe()}"
+            )
+        return batch
+
+    def plain(self) -> dict[str, object]:
+        """Everything as plain data."""
+        return {
+            "version": self.version,
+            "groups": [[group, known.version, known.complete] for group, known in self.groups.items()],
+        }
+
+    def describe(self) -> str:
+        """Where it stands, in one line."""
+        complete = sum(known.complete for known in self.groups.values())
+        return (
+            f"{self.name}: trainer at version {self.version}, {len(self.groups)} groups open, {complete} of them complete, "
+            f"{self.batch_groups} in a batch"
+        )
+
+
+def check_start(group: int, version: int, newest: int, known: Container[int], where: Callable[[], str]) -> None:
+    """Check that a group may be new at a version.
+
+    Raises:
+        VersionError: the version is negative or newer than the trainer's.
+        DuplicateError: the group is known.
+    """
+    if not 0 <= version <= newest:
+        raise VersionError(
+            f"cannot start group {group}: found version {version}, expected 0 to the trainer's {newest}; {where()}"
+        )
+    if group in known:
+        raise DuplicateError(f"cannot start group {group}: found it open, expected a new one; {where()}")
+
+
+class CountedTentative:
+    """A gate as a planner sees it, where the number of open groups and a version decide.
+
+    Args:
+        ledger: as of now; it must not change while the view is in use.
+        admits: whether one more may start at a version when so many are open.
+    """
+
+    __slots__ = ("_admits", "_ledger", "_taken")
+
+    def __init__(
+        self, ledger: Ledger, admits: Callable[[int, int], bool], taken: Mapping[int, int] | None = None
+    ) -> None:
+        self._ledger = ledger
+        self._admits = admits
+        self._taken = dict(taken or {})
+
+    def allows(self, version: int) -> bool:
+        """Whether one more group may start at a version."""
+        return 0 <= version <= self._ledger.version and self._admits(
+            version, len(self._ledger.groups) + len(self._taken)
+        )
+
+    def take(self, group: int, version: int) -> None:
+        """Count a group as started.
+
+        Raises:
+            StalenessError: as `start` of the gate would raise.
+        """
+        ledger = self._ledger
+        check_start(group, version, ledger.version, ledger.groups, ledger.describe)
+        check_start(group, version, ledger.version, self._taken, ledger.describe)
+        if not self.allows(version):
+            raise StalenessBoundExceeded(
+                f"group {group} at version {version}: found {len(self._taken)} more taken and no room, expected `allows`; "
+                f"{ledger.describe()}"
+            )
+        self._taken[group] = version
+
+    def fork(self) -> CountedTentative:
+        """An independent copy."""
+        return CountedTentative(self._ledger, self._admits, self._taken)

@@ -1,0 +1,190 @@
+"""Groups on staleness buffers: one entry per group, occupied when enough of its members are complete (StaleFlow, 4.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic
+
+from tailrace.staleness.entry import Key
+from tailrace.staleness.errors import DuplicateError, UnknownEntryError, VersionError
+from tailrace.staleness.limits import whole
+from tailrace.staleness.manager import StalenessManager
+
+Name = Hashable
+
+
+@dataclass(slots=True)
+class _Group:
+    version: int
+    running: dict[Name, None] = field(default_factory=dict)
+    finished: dict[Name, None] = field(default_factory=dict)
+
+
+class GroupTracker(Generic[Key]):
+    """Members of groups in flight, beside a manager whose keys are the groups.
+
+    The version of a group is fixed when its first member is routed, and its entry reserved then; every later routing, of
+    another member or of a member that goes on elsewhere, needs a replica that is at least as new (SF-11: a minimum over
+    members could fall after the reserve, and break the bound). So the oldest version in a group is the recorded one.
+
+    Args:
+        manager: where groups have their entries. Reserve, occupy, abort, filter and consume groups through the tracker.
+        needed: complete members that make a group complete.
+        size: members that a group may have; more than `needed` is group-level redundancy.
+
+    Raises:
+        LimitError: a size is out of its range.
+    """
+
+    def __init__(self, manager: StalenessManager[Key], *, needed: int, size: int | None = None) -> None:
+        self.manager = manager
+        self.needed = whole("needed", needed, least=1)
+        self.size = needed if size is None else whole("size", size, least=needed)
+        self._groups: dict[Key, _Group] = {}
+
+    def __contains__(self, group: object) -> bool:
+        return group in self._groups
+
+    def version(self, group: Key) -> int:
+        """The version that was fixed when the group started.
+
+        Raises:
+            UnknownEntryError: it has not started.
+        """
+        return self._get(group).version
+
+    def running(self, group: Key) -> list[Name]:
+        """Members in flight.
+
+        Raises:
+            UnknownEntryError: the group has not started.
+        """
+        return list(self._get(group).running)
+
+    def finished(self, group: Key) -> list[Name]:
+        """Complete members, in order of completion: what is trained on.
+
+        Raises:
+            UnknownEntryError: the group has not started.
+        """
+        return list(self._get(group).finished)
+
+    def can_route(self, group: Key, version: int) -> bool:
+        """Whether a member may run on a replica of this version. A pure predicate: it fixes nothing (SF-4)."""
+        known = self._groups.get(group)
+        if known is None:
+            return self.manager.can_reserve(version)
+        return known.version <= version <= self.manager.version
+
+    def route(self, group: Key, member: Name, version: int) -> int:
+        """A member starts on a replica of this version, or goes on there (partial rollout, migration).
+
+        The first one of a group fixes its version and reserves its entry; the others leave the buffers alone.
+
+        Returns:
+            The version of the group.
+
+        Raises:
+            StalenessBoundExceeded: the group is new and its version has no empty entry.
+            VersionError: the replica is older than the group or newer than the trainer.
+            DuplicateError: the member is complete, or the group has all its members.
+        """
+        known = self._groups.get(group)
+        if known is None:
+            self.manager.reserve(group, version)
+            self._groups[group] = _Group(version, {member: None})
+            return version
+        if not known.version <= version <= self.manager.version:
+            raise VersionError(
+                f"cannot route {member!r} of group {group!r}: found a replica of version {version}, expected "
+                f"{known.version}, which is the group's, to {self.manager.version}, which is the trainer's"
+            )
+        if member in known.running:
+            return known.version
+        if member in known.finished:
+            raise DuplicateError(f"cannot route {member!r} of group {group!r}: found it complete, expected a new one")
+        if len(known.running) + len(known.finished) >= self.size or len(known.finished) >= self.needed:
+            raise DuplicateError(
+                f"cannot route {member!r} of group {group!r}: found {len(known.running)} members running and "
+                f"{len(known.finished)} complete, expected room among {self.size}, of which {self.needed} are needed"
+            )
+        known.running[member] = None
+        return known.version
+
+    def finish(self, group: Key, member: Name) -> list[Name]:
+        """A member is complete and rewarded. With the last one needed, the group occupies an entry.
+
+        Returns:
+            Members that still run and are not needed any more: abort them (group-level redundancy).
+
+        Raises:
+            UnknownEntryError: the member is not in flight.
+            RedundantError: the group would be complete, but its batch is so without it: `drop` it.
+        """
+        known = self._get(group)
+        if member not in known.running:
+            raise UnknownEntryError(
+                f"cannot finish {member!r} of group {group!r}: found {list(known.running)} in flight, expected it among them"
+            )
+        surplus: list[Name] = []
+        if len(known.finished) + 1 == self.needed:
+            self.manager.occupy(group)
+            surplus = [name for name in known.running if name != member]
+            known.running = {}
+        known.running.pop(member, None)
+        known.finished[member] = None
+        return surplus
+
+    def lose(self, group: Key, member: Name) -> None:
+        """A member in flight failed; it, or another in its place, may be routed again. The buffers stay as they are.
+
+        Raises:
+            UnknownEntryError: the member is not in flight.
+        """
+        known = self._get(group)
+        if member not in known.running:
+            raise UnknownEntryError(
+                f"cannot lose {member!r} of group {group!r}: found {list(known.running)} in flight, expected it among them"
+            )
+        del known.running[member]
+
+    def drop(self, group: Key) -> list[Name]:
+        """Abort a group in flight, or filter a complete one.
+
+        Returns:
+            Members that still run: abort them.
+
+        Raises:
+            UnknownEntryError: the group has not started.
+        """
+        known = self._get(group)
+        if len(known.finished) >= self.needed:
+            self.manager.filter(group)
+        else:
+            self.manager.abort(group)
+        del self._groups[group]
+        return list(known.running)
+
+    def surplus(self) -> list[Key]:
+        """Groups in flight whose batch is complete without them: `drop` them (batch-level redundancy)."""
+        return self.manager.surplus()
+
+    def consume(self) -> tuple[dict[Key, list[Name]], list[Name]]:
+        """Retire the earliest buffer.
+
+        Returns:
+            Each group of the batch with its complete members; and members in flight of redundant groups, to be aborted.
+
+        Raises:
+            NotReadyError: the buffer is not ready.
+        """
+        late = [entry.key for entry in self.manager.entries(self.manager.version) if not entry.occupied]
+        batch = {group: list(self._groups.pop(group).finished) for group in self.manager.consume()}
+        return batch, [member for group in late for member in self._groups.pop(group).running]
+
+    def _get(self, group: Key) -> _Group:
+        known = self._groups.get(group)
+        if known is None:
+            raise UnknownEntryError(f"found no group {group!r} in flight, expected one; {self.manager.describe()}")
+        return known

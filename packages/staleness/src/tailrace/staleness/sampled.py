@@ -1,0 +1,117 @@
+"""Gates whose batches a sampler chooses, in whatever order groups complete."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tailrace.contracts import Candidate, Sampler
+from tailrace.staleness.counting import CountedTentative, Ledger
+from tailrace.staleness.limits import whole
+
+
+class SampledGate:
+    """A batch is trainable as soon as enough groups are complete. See `AdmissionGate`.
+
+    Args:
+        name: of the admission.
+        batch_groups: groups in a batch.
+        cap: groups that may be open at once; None for no limit.
+        max_age: versions by which a complete group may be behind the trainer when it is consumed; None for no limit.
+    """
+
+    def __init__(self, name: str, batch_groups: int, *, cap: int | None = None, max_age: int | None = None) -> None:
+        self._batch = whole("batch_groups", batch_groups, least=1)
+        self._cap = cap
+        self._max_age = max_age
+        self._ledger = Ledger(name, batch_groups)
+
+    @property
+    def bound(self) -> int | None:
+        """The age at which complete groups are refused, if there is one; a cap guarantees nothing for a group."""
+        return self._max_age
+
+    @property
+    def room(self) -> int | None:
+        """The cap."""
+        return self._cap
+
+    def _fresh(self, version: int) -> bool:
+        return self._max_age is None or self._ledger.version - version <= self._max_age
+
+    def _admits(self, version: int, count: int) -> bool:
+        return (self._cap is None or count < self._cap) and self._fresh(version)
+
+    def tentative(self) -> CountedTentative:
+        """A view to plan with."""
+        return CountedTentative(self._ledger, self._admits)
+
+    def start(self, group: int, version: int) -> None:
+        """Open a group.
+
+        Raises:
+            StalenessError: see `Ledger.start`.
+        """
+        self._ledger.start(group, version, self._admits(version, len(self._ledger.groups)))
+
+    def complete(self, group: int) -> None:
+        """Mark a group as complete.
+
+        Raises:
+            UnknownEntryError: it is not in flight.
+        """
+        self._ledger.complete(group)
+
+    def drop(self, group: int) -> None:
+        """Forget a group."""
+        self._ledger.drop(group)
+
+    def surplus(self) -> Sequence[int]:
+        """None: whatever completes is used."""
+        return ()
+
+    def expired(self) -> Sequence[int]:
+        """Complete groups above the age."""
+        if all(self._fresh(version) for version, count in self._ledger.complete_at.items() if count):
+            return ()
+        return [
+            group for group, known in self._ledger.groups.items() if known.complete and not self._fresh(known.version)
+        ]
+
+    def ready(self) -> bool:
+        """Whether a batch of groups is complete and not expired."""
+        count = sum(count for version, count in self._ledger.complete_at.items() if self._fresh(version))
+        return count >= self._batch
+
+    def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
+        """What the sampler chooses of the candidates that are not expired.
+
+        Raises:
+            NotReadyError: too few are complete.
+            SamplerError: the sampler's choice is not a batch, or a candidate is not complete.
+        """
+        self._ledger.require(self.ready())
+        self._ledger.offered(candidates)
+        fresh = [candidate for candidate in candidates if self._fresh(self._ledger.groups[candidate.key].version)]
+        return self._ledger.take(self._ledger.picked(sampler.pick(fresh, self._batch), fresh))
+
+    def reset(self, version: int, started: Mapping[int, tuple[int, bool]]) -> Sequence[int]:
+        """Refuses versions newer than the trainer's, and those above the age if there is one; a cap refuses nothing."""
+        self._ledger.begin(version)
+        refused = []
+        for group, (at, complete) in started.items():
+            if 0 <= at <= version and self._fresh(at):
+                self._ledger.restore(group, at, complete)
+            else:
+                refused.append(group)
+        return refused
+
+    def state(self) -> dict[str, Any]:
+        """Open groups in order of their start."""
+        return {
+            "admission": self._ledger.name,
+            "batch_groups": self._batch,
+            "cap": self._cap,
+            "max_age": self._max_age,
+            **self._ledger.plain(),
+        }

@@ -1,0 +1,222 @@
+"""Contract suite for admissions: run it on your own class. Standard library only; a failure names its seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from tailrace.contracts import AdmissionGate, AdmissionPolicy, Candidate, TailraceError
+
+
+class RandomSampler:
+    """Chooses any candidates: what no admission that guarantees a bound may depend on."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """Keys of `count` of them."""
+        return [candidate.key for candidate in self._random.sample(list(candidates), count)]
+
+
+def check_admission_policy(policy: AdmissionPolicy, *, seed: int = 0, cases: int = 60) -> int:
+    """Hold an admission to its contract: random starts, completions, drops, consumes, plans and restarts.
+
+    Args:
+        seed: of the first case; later ones count up.
+
+    Returns:
+        The oldest staleness that was consumed over all cases, so that a caller can tell that the suite was not idle.
+
+    Raises:
+        AssertionError: the admission breaks the contract; the message names the seed.
+    """
+    oldest = 0
+    for case in range(seed, seed + cases):
+        drive = AdmissionDrive(policy, case)
+        for _ in range(200):
+            drive.step()
+        drive.check_liveness()
+        oldest = max(oldest, drive.oldest)
+    return oldest
+
+
+class AdmissionDrive:
+    """One gate under random events, beside what it must remember: open groups and the trainer's version."""
+
+    def __init__(self, policy: AdmissionPolicy, seed: int) -> None:
+        self.where = f"seed {seed}, {policy!r}"
+        self.random = random.Random(seed)
+        self.batch = self.random.choice([1, 2, 3, 5])
+        self.policy = policy
+        self.gate: AdmissionGate = policy.gate(self.batch)
+        self.sampler = RandomSampler(seed)
+        self.version = 0
+        self.next_group = 0
+        self.open: dict[int, tuple[int, bool]] = {}
+        self.completed: list[int] = []  # complete groups, in order of completion
+        self.oldest = 0
+        assert policy.gate(self.batch).state() == self.gate.state(), f"{self.where}: a new gate is not empty"
+
+    def step(self) -> None:
+        """One random event."""
+        chance = self.random.random()
+        if chance < 0.45:
+            self.start(
+                self.random.choice([self.version, self.version, max(0, self.version - self.random.randrange(4))])
+            )
+        elif chance < 0.55:
+            self.plan()
+        elif chance < 0.85:
+            self.complete_one()
+        elif chance < 0.92:
+            self.drop_one()
+        elif chance < 0.94:
+            self.misuse()
+        elif chance < 0.96:
+            self.restart()
+        self.consume_if_ready()
+
+    def start(self, version: int) -> bool:
+        """Start a group if the gate allows it; it must refuse exactly what its view does not allow."""
+        allowed = self.gate.tentative().allows(version)
+        if not allowed:
+            self.refuses(lambda: self.gate.start(self.next_group, version), "start beyond `allows`")
+            return False
+        self.gate.start(self.next_group, version)
+        self.open[self.next_group] = (version, False)
+        self.next_group += 1
+        room = self.gate.room
+        assert room is None or len(self.open) <= room, f"{self.where}: {len(self.open)} groups open, room for {room}"
+        return True
+
+    def plan(self) -> None:
+        """What a view lets in, the gate lets in; a fork and a view that is dropped leave no trace."""
+        before = self.gate.state()
+        view = self.gate.tentative()
+        taken: list[tuple[int, int]] = []
+        for _ in range(self.random.randrange(1, 12)):
+            version = max(0, self.version - self.random.randrange(3))
+            group = self.next_group + len(taken)
+            fork = view.fork()
+            assert fork.allows(version) == view.allows(version), f"{self.where}: a fork says something else"
+            if not view.allows(version):
+                self.refuses(lambda: view.take(group, version), "take beyond `allows`")  # noqa: B023 - called at once
+                continue
+            fork.take(group, version)
+            view.take(group, version)
+            taken.append((group, version))
+        assert self.gate.state() == before, f"{self.where}: planning changed the gate"
+        if self.random.random() < 0.5:
+            for group, version in taken:
+                self.gate.start(group, version)
+                self.open[group] = (version, False)
+            self.next_group += len(taken)
+
+    def complete_one(self) -> None:
+        """A group in flight completes."""
+        running = [group for group, (_, complete) in self.open.items() if not complete]
+        if running:
+            self.complete(self.random.choice(running))
+
+    def complete(self, group: int) -> None:
+        """This one."""
+        self.gate.complete(group)
+        self.open[group] = (self.open[group][0], True)
+        self.completed.append(group)
+
+    def sweep(self) -> None:
+        """Redundant groups are aborted, before anything is consumed."""
+        for late in list(self.gate.surplus()):
+            assert late in self.open, f"{self.where}: surplus {late} is not open"
+            assert not self.open[late][1], f"{self.where}: surplus {late} is complete"
+            self.drop(late)
+        assert not self.gate.surplus(), f"{self.where}: surplus stays after it was dropped"
+
+    def drop_one(self) -> None:
+        """A group is filtered or aborted, or one that never started is."""
+        self.drop(self.random.choice([*self.open, self.next_group]))
+
+    def drop(self, group: int) -> None:
+        """This one."""
+        self.gate.drop(group)
+        self.open.pop(group, None)
+        self.completed = [other for other in self.completed if other != group]
+
+    def misuse(self) -> None:
+        """Mistakes are errors that change nothing."""
+        self.refuses(lambda: self.gate.start(self.next_group, self.version + 1), "a version newer than the trainer's")
+        assert not self.gate.tentative().allows(self.version + 1), f"{self.where}: allows a version of the future"
+        self.refuses(lambda: self.gate.complete(self.next_group), "completing a group that never started")
+        for group, (version, complete) in list(self.open.items())[:3]:
+            self.refuses(lambda: self.gate.start(group, version), "a group started twice")  # noqa: B023 - called at once
+            if complete:
+                self.refuses(lambda: self.gate.complete(group), "a group completed twice")  # noqa: B023 - called at once
+        if not self.gate.ready():
+            self.refuses(lambda: self.gate.consume(self.candidates(), self.sampler), "consuming what is not ready")
+
+    def restart(self) -> None:
+        """A gate that is rebuilt from what exists: it keeps its guarantee, and refuses only what it must."""
+        back = self.random.choice([0, 0, 1])
+        version = max(0, self.version - back)
+        refused = list(self.gate.reset(version, dict(self.open)))
+        assert set(refused) <= set(self.open), f"{self.where}: reset refused {refused}, which it was not given"
+        newer = {group for group, (started, _) in self.open.items() if started > version}
+        assert newer <= set(refused), f"{self.where}: reset kept groups of versions that are no more: {newer}"
+        self.version = version
+        for group in refused:
+            self.open.pop(group)
+        self.completed = [group for group in self.completed if group in self.open]
+        again = list(self.gate.reset(version, dict(self.open)))
+        assert not again, f"{self.where}: reset refused {again} of what it had kept"
+
+    def candidates(self) -> list[Candidate]:
+        """Complete groups."""
+        return [Candidate(group, self.open[group][0], order, (1.0,), 1) for order, group in enumerate(self.completed)]
+
+    def consume_if_ready(self) -> None:
+        """As a controller does: what is redundant or expired is dropped, then a batch that is ready is consumed."""
+        self.sweep()
+        for group in list(self.gate.expired()):
+            assert self.open.get(group, (0, False))[1], f"{self.where}: expired {group} is not a complete group"
+            self.drop(group)
+        if not self.gate.ready():
+            return
+        batch = list(self.gate.consume(self.candidates(), self.sampler))
+        assert len(set(batch)) == len(batch) == self.batch, (
+            f"{self.where}: consumed {batch}, expected {self.batch} groups"
+        )
+        for group in batch:
+            assert self.open.get(group, (0, False))[1], f"{self.where}: consumed {group}, which is not complete"
+            age = self.version - self.open[group][0]
+            bound = self.gate.bound
+            assert bound is None or age <= bound, f"{self.where}: consumed {group} {age} versions old, bound {bound}"
+            self.oldest = max(self.oldest, age)
+            self.open.pop(group)
+        self.completed = [group for group in self.completed if group in self.open]
+        self.version += 1
+        self.sweep()
+
+    def check_liveness(self) -> None:
+        """If everything in flight ends and new groups start at the trainer's version, batches keep forming."""
+        for _ in range(3):
+            goal = self.version + 1
+            for _ in range(1000):
+                self.consume_if_ready()
+                if self.version >= goal:
+                    break
+                self.start(self.version)
+                self.complete_one()
+            assert self.version >= goal, f"{self.where}: no batch forms any more; {str(self.gate.state())[:1000]}"
+
+    def refuses(self, action: Callable[[], object], what: str) -> None:
+        """An action raises a typed error, and nothing changes."""
+        before = self.gate.state()
+        raised: Exception | None = None
+        try:
+            action()
+        except Exception as error:
+            raised = error
+        assert raised is not None, f"{self.where}: accepted {what}"
+        assert isinstance(raised, TailraceError), f"{self.where}: {what}: {raised!r} is not a typed error"
+        assert self.gate.state() == before, f"{self.where}: {what} changed the gate"
