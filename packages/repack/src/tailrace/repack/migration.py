@@ -1,0 +1,148 @@
+"""Migration back to the pool (StaleFlow, Algorithm 5): excess waiting work, and the work of a replica that is far ahead.
+
+What is evicted goes back to the pool, and the routing policy redistributes it. Where the paper leaves a choice (SF-8):
+
+* excess is evicted from the tail of the waiting queue: what was routed last;
+* when the least throughput is 0 the ratio is not defined: then the replica that is ahead is emptied only if the pool has
+  nothing that may be routed, which the idle replica could be given instead, and if it has more than one trajectory;
+* a cycle of cool-down: plans are a period apart, and only replicas whose snapshot shows every earlier command are compared,
+  so that no load is acted on twice;
+* nothing is taken from the replica ahead that no other replica may continue.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.contracts import Cycle, Evict, ReplicaView, TrajectoryView
+from tailrace.repack.errors import LoadError
+from tailrace.repack.gains import kv_tokens, planned_with
+from tailrace.repack.routable import may_run_at
+from tailrace.repack.throughput import ThroughputModel
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """Evict what waits too long and what is too unevenly spread (StaleFlow, section 5.3). Plugin ``migration``.
+
+    Args:
+        k1: seconds of a decoding step for each token in the KV cache, as for `MarginalThroughput`.
+        k2: seconds to read the weights.
+        k3: seconds of computing for each running trajectory.
+        k4: seconds of fixed overhead.
+        phi_wait: trajectories that may wait inside an engine.
+        phi_throughput: how many times the least throughput the highest may be.
+        period_s: plan so often.
+
+    Raises:
+        LoadError: a value is out of its range.
+    """
+
+    k1: float
+    k2: float
+    k3: float
+    k4: float
+    phi_wait: int = 3
+    phi_throughput: float = 5.0
+    period_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        model = self.model
+        if not model.k2 + model.k4 > 0:
+            raise LoadError(f"found k2={self.k2!r} and k4={self.k4!r}, expected a sum above 0: a step takes time")
+        if self.phi_wait < 0:
+            raise LoadError(f"found phi_wait={self.phi_wait!r}, expected at least 0")
+        if not self.phi_throughput >= 1:
+            raise LoadError(f"found phi_throughput={self.phi_throughput!r}, expected at least 1")
+        if not (self.period_s > 0 and math.isfinite(self.period_s)):
+            raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
+
+    @property
+    def model(self) -> ThroughputModel:
+        """The cost model, in tokens."""
+        return ThroughputModel(self.k1, self.k2, self.k3, self.k4)
+
+    def due(self, now_s: float, last_s: float, stepped: bool) -> bool:  # noqa: ARG002 - the protocol's arguments
+        """Every `period_s`."""
+        return now_s - last_s >= self.period_s
+
+    def plan(self, cycle: Cycle) -> Sequence[Evict]:
+        """Algorithm 5 over the replicas whose load is known: fresh, serving, not pulling and not pinned."""
+        views = sorted((view for view in cycle.replicas if planned_with(view)), key=lambda view: view.replica)
+        takers = _Takers(views)
+        evicted = {view.replica: found for view in views if (found := self._excess(view, takers))}
+        evictions = [
+            Evict(view.replica, evicted[view.replica], f"{view.waiting} wait, at most {self.phi_wait} may")
+            for view in views
+            if view.replica in evicted
+        ]
+        ahead = self._ahead(views, cycle)
+        if ahead is None:
+            return evictions
+        view, why = ahead
+        gone = set(evicted.get(view.replica, ()))
+        rest = tuple(
+            name
+            for name, trajectory in view.trajectories.items()
+            if name not in gone and takers.may_take(trajectory, view)
+        )
+        if rest:
+            evictions = [eviction for eviction in evictions if eviction.replica != view.replica]
+            evictions.append(Evict(view.replica, (*evicted.get(view.replica, ()), *rest), why))
+        return evictions
+
+    def _excess(self, view: ReplicaView, takers: _Takers) -> tuple[str, ...]:
+        """Case 1: what waits beyond `phi_wait`, the latest routed first."""
+        excess = view.waiting - self.phi_wait
+        found: list[str] = []
+        if excess > 0:
+            for name in reversed(list(view.trajectories)):
+                if not view.trajectories[name].exact or takers.may_take(view.trajectories[name], view):
+                    found.append(name)
+                    if len(found) == excess:
+                        break
+        return tuple(found)
+
+    def _ahead(self, views: Sequence[ReplicaView], cycle: Cycle) -> tuple[ReplicaView, str] | None:
+        """Case 2: the replica of the highest throughput, if it is too far from the least."""
+        if len(views) < 2:
+            return None
+        model = self.model
+        rates = [model.throughput(kv_tokens(view), view.running) for view in views]
+        high, low = max(rates), min(rates)
+        ahead, behind = views[rates.index(high)], views[rates.index(low)]
+        if low > 0:
+            if high / low <= self.phi_throughput:
+                return None
+        elif high == 0 or len(ahead.trajectories) < 2 or _any_routable(views, cycle):
+            return None
+        return ahead, f"{high:.0f} tokens/s here and {low:.0f} on {behind.replica}"
+
+
+def _any_routable(views: Sequence[ReplicaView], cycle: Cycle) -> bool:
+    kinds = {(view.version, view.open) for view in views}
+    return any(version is not None and may_run_at(version, cycle, opened=opened) for version, opened in kinds)
+
+
+class _Takers:
+    """Which versions other replicas serve."""
+
+    def __init__(self, views: Sequence[ReplicaView]) -> None:
+        self._counts: dict[int, int] = {}
+        for view in views:
+            if view.version is not None:
+                self._counts[view.version] = self._counts.get(view.version, 0) + 1
+        newest = sorted(view.version for view in views if view.version is not None)
+        self._newest = newest[-2:]
+
+    def may_take(self, trajectory: TrajectoryView, holder: ReplicaView) -> bool:
+        """Whether a replica other than its holder may continue a trajectory."""
+        version = trajectory.version
+        if version is None:
+            return True
+        if trajectory.exact:
+            return self._counts.get(version, 0) > (holder.version == version)
+        others = self._newest[:-1] if holder.version == self._newest[-1] else self._newest
+        return bool(others) and others[-1] >= version

@@ -1,0 +1,24 @@
+"""Whether something in the pool may run at a version, whatever it would gain (StaleFlow, Algorithm 2)."""
+
+from __future__ import annotations
+
+from tailrace.contracts import Cycle
+
+
+def may_run_at(version: int, cycle: Cycle, *, opened: bool) -> bool:
+    """Whether something in the pool may run on a replica that serves a version (Algorithm 2).
+
+    Admission is only asked: a version is given to a group when its first trajectory is routed (SF-4).
+
+    Args:
+        opened: the replica may be given groups that have not started.
+    """
+    for oldest, queue in cycle.pool.items():
+        if not queue:
+            continue
+        if oldest is None:
+            if opened and cycle.admits.allows(version):
+                return True
+        elif oldest == version or (oldest < version and any(not view.exact for view in queue.values())):
+            return True
+    return False

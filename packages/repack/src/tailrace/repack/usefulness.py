@@ -1,0 +1,123 @@
+"""Synchronisation when it helps (StaleFlow, Algorithm 4): pull what can be given nothing now and would be given work then.
+
+A replica is a candidate if it is behind and nothing in the pool may run at its version, whatever that would gain. It pulls if
+the routing policy would give it something of the pool once it had: the cycle is tried with the replica at the published
+version and empty, and with its own trajectories back in the pool, as a real pull leaves it (SF-6). What must come to it is
+somebody else's trajectory: its own alone are no reason to interrupt them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from tailrace.contracts import Cycle, Pool, Progress, ReplicaView, Sync, TrajectoryView
+from tailrace.repack.gains import planned_with
+from tailrace.repack.interrupting import is_behind
+from tailrace.repack.routable import may_run_at
+from tailrace.repack.routing import queues
+from tailrace.repack.waterfall import MarginalThroughput, Queues
+
+
+@dataclass(frozen=True, slots=True)
+class WhenUseful:
+    """A replica pulls when that lets it do something that it cannot do now. Plugin ``when-useful``.
+
+    Works with any routing policy; with `marginal-throughput` the candidates share their work.
+    """
+
+    @property
+    def mixes_versions(self) -> bool:
+        """What is interrupted goes on under newer weights."""
+        return True
+
+    def pulls(self, cycle: Cycle) -> Sequence[Sync]:
+        """Algorithm 4. A replica that has no version yet always pulls."""
+        published = cycle.progress.published
+        behind = [
+            view for view in cycle.replicas if is_behind(view, published) and not view.pulling and not view.pinned
+        ]
+        syncs = [Sync(view.replica, "it has no version yet") for view in behind if view.version is None]
+        candidates = [view for view in behind if planned_with(view) and not _may_be_given_work(view, cycle)]
+        if candidates and _may_come(published, cycle):
+            useful = (
+                _tried_at_once(cycle, candidates, cycle.routing)
+                if isinstance(cycle.routing, MarginalThroughput)
+                else _tried_one_by_one(cycle, candidates)
+            )
+            syncs += [
+                Sync(replica, f"{trajectory} would run here at version {published}") for replica, trajectory in useful
+            ]
+        return syncs
+
+    def accepts(self, replica: ReplicaView, progress: Progress) -> bool:  # noqa: ARG002 - the protocol's arguments
+        """Always: admission and routing say what it gets."""
+        return True
+
+
+def _may_be_given_work(view: ReplicaView, cycle: Cycle) -> bool:
+    assert view.version is not None
+    return may_run_at(view.version, cycle, opened=view.open)
+
+
+def _may_come(published: int, cycle: Cycle) -> bool:
+    """Whether anything in the pool might be given to a replica that has pulled; a cheap way to a frequent no."""
+    if may_run_at(published, cycle, opened=True):
+        return True
+    # The rest of a group may go there once its first trajectory has started the group elsewhere.
+    versions = {view.version for view in cycle.replicas if view.version is not None}
+    return bool(cycle.pool.get(None)) and any(cycle.admits.allows(version) for version in versions)
+
+
+def tried(cycle: Cycle, view: ReplicaView) -> Cycle:
+    """The cycle as it would be had a replica pulled the published version."""
+    pulled = dataclasses.replace(
+        view, version=cycle.progress.published, in_flight=0, running=0, waiting=0, kv=0.0, kv_peak=0.0, trajectories={}
+    )
+    pool: dict[int | None, dict[str, TrajectoryView]] = {version: dict(queue) for version, queue in cycle.pool.items()}
+    for trajectory in view.trajectories.values():
+        pool.setdefault(trajectory.version, {})[trajectory.trajectory] = trajectory
+    ordered: Pool = {version: pool[version] for version in sorted(pool, key=_age)}
+    replicas = [pulled if other.replica == view.replica else other for other in cycle.replicas]
+    return dataclasses.replace(cycle, replicas=replicas, pool=ordered)
+
+
+def _age(version: int | None) -> tuple[bool, int]:
+    return version is None, version or 0
+
+
+def _tried_one_by_one(cycle: Cycle, candidates: Sequence[ReplicaView]) -> Iterable[tuple[str, str]]:
+    for view in candidates:
+        for placement in cycle.routing.route(tried(cycle, view)):
+            if placement.replica == view.replica and placement.trajectory not in view.trajectories:
+                yield view.replica, placement.trajectory
+                break
+
+
+def _tried_at_once(
+    cycle: Cycle, candidates: Sequence[ReplicaView], routing: MarginalThroughput
+) -> Iterable[tuple[str, str]]:
+    """The same on one index: each candidate changes it, is tried until something comes to it, and is undone."""
+    index = routing.index(cycle)
+    places = {view.replica: place for place, view in enumerate(index.views)}
+    pool = {version: queue.values() for version, queue in queues(cycle)}
+    for view in candidates:
+        place = places[view.replica]
+        start = index.mark()
+        index.empty(place, cycle.progress.published)
+        for trajectory, chosen, _, _ in routing.pour(index, _with_own(pool, view), cycle.admits):
+            if chosen == place and trajectory.trajectory not in view.trajectories:
+                yield view.replica, trajectory.trajectory
+                break
+        index.rollback(start)
+
+
+def _with_own(pool: Mapping[int | None, Iterable[TrajectoryView]], view: ReplicaView) -> Queues:
+    """The pool with what a replica holds at the end of its queues."""
+    own: dict[int | None, list[TrajectoryView]] = {}
+    for trajectory in view.trajectories.values():
+        own.setdefault(trajectory.version, []).append(trajectory)
+    for version in sorted({*pool, *own}, key=_age):
+        yield version, chain(pool.get(version, ()), own.get(version, ()))

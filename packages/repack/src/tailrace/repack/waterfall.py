@@ -1,0 +1,123 @@
+"""Routing by marginal throughput gain (StaleFlow, Algorithm 3): a waterfall over versions. Plugin ``marginal-throughput``.
+
+The pool is a multi-level queue, the stalest first. Its head goes to the oldest version that it may run at and that has a
+replica with enough to gain, and there to the replica that gains most. If it finds none, everything behind it waits too.
+
+Where the paper leaves a choice:
+
+* a gain is enough at mu times the ideal gain or more, which is tested for the best replica of a version (SF-7);
+* a group gets its version when its first trajectory is placed, on a copy of admission that counts it (SF-4, SF-5), and its
+  other trajectories then need that version or a newer one (SF-11);
+* the paper knows no trajectory that must end where it began (`exact`): one whose version no replica serves is passed over,
+  since no completion can ever unblock it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tailrace.contracts import Cycle, Placement, TentativeAdmission, TrajectoryView
+from tailrace.repack.errors import LoadError
+from tailrace.repack.gains import GainIndex, planned_with
+from tailrace.repack.routing import queues
+from tailrace.repack.throughput import ThroughputModel
+
+Queues = Iterable[tuple[int | None, Iterable[TrajectoryView]]]
+# The trajectory, the place of its replica in the order of names, its gain and the least it had to be.
+Poured = tuple[TrajectoryView, int, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class MarginalThroughput:
+    """Where a trajectory adds most to the throughput, if it adds enough. Plugin ``marginal-throughput``.
+
+    The coefficients of the cost model come from `ThroughputModel.fit`; those of the paper are Table 4, for Qwen3-30B-A3B on
+    an H20: 7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2.
+
+    Args:
+        k1: seconds of a decoding step for each token in the KV cache (SF-2).
+        k2: seconds to read the weights.
+        k3: seconds of computing for each running trajectory.
+        k4: seconds of fixed overhead.
+        mu: share of the ideal gain that is enough.
+        prompt_tokens: length assumed of a trajectory whose length is unknown.
+
+    Raises:
+        LoadError: a value is out of its range.
+    """
+
+    k1: float
+    k2: float
+    k3: float
+    k4: float
+    mu: float = 0.3
+    prompt_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        model = self.model
+        if not model.k2 + model.k4 > 0:
+            raise LoadError(f"found k2={self.k2!r} and k4={self.k4!r}, expected a sum above 0: a step takes time")
+        if not 0 < self.mu <= 1:
+            raise LoadError(f"found mu={self.mu!r}, expected a share above 0 and at most 1")
+        if self.prompt_tokens < 0:
+            raise LoadError(f"found prompt_tokens={self.prompt_tokens!r}, expected at least 0")
+
+    @property
+    def model(self) -> ThroughputModel:
+        """The cost model, in tokens."""
+        return ThroughputModel(self.k1, self.k2, self.k3, self.k4)
+
+    def route(self, cycle: Cycle) -> Sequence[Placement]:
+        """Algorithm 3 over the replicas whose load is known: fresh, serving, not pulling and not pinned."""
+        index = self.index(cycle)
+        names = [view.replica for view in index.views]
+        waiting = ((version, queue.values()) for version, queue in queues(cycle))
+        return [
+            Placement(view.trajectory, names[chosen], gain, least)
+            for view, chosen, gain, least in self.pour(index, waiting, cycle.admits)
+        ]
+
+    def index(self, cycle: Cycle) -> GainIndex:
+        """The replicas that are planned with, to be searched."""
+        views = sorted((view for view in cycle.replicas if planned_with(view)), key=lambda view: view.replica)
+        return GainIndex(self.model, views)
+
+    def pour(self, index: GainIndex, waiting: Queues, admits: TentativeAdmission) -> Iterator[Poured]:
+        """Placements in order. Each is carried out on the index, and on a copy of admission, when the next is asked for."""
+        k1, alone, mu = self.k1, max(self.k2, self.k3), self.mu
+        versions = index.versions()
+        started: dict[int, int] = {}
+        forked = False
+        allowed: list[int] | None = None
+        for oldest, queue in waiting:
+            newer = versions if oldest is None else versions[bisect_left(versions, oldest) :]
+            for view in queue:
+                length = view.tokens or self.prompt_tokens
+                least = mu * (1 / (k1 * length + alone + self.k4))
+                version = started.get(view.group) if oldest is None else oldest
+                if version is None:
+                    if allowed is None:
+                        allowed = [each for each in versions if admits.allows(each)]
+                    candidates = allowed
+                elif view.exact:
+                    if version not in versions:
+                        continue
+                    candidates = [version]
+                else:
+                    candidates = newer if oldest is not None else versions[bisect_left(versions, version) :]
+                for at in candidates:
+                    found = index.best_at_least(at, length, least, version is None)
+                    if found is not None:
+                        break
+                else:
+                    return
+                gain, chosen = found
+                yield view, chosen, gain, least
+                index.give(chosen, length)
+                if version is None:
+                    admits, forked = (admits if forked else admits.fork()), True
+                    admits.take(view.group, at)
+                    started[view.group] = at
+                    allowed = None

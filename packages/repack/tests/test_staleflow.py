@@ -1,0 +1,122 @@
+"""StaleFlow's strategies equal their algorithms carried out step by step, in every detail and in order."""
+
+import dataclasses
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.repack import Interrupting, LeastLoaded, MarginalThroughput, Migration, RoundRobin, WhenUseful
+from tailrace.repack.staleflow_reference import migrate_slowly, route_slowly, sync_slowly
+from tailrace.repack.testing import (
+    SlotAdmission,
+    check_relocation_policy,
+    check_routing_policy,
+    check_sync_policy,
+    random_cycle,
+)
+
+TABLE_4 = (7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2)
+MODELS = (TABLE_4, (4e-7, 2e-3, 1e-4, 1e-3), (0.0, 1e-3, 1e-4, 0.0), (1e-6, 1e-3, 0.0, 1e-3), (5e-8, 0.0, 1e-3, 1e-3))
+
+
+class Plain:
+    """The same routing behind another class: the path that works with any policy."""
+
+    def __init__(self, policy):
+        self.policy = policy
+
+    def route(self, cycle):
+        return self.policy.route(cycle)
+
+
+def cycles(seed, policy, fleet, groups):
+    numbers = random.Random(seed)
+    cycle = random_cycle(numbers, replicas=fleet, groups=groups, routing=policy)
+    style = numbers.choice(["any", "mixing", "behind", "level"])
+    views = list(cycle.replicas)
+    if style != "any":  # mostly work that may go on under newer weights, and replicas that are known well
+        views = [dataclasses.replace(view, fresh=True, pulling=False, pinned=False) for view in views]
+    if style == "behind":  # nothing may start but at the newest version
+        views = [dataclasses.replace(view, version=view.version and min(view.version, 4)) for view in views]
+        cycle = dataclasses.replace(
+            cycle,
+            admits=SlotAdmission({5: 3}),
+            pool={key: queue for key, queue in cycle.pool.items() if key in (None, 5)},
+        )
+    if style == "level":  # many replicas alike: classes are large
+        views = [
+            dataclasses.replace(view, version=4, running=numbers.choice([2, 3]), waiting=0, kv=0.25, capacity=64)
+            for view in views
+        ]
+    return dataclasses.replace(cycle, replicas=sorted(views, key=lambda view: view.replica))
+
+
+policies = st.builds(
+    lambda model, mu, prompt: MarginalThroughput(*model, mu=mu, prompt_tokens=prompt),
+    st.sampled_from(MODELS),
+    st.sampled_from([0.01, 0.3, 0.7, 1.0]),
+    st.sampled_from([0, 100]),
+)
+seeds = st.integers(0, 2**32)
+
+
+@settings(max_examples=400, deadline=None)
+@given(seeds, policies, st.sampled_from([4, 12, 40]), st.sampled_from([4, 40]))
+def test_the_waterfall_equals_algorithm_3(seed, policy, fleet, groups):
+    cycle = cycles(seed, policy, fleet, groups)
+    assert list(policy.route(cycle)) == route_slowly(policy, cycle)
+
+
+@settings(max_examples=400, deadline=None)
+@given(seeds, policies, st.sampled_from([4, 12, 40]), st.sampled_from([4, 40]))
+def test_when_useful_equals_algorithm_4(seed, policy, fleet, groups):
+    cycle = cycles(seed, policy, fleet, groups)
+    expected = sync_slowly(cycle)
+    assert WhenUseful().pulls(cycle) == expected
+    assert WhenUseful().pulls(dataclasses.replace(cycle, routing=Plain(policy))) == expected
+
+
+@settings(max_examples=400, deadline=None)
+@given(seeds, st.sampled_from(MODELS), st.integers(0, 4), st.sampled_from([1.0, 1.5, 5.0]), st.sampled_from([3, 12]))
+def test_migration_equals_algorithm_5(seed, model, phi_wait, phi_throughput, fleet):
+    policy = Migration(*model, phi_wait=phi_wait, phi_throughput=phi_throughput)
+    cycle = cycles(seed, MarginalThroughput(*model), fleet, random.Random(seed).choice([0, 12]))
+    assert list(policy.plan(cycle)) == migrate_slowly(policy, cycle)
+
+
+def test_contracts():
+    waterfall = MarginalThroughput(*TABLE_4, prompt_tokens=100)
+    assert check_routing_policy(waterfall) > 300
+    assert check_routing_policy(MarginalThroughput(*TABLE_4, mu=0.9)) > 100
+    for routing in (waterfall, LeastLoaded(), RoundRobin()):
+        assert check_sync_policy(WhenUseful(), routing=routing, cases=150) > 30
+    assert check_sync_policy(Interrupting()) > 300
+    assert check_relocation_policy(Migration(*TABLE_4)) > 100
+
+
+def test_the_properties_see_every_outcome():
+    # The comparisons above would say little over cycles in which nothing happens.
+    policy = MarginalThroughput(*TABLE_4)
+    seen = {"placed": 0, "held back": 0, "useful": 0, "not useful": 0, "excess": 0, "ahead": 0}
+    for seed in range(300):
+        cycle = cycles(seed, policy, 12, 12)
+        placed = len(policy.route(cycle))
+        seen["placed"] += placed > 0
+        seen["held back"] += placed < sum(map(len, cycle.pool.values()))
+        whys = [sync.why for sync in WhenUseful().pulls(cycle)]
+        seen["useful"] += any("would run" in why for why in whys)
+        seen["not useful"] += len(whys) < len(Interrupting().pulls(cycle))
+        whys = [eviction.why for eviction in Migration(*TABLE_4).plan(cycle)]
+        seen["excess"] += any("wait" in why for why in whys)
+        seen["ahead"] += any("tokens/s" in why for why in whys)
+    assert min(seen.values()) > 20, seen
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_burst_on_a_larger_fleet(seed):
+    policy = MarginalThroughput(*TABLE_4, prompt_tokens=120)
+    cycle = cycles(seed, policy, 64, 200)
+    assert list(policy.route(cycle)) == route_slowly(policy, cycle), f"seed {seed}"
+    assert WhenUseful().pulls(cycle) == sync_slowly(cycle), f"seed {seed}"
