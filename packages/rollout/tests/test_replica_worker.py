@@ -401,4 +401,6 @@ def test_events_wait_for_the_first_and_give_up_at_the_deadline():
     with Harness(MemorySource(prompts(1)), snapshot_s=60) as h:
         assert h.worker.events(0.02) == []
         h.worker.submit(Pull(1, "r0", 1))
-        assert h.worker.events(DEADLINE_S) == [Pulled("r0", 1, answers=1)]
+        pulled, snapshot = h.worker.events(DEADLINE_S)  # a snapshot shows at once that the command was carried out
+        assert pulled == Pulled("r0", 1, answers=1)
+        assert (snapshot.version, snapshot.last_seq) == (1, 1)

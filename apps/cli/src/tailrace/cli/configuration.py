@@ -15,6 +15,7 @@ from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.app import App
 
 APPS = "tailrace.app"
+QUICK_START = "quickstart"
 Layer = tuple[str, Mapping[str, Any]]
 
 
@@ -50,14 +51,20 @@ def configuration(
 
 def _target_layers(target: str) -> list[Layer]:
     path = Path(target)
-    if path.suffix != ".toml" and not path.exists() and "/" not in target:
-        app = _app(target)
-        return [(f"app {app.name}", app.defaults()), (f"{app.name}'s quick start", app.quickstart())]
-    if path.suffix != ".toml" and target in plugins.names(APPS):
-        app = _app(target)  # a file or folder of the same name stands beside it
-        return [(f"app {app.name}", app.defaults()), (f"{app.name}'s quick start", app.quickstart())]
+    bare = path.suffix != ".toml"  # a file or folder of an app's name may stand beside it
+    if bare and (target in plugins.names(APPS) or (not path.exists() and "/" not in target)):
+        return _quick_start(_app(target))
+    return _file_layers(path, ())
+
+
+def _quick_start(app: App) -> list[Layer]:
+    return [(f"app {app.name}", app.defaults()), (f"{app.name}'s quick start", app.quickstart())]
+
+
+def _file_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
+    """A file, over what it is based on: the app's defaults, its quick start, or another file beside it."""
     content = read_toml(path)
-    name = content.get("app")
+    name, base = content.get("app"), content.pop("base", None)
     if not isinstance(name, str):
         found = "no key 'app'" if name is None else f"app = {name!r}"
         raise ConfigError(f"{path}: found {found}, expected one of {', '.join(plugins.names(APPS))}")
@@ -65,7 +72,17 @@ def _target_layers(target: str) -> list[Layer]:
         app = _app(name)
     except PluginError as error:
         raise ConfigError(f"{path}: key 'app': {error}") from error
-    return [(f"app {name}", app.defaults()), (str(path), content)]
+    if base is None:
+        return [(f"app {name}", app.defaults()), (str(path), content)]
+    if base == QUICK_START:
+        return [*_quick_start(app), (str(path), content)]
+    if not isinstance(base, str) or not base.endswith(".toml"):
+        raise ConfigError(
+            f"{path}: key 'base': found {base!r}, expected {QUICK_START!r} or a TOML file beside this one"
+        )
+    if path in above:
+        raise ConfigError(f"{path}: key 'base': found a circle of files, expected an end of it")
+    return [*_file_layers(path.parent / base, (*above, path)), (str(path), content)]
 
 
 def _app(name: str) -> App:

@@ -119,6 +119,25 @@ def report_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A ru
     typer.echo(str(write_report(RunDirectory.open(run))))
 
 
+@app.command("explain")
+def explain_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    trajectory: Annotated[str, typer.Argument(metavar="TRAJECTORY", help="GROUP.SAMPLE, such as 12.3.")],
+) -> None:
+    """Tell when and why a trajectory was routed, interrupted, moved, trained on or dropped."""
+    from tailrace.cli.explain import explain
+
+    explain(run, trajectory)
+
+
+@app.command("fit-cost")
+def fit_cost_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Fit the cost model of decoding to a run's replicas; prints the table to put into a configuration."""
+    from tailrace.cli.explain import fit_cost
+
+    fit_cost(run)
+
+
 @app.command("plugins")
 def plugins_command() -> None:
     """List apps, policies, engines and every other plugin, with the distribution that brings it."""

@@ -2,9 +2,9 @@
 
 The executor answers each command with an event that names the number, or lets it be superseded by a `Down`.
 
-`Route`, `Interrupt` and `Pull` also carry `after`, the number of the previous one to the same incarnation of the replica, 0
-for the first. A replica carries a command out once, and only when it has carried out the one before: so a transport may
-delay, reorder and repeat them (SF-9).
+`Route`, `Interrupt` and `Pull` may also carry `after`, the number of the previous one to the same incarnation of the replica,
+0 for the first. A replica carries such a command out once, and only when it has carried out the one before: so a transport
+may delay, reorder and repeat them (SF-9). Without it they are carried out as they come.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Route:
     seq: int
     replica: str
     trajectories: tuple[TrajectoryRef, ...]
-    after: int = 0
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Interrupt:
     seq: int
     replica: str
     trajectories: tuple[str, ...]
-    after: int = 0
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Pull:
     seq: int
     replica: str
     version: int
-    after: int = 0
+    after: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,10 @@ class ControllerError(PipelineError, ValueError):
     """An event does not fit the controller's state: a bug in an executor, or a log from another version."""
 
 
+class PolicyError(PipelineError, ValueError):
+    """A policy's options make no sense."""
+
+
 class ConfigError(PipelineError, ValueError):
     """A configuration cannot be used: unknown key, wrong type or unit, missing file."""
 

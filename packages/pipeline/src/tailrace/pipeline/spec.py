@@ -29,7 +29,8 @@ class PipelineSpec:
         steps: batches to train on.
         batch_groups: groups in a batch.
         replica_batch: trajectories that one replica generates as one batch.
-        buffer_groups: groups that may be generating or waiting for the trainer at once (back-pressure).
+        buffer_groups: groups that may be waiting for a replica, generating or waiting for the trainer at once
+            (back-pressure); None leaves it to admission, which for a bound is (bound + 1) batches.
         checkpoint_every: batches between checkpoints.
         scoring_attempts: how often a broken verifier is tried before the group is reported as failed.
         failed_groups_limit: so many failed groups end the run: then the verifier is wrong, not a response.
@@ -47,7 +48,7 @@ class PipelineSpec:
     steps: int
     batch_groups: int
     replica_batch: int
-    buffer_groups: int
+    buffer_groups: int | None = None
     checkpoint_every: int = 1
     scoring_attempts: int = 3
     failed_groups_limit: int = 64

@@ -23,8 +23,9 @@ from tailrace.rollout.errors import (
 )
 from tailrace.rollout.generation import Generation, generate
 from tailrace.rollout.options import EngineOptions
+from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import PartialDelta, Resume, SamplingTable, TrajectorySource, WeightSource
-from tailrace.rollout.replica import MonotonicClock, ReplicaCommand, ReplicaWorker
+from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
 from tailrace.rollout.selection import build_engine, select_engine
 
 __all__ = [

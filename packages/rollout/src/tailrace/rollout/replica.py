@@ -1,12 +1,13 @@
 """The worker of a rollout replica: one engine, driven by one thread.
 
-    submit(command) ──► inbox ──► worker thread ──► flusher thread ──► source.append ──► outbox ──► events(timeout_s)
+    submit(command) ──► order ──► worker thread ──► flusher thread ──► source.append ──► outbox ──► events(timeout_s)
                                    │  one round: carry out commands, engine.step(), buffer tokens
                                    └─ source.begin (prompts, kept tokens), weights.load (a version)
 
 The worker waits for: a command, when nothing is in flight; the flusher, when the source is far behind. Both have deadlines.
 
 Invariants:
+* Commands are carried out once and in the order in which they were given, whatever the transport did to them (see `Order`).
 * Tokens are in the source before the controller hears that their trajectory finished or stopped (see `Flusher`).
 * All tokens that a trajectory gets between `Route` and its end come from one version: weights change only when nothing is in
   flight, and then every trajectory is taken over anew.
@@ -49,10 +50,9 @@ from tailrace.rollout.errors import (
     SourceMismatchError,
 )
 from tailrace.rollout.flusher import Batch, Flusher, Outbox
+from tailrace.rollout.order import Order, ReplicaCommand
 from tailrace.rollout.ports import PartialDelta, ResumeLike, SamplingTable, TrajectorySource, WeightSource
 from tailrace.rollout.resumption import finished_with
-
-ReplicaCommand = Route | Interrupt | Abort | Pull
 
 
 class MonotonicClock:
@@ -114,7 +114,7 @@ class ReplicaWorker:
         self._pull_timeout_s = pull_timeout_s
         self._clock = clock or MonotonicClock()
         self._wake = threading.Condition()
-        self._inbox: deque[ReplicaCommand] = deque()
+        self._order = Order()
         self._rejected: deque[str] = deque()
         self._closing = False
         self._outbox = Outbox()
@@ -135,17 +135,23 @@ class ReplicaWorker:
         self._thread.start()
 
     def submit(self, command: ReplicaCommand) -> None:
-        """Queue a command; commands are carried out in the order of submission. Returns at once, from any thread.
+        """Take a command, which is carried out when those given before it have been. Returns at once, from any thread.
 
         Raises:
             ReplicaCrashedError: the worker has stopped.
         """
         with self._wake:
             if not self._closing and self._outbox.error is None:
-                self._inbox.append(command)
+                self._order.add(command)
                 self._wake.notify()
                 return
         raise self._crash(f"replica {self._replica!r} does not take {type(command).__name__} {command.seq}")
+
+    def adopt(self) -> None:
+        """Another controller takes over, which numbers its commands anew. To be called when nothing is in flight."""
+        with self._wake:
+            self._order.restart()
+            self._last_seq = 0
 
     def events(self, timeout_s: float) -> list[Event]:
         """Everything that happened since the last call; waits until something has, or returns an empty list at the deadline.
@@ -206,17 +212,16 @@ class ReplicaWorker:
     def _round(self) -> bool:
         """One round; false when the replica is to close."""
         with self._wake:
-            if not self._in_flight and not self._inbox and not self._rejected and not self._closing:
+            if not self._in_flight and not self._order.ready and not self._rejected and not self._closing:
                 self._wake.wait(max(0.0, self._snapshot_at + self._snapshot_s - self._clock.now()))
-            commands = list(self._inbox)
-            self._inbox.clear()
+            commands = self._order.take()
             rejected = list(self._rejected)
             self._rejected.clear()
             closing = self._closing
         if self._outbox.error is not None:
             return False
         self._drop(rejected)
-        busy = bool(self._in_flight) or any(isinstance(command, Route) for command in commands)
+        busy = bool(self._in_flight)
         for command in commands:
             self._carry_out(command)
         if closing:
@@ -224,7 +229,7 @@ class ReplicaWorker:
         if self._in_flight:
             self._record(self._engine.step())
         now = self._clock.now()
-        if (busy and not self._in_flight) or now - self._snapshot_at >= self._snapshot_s:
+        if commands or (busy and not self._in_flight) or now - self._snapshot_at >= self._snapshot_s:
             self._snapshot(now)
         elif now - self._flushed_at >= self._flush_s:
             self._flush()
@@ -355,12 +360,13 @@ class ReplicaWorker:
             Snapshot(
                 self._replica,
                 kv=stats.kv,
-                running=stats.running,
-                waiting=stats.waiting,
+                running=min(stats.running, len(self._in_flight)),
+                waiting=max(0, len(self._in_flight) - stats.running),
                 finished=self._finished,
                 version=self._version,
                 last_seq=self._last_seq,
                 tokens_per_s=self._tokens_since_snapshot / elapsed_s if elapsed_s > 0 else 0.0,
+                kv_capacity_tokens=stats.kv_capacity_tokens,
             )
         )
         self._snapshot_at, self._tokens_since_snapshot = now, 0

@@ -229,6 +229,7 @@ class TransformersEngine:
             kv=min(max(used / max(len(processors), 1), 0.0), 1.0),
             running=running,
             waiting=max(0, len(self._generations) - running),
+            kv_capacity_tokens=len(processors) * self._blocks * self._block_tokens,
         )
 
     def close(self) -> None:

@@ -224,7 +224,10 @@ class VLLMEngine:
         """KV usage, running and waiting counts, from vLLM's scheduler."""
         running = len(self._scheduler.running)
         return EngineStats(
-            kv=float(self._scheduler.kv_cache_manager.usage), running=running, waiting=len(self._requests) - running
+            kv=float(self._scheduler.kv_cache_manager.usage),
+            running=running,
+            waiting=len(self._requests) - running,
+            kv_capacity_tokens=self._scheduler.kv_cache_config.num_blocks * self._scheduler.block_size,
         )
 
     def close(self) -> None:

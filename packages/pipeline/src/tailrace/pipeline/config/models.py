@@ -100,7 +100,19 @@ class PipelineConfig(_Strict):
     prompts_per_step: Positive = 32
     samples_per_prompt: Annotated[int, Field(gt=1)] = 8
     prompts_per_replica: Positive = 16
-    buffer_prompts: Positive = 128
+    buffer_prompts: Positive | None = None
+
+
+class CostModelConfig(_Strict):
+    """Seconds of a decoding step: k1 x tokens in the KV cache + max(k2, k3 x trajectories) + k4 (StaleFlow, equation 11).
+
+    `tailrace fit-cost RUN` fits them to what a run's replicas did.
+    """
+
+    k1: float = Field(ge=0)
+    k2: float = Field(ge=0)
+    k3: float = Field(ge=0)
+    k4: float = Field(ge=0)
 
 
 class RolloutConfig(_Strict):
@@ -110,6 +122,7 @@ class RolloutConfig(_Strict):
     replicas: Positive = 2
     temperature: float = Field(default=1.0, gt=0)
     max_tokens: Positive = 192
+    cost_model: CostModelConfig | None = None
     options: dict[str, Any] = {}
 
 

@@ -6,8 +6,7 @@
     waits for   a replica that is up, a version that is published, a batch that is complete, a trainer that is idle
     unblocked   by Up, by Published, by Scored, by Stepped; a member that never answers is reported Down by the executor
 
-After each event the controller decides in this order, so that what is stranded goes before what is new:
-stranded trajectories, training, pulls, evaluations and new groups, relocation, the end.
+After each event the controller decides in this order: training, then one cycle of the rollout coordinator, then the end.
 
 The same events give the same commands, byte for byte (design, invariant 6): replaying the log rebuilds the controller.
 """
@@ -15,14 +14,16 @@ The same events give the same commands, byte for byte (design, invariant 6): rep
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Fleet, Health, ReplicaState
 from tailrace.pipeline.controller.learner import Learner
-from tailrace.pipeline.controller.ledger import GroupPhase, Ledger, Phase, TrajectoryState
+from tailrace.pipeline.controller.ledger import GroupPhase, Ledger, Phase
+from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -42,21 +43,22 @@ class Controller:
 
     def __init__(self, spec: PipelineSpec, *, relays: int = 1, first_version: int = 0) -> None:
         self.spec = spec
-        self.ledger = Ledger()
+        self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions)
         self.fleet = Fleet()
         self.learner = Learner(version=first_version, batches={first_version: 0})
         self.evaluations = Evaluations(spec.evaluation)
+        self.gate = spec.admission.gate(spec.batch_groups)
+        self.gate.reset(first_version, {})
+        self.outbox = Outbox(self.fleet)
+        self.coordinator = Coordinator(
+            spec, self.ledger, self.fleet, self.learner, self.evaluations, self.gate, self.outbox
+        )
         self.relays = relays
         self.failures: dict[str, int] = {}
-        self.moves = 0
         self.replica_restarts = 0
         self.started = False
         self.finished = False
         self.failure: str | None = None
-        self._seq = 0
-        self._routings = 0
-        self._last_plan_s = 0.0
-        self._out: list[c.Command] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
             c.Finished: self._on_finished,
@@ -82,7 +84,6 @@ class Controller:
         Raises:
             ControllerError: the event contradicts the state.
         """
-        self._out = []
         if self.finished or self.failure is not None:
             return []
         if not self.started:
@@ -92,22 +93,16 @@ class Controller:
             handler(event)
         if self.failure is None:
             self._decide(now, stepped=isinstance(event, c.Stepped))
-        return self._out
+        return self.outbox.take()
 
     def progress(self) -> c.Progress:
-        """What admission, batching and sync see."""
-        learner, ledger = self.learner, self.ledger
-        return c.Progress(
-            version=learner.version,
-            published=learner.published,
-            admitted=ledger.counts.admitted,
-            generating=ledger.generating,
-            buffered=len(ledger.buffered),
-            consumed=learner.step * self.spec.batch_groups,
-            dropped=ledger.counts.filtered + ledger.counts.failed,
-            batch_groups=self.spec.batch_groups,
-            last_version=self.spec.steps,
-        )
+        """What batching and sync see."""
+        return self.coordinator.progress()
+
+    @property
+    def moves(self) -> int:
+        """Replicas emptied by relocation so far."""
+        return self.coordinator.moves
 
     def state(self) -> dict[str, Any]:
         """The whole state as plain data, for comparison."""
@@ -117,21 +112,20 @@ class Controller:
             "learner": dataclasses.asdict(self.learner),
             "evaluations": dataclasses.asdict(self.evaluations),
         }
-        plain["controller"] = {
-            key: value for key, value in vars(self).items() if isinstance(value, int | float | str | None)
-        }
-        plain["failures"] = dict(self.failures)
+        for name, part in (("controller", self), ("coordinator", self.coordinator)):
+            plain[name] = {key: v for key, v in vars(part).items() if isinstance(v, int | float | str | None)}
+        plain["seq"], plain["gate"], plain["failures"] = self.outbox.seq, self.gate.state(), dict(self.failures)
         return plain
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def _start(self, now: float) -> None:
-        self.started, self._last_plan_s = True, now
+        self.started, self.coordinator.last_plan_s = True, now
         for node in range(self.relays):
-            self._send(c.Start, role=RELAY, id=str(node))
-        self._send(c.Start, role=TRAINER, id="0")
+            self.outbox.send(c.Start, role=RELAY, id=str(node))
+        self.outbox.send(c.Start, role=TRAINER, id="0")
         for index in range(self.spec.provisioning.replicas()):
-            self._send(c.Start, role=REPLICA, id=f"r{index}")
+            self.outbox.send(c.Start, role=REPLICA, id=f"r{index}")
             self.fleet.add(f"r{index}", self.spec.replica_batch)
         self.evaluations.at(self.learner.version, 0, self.spec.steps)
 
@@ -159,17 +153,20 @@ class Controller:
         action = self.spec.recovery.on_down(event.role, event.id, failures)
         if action is c.RecoveryAction.RESTART:
             version = self._checkpoint_to_load() if event.role == TRAINER else None
-            self._send(c.Restart, role=event.role, id=event.id, version=version)
+            self.outbox.send(c.Restart, role=event.role, id=event.id, version=version)
         else:
             self._fail(f"{event.role} {event.id} is down and is not restarted: {event.reason}")
 
     def _replica_down(self, replica: ReplicaState, reason: str) -> None:
         if replica.health is Health.DOWN:
             return
-        for trajectory in self.ledger.trajectories.values():
-            if trajectory.destination == replica.id or trajectory.id in replica.assigned:
-                self._unbind(trajectory)
-        for name in list(replica.assigned):
+        for name in [*self.ledger.moving]:
+            if self.ledger.trajectories[name].destination == replica.id:
+                self.coordinator.unbind(self.ledger.trajectories[name])
+        names = tuple(replica.assigned)
+        self.outbox.note(names, lambda: f"back in the pool: {replica.id} is down: {reason}")
+        for name in names:
+            self.coordinator.unbind(self.ledger.trajectories[name])
             self.ledger.returned(name, None)
         replica.reset()
         replica.health = Health.DOWN
@@ -178,7 +175,7 @@ class Controller:
         if action is c.RecoveryAction.RESTART:
             replica.health = Health.STARTING
             self.replica_restarts += 1
-            self._send(c.Restart, role=REPLICA, id=replica.id)
+            self.outbox.send(c.Restart, role=REPLICA, id=replica.id)
         elif action is c.RecoveryAction.FAIL:
             self._fail(f"replica {replica.id} is down and the recovery policy gives up: {reason}")
         elif all(other.health is Health.DOWN for other in self.fleet.replicas.values()):
@@ -190,12 +187,12 @@ class Controller:
         trajectory = self.ledger.finished(event.trajectory, event.tokens, self.learner.version)
         if trajectory is None:
             return
-        self._unbind(trajectory)
+        self.coordinator.unbind(trajectory)
         if trajectory.purpose is c.Purpose.TRAIN and trajectory.version is not None:
             lag = self.learner.version - trajectory.version
             counts = self.learner.staleness_at_completion
             counts[lag] = counts.get(lag, 0) + 1
-        self._send(c.Score, trajectories=(trajectory.id,))
+        self.outbox.send(c.Score, trajectories=(trajectory.id,))
 
     def _on_interrupted(self, event: c.Interrupted) -> None:
         self._leave(event.trajectory, event.replica)
@@ -203,12 +200,10 @@ class Controller:
         if trajectory is not None and trajectory.replica == event.replica:
             self.ledger.returned(event.trajectory, event.tokens_kept)
 
-    def _leave(self, trajectory: str, replica: str) -> None:
-        """A trajectory is no longer on a replica; a source whose last one has left is released."""
-        source = self.fleet.replicas[replica]
-        source.assigned.pop(trajectory, None)
-        if not source.assigned:
-            source.moving_out = False
+    def _leave(self, name: str, replica: str) -> None:
+        trajectory = self.ledger.get(name)
+        evaluation = trajectory is not None and trajectory.purpose is c.Purpose.EVAL
+        self.fleet.replicas[replica].left(name, evaluation=evaluation)
 
     def _on_pulled(self, event: c.Pulled) -> None:
         replica = self.fleet.replicas[event.replica]
@@ -219,10 +214,10 @@ class Controller:
         replica.pulling, replica.version = None, None
         replica.failed_pulls += 1
         if event.version != self.learner.published:
-            for name in self.ledger.pending:
+            for name in [*self.ledger.level_of, *self.ledger.stranded_evaluations]:
                 trajectory = self.ledger.trajectories[name]
                 if trajectory.version == event.version:
-                    trajectory.version, trajectory.tokens = None, 0
+                    self.ledger.restarted(trajectory)
                     self.ledger.counts.regenerated_trajectories += 1
         elif replica.failed_pulls >= 3:
             self._fail(f"replica {replica.id} failed three times to pull version {event.version}: {event.reason}")
@@ -235,9 +230,28 @@ class Controller:
         self.ledger.durable(event.version)
 
     def _on_scored(self, event: c.Scored) -> None:
-        trajectory = self.ledger.scored(event.trajectory, event.reward, self.spec.batching.needed())
-        if trajectory is not None and trajectory.purpose is c.Purpose.EVAL:
+        trajectory = self.ledger.scored(event.trajectory, event.reward)
+        if trajectory is None:
+            return
+        if trajectory.purpose is c.Purpose.EVAL:
             self.ledger.settle_eval(self.evaluations.scored(trajectory, event.reward))
+            return
+        group = self.ledger.groups[trajectory.group]
+        if group.phase is GroupPhase.GENERATING and group.scored >= self.spec.batching.needed():
+            self._group_complete(trajectory.group)
+
+    def _group_complete(self, group: int) -> None:
+        """A group has its rewards: surplus samples are aborted; it is kept for the trainer or filtered."""
+        rewards = self.ledger.rewards(group)
+        surplus = tuple(self.ledger.complete(group))
+        if surplus:
+            self._abort(surplus, "its group has all the samples that it needs")
+        if not self.spec.batching.keeps(rewards):
+            self._drop(group, GroupPhase.FILTERED, "no signal")
+            return
+        self.gate.complete(group)
+        for late in list(self.gate.surplus()):
+            self._drop(late, GroupPhase.FILTERED, "surplus")
 
     def _on_scoring_failed(self, event: c.ScoringFailed) -> None:
         trajectory = self.ledger.get(event.trajectory)
@@ -245,11 +259,11 @@ class Controller:
             return
         trajectory.scoring_attempts += 1
         if trajectory.scoring_attempts < self.spec.scoring_attempts:
-            self._send(c.Score, trajectories=(trajectory.id,))
+            self.outbox.send(c.Score, trajectories=(trajectory.id,))
         elif trajectory.purpose is c.Purpose.EVAL:
             self.ledger.settle_eval(self.evaluations.scored(trajectory, None))
         else:
-            self._drop(trajectory.group, GroupPhase.FAILED)
+            self._drop(trajectory.group, GroupPhase.FAILED, event.reason)
             if self.ledger.counts.failed >= self.spec.failed_groups_limit:
                 self._fail(f"{self.ledger.counts.failed} groups could not be scored, the last because: {event.reason}")
 
@@ -257,6 +271,12 @@ class Controller:
         learner = self.learner
         if learner.stepping != event.version:
             raise ControllerError(f"found Stepped({event.version}) while the trainer makes {learner.stepping}")
+        measured = event.metrics.get("staleness_max", 0)
+        if self.gate.bound is not None and measured > self.gate.bound:
+            self._fail(
+                f"the batch of version {event.version} held tokens of a staleness of {measured:.0f}, over the bound of "
+                f"{self.gate.bound}: what was trained on is not what the controller admitted"
+            )
         learner.stepped(event.version)
         self.failures.pop(TRAINER, None)
         self.ledger.trained(event.version)
@@ -276,213 +296,112 @@ class Controller:
         for trajectory in list(self.ledger.trajectories.values()):
             if trajectory.phase is Phase.SCORED:
                 continue
-            trajectory.replica = trajectory.destination = None
+            trajectory.replica = None
+            self.ledger.bind(trajectory, None)
             if trajectory.id in event.held:
                 self.ledger.finished(trajectory.id, trajectory.tokens, self.learner.version)
-                self._send(c.Score, trajectories=(trajectory.id,))
+                self.outbox.send(c.Score, trajectories=(trajectory.id,))
             else:
-                trajectory.phase = Phase.PENDING
-                trajectory.version, trajectory.tokens = event.partial.get(trajectory.id, (None, 0))
-                self.ledger.pending[trajectory.id] = None
+                self.ledger.restarted(trajectory, *event.partial.get(trajectory.id, (None, 0)))
         for node in range(self.relays):
-            self._send(c.Start, role=RELAY, id=str(node))
-        self._send(c.Restart, role=TRAINER, id="0", version=self._checkpoint_to_load())
+            self.outbox.send(c.Start, role=RELAY, id=str(node))
+        self.outbox.send(c.Restart, role=TRAINER, id="0", version=self._checkpoint_to_load())
         for replica in self.fleet.replicas.values():
-            self._send(c.Restart, role=REPLICA, id=replica.id)
+            self.outbox.send(c.Restart, role=REPLICA, id=replica.id)
 
     def _fall_back(self, durable: int) -> None:
         self.ledger.roll_back(durable)
         self.learner.fall_back(durable)
+        for group in self.gate.reset(self.learner.version, self.ledger.started()):
+            self._drop(group, GroupPhase.FILTERED, "expired")
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def _decide(self, now: float, *, stepped: bool) -> None:
-        if self.ledger.pending:
-            self._place_stranded()
         self._train()
-        self._pull()
-        self._launch()
-        self._relocate(now, stepped=stepped)
-        if (
-            self.learner.step >= self.spec.steps
-            and self.learner.idle
-            and (not self.spec.steps or self.learner.durable >= self.learner.version)
-            and self.evaluations.idle
-        ):
+        self.coordinator.run(now, stepped=stepped)
+        if self.learner.step >= self.spec.steps and self.learner.idle:
+            self._end()
+
+    def _end(self) -> None:
+        """Every batch is trained on: what redundancy left over goes, and the run ends once nothing is under way."""
+        for group in [group.index for group in self.ledger.groups.values() if group.phase is not GroupPhase.TRAINED]:
+            self._drop(group, GroupPhase.FILTERED, "surplus")
+        if (not self.spec.steps or self.learner.durable >= self.learner.version) and self.evaluations.idle:
             self.finished = True
-            self._send(c.Finish)
-
-    def _place_stranded(self) -> None:
-        """Route what is pending: to where it was moving, else to a replica of its version, else have one pull it."""
-        routes: dict[str, list[TrajectoryState]] = {}
-        versions_without_replica: dict[int, None] = {}
-        for name in list(self.ledger.pending):
-            trajectory = self.ledger.trajectories[name]
-            target = self._destination(trajectory)
-            if target is not None:
-                routes.setdefault(target, []).append(trajectory)
-            elif trajectory.version is not None:
-                versions_without_replica[trajectory.version] = None
-        for target, trajectories in routes.items():
-            self._route(self.fleet.replicas[target], trajectories)
-        for version in versions_without_replica:
-            if any(version in (replica.version, replica.pulling) for replica in self.fleet.up()):
-                continue
-            idle = [replica for replica in self.fleet.up() if replica.pulling is None and not replica.in_flight]
-            if idle:
-                self._send_pull(idle[0], version)
-
-    def _destination(self, trajectory: TrajectoryState) -> str | None:
-        version = trajectory.version
-        if version is None:
-            serving = [replica for replica in self.fleet.up() if replica.serves]
-            newest = max((replica.version for replica in serving if replica.version is not None), default=None)
-            candidates = [replica for replica in serving if replica.version == newest]
-        else:
-            candidates = self.fleet.serving(version)
-        if not candidates:
-            return None
-        if trajectory.destination in [replica.id for replica in candidates]:
-            return trajectory.destination
-        self._routings += 1
-        return self.spec.routing.choose([replica.view() for replica in candidates], self._routings)
-
-    def _route(self, replica: ReplicaState, trajectories: Iterable[TrajectoryState]) -> None:
-        assert replica.version is not None
-        names = []
-        for trajectory in trajectories:
-            self._unbind(trajectory)
-            names.append(trajectory.id)
-        states = [self.ledger.routed(name, replica.id, replica.version) for name in names]
-        seq = self._send(c.Route, replica=replica.id, trajectories=tuple(state.ref() for state in states))
-        self.fleet.routed(replica, names, seq)
+            self.outbox.send(c.Finish)
 
     def _train(self) -> None:
         learner, spec = self.learner, self.spec
         if not learner.idle or learner.step >= spec.steps or learner.publishing < 0:
             return
-        progress = self.progress()
-        for index in list(self.ledger.buffered):
-            if spec.admission.expired(self.ledger.oldest_version(index), progress):
-                self._drop(index, GroupPhase.FILTERED)
-        if len(self.ledger.buffered) < spec.batch_groups or not spec.admission.ready(self.progress()):
+        for index in list(self.gate.expired()):
+            self._drop(index, GroupPhase.FILTERED, "expired")
+        if not self.gate.ready():
             return
-        groups = list(spec.sampler.pick(self.ledger.candidates(), spec.batch_groups))
+        groups = list(self.gate.consume(self.ledger.candidates(), spec.sampler))
         version = learner.version + 1
-        counts: dict[int, int] = {}
-        for index in groups:
-            for name in self.ledger.groups[index].members:
-                produced_by = self.ledger.trajectories[name].version
-                assert produced_by is not None
-                counts[learner.version - produced_by] = counts.get(learner.version - produced_by, 0) + 1
-        learner.consumed_staleness[version] = counts
+        learner.consumed_staleness[version] = self._staleness(groups)
         self.ledger.consume(groups, version)
         learner.stepping = version
         batches = [
             tuple(name for index in mini for name in self.ledger.groups[index].members)
             for mini in spec.training.split(groups)
         ]
-        self._send(c.Step, version=version, mini_batches=tuple(batches))
+        seq = self.outbox.send(c.Step, version=version, mini_batches=tuple(batches))
+        for names in batches:
+            self.outbox.note(names, lambda: f"trained on: the batch that makes version {version}", seq)
 
-    def _pull(self) -> None:
-        if self.learner.published < 0:
-            return
-        idle_views = [
-            replica.view() for replica in self.fleet.up() if replica.pulling is None and not replica.moving_out
-        ]
-        for name in self.spec.sync.pulls(idle_views, self.progress()):
-            self._send_pull(self.fleet.replicas[name], self.learner.published)
+    def _staleness(self, groups: list[int]) -> dict[int, int]:
+        """Trajectories of a batch by staleness. Asserts the bound on what is about to be consumed.
 
-    def _send_pull(self, replica: ReplicaState, version: int) -> None:
-        replica.pulling = version
-        self._send(c.Pull, replica=replica.id, version=version)
-
-    def _launch(self) -> None:
-        for replica in self.fleet.up():
-            if not replica.serves or not self.spec.sync.accepts(replica.view(), self.progress()):
-                continue
-            assert replica.version is not None
-            evaluation = self.evaluations.start(replica.version)
-            if evaluation:
-                for trajectory in evaluation:
-                    self.ledger.add(trajectory)
-                self._route(replica, evaluation)
-                continue
-            self._launch_groups(replica)
-
-    def _launch_groups(self, replica: ReplicaState) -> None:
-        assert replica.version is not None
-        members: list[str] = []
-        while (room := replica.capacity - replica.in_flight - len(members)) > 0:
-            progress = self.progress()
-            if progress.generating + progress.buffered >= self.spec.buffer_groups:
-                break
-            if self._enough() or not self.spec.admission.may_start(replica.version, progress):
-                break
-            launches = self.spec.batching.launch(progress, room)
-            if not launches:
-                break
-            members += self.ledger.admit(launches[0].group, launches[0].samples)
-        if members:
-            self._route(replica, [self.ledger.trajectories[name] for name in members])
-
-    def _enough(self) -> bool:
-        """Whether what was admitted suffices for the batches that remain, so that the run leaves nothing behind."""
-        counts = self.ledger.counts
-        return counts.admitted - counts.filtered - counts.failed >= self.spec.steps * self.spec.batch_groups
-
-    def _relocate(self, now: float, *, stepped: bool) -> None:
-        policy = self.spec.relocation
-        if not policy.due(now, self._last_plan_s, stepped):
-            return
-        eligible = [replica.view() for replica in self.fleet.up() if replica.serves and not replica.incoming]
-        for move in policy.plan(eligible):
-            source, destination = self.fleet.replicas[move.source], self.fleet.replicas[move.destination]
-            names = tuple(source.assigned)
-            for name in names:
-                self.ledger.trajectories[name].destination = destination.id
-            destination.incoming += len(names)
-            source.moving_out = True
-            self.moves += 1
-            self._send(c.Interrupt, replica=source.id, trajectories=names)
-        if not stepped:
-            self._last_plan_s = now
-            self.fleet.sampled()
+        Raises:
+            ControllerError: admission guarantees a bound and a trajectory exceeds it.
+        """
+        counts: dict[int, int] = {}
+        for index in groups:
+            for name in self.ledger.groups[index].members:
+                produced_by = self.ledger.trajectories[name].version
+                assert produced_by is not None
+                lag = self.learner.version - produced_by
+                if self.gate.bound is not None and lag > self.gate.bound:
+                    raise ControllerError(
+                        f"trajectory {name} of version {produced_by} was about to be trained on at version "
+                        f"{self.learner.version}: a staleness of {lag}, expected at most {self.gate.bound}"
+                    )
+                counts[lag] = counts.get(lag, 0) + 1
+        return counts
 
     # ---- helpers --------------------------------------------------------------------------------------------------
-
-    def _unbind(self, trajectory: TrajectoryState) -> None:
-        """A trajectory no longer moves to its destination."""
-        if trajectory.destination is not None:
-            self.fleet.replicas[trajectory.destination].incoming -= 1
-            trajectory.destination = None
 
     def _checkpoint_to_load(self) -> int | None:
         """The checkpoint that a new trainer starts from; None is the model that the run started with."""
         return self.learner.durable if self.learner.durable >= 0 else None
 
-    def _drop(self, group: int, phase: GroupPhase) -> None:
+    def _drop(self, group: int, phase: GroupPhase, reason: str) -> None:
         members = tuple(self.ledger.groups[group].members)
         for name in members:
-            self._unbind(self.ledger.trajectories[name])
-        self.ledger.drop(group, phase)
+            self.coordinator.unbind(self.ledger.trajectories[name])
+        self.ledger.drop(group, phase, reason)
+        self.gate.drop(group)
+        self._abort(members, f"its group {group} was {phase}: {reason}")
+
+    def _abort(self, names: tuple[str, ...], why: str) -> None:
         for replica in self.fleet.replicas.values():
-            for name in members:
-                replica.assigned.pop(name, None)
-        self._send(c.Abort, trajectories=members)
+            for name in names:
+                if name in replica.assigned:
+                    replica.aborted += 1
+                    replica.left(name, evaluation=False)
+        seq = self.outbox.send(c.Abort, trajectories=names)
+        self.outbox.note(names, lambda: f"dropped: {why}", seq)
 
     def _publish(self) -> None:
         self.learner.publishing = max(self.learner.publishing, self.learner.version)
-        self._send(c.Publish, version=self.learner.version)
+        self.outbox.send(c.Publish, version=self.learner.version)
 
     def _checkpoint(self) -> None:
-        self._send(c.Checkpoint, version=self.learner.version, keep=tuple(sorted(self.ledger.versions_needed())))
+        self.outbox.send(c.Checkpoint, version=self.learner.version, keep=tuple(sorted(self.ledger.versions_needed())))
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
-        self._send(c.Fail, reason=reason)
-
-    def _send(self, kind: Callable[..., c.Command], **fields: Any) -> int:
-        self._seq += 1
-        self._out.append(kind(seq=self._seq, **fields))
-        return self._seq
+        self.outbox.send(c.Fail, reason=reason)

@@ -2,14 +2,18 @@
 
 STARTING ──Up──► UP ──Down──► DOWN ──Restart──► STARTING
                                 └──Evict──► gone
+
+A replica's load is planned with only when a snapshot shows every command that it was sent (SF-9). Then StaleFlow's equation 1
+must hold: what runs and waits in the engine is what the controller believes to be there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tailrace.contracts import ReplicaView, Snapshot
+from tailrace.contracts import ReplicaView, Snapshot, TrajectoryView
 
 
 class Health(StrEnum):
@@ -22,20 +26,28 @@ class Health(StrEnum):
 
 @dataclass(slots=True)
 class ReplicaState:
-    """One replica. `assigned` holds what was routed and has not come back, `incoming` what is on its way by a move."""
+    """One replica. `assigned` holds what was routed and has not come back, `incoming` what is on its way by a move.
+
+    `sent` is the number of the last command to this incarnation, `evaluating` counts evaluation trajectories in `assigned`,
+    `aborted` those that left it by an `Abort` that its snapshots do not show yet.
+    """
 
     id: str
     capacity: int
     health: Health = Health.STARTING
     version: int | None = None
     pulling: int | None = None
-    assigned: dict[str, None] = field(default_factory=dict)
+    assigned: dict[str, TrajectoryView] = field(default_factory=dict)
+    evaluating: int = 0
+    aborted: int = 0
     incoming: int = 0
     kv: float = 0.0
     kv_before: float = 0.0
     kv_peak: float = 0.0
+    kv_capacity_tokens: int = 0
+    running: int = 0
     waiting: int = 0
-    last_route: int = 0
+    sent: int = 0
     fresh: bool = False
     moving_out: bool = False
     failures: int = 0
@@ -51,12 +63,12 @@ class ReplicaState:
         """Whether trajectories may be routed to it now."""
         return self.health is Health.UP and self.version is not None and self.pulling is None and not self.moving_out
 
-    def view(self) -> ReplicaView:
+    def view(self, *, open_: bool = True) -> ReplicaView:
         """What a policy sees of it."""
         return ReplicaView(
             replica=self.id,
             version=self.version,
-            pulling=self.pulling is not None,
+            pulling=self.pulling is not None or self.moving_out,
             in_flight=self.in_flight,
             capacity=self.capacity,
             kv=self.kv,
@@ -64,22 +76,39 @@ class ReplicaState:
             kv_peak=self.kv_peak,
             waiting=self.waiting,
             fresh=self.fresh,
+            running=self.running,
+            kv_capacity_tokens=self.kv_capacity_tokens,
+            open=open_,
+            pinned=self.evaluating > 0,
+            trajectories=self.assigned,
         )
+
+    def left(self, trajectory: str, *, evaluation: bool) -> None:
+        """A trajectory is no longer on it; a source whose last one has left is released."""
+        if self.assigned.pop(trajectory, None) is not None and evaluation:
+            self.evaluating -= 1
+        if not self.assigned:
+            self.moving_out = False
 
     def reset(self) -> None:
         """Forget everything that died with the process."""
         self.version, self.pulling, self.moving_out = None, None, False
         self.assigned.clear()
-        self.incoming = 0
+        self.evaluating = self.aborted = self.incoming = 0
         self.kv = self.kv_before = self.kv_peak = 0.0
-        self.waiting, self.fresh = 0, False
+        self.running = self.waiting = self.sent = 0
+        self.fresh = False
 
 
 @dataclass(slots=True)
 class Fleet:
-    """All replicas, in the order in which they were first started."""
+    """All replicas, in the order in which they were first started.
+
+    `contradictions` counts snapshots that broke equation 1 after reconciliation: a replica has more or fewer trajectories.
+    """
 
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
+    contradictions: int = 0
 
     def add(self, replica: str, capacity: int) -> ReplicaState:
         """A new replica that is starting."""
@@ -95,20 +124,33 @@ class Fleet:
         """Replicas that take trajectories of a version now."""
         return [replica for replica in self.replicas.values() if replica.serves and replica.version == version]
 
-    def routed(self, replica: ReplicaState, trajectories: list[str], seq: int) -> None:
+    def routed(self, replica: ReplicaState, trajectories: Iterable[TrajectoryView], *, evaluations: int) -> None:
         """Work was given to a replica: its KV-cache curve starts anew (LAM-2: clears the ramp-down latch)."""
-        for name in trajectories:
-            replica.assigned[name] = None
-        replica.last_route, replica.fresh, replica.kv_peak = seq, False, replica.kv
+        for trajectory in trajectories:
+            replica.assigned[trajectory.trajectory] = trajectory
+        replica.evaluating += evaluations
+        replica.kv_peak = replica.kv
+
+    def commanded(self, replica: ReplicaState, seq: int) -> int:
+        """A command goes to a replica: its load is unknown until a snapshot shows it. Returns the command before."""
+        before, replica.sent, replica.fresh = replica.sent, seq, False
+        return before
 
     def observed(self, snapshot: Snapshot) -> None:
         """A snapshot arrived."""
         replica = self.replicas.get(snapshot.replica)
         if replica is None or replica.health is not Health.UP:
             return
-        replica.kv, replica.waiting = snapshot.kv, snapshot.waiting
+        replica.kv, replica.running, replica.waiting = snapshot.kv, snapshot.running, snapshot.waiting
+        replica.kv_capacity_tokens = snapshot.kv_capacity_tokens
         replica.kv_peak = max(replica.kv_peak, snapshot.kv)
-        replica.fresh = replica.fresh or snapshot.last_seq >= replica.last_route
+        replica.fresh = snapshot.last_seq >= replica.sent
+        if replica.fresh:
+            surplus = snapshot.running + snapshot.waiting - len(replica.assigned)
+            if surplus == 0:
+                replica.aborted = 0
+            elif not 0 < surplus <= replica.aborted:
+                self.contradictions += 1
 
     def sampled(self) -> None:
         """Remember the KV usage of this periodic check as the previous one (LAM-5)."""

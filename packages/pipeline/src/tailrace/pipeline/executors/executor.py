@@ -332,6 +332,8 @@ class Executor:
 
     def _start(self, role: str, member: str, seq: int, version: int | None) -> None:
         if (role, member) in self._members:  # it stayed up from a run before
+            if role == REPLICA:
+                self._tell(member, "adopt")
             self._handle(c.Up(role, member, answers=seq))
             return
         incarnation = self._incarnations.get((role, member), 0) + 1

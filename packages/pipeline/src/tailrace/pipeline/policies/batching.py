@@ -1,4 +1,4 @@
-"""Axis batching: which prompts and how many samples are launched."""
+"""Axis batching: which prompts and how many samples are launched, and which groups are worth training on."""
 
 from __future__ import annotations
 
@@ -6,22 +6,52 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.contracts import GroupLaunch, Progress
+from tailrace.pipeline.errors import PolicyError
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """The next prompt of the stream, with as many samples as the algorithm needs.
+class Redundant:
+    """More than is needed, of which the slowest is aborted (StaleFlow, section 4.3 and appendix C).
+
+    It favours short responses: what is aborted is what takes long. The report shows by how much.
 
     Args:
-        samples: trajectories per group.
+        samples: trajectories that a group is trained with.
+        surplus_samples: further ones that are launched; the group is complete without the slowest (group level).
+        surplus_groups: further groups that are generated for every batch, which is complete without the slowest (batch
+            level).
+        filter_equal_rewards: do not train on a group whose rewards are all the same: it has no signal (DAPO's dynamic
+            sampling).
+
+    Raises:
+        PolicyError: a number makes no sense.
     """
 
     samples: int = 8
+    surplus_samples: int = 0
+    surplus_groups: int = 0
+    filter_equal_rewards: bool = False
 
-    def launch(self, progress: Progress, room: int) -> Sequence[GroupLaunch]:
-        """One group, if all of it fits."""
-        return [GroupLaunch(progress.admitted, self.samples)] if room >= self.samples else []
+    def __post_init__(self) -> None:
+        if self.samples < 1 or self.surplus_samples < 0 or self.surplus_groups < 0:
+            raise PolicyError(
+                f"found samples={self.samples}, surplus_samples={self.surplus_samples} and "
+                f"surplus_groups={self.surplus_groups}, expected at least 1, 0 and 0"
+            )
+
+    def launch(self, progress: Progress) -> GroupLaunch:
+        """The next prompt, with its surplus samples."""
+        return GroupLaunch(progress.admitted, self.samples + self.surplus_samples)
 
     def needed(self) -> int:
-        """All samples."""
+        """Without the surplus."""
         return self.samples
+
+    def keeps(self, rewards: Sequence[float]) -> bool:
+        """All groups, or those with a signal."""
+        return not self.filter_equal_rewards or len(set(rewards)) > 1
+
+
+def plain(samples: int = 8, *, filter_equal_rewards: bool = False) -> Redundant:
+    """The next prompt of the stream, with as many samples as the algorithm needs."""
+    return Redundant(samples, filter_equal_rewards=filter_equal_rewards)

@@ -1,11 +1,11 @@
-"""Axis sync: when a replica pulls weights, and when it may be given work."""
+"""Axis sync: when a replica pulls weights, and when it may be given work, without interrupting anything."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Progress, ReplicaView
+from tailrace.contracts import Cycle, Progress, ReplicaView, Sync
 
 
 def _behind(replica: ReplicaView, progress: Progress) -> bool:
@@ -16,9 +16,18 @@ def _behind(replica: ReplicaView, progress: Progress) -> bool:
 class OnIdle:
     """Laminar, sections 3.2 and 5: a replica pulls when its batch is done or when repack has released it."""
 
-    def pulls(self, replicas: Sequence[ReplicaView], progress: Progress) -> Sequence[str]:
+    @property
+    def mixes_versions(self) -> bool:
+        """No: a trajectory has one version."""
+        return False
+
+    def pulls(self, cycle: Cycle) -> Sequence[Sync]:
         """Each idle replica that is behind."""
-        return [replica.replica for replica in replicas if replica.in_flight == 0 and _behind(replica, progress)]
+        return [
+            Sync(view.replica, "it is idle and behind")
+            for view in cycle.replicas
+            if not view.pulling and view.in_flight == 0 and _behind(view, cycle.progress)
+        ]
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """A whole batch, once the last one is done and the weights are the newest."""
@@ -29,11 +38,20 @@ class OnIdle:
 class Barrier:
     """Global synchronisation: all replicas pull together once all are idle. The baseline."""
 
-    def pulls(self, replicas: Sequence[ReplicaView], progress: Progress) -> Sequence[str]:
+    @property
+    def mixes_versions(self) -> bool:
+        """No: a trajectory has one version."""
+        return False
+
+    def pulls(self, cycle: Cycle) -> Sequence[Sync]:
         """All that are behind, when none has work."""
-        if any(replica.in_flight for replica in replicas):
+        if any(view.in_flight for view in cycle.replicas):
             return []
-        return [replica.replica for replica in replicas if _behind(replica, progress)]
+        return [
+            Sync(view.replica, "all replicas are idle")
+            for view in cycle.replicas
+            if not view.pulling and _behind(view, cycle.progress)
+        ]
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """While it serves the newest version; more work may be added to what it has."""

@@ -35,10 +35,11 @@ class DataRole:
         store: the SQLite file.
         prompts: arguments of `Prompts`.
         verifier: verifier of rows that name none.
+        mixed_versions: a trajectory may go on under newer weights.
     """
 
-    def __init__(self, *, store: Path, prompts: Mapping[str, Any], verifier: str) -> None:
-        self._store = TrajectoryStore(store)
+    def __init__(self, *, store: Path, prompts: Mapping[str, Any], verifier: str, mixed_versions: bool = False) -> None:
+        self._store = TrajectoryStore(store, mixed_versions=mixed_versions)
         self._prompts = Prompts(**prompts)
         self._verifier = verifier
 
@@ -47,7 +48,7 @@ class DataRole:
         return True
 
     def begin(self, owner: str, version: int, refs: Sequence[TrajectoryRef]) -> list[Resume]:
-        """A replica takes trajectories: their prompt tokens and what was generated already on the same version."""
+        """A replica takes trajectories: their prompts and what they have, on the same version unless versions mix."""
         items = [
             Assignment(
                 trajectory=ref.trajectory,

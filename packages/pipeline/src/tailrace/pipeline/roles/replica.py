@@ -84,6 +84,10 @@ class ReplicaRole:
         """Queue a command for the worker."""
         self._worker.submit(command)
 
+    def adopt(self) -> None:
+        """Another run takes over the replica, with a controller that numbers its commands anew."""
+        self._worker.adopt()
+
     def pull(self, command: Pull, relay: Any) -> None:
         """Queue a `Pull` from the relay at an address."""
         self._weights.use(relay)

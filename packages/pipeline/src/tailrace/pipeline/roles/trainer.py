@@ -76,10 +76,12 @@ class TrainerRole:
         names = [name for batch in mini_batches for name in batch]
         experiences = {e.trajectory: e for e in self._data.call("experiences", names)}
         fetched = time.monotonic()
+        lags = [version - 1 - e.oldest_version for e in experiences.values() if e.segments]
         metrics: dict[str, float] = self._worker.step([[experiences[name] for name in batch] for batch in mini_batches])
         if self._rank == 0:
             self._data.call("consume", names, version)
         metrics["fetch_s"] = fetched - started
+        metrics["staleness_max"], metrics["staleness_mean"] = max(lags, default=0), sum(lags) / max(1, len(lags))
         metrics["wall_s"] = time.monotonic() - started
         return metrics
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
+from tailrace.pipeline.config.loading import merge
+
 
 @dataclass(frozen=True, slots=True)
 class App:
@@ -15,7 +17,7 @@ class App:
     Args:
         name: as in ``tailrace run NAME`` and ``app = "NAME"``.
         paper: what it implements.
-        package: the package that holds ``defaults.toml`` (the axes) and ``quickstart.toml`` (a whole small run).
+        package: the package that holds ``defaults.toml`` (the axes) and ``quickstart.toml`` (what a small run changes).
     """
 
     name: str
@@ -24,11 +26,12 @@ class App:
 
     def defaults(self) -> dict[str, Any]:
         """The app's point in the space of axes."""
-        return self._read("defaults.toml")
+        return _read(self.package, "defaults.toml")
 
     def quickstart(self) -> dict[str, Any]:
         """A run that needs no GPU and no download."""
-        return self._read("quickstart.toml")
+        return merge(_read("tailrace.pipeline.config", "small.toml"), _read(self.package, "quickstart.toml"))
 
-    def _read(self, name: str) -> dict[str, Any]:
-        return tomllib.loads(files(self.package).joinpath(name).read_text())
+
+def _read(package: str, name: str) -> dict[str, Any]:
+    return tomllib.loads(files(package).joinpath(name).read_text())

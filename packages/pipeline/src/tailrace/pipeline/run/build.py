@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +42,16 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         "provisioning": {"count": config.rollout.replicas},
     }
     policies: dict[str, Any] = {
-        axis: _build("pipeline", axis, getattr(pipeline, axis), given.get(axis, {})) for axis in (*AXES, "sampler")
+        axis: _build("pipeline", axis, getattr(pipeline, axis), given.get(axis, {}), _cost_model(config))
+        for axis in (*AXES, "sampler")
     }
+    if policies["batching"].surplus_groups:  # admission has to make room for them
+        surplus = {"surplus": policies["batching"].surplus_groups}
+        policies["admission"] = _build("pipeline", "admission", pipeline.admission, surplus)
+    if pipeline.buffer_prompts is None and policies["admission"].gate(pipeline.prompts_per_step).room is None:
+        raise ConfigError(
+            f"key 'pipeline.buffer_prompts': found none, expected a number: admission {pipeline.admission.name!r} sets no limit"
+        )
     forced = (FORCED, FORCED_GREEDY) if config.task.name is not None and config.evaluation.controls else ()
     size = config.task.held_out_size if config.task.name is not None or config.task.held_out is not None else 0
     if controls:
@@ -100,6 +110,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             "shuffle_seed": config.seed,
         },
         "verifier": prepared.verifier,
+        "mixed_versions": _build("pipeline", "sync", config.pipeline.sync, {}, _cost_model(config)).mixes_versions,
     }
     checkpoints = directory.checkpoints.absolute()
     trainer_arguments = {
@@ -202,13 +213,22 @@ def stop_tokens(model: Path) -> tuple[int, ...]:
     return tuple(found) if isinstance(found, list) else (found,)
 
 
-def _build(table: str, axis: str, choice: Choice, given: dict[str, Any]) -> Any:
+def _cost_model(config: RunConfig) -> dict[str, Any]:
+    return {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
+
+
+def _build(
+    table: str, axis: str, choice: Choice, given: dict[str, Any], where_taken: Mapping[str, Any] | None = None
+) -> Any:
+    """A policy. What is given must be an option of it; of `where_taken`, it gets the options that it has."""
     try:
         factory = plugins.load(f"tailrace.{axis}", choice.name)
     except PluginError as error:
         raise ConfigError(f"key '{table}.{axis}': {error}") from error
+    takes = inspect.signature(factory).parameters
+    offered = {name: value for name, value in (where_taken or {}).items() if name in takes}
     try:
-        return factory(**{**given, **choice.options})
+        return factory(**{**offered, **given, **choice.options})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"key '{table}.{axis}': {choice.name!r}: {_plain(error)}") from error
 

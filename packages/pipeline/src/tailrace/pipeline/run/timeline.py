@@ -244,9 +244,9 @@ def _idle_cause(replica: ReplicaState, controller: Controller) -> str:
         return "repacked trajectories on their way"
     if admitted >= spec.steps * spec.batch_groups:
         return "every prompt of the run is admitted"
-    if progress.generating + progress.buffered >= spec.buffer_groups:
+    if not controller.ledger.pooled and progress.generating + progress.buffered >= controller.coordinator.open_limit:
         return "buffer full: the trainer is behind"
-    if replica.version is not None and not spec.admission.may_start(replica.version, progress):
+    if replica.version is not None and not controller.gate.tentative().allows(replica.version):
         return "admission: too far ahead of the trainer"
     return "waiting for the other replicas"
 

@@ -1,18 +1,23 @@
 """A world in virtual time for tests of the controller: random lengths, delays and deaths from one seed.
 
 It is an executor without I/O. It checks what an executor relies on (no trajectory runs twice at once, a replica is given work
-only on weights that it holds, one version per trajectory) and fails on the event that breaks it.
+only on weights that it holds, one version per trajectory unless versions mix) and fails on the event that breaks it. What was
+trained on is held against the bound by the versions that really produced it, not by what the controller believes.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.controller import Controller
+from tailrace.rollout.order import Order
+
+SLOTS = 24  # trajectories that a replica decodes at once; more wait
+KV_TOKENS = 4_000
 
 
 @dataclass
@@ -30,6 +35,8 @@ class _Replica:
     work: dict[str, _Work] = field(default_factory=dict)
     last_seq: int = 0
     finished: int = 0
+    order: Order = field(default_factory=Order)
+    heard: float = 0.0  # when the last event that it sent arrives: events arrive in order
 
 
 class World:
@@ -39,6 +46,8 @@ class World:
         kill_rate: chance per second that a replica dies.
         trainer_kill_rate: the same for the trainer.
         keep_versions: pulls of versions older than the newest by this or more fail, as if no checkpoint were kept.
+        transport_s: commands to replicas take up to so long, each its own time, so that they overtake each other.
+        repeat_rate: chance that such a command arrives twice.
     """
 
     def __init__(
@@ -50,14 +59,19 @@ class World:
         trainer_kill_rate: float = 0.0,
         scoring_failure_rate: float = 0.0,
         keep_versions: int = 1_000,
+        transport_s: float = 0.0,
+        repeat_rate: float = 0.0,
     ) -> None:
         self.controller = controller
         self.random = random.Random(seed)
         self.kill_rate, self.trainer_kill_rate = kill_rate, trainer_kill_rate
         self.scoring_failure_rate, self.keep_versions = scoring_failure_rate, keep_versions
+        self.transport_s, self.repeat_rate = transport_s, repeat_rate
         self.now = 0.0
         self.replicas: dict[str, _Replica] = {}
-        self.partial: dict[str, tuple[int, int]] = {}
+        self.partial: dict[str, tuple[int, int]] = {}  # version of the newest tokens and how many there are
+        self.oldest: dict[str, int] = {}  # version of the oldest tokens
+        self.staleness: list[int] = []
         self.complete: set[str] = set()
         self.consumed: dict[str, int] = {}
         self.trainer_incarnation = 0
@@ -65,7 +79,7 @@ class World:
         self.newest = -1
         self.log: list[tuple[float, c.Event]] = []
         self.commands: list[list[c.Command]] = []
-        self._queue: list[tuple[float, int, str, int, c.Event]] = []
+        self._queue: list[tuple[float, int, str, int, c.Event | Callable[[], None]]] = []
         self._order = 0
 
     def run(self, *, max_events: int = 200_000, stop_after: int | None = None) -> None:
@@ -79,6 +93,9 @@ class World:
             at, _, member, incarnation, event = heapq.heappop(self._queue)
             self.now = max(self.now, at)
             if self._lost(member, incarnation):
+                continue
+            if callable(event):
+                event()
                 continue
             self.deliver(event)
             if isinstance(event, c.Tick):
@@ -126,36 +143,25 @@ class World:
         match command:
             case c.Start(role=role, id=member, seq=seq) | c.Restart(role=role, id=member, seq=seq):
                 self._start(role, member, seq, getattr(command, "version", None))
-            case c.Route():
-                self._route(command)
-            case c.Interrupt():
-                self._interrupt(command)
-            case c.Pull(replica=name, version=version, seq=seq):
-                replica = self.replicas[name]
-                if not replica.up:
-                    return  # a command to a member that is dead already is lost; its Down is on the way
-                assert not replica.work, f"{name} pulls with work in flight"
-                replica.last_seq, replica.version = seq, None
-                gone = version <= self.newest - self.keep_versions
-                event: c.Event = (
-                    c.PullFailed(name, version, "no checkpoint", answers=seq)
-                    if gone
-                    else c.Pulled(name, version, answers=seq)
-                )
-                self._at(self.now + self.random.uniform(0.01, 0.5), event, name, replica.incarnation)
+            case c.Route(replica=name) | c.Interrupt(replica=name) | c.Pull(replica=name):
+                self._send(self.replicas[name], name, command)
             case c.Score(trajectories=trajectories):
                 for name in trajectories:
-                    event = (
+                    scored = (
                         c.ScoringFailed(name, "verifier broke")
                         if self.random.random() < self.scoring_failure_rate
                         else c.Scored(name, float(self.random.random() < 0.5))
                     )
-                    self._at(self.now + self.random.uniform(0.0, 0.3), event)
+                    self._at(self.now + self.random.uniform(0.0, 0.3), scored)
             case c.Step(version=version, mini_batches=batches, seq=seq):
                 names = [name for batch in batches for name in batch]
                 assert len(names) == len(set(names)), "a trajectory stands twice in a batch"
                 for name in names:
                     assert name in self.complete, f"{name} is trained on before it is complete"
+                    lag = self.controller.learner.version - self.oldest[name]
+                    bound = self.controller.gate.bound
+                    assert bound is None or lag <= bound, f"{name} is trained on at a staleness of {lag}, over {bound}"
+                    self.staleness.append(lag)
                 event = c.Stepped(version, answers=seq)
                 self._at(self.now + self.random.uniform(0.5, 2.0), event, "trainer", self.trainer_incarnation)
                 self._stepping = (version, names)
@@ -164,17 +170,83 @@ class World:
             case c.Checkpoint(version=version, seq=seq):
                 self._at(self.now + 0.7, c.Durable(version, answers=seq), "trainer", self.trainer_incarnation)
             case c.Abort(trajectories=trajectories):
-                for replica in self.replicas.values():
-                    for name in trajectories:
+                for name in trajectories:
+                    self.partial.pop(name, None)
+                    self.oldest.pop(name, None)
+                    for replica in self.replicas.values():
                         replica.work.pop(name, None)
             case _:
                 pass
+
+    def _send(self, replica: _Replica, name: str, command: c.Route | c.Interrupt | c.Pull) -> None:
+        """A command travels; one to a member that is dead already is lost: its Down is on the way."""
+        if not replica.up:
+            return
+        for _ in range(2 if self.random.random() < self.repeat_rate else 1):
+            if not self.transport_s:
+                self._arrive(replica, name, command)
+                continue
+            arrival = self.now + self.random.uniform(0.0, self.transport_s)
+            self._at(arrival, lambda: self._arrive(replica, name, command), name, replica.incarnation)
+
+    def _arrive(self, replica: _Replica, name: str, command: c.Route | c.Interrupt | c.Pull) -> None:
+        replica.order.add(command)
+        for ready in replica.order.take():
+            match ready:
+                case c.Route():
+                    self._route(replica, ready)
+                case c.Interrupt():
+                    self._interrupt(replica, ready)
+                case c.Pull():
+                    self._pull(replica, ready)
+            assert not isinstance(ready, c.Abort)
+            assert replica.last_seq < ready.seq, f"{name} carries out {ready.seq} after {replica.last_seq}"
+            replica.last_seq = ready.seq
+            self._at(self.now + 0.02, lambda: self._say(name, self._snapshot(name)), name, replica.incarnation)
+
+    def _say(self, name: str, event: c.Event) -> None:
+        """A replica reports: after what it reported before, and after a while."""
+        replica = self.replicas[name]
+        replica.heard = max(replica.heard, self.now + self.random.uniform(0.0, 0.1))
+        self._at(replica.heard, event, name, replica.incarnation)
+
+    def _pull(self, replica: _Replica, command: c.Pull) -> None:
+        assert not replica.work, f"{command.replica} pulls with work in flight"
+        name, version = command.replica, command.version
+        replica.version = None
+        event: c.Event = (
+            c.PullFailed(name, version, "no checkpoint", answers=command.seq)
+            if version <= self.newest - self.keep_versions
+            else c.Pulled(name, version, answers=command.seq)
+        )
+
+        def done() -> None:
+            replica.version = version if isinstance(event, c.Pulled) else None
+            self._say(name, event)
+
+        self._at(self.now + self.random.uniform(0.01, 0.5), done, name, replica.incarnation)
+
+    def _snapshot(self, name: str) -> c.Snapshot:
+        replica = self.replicas[name]
+        kv = min(1.0, sum(self._tokens(trajectory, work) for trajectory, work in replica.work.items()) / KV_TOKENS)
+        running = min(len(replica.work), SLOTS)
+        waiting = len(replica.work) - running
+        return c.Snapshot(
+            name,
+            kv,
+            running,
+            waiting,
+            replica.finished,
+            replica.version,
+            replica.last_seq,
+            kv_capacity_tokens=KV_TOKENS,
+        )
 
     def _start(self, role: str, member: str, seq: int, version: int | None) -> None:
         if role == "replica":
             replica = self.replicas.setdefault(member, _Replica())
             replica.work.clear()
-            replica.up, replica.version = True, None
+            replica.up, replica.version, replica.order, replica.last_seq = True, None, Order(), 0
             self._at(self.now + self.random.uniform(1, 3), c.Up(role, member, answers=seq), member, replica.incarnation)
         elif role == "trainer":
             for name in [name for name, consumed in self.consumed.items() if consumed > (version or 0)]:
@@ -183,43 +255,52 @@ class World:
         else:
             self._at(self.now + 0.1, c.Up(role, member, answers=seq))
 
-    def _route(self, command: c.Route) -> None:
-        replica = self.replicas[command.replica]
-        if not replica.up:
-            return
+    def _route(self, replica: _Replica, command: c.Route) -> None:
         assert replica.version is not None, f"{command.replica} serves no version"
-        replica.last_seq = command.seq
         for ref in command.trajectories:
             running = [name for name, other in self.replicas.items() if ref.trajectory in other.work]
             assert not running, f"{ref.trajectory} already runs on {running}"
             assert ref.trajectory not in self.consumed, f"{ref.trajectory} was trained on already"
             version, kept = self.partial.get(ref.trajectory, (replica.version, 0))
-            if version != replica.version:
+            mixes = self.controller.ledger.mixes_versions and ref.purpose is c.Purpose.TRAIN
+            if version != replica.version and not mixes:
                 kept = 0
+            if not kept:
+                self.oldest[ref.trajectory] = replica.version
+            self.oldest[ref.trajectory] = min(self.oldest[ref.trajectory], replica.version)
             length = min(192, 5 + int(self.random.paretovariate(1.2) * 8))
             left = max(length - kept, 1)
             done = self.now + left * 0.02 * self.random.uniform(0.8, 1.2)
             replica.work[ref.trajectory] = _Work(kept + left, done, self.now)
             self.partial[ref.trajectory] = (replica.version, kept)
-            event = c.Finished(command.replica, ref.trajectory, kept + left, answers=command.seq)
-            self._at(done, event, f"{command.replica}/{ref.trajectory}", replica.incarnation)
+            finished = c.Finished(command.replica, ref.trajectory, kept + left, answers=command.seq)
+            member = f"{command.replica}/{ref.trajectory}"
+            self._at(done, lambda event=finished: self._finish(event), member, replica.incarnation)  # type: ignore[misc]
 
-    def _interrupt(self, command: c.Interrupt) -> None:
-        replica = self.replicas[command.replica]
-        replica.last_seq = command.seq
+    def _finish(self, event: c.Finished) -> None:
+        replica = self.replicas[event.replica]
+        replica.work.pop(event.trajectory)
+        replica.finished += 1
+        self.partial[event.trajectory] = (self.partial[event.trajectory][0], event.tokens)
+        self.complete.add(event.trajectory)
+        self._say(event.replica, event)
+
+    def _interrupt(self, replica: _Replica, command: c.Interrupt) -> None:
         for name in command.trajectories:
             work = replica.work.pop(name, None)
             if work is None:
                 continue
             kept = self._progress(name, work)
-            event = c.Interrupted(command.replica, name, kept, answers=command.seq)
-            self._at(self.now + self.random.uniform(0.0, 0.3), event, command.replica, replica.incarnation)
+            self._say(command.replica, c.Interrupted(command.replica, name, kept, answers=command.seq))
+
+    def _tokens(self, name: str, work: _Work) -> int:
+        kept = self.partial[name][1]
+        share = min(1.0, (self.now - work.started) / max(work.done - work.started, 1e-9))
+        return kept + int((work.length - kept) * share)
 
     def _progress(self, name: str, work: _Work) -> int:
-        version, kept = self.partial[name]
-        share = min(1.0, (self.now - work.started) / max(work.done - work.started, 1e-9))
-        tokens = kept + int((work.length - kept) * share)
-        self.partial[name] = (version, tokens)
+        tokens = self._tokens(name, work)
+        self.partial[name] = (self.partial[name][0], tokens)
         return tokens
 
     # ---- what happens ---------------------------------------------------------------------------------------------
@@ -233,13 +314,7 @@ class World:
                 self._keep_partials(replica)
                 self._at(self.now, c.Down("replica", name, "killed"))
                 continue
-            kv = min(1.0, len(replica.work) / 40)
-            self._at(
-                self.now,
-                c.Snapshot(name, kv, len(replica.work), 0, replica.finished, replica.version, replica.last_seq),
-                name,
-                replica.incarnation,
-            )
+            self._say(name, self._snapshot(name))
         if self.controller.learner.up and self.random.random() < self.trainer_kill_rate:
             self.trainer_incarnation += 1
             self._at(self.now, c.Down("trainer", "0", "killed"))
@@ -252,12 +327,6 @@ class World:
 
     def _observe(self, event: c.Event) -> None:
         match event:
-            case c.Pulled(replica=name, version=version):
-                self.replicas[name].version = version
-            case c.Finished(replica=name, trajectory=trajectory):
-                self.replicas[name].work.pop(trajectory, None)
-                self.replicas[name].finished += 1
-                self.complete.add(trajectory)
             case c.Published(version=version):
                 self.newest = max(self.newest, version)
             case c.Durable(version=version):
@@ -281,7 +350,7 @@ class World:
         replica = self.replicas[name]
         return incarnation != replica.incarnation or bool(trajectory and trajectory not in replica.work)
 
-    def _at(self, when: float, event: c.Event, member: str = "", incarnation: int = 0) -> None:
+    def _at(self, when: float, event: c.Event | Callable[[], None], member: str = "", incarnation: int = 0) -> None:
         self._order += 1
         heapq.heappush(self._queue, (when, self._order, member, incarnation, event))
 

@@ -1,0 +1,39 @@
+"""What a finished or running run can tell: the story of a trajectory, the cost of a decoding step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from tailrace.pipeline.run.directory import RunDirectory
+
+
+def explain(run: Path, trajectory: str) -> None:
+    """Print a trajectory's story.
+
+    Raises:
+        RunDirectoryError: the run, or the trajectory in it, does not exist.
+    """
+    from tailrace.pipeline.config.loading import validate
+    from tailrace.pipeline.run.explain import explain as tell
+
+    directory = RunDirectory.open(run)
+    config = validate([(str(directory.config), directory.read_config())])
+    for line in tell(directory, config, trajectory):
+        typer.echo(f"{line.at_s:9.2f} s  version {line.version:<4d} {line.text}")
+
+
+def fit_cost(run: Path) -> None:
+    """Print the cost model that fits a run.
+
+    Raises:
+        RunDirectoryError: the run does not exist or tells too little.
+    """
+    from tailrace.pipeline.run.fit import fit_cost_model
+
+    fit = fit_cost_model(RunDirectory.open(run))
+    typer.echo(f"# from {fit.samples} snapshots; the step time is off by {fit.error:.0%} in the median")
+    typer.echo("[rollout.cost_model]")
+    for name in ("k1", "k2", "k3", "k4"):
+        typer.echo(f"{name} = {getattr(fit.model, name):.4g}")

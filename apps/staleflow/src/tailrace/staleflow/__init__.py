@@ -1,0 +1,11 @@
+"""StaleFlow: a strict bound on staleness that is kept under every kind of rollout coordination."""
+
+from tailrace.pipeline.run.app import App
+
+APP = App(
+    name="staleflow",
+    paper="Unleashing Efficient Asynchronous RL Post-Training via Staleness-Constrained Rollout Coordination",
+    package="tailrace.staleflow",
+)
+
+__all__ = ["APP"]

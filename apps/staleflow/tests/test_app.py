@@ -1,0 +1,40 @@
+"""The app is a recipe: its defaults, its quick start and the configurations beside it are valid, and are Laminar."""
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.contracts import plugins
+from tailrace.laminar import APP
+from tailrace.pipeline.config.loading import read_toml, validate
+from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.spec import AXES
+
+CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "laminar").glob("*.toml"))
+
+
+def test_it_comes_through_the_door_for_plugins():
+    assert plugins.load("tailrace.app", "laminar") is APP
+
+
+def test_the_defaults_name_a_policy_on_every_axis():
+    pipeline = APP.defaults()["pipeline"]
+    assert set(pipeline) == {*AXES, "sampler"}
+
+
+def test_the_quick_start_is_laminar():
+    config = validate([("defaults", APP.defaults()), ("quick start", APP.quickstart())])
+    assert config.model.path is None
+    assert config.executor.replica_gpus == 0
+    spec = build_spec(config)
+    assert type(spec.relocation).__name__ == "BestFit"
+    assert type(spec.sync).__name__ == "OnIdle"
+    assert type(spec.admission).__name__ == "Inherent"
+    assert type(spec.recovery).__name__ == "Isolate"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configurations_beside_it_are_valid(path):
+    content = read_toml(path)
+    assert content["app"] == "laminar"
+    build_spec(validate([("defaults", APP.defaults()), (str(path), content)]))
