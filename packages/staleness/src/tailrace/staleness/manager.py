@@ -156,7 +156,9 @@ class StalenessManager(Generic[Key]):
             RedundantError: its buffer is complete without it (see `surplus`).
         """
         slots = self._slots
-        cell = self._find(key, occupied=False)
+        cell = slots.where.get(key)
+        if cell is None or cell.occupied:
+            cell = self._find(key, occupied=False)
         origin = cell.buffer
         if origin.occupied_count >= self._batch_size:
             raise RedundantError(

@@ -95,6 +95,8 @@ class Slots(Generic[Key]):
                     found = slots & -slots
                     deadline = candidate
                     below &= found - 1
+                    if not below:
+                        break
             if not found:
                 return hole
             source = found.bit_length() - 1
