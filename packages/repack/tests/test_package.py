@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tailrace.repack
 
 README = Path(__file__).parents[1] / "README.md"
@@ -20,11 +22,11 @@ def examples():
     return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_example_prints_what_the_readme_says(tmp_path):
-    (example,) = examples()
-    said = re.findall(r"^    (gpu-.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
-    assert len(said) == 2
-    assert run(example, tmp_path).splitlines() == said
+@pytest.mark.parametrize(("place", "first"), [(0, "gpu-"), (1, r"[ \d]\d running")])
+def test_the_examples_print_what_the_readme_says(tmp_path, place, first):
+    said = re.findall(rf"^    ({first}.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(said) == 2 + place
+    assert run(examples()[place], tmp_path).splitlines() == said
 
 
 def test_importing_it_loads_nothing_heavy(tmp_path):

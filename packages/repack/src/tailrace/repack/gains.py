@@ -16,16 +16,16 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from tailrace.contracts import ReplicaView
 from tailrace.repack.throughput import ThroughputModel
 
 # (tokens in the KV cache, place in the order of names)
 _Member = tuple[int, int]
-# What its members have in common: trajectories, KV budget, whether they are open.
-_Key = tuple[int, float, bool]
-# The same, members, latency of matrix multiplication now and with one more, best D over a.
-_Class = tuple[int, float, bool, list[_Member], float, float, float]
+# Place in the order, members; what they have in common: trajectories, KV budget, whether they are open; latency of matrix
+# multiplication now and with one more, best D over a.
+_Class = tuple[int, list[_Member], int, float, bool, float, float, float]
 
 _REFRESH = 256
 
@@ -42,10 +42,33 @@ def kv_tokens(view: ReplicaView) -> int:
     return sum(trajectory.tokens for trajectory in view.trajectories.values())
 
 
+@dataclass(slots=True)
+class _Group:
+    """The replicas of one version.
+
+    Args:
+        classes: by place in the order, which ascends in the number of trajectories.
+        order: the same classes, in order.
+        least_kv: no member's KV cache is smaller.
+        refused: lengths, and whether only open replicas counted, that nothing is gained enough by until something changes.
+        size: replicas, those included that can take nothing more.
+    """
+
+    classes: dict[int, _Class] = field(default_factory=dict)
+    order: list[_Class] = field(default_factory=list)
+    least_kv: int = 0
+    refused: set[tuple[int, bool]] = field(default_factory=set)
+    size: int = 0
+
+    def refresh(self) -> None:
+        """Find the least KV cache again; between refreshes it is only known to be no greater."""
+        self.least_kv = min((members[0][0] for _, members, *_ in self.order), default=0)
+
+
 class GainIndex:
     """Replicas by version, with what they run, to be searched for the largest marginal gain.
 
-    What is done to it can be undone: see `mark` and `rollback`.
+    What is done to it after `mark` can be undone by `rollback`.
 
     Args:
         model: with k1 in seconds for each token.
@@ -53,41 +76,35 @@ class GainIndex:
     """
 
     def __init__(self, model: ThroughputModel, views: Sequence[ReplicaView]) -> None:
-        self.model = model
-        self._k1, self._k2, self._k3, self._k4 = model.k1, model.k2, model.k3, model.k4
         self.views = views
-        self._budgets = [float(view.kv_capacity_tokens or math.inf) for view in views]
-        self._version: list[int] = []
-        self._running: list[int] = []
-        self._kv: list[int] = []
-        self._waits: list[bool] = []
+        self._k1, self._k2, self._k3, self._k4 = model.k1, model.k2, model.k3, model.k4
         self._slack = 1e-9 / (max(model.k2, model.k3) + model.k4)
-        self._groups: dict[int, list[_Class]] = {}
-        self._least_kv: dict[int, int] = {}
+        self._version = [-1 if view.version is None else view.version for view in views]
+        self._running = [view.running for view in views]
+        self._kv = [kv_tokens(view) for view in views]
+        # The most that may run there before one more: nothing may while something waits.
+        self._limit = [0 if view.waiting else view.capacity for view in views]
+        kinds: dict[tuple[float, bool], int] = {}
+        self._kind = [
+            kinds.setdefault((float(view.kv_capacity_tokens or math.inf), view.open), len(kinds)) for view in views
+        ]
+        self._kinds = list(kinds)
+        self._shapes: dict[int, tuple[float, float, float]] = {}
+        self._log: list[tuple[int, int, int, int, int]] | None = None
         self._changes = 0
-        self._sizes: dict[int, int] = {}
-        self._refused: dict[int, set[tuple[int, bool]]] = {}
-        self._log: list[tuple[int, int, int, int, bool]] = []
-        members: dict[int, dict[_Key, list[_Member]]] = {}
-        for index, view in enumerate(views):
-            assert view.version is not None
-            kv = kv_tokens(view)
-            self._version.append(view.version)
-            self._running.append(view.running)
-            self._kv.append(kv)
-            self._waits.append(view.waiting > 0)
-            self._sizes[view.version] = self._sizes.get(view.version, 0) + 1
-            group = members.setdefault(view.version, {})
-            if not view.waiting and view.running < view.capacity:
-                group.setdefault((view.running, self._budgets[index], view.open), []).append((kv, index))
-        for version, group in members.items():
-            self._groups[version] = sorted(self._class(key, sorted(found)) for key, found in group.items())
-            self._refused[version] = set()
-            self._refresh(version)
+        self._groups: dict[int, _Group] = {}
+        for index, version in enumerate(self._version):
+            self._group(version).size += 1
+            if self._running[index] < self._limit[index]:
+                self._class(self._groups[version], index)[1].append((self._kv[index], index))
+        for group in self._groups.values():
+            for _, members, *_ in group.order:
+                members.sort()
+            group.refresh()
 
     def versions(self) -> list[int]:
         """Versions that some replica serves, oldest first."""
-        return sorted(version for version, size in self._sizes.items() if size)
+        return sorted(version for version, group in self._groups.items() if group.size)
 
     def best(self, version: int, length: int, least: float, opened: bool) -> tuple[float, int]:
         """The largest gain among the replicas of a version, and whose it is: the first by name of equals.
@@ -101,8 +118,9 @@ class GainIndex:
         """
         best, chosen = -math.inf, -1
         k1, k4 = self._k1, self._k4
-        floor, added, least_kv = least - self._slack, k1 * length, self._least_kv[version]
-        for running, budget, is_open, members, now, then, peak in self._groups[version]:
+        group = self._groups[version]
+        floor, added, least_kv = least - self._slack, k1 * length, group.least_kv
+        for _, members, running, budget, is_open, now, then, peak in group.order:
             rise = added + then - now
             top = rise * peak
             lowest = k1 * least_kv + now + k4
@@ -139,7 +157,7 @@ class GainIndex:
 
     def best_at_least(self, version: int, length: int, least: float, opened: bool) -> tuple[float, int] | None:
         """As `best`, but None if the gain is below `least`, which must follow from the length. Refusals are remembered."""
-        refused = self._refused[version]
+        refused = self._groups[version].refused
         if (length, opened) in refused:
             return None
         found = self.best(version, length, least, opened)
@@ -150,61 +168,66 @@ class GainIndex:
 
     def give(self, index: int, length: int) -> None:
         """A trajectory that fits goes to a replica."""
-        self._set(index, self._version[index], self._running[index] + 1, self._kv[index] + length, False)
+        self._set(index, self._version[index], self._running[index] + 1, self._kv[index] + length, self._limit[index])
 
     def empty(self, index: int, version: int) -> None:
         """A replica has pulled a version and holds nothing."""
-        self._set(index, version, 0, 0, False)
+        self._set(index, version, 0, 0, self.views[index].capacity)
 
-    def mark(self) -> int:
+    def mark(self) -> None:
         """A point to come back to."""
-        return len(self._log)
+        self._log = []
 
-    def rollback(self, mark: int) -> None:
-        """Undo everything since a mark."""
-        while len(self._log) > mark:
-            self._set(*self._log.pop())
-            self._log.pop()
+    def rollback(self) -> None:
+        """Undo everything since the mark."""
+        log, self._log = self._log or [], None
+        for change in reversed(log):
+            self._set(*change)
 
-    def _set(self, index: int, version: int, running: int, kv: int, waits: bool) -> None:
-        before, had, held, waited = self._version[index], self._running[index], self._kv[index], self._waits[index]
-        self._log.append((index, before, had, held, waited))
-        view, budget = self.views[index], self._budgets[index]
-        if not waited and had < view.capacity:
-            group = self._groups[before]
-            place = bisect_left(group, (had, budget, view.open))
-            members = group[place][3]
+    def _set(self, index: int, version: int, running: int, kv: int, limit: int) -> None:
+        before, had, held, could = self._version[index], self._running[index], self._kv[index], self._limit[index]
+        if self._log is not None:
+            self._log.append((index, before, had, held, could))
+        group = self._groups[before]
+        group.refused.clear()
+        if had < could:
+            place = had * len(self._kinds) + self._kind[index]
+            members = group.classes[place][1]
             if len(members) > 1:
                 del members[bisect_left(members, (held, index))]
             else:
-                del group[place]
-        self._refused[before].clear()
+                del group.classes[place], group.order[bisect_left(group.order, (place,))]
         if version != before:
-            self._sizes[before] -= 1
-            self._sizes[version] = self._sizes.get(version, 0) + 1
-            if version not in self._groups:
-                self._groups[version], self._refused[version], self._least_kv[version] = [], set(), kv
-            self._refused[version].clear()
+            group.size -= 1
+            group = self._group(version)
+            group.size += 1
+            group.refused.clear()
             self._version[index] = version
-        self._running[index], self._kv[index], self._waits[index] = running, kv, waits
-        if not waits and running < view.capacity:
-            group, key = self._groups[version], (running, budget, view.open)
-            place = bisect_left(group, key)
-            if place < len(group) and group[place][:3] == key:
-                insort(group[place][3], (kv, index))
-            else:
-                group.insert(place, self._class(key, [(kv, index)]))
-        if kv < self._least_kv[version]:
-            self._least_kv[version] = kv
+        self._running[index], self._kv[index], self._limit[index] = running, kv, limit
+        if running < limit:
+            insort(self._class(group, index)[1], (kv, index))
+        if kv < group.least_kv:
+            group.least_kv = kv
         self._changes += 1
         if self._changes % _REFRESH == 0:
-            self._refresh(version)
+            group.refresh()
 
-    def _refresh(self, version: int) -> None:
-        """Find the least KV cache again; between refreshes it is only known to be no greater."""
-        self._least_kv[version] = min((members[0][0] for _, _, _, members, *_ in self._groups[version]), default=0)
+    def _group(self, version: int) -> _Group:
+        group = self._groups.get(version)
+        if group is None:
+            group = self._groups[version] = _Group()
+        return group
 
-    def _class(self, key: _Key, members: list[_Member]) -> _Class:
-        running = key[0]
-        now, then = max(self._k2, self._k3 * running), max(self._k2, self._k3 * (running + 1))
-        return *key, members, now, then, running + math.sqrt(running * running + running)
+    def _class(self, group: _Group, index: int) -> _Class:
+        """The class that a replica belongs to, made if it is the first."""
+        running, kind = self._running[index], self._kind[index]
+        place = running * len(self._kinds) + kind
+        found = group.classes.get(place)
+        if found is None:
+            shape = self._shapes.get(running)
+            if shape is None:
+                now, then = max(self._k2, self._k3 * running), max(self._k2, self._k3 * (running + 1))
+                shape = self._shapes[running] = (now, then, running + math.sqrt(running * running + running))
+            found = group.classes[place] = (place, [], running, *self._kinds[kind], *shape)
+            insort(group.order, found)
+        return found

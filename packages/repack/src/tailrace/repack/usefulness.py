@@ -105,13 +105,13 @@ def _tried_at_once(
     pool = {version: queue.values() for version, queue in queues(cycle)}
     for view in candidates:
         place = places[view.replica]
-        start = index.mark()
+        index.mark()
         index.empty(place, cycle.progress.published)
         for trajectory, chosen, _, _ in routing.pour(index, _with_own(pool, view), cycle.admits):
             if chosen == place and trajectory.trajectory not in view.trajectories:
                 yield view.replica, trajectory.trajectory
                 break
-        index.rollback(start)
+        index.rollback()
 
 
 def _with_own(pool: Mapping[int | None, Iterable[TrajectoryView]], view: ReplicaView) -> Queues:
