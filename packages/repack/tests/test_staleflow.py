@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.contracts import TrajectoryView
 from tailrace.repack import Interrupting, LeastLoaded, MarginalThroughput, Migration, RoundRobin, WhenUseful
 from tailrace.repack.staleflow_reference import migrate_slowly, route_slowly, sync_slowly
 from tailrace.repack.testing import (
@@ -16,6 +17,7 @@ from tailrace.repack.testing import (
     check_sync_policy,
     random_cycle,
 )
+from tailrace.repack.usefulness import Heads
 
 TABLE_4 = (7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2)
 MODELS = (TABLE_4, (4e-7, 2e-3, 1e-4, 1e-3), (0.0, 1e-3, 1e-4, 0.0), (1e-6, 1e-3, 0.0, 1e-3), (5e-8, 0.0, 1e-3, 1e-3))
@@ -31,14 +33,35 @@ class Plain:
         return self.policy.route(cycle)
 
 
+def loaded(view, numbers):
+    count = numbers.choice([5, 40, 60, 60])
+    held = {
+        f"{view.replica}-{number}": TrajectoryView(
+            f"{view.replica}-{number}", 2000 + number, numbers.choice([2, 3]), numbers.choice([100, 3000, 12_000])
+        )
+        for number in range(count)
+    }
+    return dataclasses.replace(
+        view,
+        trajectories=held,
+        in_flight=count,
+        running=count,
+        waiting=0,
+        capacity=64,
+        kv_capacity_tokens=numbers.choice([0, 300_000]),
+    )
+
+
 def cycles(seed, policy, fleet, groups):
     numbers = random.Random(seed)
     cycle = random_cycle(numbers, replicas=fleet, groups=groups, routing=policy)
-    style = numbers.choice(["any", "mixing", "behind", "level"])
+    style = numbers.choice(["any", "mixing", "behind", "heavy", "level"])
     views = list(cycle.replicas)
     if style != "any":  # mostly work that may go on under newer weights, and replicas that are known well
         views = [dataclasses.replace(view, fresh=True, pulling=False, pinned=False) for view in views]
-    if style == "behind":  # nothing may start but at the newest version
+    if style == "heavy":  # many long trajectories, by which most replicas gain too little
+        views = [loaded(view, numbers) if view.version else view for view in views]
+    if style in ("behind", "heavy"):  # nothing may start but at the newest version
         views = [dataclasses.replace(view, version=view.version and min(view.version, 4)) for view in views]
         cycle = dataclasses.replace(
             cycle,
@@ -96,10 +119,18 @@ def test_contracts():
     assert check_relocation_policy(Migration(*TABLE_4)) > 100
 
 
-def test_the_properties_see_every_outcome():
+def test_the_properties_see_every_outcome(monkeypatch):
     # The comparisons above would say little over cycles in which nothing happens.
     policy = MarginalThroughput(*TABLE_4)
-    seen = {"placed": 0, "held back": 0, "useful": 0, "not useful": 0, "excess": 0, "ahead": 0}
+    seen = {"placed": 0, "held back": 0, "useful": 0, "not useful": 0, "excess": 0, "ahead": 0, "stopped": 0}
+    stopped = Heads.stopped
+
+    def count(self, own, view):
+        found = stopped(self, own, view)
+        seen["stopped"] += found
+        return found
+
+    monkeypatch.setattr(Heads, "stopped", count)
     for seed in range(300):
         cycle = cycles(seed, policy, 12, 12)
         placed = len(policy.route(cycle))

@@ -166,6 +166,18 @@ class GainIndex:
         refused.add((length, opened))
         return None
 
+    def bound(self, running: int, kv: int, length: int) -> float:
+        """No replica that runs at least so many trajectories, with at least so many tokens, gains more by a trajectory."""
+        now, then, peak = self._shape(running)
+        rise = self._k1 * length + then - now
+        top = max(rise * peak, self._k1 * kv + now + self._k4)
+        return (top - running * rise) / (top * (top + rise)) + self._slack
+
+    def reachable(self, version: int, length: int, least: float) -> bool:
+        """Whether a replica of a version might gain `least`, as they are or however much more they are given."""
+        group = self._groups[version]
+        return bool(group.order) and self.bound(group.order[0][2], group.least_kv, length) >= least
+
     def give(self, index: int, length: int) -> None:
         """A trajectory that fits goes to a replica."""
         self._set(index, self._version[index], self._running[index] + 1, self._kv[index] + length, self._limit[index])
@@ -224,10 +236,14 @@ class GainIndex:
         place = running * len(self._kinds) + kind
         found = group.classes.get(place)
         if found is None:
-            shape = self._shapes.get(running)
-            if shape is None:
-                now, then = max(self._k2, self._k3 * running), max(self._k2, self._k3 * (running + 1))
-                shape = self._shapes[running] = (now, then, running + math.sqrt(running * running + running))
-            found = group.classes[place] = (place, [], running, *self._kinds[kind], *shape)
+            found = group.classes[place] = (place, [], running, *self._kinds[kind], *self._shape(running))
             insort(group.order, found)
         return found
+
+    def _shape(self, running: int) -> tuple[float, float, float]:
+        """What depends on the trajectories alone: latency of matrix multiplication now and with one more, best D over a."""
+        shape = self._shapes.get(running)
+        if shape is None:
+            now, then = max(self._k2, self._k3 * running), max(self._k2, self._k3 * (running + 1))
+            shape = self._shapes[running] = (now, then, running + math.sqrt(running * running + running))
+        return shape

@@ -9,13 +9,15 @@ somebody else's trajectory: its own alone are no reason to interrupt them.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 from tailrace.contracts import Cycle, Pool, Progress, ReplicaView, Sync, TrajectoryView
-from tailrace.repack.gains import planned_with
+from tailrace.repack.gains import GainIndex, planned_with
 from tailrace.repack.interrupting import is_behind
+from tailrace.repack.marginal import ideal_gain
 from tailrace.repack.routable import may_run_at
 from tailrace.repack.routing import queues
 from tailrace.repack.waterfall import MarginalThroughput, Queues
@@ -103,21 +105,62 @@ def _tried_at_once(
     index = routing.index(cycle)
     places = {view.replica: place for place, view in enumerate(index.views)}
     pool = {version: queue.values() for version, queue in queues(cycle)}
+    oldest = min((version for version in cycle.pool if version is not None), default=cycle.progress.published + 1)
+    heads = Heads(routing, index)
     for view in candidates:
+        own: dict[int | None, list[TrajectoryView]] = {}
+        for trajectory in view.trajectories.values():
+            own.setdefault(trajectory.version, []).append(trajectory)
+        order = sorted({*pool, *own}, key=_age)
+        first = (each for version in order if version is not None and version < oldest for each in own.get(version, ()))
+        if heads.stopped(first, view):
+            continue
+        waiting: Queues = ((version, chain(pool.get(version, ()), own.get(version, ()))) for version in order)
         place = places[view.replica]
         index.mark()
         index.empty(place, cycle.progress.published)
-        for trajectory, chosen, _, _ in routing.pour(index, _with_own(pool, view), cycle.admits):
+        for trajectory, chosen, _, _ in routing.pour(index, waiting, cycle.admits):
             if chosen == place and trajectory.trajectory not in view.trajectories:
                 yield view.replica, trajectory.trajectory
                 break
         index.rollback()
 
 
-def _with_own(pool: Mapping[int | None, Iterable[TrajectoryView]], view: ReplicaView) -> Queues:
-    """The pool with what a replica holds at the end of its queues."""
-    own: dict[int | None, list[TrajectoryView]] = {}
-    for trajectory in view.trajectories.values():
-        own.setdefault(trajectory.version, []).append(trajectory)
-    for version in sorted({*pool, *own}, key=_age):
-        yield version, chain(pool.get(version, ()), own.get(version, ()))
+class Heads:
+    """A quick answer for most candidates: one of its own trajectories would be blocked before anything else has its turn.
+
+    What no other replica could ever gain enough by must go to the candidate itself. So it holds at least that when the next
+    such one comes, and if that cannot gain enough there either, it stops everything behind it.
+    """
+
+    def __init__(self, routing: MarginalThroughput, index: GainIndex) -> None:
+        self._routing = routing
+        self._index = index
+        self._versions = index.versions()
+        self._elsewhere: dict[tuple[int, int], bool] = {}
+        self._least: dict[int, float] = {}
+
+    def stopped(self, own: Iterable[TrajectoryView], view: ReplicaView) -> bool:
+        """Whether these, in this order, are certain to be blocked at one; False if that is not known."""
+        index, running, kv, budget = self._index, 0, 0, view.kv_capacity_tokens or math.inf
+        for trajectory in own:
+            length, version = trajectory.tokens or self._routing.prompt_tokens, trajectory.version
+            elsewhere = self._elsewhere.get((length, version or 0))
+            if elsewhere is None:
+                least = self._routing.mu * ideal_gain(self._routing.model, length)
+                elsewhere = any(
+                    index.reachable(each, length, least)
+                    for each in self._versions
+                    if version is None or each >= version
+                )
+                self._elsewhere[length, version or 0], self._least[length] = elsewhere, least
+            if elsewhere or trajectory.exact:
+                continue
+            if (
+                running >= view.capacity
+                or kv + length > budget
+                or index.bound(running, kv, length) < self._least[length]
+            ):
+                return True
+            running, kv = running + 1, kv + length
+        return False

@@ -86,7 +86,7 @@ class MarginalThroughput:
 
     def pour(self, index: GainIndex, waiting: Queues, admits: TentativeAdmission) -> Iterator[Poured]:
         """Placements in order. Each is carried out on the index, and on a copy of admission, when the next is asked for."""
-        k1, alone, mu = self.k1, max(self.k2, self.k3), self.mu
+        k1, k4, alone, mu, prompt_tokens = self.k1, self.k4, max(self.k2, self.k3), self.mu, self.prompt_tokens
         versions = index.versions()
         started: dict[int, int] = {}
         forked = False
@@ -94,8 +94,8 @@ class MarginalThroughput:
         for oldest, queue in waiting:
             newer = versions if oldest is None else versions[bisect_left(versions, oldest) :]
             for view in queue:
-                length = view.tokens or self.prompt_tokens
-                least = mu * (1 / (k1 * length + alone + self.k4))
+                length = view.tokens or prompt_tokens
+                least = mu * (1 / (k1 * length + alone + k4))
                 version = started.get(view.group) if oldest is None else oldest
                 if version is None:
                     if allowed is None:
