@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import random
 import statistics
 import time
@@ -74,9 +75,9 @@ def groups(count: int) -> dict[str, TrajectoryView]:
 def random_cycle(kind: str, replicas: int, trajectories: int, numbers: random.Random) -> Cycle:
     each, pool, slots = trajectories // replicas, {}, {PUBLISHED: trajectories}
     if kind == "steady":
-        # Replicas lag by up to two versions, each has lost up to an eighth of its work, and a hundredth was interrupted.
+        # Replicas lag by up to two versions, each has finished up to half of its work, and a hundredth was interrupted.
         fleet = [
-            replica(numbers, place, each - numbers.randrange(each // 8), PUBLISHED - numbers.choice([0, 0, 0, 1, 2]), 4)
+            replica(numbers, place, each - numbers.randrange(each // 2), PUBLISHED - numbers.choice([0, 0, 0, 1, 2]), 4)
             for place in range(replicas)
         ]
         for number in range(trajectories // 100):
@@ -171,6 +172,12 @@ def shown(row: dict[str, dict[str, float]]) -> str:
     return " ".join(cells)
 
 
+def growth(points: list[dict[str, dict[str, float]]]) -> float:
+    """The slope of log cost over log trajectories."""
+    sizes = [math.log(row["trajectories"]) for row in points]
+    return statistics.linear_regression(sizes, [math.log(row["p50_ms"]["cycle"]) for row in points]).slope
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Decision time of StaleFlow's strategies.")
     parser.add_argument("--repeats", type=int, default=30)
@@ -193,6 +200,10 @@ def main() -> None:
             row = measure(kind, replicas, trajectories, repeats, options.slow_up_to)
             rows.append(row)
             print(shown(row), flush=True)
+    for kind in KINDS:
+        points = [row for row in rows if row["kind"] == kind]
+        if len(points) > 1:
+            print(f"{kind}: the cost of a cycle grows as the number of trajectories to the power {growth(points):.2f}")
     if options.json:
         options.json.write_text(
             json.dumps({"benchmark": "coordination", "limit_ms": LIMIT_MS, "rows": rows}, indent=2) + "\n"
