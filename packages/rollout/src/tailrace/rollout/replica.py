@@ -130,6 +130,7 @@ class ReplicaWorker:
         self._tokens_since_snapshot = 0
         self._flushed_at = self._snapshot_at = self._clock.now()
         self._dropped = 0
+        self._unshown = False
         self._thread = threading.Thread(target=self._run, name=f"replica-{replica}", daemon=True)
         self._flusher.start()
         self._thread.start()
@@ -229,7 +230,11 @@ class ReplicaWorker:
         if self._in_flight:
             self._record(self._engine.step())
         now = self._clock.now()
-        if commands or (busy and not self._in_flight) or now - self._snapshot_at >= self._snapshot_s:
+        # A snapshot that shows what was just routed waits until the engine has taken it into its batch: before that it
+        # would look like a full KV cache.
+        self._unshown = self._unshown or bool(commands)
+        settled = self._unshown and (not self._in_flight or not self._engine.stats().waiting)
+        if settled or (busy and not self._in_flight) or now - self._snapshot_at >= self._snapshot_s:
             self._snapshot(now)
         elif now - self._flushed_at >= self._flush_s:
             self._flush()
@@ -246,7 +251,8 @@ class ReplicaWorker:
                 self._drop(command.trajectories, count=False)
             case Pull():
                 self._pull(command)
-        self._last_seq = max(self._last_seq, command.seq)
+        if not isinstance(command, Abort):  # those go to every replica, outside the chain
+            self._last_seq = max(self._last_seq, command.seq)
 
     def _route(self, route: Route) -> None:
         if self._version is None:
@@ -370,6 +376,7 @@ class ReplicaWorker:
             )
         )
         self._snapshot_at, self._tokens_since_snapshot = now, 0
+        self._unshown = False
         self._flush()
 
     def _flush(self) -> None:

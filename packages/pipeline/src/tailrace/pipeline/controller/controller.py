@@ -243,6 +243,8 @@ class Controller:
     def _group_complete(self, group: int) -> None:
         """A group has its rewards: surplus samples are aborted; it is kept for the trainer or filtered."""
         rewards = self.ledger.rewards(group)
+        for name in self.ledger.groups[group].members:
+            self.coordinator.unbind(self.ledger.trajectories[name])
         surplus = tuple(self.ledger.complete(group))
         if surplus:
             self._abort(surplus, "its group has all the samples that it needs")
@@ -250,8 +252,6 @@ class Controller:
             self._drop(group, GroupPhase.FILTERED, "no signal")
             return
         self.gate.complete(group)
-        for late in list(self.gate.surplus()):
-            self._drop(late, GroupPhase.FILTERED, "surplus")
 
     def _on_scoring_failed(self, event: c.ScoringFailed) -> None:
         trajectory = self.ledger.get(event.trajectory)
@@ -333,6 +333,8 @@ class Controller:
 
     def _train(self) -> None:
         learner, spec = self.learner, self.spec
+        for late in list(self.gate.surplus()):
+            self._drop(late, GroupPhase.FILTERED, "surplus")
         if not learner.idle or learner.step >= spec.steps or learner.publishing < 0:
             return
         for index in list(self.gate.expired()):

@@ -94,9 +94,9 @@ class Coordinator:
     def _refill(self) -> None:
         """Open groups while there is room and the batches that remain need them, so that the run leaves nothing behind."""
         counts, batching = self._ledger.counts, self._spec.batching
-        wanted = self._spec.steps * self._spec.batch_groups
-        if wanted:
-            wanted += batching.surplus_groups
+        if self._learner.step >= self._spec.steps:
+            return
+        wanted = self._spec.steps * self._spec.batch_groups + batching.surplus_groups
         limit = self.open_limit
         while (
             self._ledger.generating + len(self._ledger.buffered) < limit

@@ -12,6 +12,7 @@ from tailrace.pipeline.run.eventlog import read_events
 from tailrace.repack import FitError, ThroughputModel
 
 LEAST_SAMPLES = 20
+STEADY = 0.3  # how far the batch may have changed between two snapshots, as a share of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class Fit:
 
 
 def fit_cost_model(directory: RunDirectory) -> Fit:
-    """Fit to the snapshots between which a replica's batch was steady: neither given work nor emptied.
+    """Fit to pairs of snapshots between which a replica's batch was nearly steady.
 
     Raises:
         RunDirectoryError: the run has too few such snapshots, or they do not determine the model.
@@ -41,10 +42,10 @@ def fit_cost_model(directory: RunDirectory) -> Fit:
             continue
         last = before.get(event.replica)
         before[event.replica] = event
-        if last is None or last.last_seq != event.last_seq or not event.running or event.tokens_per_s <= 0:
+        if last is None or not event.running or not last.running or event.tokens_per_s <= 0:
             continue
-        running = (last.running + event.running) / 2  # trajectories that finished in between left on the way
-        if abs(last.running - event.running) <= 0.2 * running:
+        running = (last.running + event.running) / 2
+        if abs(last.running - event.running) <= STEADY * running:
             kv = (last.kv + event.kv) / 2 * event.kv_capacity_tokens
             samples.append((kv, round(running), running / event.tokens_per_s))
     if len(samples) < LEAST_SAMPLES:

@@ -211,8 +211,10 @@ class World:
         self._at(replica.heard, event, name, replica.incarnation)
 
     def _pull(self, replica: _Replica, command: c.Pull) -> None:
-        assert not replica.work, f"{command.replica} pulls with work in flight"
         name, version = command.replica, command.version
+        known = [trajectory for trajectory in replica.work if self.controller.ledger.get(trajectory) is not None]
+        assert not known, f"{name} pulls with {known} in flight"
+        replica.work.clear()  # an abort overtook the command that routed these
         replica.version = None
         event: c.Event = (
             c.PullFailed(name, version, "no checkpoint", answers=command.seq)
