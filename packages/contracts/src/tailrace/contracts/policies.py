@@ -130,11 +130,11 @@ class Cycle:
     """What sync, relocation and routing decide from: one pass of the snapshot-command cycle (StaleFlow, Algorithm 1).
 
     Args:
-        replicas: replicas that are up, in order of name.
+        replicas: replicas that are up, in the order in which they were first started.
         pool: trajectories that wait for a replica.
         admits: what admission would say.
         routing: the routing policy, for a policy that wants to know what it would do.
-        routings: routing decisions made in earlier cycles.
+        routings: routing decisions made in earlier cycles: one for each group that started, and for each trajectory that went on.
     """
 
     replicas: Sequence[ReplicaView]

@@ -162,16 +162,19 @@ class Coordinator:
         """Do what the routing policy says; returns the trajectories that it placed."""
         routes: dict[str, list[TrajectoryState]] = {}
         why: dict[str, c.Placement] = {}
+        turns = 0
         for placement in self._spec.routing.route(cycle):
             trajectory = self._ledger.trajectories[placement.trajectory]
             version = self._fleet.replicas[placement.replica].version
             assert version is not None
-            if self._ledger.groups[trajectory.group].version is None:
+            started = self._ledger.groups[trajectory.group].version is not None
+            if not started:
                 self._gate.start(trajectory.group, version)
                 self._ledger.start(trajectory.group, version)
+            turns += not started or trajectory.version is not None
             routes.setdefault(placement.replica, []).append(trajectory)
             why[trajectory.id] = placement
-        self.routings += len(why)
+        self.routings += turns
         for name, trajectories in routes.items():
             self._route(self._fleet.replicas[name], trajectories, why=lambda id_: _because(why[id_]))
         return set(why)
