@@ -134,7 +134,7 @@ class Cycle:
         pool: trajectories that wait for a replica.
         admits: what admission would say.
         routing: the routing policy, for a policy that wants to know what it would do.
-        routings: routing decisions made in earlier cycles: one for each group that started, and for each trajectory that went on.
+        routings: routing decisions of earlier cycles: one for each group that started and each trajectory that went on.
     """
 
     replicas: Sequence[ReplicaView]

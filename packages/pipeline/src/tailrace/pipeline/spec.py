@@ -31,6 +31,7 @@ class PipelineSpec:
         replica_batch: trajectories that one replica generates as one batch.
         buffer_groups: groups that may be waiting for a replica, generating or waiting for the trainer at once
             (back-pressure); None leaves it to admission, which for a bound is (bound + 1) batches.
+        cycle_s: seconds at least between decisions that nothing but new load calls for. With hundreds of replicas, a second.
         checkpoint_every: batches between checkpoints.
         scoring_attempts: how often a broken verifier is tried before the group is reported as failed.
         failed_groups_limit: so many failed groups end the run: then the verifier is wrong, not a response.
@@ -49,6 +50,7 @@ class PipelineSpec:
     batch_groups: int
     replica_batch: int
     buffer_groups: int | None = None
+    cycle_s: float = 0.0
     checkpoint_every: int = 1
     scoring_attempts: int = 3
     failed_groups_limit: int = 64

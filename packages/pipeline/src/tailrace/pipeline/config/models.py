@@ -101,6 +101,7 @@ class PipelineConfig(_Strict):
     samples_per_prompt: Annotated[int, Field(gt=1)] = 8
     prompts_per_replica: Positive = 16
     buffer_prompts: Positive | None = None
+    cycle_s: float = Field(default=0.0, ge=0)
 
 
 class CostModelConfig(_Strict):

@@ -59,6 +59,7 @@ class Controller:
         self.started = False
         self.finished = False
         self.failure: str | None = None
+        self._dropped = False
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
             c.Finished: self._on_finished,
@@ -92,7 +93,7 @@ class Controller:
         if handler is not None:
             handler(event)
         if self.failure is None:
-            self._decide(now, stepped=isinstance(event, c.Stepped))
+            self._decide(event, now)
         return self.outbox.take()
 
     def progress(self) -> c.Progress:
@@ -317,9 +318,13 @@ class Controller:
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
-    def _decide(self, now: float, *, stepped: bool) -> None:
+    def _decide(self, event: c.Event, now: float) -> None:
+        before = self.outbox.seq
         self._train()
-        self.coordinator.run(now, stepped=stepped)
+        freed = self.outbox.seq != before  # a batch was taken or groups were dropped: there is room in the pool
+        if freed or self._dropped or self.coordinator.due(event, now):
+            self._dropped = False
+            self.coordinator.run(now, stepped=isinstance(event, c.Stepped))
         if self.learner.step >= self.spec.steps and self.learner.idle:
             self._end()
 
@@ -386,6 +391,7 @@ class Controller:
             self.coordinator.unbind(self.ledger.trajectories[name])
         self.ledger.drop(group, phase, reason)
         self.gate.drop(group)
+        self._dropped = True
         self._abort(members, f"its group {group} was {phase}: {reason}")
 
     def _abort(self, names: tuple[str, ...], why: str) -> None:

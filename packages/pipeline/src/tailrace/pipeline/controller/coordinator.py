@@ -8,6 +8,9 @@ Where the paper issues Route commands that wait for an interruption or a pull, t
 trajectory is in the pool only when its tokens are, and a replica is given work only when it serves a version. So commands
 that depend on each other go in order, and those to different replicas side by side.
 
+A cycle follows what changes what can be decided. Load alone, which every replica reports several times a second, calls for
+one at most every `cycle_s` seconds.
+
 One slow replica holds up nobody: load is validated for each replica by itself, and policies that plan with load leave out
 those whose last snapshot does not show every command yet (SF-9).
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable
 
 from tailrace import contracts as c
@@ -25,6 +29,9 @@ from tailrace.pipeline.controller.learner import Learner
 from tailrace.pipeline.controller.ledger import Ledger, TrajectoryState
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.spec import PipelineSpec
+
+_LOAD = c.Snapshot
+_PROGRESS = (c.Finished, c.Interrupted, c.Scored, c.ScoringFailed, c.Durable, c.Suspect)  # a snapshot follows, or nothing does
 
 
 class Coordinator:
@@ -50,6 +57,7 @@ class Coordinator:
         self.routings = 0
         self.blocked_cycles = 0
         self.last_plan_s = 0.0
+        self.last_cycle_s = -math.inf
         self._spec, self._ledger, self._fleet, self._learner = spec, ledger, fleet, learner
         self._evaluations, self._gate, self._outbox = evaluations, gate, outbox
 
@@ -75,12 +83,19 @@ class Coordinator:
             last_version=self._spec.steps,
         )
 
+    def due(self, event: c.Event, now: float) -> bool:
+        """Whether an event calls for a cycle."""
+        if isinstance(event, _LOAD):
+            return now - self.last_cycle_s >= self._spec.cycle_s
+        return not isinstance(event, _PROGRESS)
+
     def run(self, now: float, *, stepped: bool) -> None:
         """One cycle.
 
         Args:
             stepped: the trainer has just updated the weights.
         """
+        self.last_cycle_s = now
         self._refill()
         self._place_moving()
         self._evaluate()
@@ -106,6 +121,7 @@ class Coordinator:
             self._ledger.admit(launch.group, launch.samples)
 
     def _cycle(self) -> c.Cycle:
+        """What policies decide from, as of now."""
         progress = self.progress()
         views = []
         for replica in self._fleet.up():

@@ -64,6 +64,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         batch_groups=pipeline.prompts_per_step,
         replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
         buffer_groups=pipeline.buffer_prompts,
+        cycle_s=pipeline.cycle_s,
         checkpoint_every=config.checkpoint.every,
         evaluation=plan,
     )

@@ -76,8 +76,8 @@ def _group_of(trajectory: str) -> int | None:
 
 
 def _event(event: c.Event, trajectory: str, controller: Controller) -> Iterator[str]:
-    if getattr(event, "trajectory", None) != trajectory:
-        return
+    if getattr(event, "trajectory", None) != trajectory or controller.ledger.get(trajectory) is None:
+        return  # of another, or of one that was dropped meanwhile
     match event:
         case c.Finished(replica=replica, tokens=tokens, reason=reason):
             yield f"finished on {replica} with {tokens} tokens ({reason})"
