@@ -48,6 +48,11 @@ def fails(capsys, tmp_path, monkeypatch):
         (["run", "laminar", "--seed", "three"], ["--seed"]),
         (["run", "laminra"], ["'laminra'", "did you mean 'laminar'?"]),
         (["run", "nowhere.toml"], ["nowhere.toml", "no such file"]),
+        (["explain", "nowhere", "0.0"], ["nowhere", "no such run directory"]),
+        (["fit-cost", "nowhere"], ["nowhere", "no such run directory"]),
+        (["run", "staleflow", "--set", "pipeline.admission.bound=-1"], ["'pipeline.admission'", "-1", "at least 0"]),
+        (["run", "staleflow", "--set", "pipeline.routing.mu=much"], ["'pipeline.routing'", "'much'"]),
+        (["run", "staleflow", "--set", "rollout.cost_model.k1=-1"], ["rollout.cost_model.k1", "-1"]),
         (["run", "laminar", "--set", "pipeline.steps"], ["key=value"]),
         (["run", "laminar", "--set", "=3"], ["key=value"]),
         (["run", "laminar", "--set", "pipeline.stpes=3"], ["'pipeline.stpes'", "did you mean 'steps'?"]),
@@ -244,3 +249,19 @@ def test_without_arguments_it_helps(capsys):
 def test_the_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("tailrace 0.")
+
+
+def based(path, base):
+    path.write_text(f'app = "staleflow"\nbase = "{base}"\n')
+
+
+def test_files_that_are_based_on_each_other_in_a_circle(fails, tmp_path):
+    based(tmp_path / "a.toml", "b.toml")
+    based(tmp_path / "b.toml", "a.toml")
+    assert "key 'base': found a circle of files" in fails("run", "a.toml")
+
+
+@pytest.mark.parametrize(("base", "words"), [("quick", "expected 'quickstart'"), ("gone.toml", "no such file")])
+def test_a_base_that_is_none(fails, tmp_path, base, words):
+    based(tmp_path / "a.toml", base)
+    assert words in fails("run", "a.toml")

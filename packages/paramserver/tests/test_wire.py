@@ -1,9 +1,11 @@
 """What a relay makes of peers that are not what they should be."""
 
+import dataclasses
 import json
 import os
 import socket
 import struct
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -151,6 +153,26 @@ def test_a_publisher_that_stops_midway_leaves_nothing(serve, token, weights, unt
         publisher.wait(2, 20)
     assert relay_status(relay.address, token=token).versions == (2,)
     channel.close()
+
+
+def test_a_pull_never_waits_for_a_push(serve, token, weights, check):
+    """SF-13: no lock between the two. A push that stands still for ever holds up no pull of what is complete."""
+    relay = serve(stall_s=60)
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        publisher.publish(0, weights(0))
+        publisher.wait(0, 20)
+        newest = dataclasses.replace(ONE, stamp=2**62)
+        channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+        assert channel.request({"op": "offer", "manifest": newest.to_wire()}, 10) == {"go": True}
+        channel._send_all(struct.pack("!IIQ", 0, 64, 0) + os.urandom(30))
+        began = time.monotonic()
+        for _ in range(20):
+            with reader.lease(0, timeout_s=5) as held:
+                check(held, 0)
+        assert time.monotonic() - began < 10
+        assert relay_status(relay.address, token=token).receiving != {}
+        assert reader.latest() == 0
+        channel.close()
 
 
 @settings(deadline=None)

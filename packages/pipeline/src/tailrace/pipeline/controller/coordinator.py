@@ -64,9 +64,8 @@ class Coordinator:
     @property
     def open_limit(self) -> int:
         """Groups that may be open at once: waiting, generating or complete."""
-        room = self._gate.room
-        limit = self._spec.buffer_groups
-        return min(value for value in (room, limit) if value is not None) if room or limit else self._spec.batch_groups
+        limits = [limit for limit in (self._gate.room, self._spec.buffer_groups) if limit is not None]
+        return min(limits, default=4 * self._spec.batch_groups)
 
     def progress(self) -> c.Progress:
         """How far the run is, for policies."""

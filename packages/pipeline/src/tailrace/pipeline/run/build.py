@@ -48,10 +48,6 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
     if policies["batching"].surplus_groups:  # admission has to make room for them
         surplus = {"surplus": policies["batching"].surplus_groups}
         policies["admission"] = _build("pipeline", "admission", pipeline.admission, surplus)
-    if pipeline.buffer_prompts is None and policies["admission"].gate(pipeline.prompts_per_step).room is None:
-        raise ConfigError(
-            f"key 'pipeline.buffer_prompts': found none, expected a number: admission {pipeline.admission.name!r} sets no limit"
-        )
     forced = (FORCED, FORCED_GREEDY) if config.task.name is not None and config.evaluation.controls else ()
     size = config.task.held_out_size if config.task.name is not None or config.task.held_out is not None else 0
     if controls:
@@ -227,11 +223,23 @@ def _build(
     except PluginError as error:
         raise ConfigError(f"key '{table}.{axis}': {error}") from error
     takes = inspect.signature(factory).parameters
+    _check_kinds(f"key '{table}.{axis}': {choice.name!r}", takes, choice.options)
     offered = {name: value for name, value in (where_taken or {}).items() if name in takes}
     try:
         return factory(**{**offered, **given, **choice.options})
     except (TypeError, ValueError) as error:
         raise ConfigError(f"key '{table}.{axis}': {choice.name!r}: {_plain(error)}") from error
+
+
+KINDS = {"int": (int, "a whole number"), "float": ((int, float), "a number"), "bool": (bool, "true or false")}
+
+
+def _check_kinds(where: str, takes: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
+    """A policy's options are of the kind that it declares, as far as that is simple."""
+    for name, value in options.items():
+        kind = KINDS.get(str(takes[name].annotation)) if name in takes else None
+        if kind is not None and (not isinstance(value, kind[0]) or isinstance(value, bool) != (kind[0] is bool)):
+            raise ConfigError(f"{where}: option {name!r}: found {value!r}, expected {kind[1]}")
 
 
 def _plain(error: Exception) -> str:

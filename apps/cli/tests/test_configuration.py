@@ -1,0 +1,30 @@
+"""A configuration file lies over what it is based on: the defaults, the quick start, another file."""
+
+from tailrace.cli.configuration import configuration
+
+
+def write(path, **keys):
+    path.write_text("".join(f"{key} = {value}\n" for key, value in keys.items()))
+    return str(path)
+
+
+def test_a_file_lies_over_the_defaults_alone(tmp_path):
+    config = configuration(write(tmp_path / "a.toml", app='"staleflow"', seed=3))
+    assert (config.app, config.seed, config.model.small) == ("staleflow", 3, None)
+
+
+def test_a_file_may_lie_over_the_quick_start(tmp_path):
+    config = configuration(write(tmp_path / "a.toml", app='"staleflow"', base='"quickstart"', seed=3))
+    assert config.seed == 3
+    assert config.model.small is not None
+    assert config.task.name == "long-chain-sum"
+
+
+def test_a_file_may_lie_over_a_file_beside_it(tmp_path):
+    (tmp_path / "folder").mkdir()
+    write(
+        tmp_path / "folder" / "below.toml", app='"staleflow"', base='"quickstart"', seed=3, faults='["replica@step2"]'
+    )
+    config = configuration(write(tmp_path / "folder" / "above.toml", app='"staleflow"', base='"below.toml"', seed=4))
+    assert (config.seed, config.faults) == (4, ("replica@step2",))
+    assert config.model.small is not None
