@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace import contracts as c
@@ -67,6 +67,7 @@ def test_deaths_of_replicas_and_trainer_lose_nothing(seed, keep, every):
 
 
 @given(seed=st.integers(0, 2**32), at=st.integers(1, 400))
+@example(seed=4000, at=400)  # two evaluations are stranded on different versions
 @settings(max_examples=60, deadline=None)
 def test_a_driver_that_dies_anywhere_goes_on_from_its_log(seed, at):
     world = World(Controller(spec()), seed, kill_rate=0.02)

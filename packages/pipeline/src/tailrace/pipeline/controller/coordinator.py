@@ -31,7 +31,14 @@ from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.spec import PipelineSpec
 
 _LOAD = c.Snapshot
-_PROGRESS = (c.Finished, c.Interrupted, c.Scored, c.ScoringFailed, c.Durable, c.Suspect)  # a snapshot follows, or nothing does
+_PROGRESS = (
+    c.Finished,
+    c.Interrupted,
+    c.Scored,
+    c.ScoringFailed,
+    c.Durable,
+    c.Suspect,
+)  # a snapshot follows, or nothing does
 
 
 class Coordinator:
@@ -58,6 +65,7 @@ class Coordinator:
         self.blocked_cycles = 0
         self.last_plan_s = 0.0
         self.last_cycle_s = -math.inf
+        self._seen: tuple[int, c.Cycle] | None = None
         self._spec, self._ledger, self._fleet, self._learner = spec, ledger, fleet, learner
         self._evaluations, self._gate, self._outbox = evaluations, gate, outbox
 
@@ -96,6 +104,7 @@ class Coordinator:
         """
         self.last_cycle_s = now
         self._refill()
+        self._seen = None
         self._place_moving()
         self._evaluate()
         self._place_stranded()
@@ -120,7 +129,12 @@ class Coordinator:
             self._ledger.admit(launch.group, launch.samples)
 
     def _cycle(self) -> c.Cycle:
-        """What policies decide from, as of now."""
+        """What policies decide from, as of now: made anew only after a command."""
+        if self._seen is None or self._seen[0] != self._outbox.seq:
+            self._seen = (self._outbox.seq, self._look())
+        return self._seen[1]
+
+    def _look(self) -> c.Cycle:
         progress = self.progress()
         views = []
         for replica in self._fleet.up():
@@ -198,22 +212,20 @@ class Coordinator:
         self, replica: ReplicaState, trajectories: Iterable[TrajectoryState], *, why: Callable[[str], str]
     ) -> None:
         assert replica.version is not None
-        states = []
+        states, views = [], []
         for trajectory in trajectories:
             self.unbind(trajectory)
-            states.append(self._ledger.routed(trajectory.id, replica.id, replica.version))
+            view = self._ledger.waiting(trajectory.id)
+            state = self._ledger.routed(trajectory.id, replica.id, replica.version)
+            if view is None or not self._ledger.mixes_versions:
+                view = c.TrajectoryView(state.id, state.group, state.version, state.tokens, exact=True)
+            states.append(state)
+            views.append(view)
         seq = self._outbox.send_to(replica, c.Route, trajectories=tuple(state.ref() for state in states))
-        views = [c.TrajectoryView(s.id, s.group, self._bound_to(s), s.tokens, self._exact(s)) for s in states]
         evaluations = sum(state.purpose is c.Purpose.EVAL for state in states)
         self._fleet.routed(replica, views, evaluations=evaluations)
         for state in states:
             self._outbox.note((state.id,), functools.partial(_routed, replica.id, state.id, why), seq)
-
-    def _exact(self, state: TrajectoryState) -> bool:
-        return state.purpose is c.Purpose.EVAL or not self._ledger.mixes_versions
-
-    def _bound_to(self, state: TrajectoryState) -> int | None:
-        return state.version if self._exact(state) else self._ledger.groups[state.group].version
 
     # ---- evaluations ----------------------------------------------------------------------------------------------
 
@@ -241,6 +253,7 @@ class Coordinator:
                 self._outbox.send(c.Abort, trajectories=(name,))
                 trajectory.version, trajectory.tokens = None, 0
         homes: dict[str, list[TrajectoryState]] = {}
+        homeless: dict[int, None] = {}
         serving = [replica for replica in self._fleet.up() if replica.serves]
         for name in self._ledger.stranded_evaluations:
             trajectory = self._ledger.trajectories[name]
@@ -249,9 +262,11 @@ class Coordinator:
                 newest = max(fits, key=lambda replica: (replica.version or 0, replica.evaluating))
                 homes.setdefault(newest.id, []).append(trajectory)
             elif trajectory.version is not None:
-                self._pull_old(trajectory.version, f"an evaluation of version {trajectory.version} is unfinished")
+                homeless[trajectory.version] = None
         for home, trajectories in homes.items():
             self._route(self._fleet.replicas[home], trajectories, why=lambda _: "its evaluation goes on")
+        for version in homeless:  # by a replica that has just been given nothing
+            self._pull_old(version, f"an evaluation of version {version} is unfinished")
 
     def _pull_old(self, version: int, why: str) -> None:
         """An idle replica pulls a version again that nobody serves any more, if no replica is about to."""

@@ -145,6 +145,10 @@ class Ledger:
         """What waits for a replica, the oldest version first, what has none last."""
         return {level: self.levels[level] for level in sorted(self.levels, key=lambda v: (v is None, v))}
 
+    def waiting(self, trajectory: str) -> TrajectoryView | None:
+        """How a trajectory stands in the pool; None if it is not there."""
+        return self.levels[self.level_of[trajectory]][trajectory] if trajectory in self.level_of else None
+
     @property
     def pooled(self) -> int:
         """Trajectories in the pool."""
