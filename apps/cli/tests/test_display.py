@@ -1,5 +1,6 @@
 """What a person sees: in a live display, in lines, and from another shell."""
 
+import io
 import json
 import os
 import time
@@ -69,6 +70,29 @@ def test_the_panel_shows_what_a_person_wants_to_know():
     ):  # fmt: skip
         assert words in shown
     assert "events of replica r0" not in shown
+
+
+def test_a_pipeline_that_interrupts_shows_its_bound_its_pool_and_its_interruptions():
+    status = training(
+        bound=3, pooled=120, blocked_cycles=7, partial_rollout=True, repacks=0, interrupting_pulls=9, migrated=31
+    )
+    shown = text(panel(status, wall_s=80.0))
+    for words in (
+        "1.25 mean, 3 max, bound 3", "120 trajectories, blocked for 7 cycles", "interruptions", "9 for pulls, 31 migrated",
+    ):  # fmt: skip
+        assert words in shown
+    assert "repacks" not in shown
+    assert "bound" not in text(panel(training(), wall_s=80.0))
+    assert "pool" not in text(panel(training(), wall_s=80.0))
+
+
+def test_a_replica_that_contradicts_the_controller_is_said_in_red():
+    status = training(contradictions=2)
+    assert "2 snapshots of replicas contradict the controller" in line(status, wall_s=1.0)
+    console = Console(width=120, force_terminal=True, color_system="standard", file=io.StringIO())
+    console.print(panel(status, wall_s=1.0))
+    assert "\x1b[31m2 snapshots of replicas contradict" in console.file.getvalue()
+    assert "contradict" not in line(training(), wall_s=1.0)
 
 
 def test_a_warm_start_shows_its_progress():
@@ -179,7 +203,7 @@ def test_a_status_without_optional_keys_can_be_read(directory):
 
 def test_plugins_are_listed_with_who_brings_them(capsys):
     groups = registered()
-    assert [point.name for point in groups["tailrace.app"]] == ["laminar"]
+    assert [point.name for point in groups["tailrace.app"]] == ["laminar", "staleflow"]
     assert main(["plugins"]) == 0
     shown = capsys.readouterr().out
     for words in ("tailrace.sync", "on-idle", "tailrace-pipeline", "tailrace.engine", "tailrace-rollout"):

@@ -23,9 +23,13 @@ SUMMARY = {
     "tokens_per_s": 2131.0,
     "staleness_mean": 1.18,
     "staleness_max": 3,
+    "staleness_bound": None,
+    "partial_rollout": False,
     "repacks": 6,
     "replica_restarts": 1,
+    "prompts": {"admitted": 1300, "trained": 1280, "filtered": {"no signal": 20}, "failed": 0, "lost": 0},
     "lost_trajectories": 0,
+    "contradictions": 0,
     "wall_s": 316.0,
 }
 
@@ -68,8 +72,31 @@ def test_a_run_that_ends_well(launched, capsys):
     )
     assert "2,131 tokens/s" in words
     assert "lost trajectories 0" in words
+    assert "repacks, restarts 6, 1" in words
+    assert "1,300 admitted = 1,280 trained on + 20 filtered (20 no signal) + 0 failed; 0 lost" in words
     assert "mine/report.html" in words
     assert err == ""
+
+
+def test_a_run_that_interrupts_says_how_often(launched, capsys):
+    interrupting = {
+        "staleness_bound": 3,
+        "partial_rollout": True,
+        "repacks": 0,
+        "interrupting_pulls": 94,
+        "migrated_trajectories": 95,
+        "resumed_on_newer": 3_695,
+        "contradictions": 2,
+    }
+    launched({**SUMMARY, **interrupting})
+    assert main(["run", "staleflow", "--run-dir", "mine"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for expected in (
+        "1.18 mean, 3 max, bound 3", "94 pulls interrupted work, 95 trajectories migrated", "3,695 times", "restarts 1",
+        "contradictions 2 snapshots",
+    ):  # fmt: skip
+        assert expected in words
+    assert "repacks" not in words
 
 
 def test_a_run_without_a_directory_gets_one_named_after_app_and_time(launched):

@@ -21,7 +21,7 @@ from tailrace.pipeline.testing import World
 
 SECTIONS = {"learning", "timeline", "staleness", "throughput", "trainer", "events", "samples", "configuration"}
 CHARTS = {"accuracy", "reward", "timeline", "staleness", "staleness-steps", "lengths", "lengths-steps", "throughput"}
-CHARTS |= {"buffer", "loss", "clip_fraction", "approx_kl", "grad_norm"}
+CHARTS |= {"staleness-batches", "lengths-offered", "buffer", "loss", "clip_fraction", "approx_kl", "grad_norm"}
 EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x>"
 
 
@@ -140,6 +140,12 @@ def test_it_has_every_section_and_chart(finished):
         "worked style forced",
     ):
         assert words in html
+
+
+def test_what_became_of_every_prompt_is_said(finished):
+    _, _, page = finished
+    assert "Prompts: 16 admitted = 16 trained on + 0 filtered + 0 failed; 0 lost" in page.words
+    assert "Repacks, faults, versions" in page.words
 
 
 def test_text_from_the_model_stays_text(finished):

@@ -11,8 +11,8 @@ from tailrace import contracts as c
 from tailrace.contracts.plugins import load
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationPlan
-from tailrace.pipeline.run.reporting.timeline_chart import drawable, utilisation
-from tailrace.pipeline.run.timeline import Doing, MarkKind, Span, Timeline
+from tailrace.pipeline.run.reporting.timeline_chart import drawable, merged, utilisation
+from tailrace.pipeline.run.timeline import Doing, Mark, MarkKind, Span, Timeline
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing import World
 
@@ -145,3 +145,17 @@ def test_many_spans_are_drawn_coarser_and_still_cover_the_same_time():
     assert shortest_s > 0
     assert sum(span.duration_s for span in shown) == pytest.approx(3_000)
     assert drawable(spans[:400], 500) == (spans[:400], 0.0)
+
+
+def test_frequent_marks_become_one_for_each_replica_and_moment():
+    marks = [Mark(MarkKind.PULL, "replica", f"r{i % 2}", i / 10, str(i)) for i in range(20)]
+    marks.append(Mark(MarkKind.DOWN, "replica", "r0", 0.55, "killed"))
+    found = merged(marks, {MarkKind.PULL}, 1.0)
+    assert [(mark.kind, mark.member, mark.at_s) for mark in found] == [
+        (MarkKind.PULL, "r0", 0.0),
+        (MarkKind.PULL, "r1", 0.1),
+        (MarkKind.DOWN, "r0", 0.55),
+        (MarkKind.PULL, "r0", 1.2),
+        (MarkKind.PULL, "r1", 1.3),
+    ]
+    assert found[0].label == "0; 2; 4 and 3 times more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from tailrace.cli.panel import clock
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.reporting.accuracy import Measured, results_of_summary
+from tailrace.pipeline.run.reporting.fates import Prompts
 from tailrace.pipeline.run.reporting.headline import gain
 
 
@@ -30,13 +32,31 @@ def show_outcome(
     table.add_row("best control without RL", f"{_accuracy(best)} ({best.name})" if best is not None else "not measured")
     table.add_row("steps", f"{summary['steps']}, {summary['trained_trajectories']:,} trajectories")
     table.add_row("trained", f"{summary['tokens_per_s']:,.0f} tokens/s")
-    table.add_row("staleness", f"{summary['staleness_mean']:.2f} mean, {summary['staleness_max']} max")
-    table.add_row("repacks, restarts", f"{summary['repacks']}, {summary['replica_restarts']}")
+    bound = summary["staleness_bound"]
+    guaranteed = f", bound {bound}" if bound is not None else ""
+    table.add_row("staleness", f"{summary['staleness_mean']:.2f} mean, {summary['staleness_max']} max{guaranteed}")
+    table.add_row("prompts", str(_prompts(summary["prompts"])))
+    if summary["partial_rollout"]:
+        pulls, migrated = summary["interrupting_pulls"], summary["migrated_trajectories"]
+        moved = f", {summary['repacks']} repacks" if summary["repacks"] else ""
+        table.add_row("interruptions", f"{pulls:,} pulls interrupted work, {migrated:,} trajectories migrated{moved}")
+        table.add_row(
+            "resumed on newer", f"{summary['resumed_on_newer']:,} times a trajectory went on under newer weights"
+        )
+        table.add_row("restarts", str(summary["replica_restarts"]))
+    else:
+        table.add_row("repacks, restarts", f"{summary['repacks']}, {summary['replica_restarts']}")
     table.add_row("lost trajectories", str(summary["lost_trajectories"]))
+    if summary["contradictions"]:
+        table.add_row("contradictions", Text(f"{summary['contradictions']} snapshots", style="red"))
     table.add_row("wall time", clock(summary["wall_s"]))
     table.add_row("report", str(directory.report))
     console.print(Text(f"\n{gain(found)}\n"))
     console.print(table)
+
+
+def _prompts(counted: Mapping[str, Any]) -> Prompts:
+    return Prompts(counted["admitted"], counted["trained"], counted["filtered"], counted["failed"])
 
 
 def _accuracy(measured: Measured | None) -> str:

@@ -29,9 +29,9 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
         parts += [Text(), _figures(status)]
     if status.replicas and status.phase == "training":  # otherwise they are not the run's, or no longer
         parts += [Text(), _replicas(status.replicas)]
-    waits = long_waits(status)
-    if waits:
-        parts += [Text(), *waits]
+    warned = [*contradictions(status), *long_waits(status)]
+    if warned:
+        parts += [Text(), *warned]
     return Group(*parts)
 
 
@@ -45,8 +45,18 @@ def line(status: RunStatus, *, wall_s: float) -> str:
         parts += [f"{name} {value}" for name, value in _measured(status) if value != "none yet"]
     if status.left_s is not None:
         parts.append(f"{clock(status.left_s)} left")
-    parts += [text.plain for text in long_waits(status)]
+    parts += [text.plain for text in (*contradictions(status), *long_waits(status))]
     return ", ".join(parts)
+
+
+def contradictions(status: RunStatus) -> list[Text]:
+    """A line if a replica and the controller disagree on what it runs: there is a fault in Tailrace or in an engine."""
+    if not status.contradictions:
+        return []
+    many = f"{status.contradictions} snapshot{'s' if status.contradictions != 1 else ''}"
+    return [
+        Text(f"{many} of replicas contradict the controller: they run something else than it believes", style="red")
+    ]
 
 
 def long_waits(status: RunStatus) -> list[Text]:
@@ -105,6 +115,7 @@ def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
     staleness = "none yet"
     if status.staleness_mean is not None:
         staleness = f"{status.staleness_mean:.2f} mean, {status.staleness_max} max"
+        staleness += f", bound {status.bound}" if status.bound is not None else ""
     trained = f"{status.trained_tokens_per_s:,.0f} tokens/s" if status.trained_tokens_per_s is not None else "none yet"
     yield "reward", f"{status.reward:.3f}" if status.reward is not None else "none yet"
     yield "accuracy", accuracy
@@ -121,6 +132,12 @@ def _figures(status: RunStatus) -> Table:
         ("repacks", str(status.repacks)),
         ("restarts", str(status.replica_restarts)),
     ]
+    if status.partial_rollout:  # such a pipeline interrupts; it does not repack
+        interrupted = f"{status.interrupting_pulls} for pulls, {status.migrated} migrated"
+        pairs = [("interruptions", interrupted) if pair == ("repacks", "0") else pair for pair in pairs]
+    if status.pooled:
+        blocked = f", blocked for {status.blocked_cycles} cycles" if status.blocked_cycles else ""
+        pairs.append(("pool", f"{status.pooled} trajectories{blocked}"))
     if status.failed_groups:
         pairs.append(("failed", f"{status.failed_groups} groups"))
     grid = Table.grid(padding=(0, 2, 0, 0))

@@ -96,6 +96,8 @@ def _batch(command: c.Step, controller: Controller) -> dict[str, Any]:
         "staleness_max": max(lags, default=0),
         "staleness_at_completion_mean": sum(at_completion) / len(at_completion) if at_completion else 0.0,
         "buffered_groups": len(controller.ledger.buffered),
+        "pooled_trajectories": controller.ledger.pooled,
+        "filtered_groups": controller.ledger.counts.filtered,
     }
 
 

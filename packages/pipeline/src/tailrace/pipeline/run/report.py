@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.reporting import headline, learning, systems, tables
+from tailrace.pipeline.run.reporting import headline, learning, lengths, staleness, systems, tables
 from tailrace.pipeline.run.reporting.accuracy import Results, results
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis
+from tailrace.pipeline.run.reporting.fates import prompts
 from tailrace.pipeline.run.reporting.record import Record, read_record
 from tailrace.pipeline.run.reporting.samples import samples
 from tailrace.pipeline.run.reporting.timeline_chart import timeline_chart, utilisation
@@ -61,7 +62,11 @@ def render(record: Record) -> str:
         utilisation=tables.utilisation_table(used),
         bubbles=tables.bubble_table(used),
         window=(record.first_work_s, record.last_step_s),
+        prompts=str(prompts(record.controller)),
+        selection=lengths.selection_table(record),
         repacks=tables.repack_table(record),
+        interruptions=tables.interruption_table(record),
+        interrupts=record.controller.ledger.mixes_versions,
         faults=tables.fault_table(record),
         versions=tables.version_table(record),
         configuration=json.dumps(record.config.model_dump(mode="json"), indent=2),
@@ -82,8 +87,9 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
         "accuracy": present(learning.accuracy_chart(measured, time)),
         "reward": present(learning.reward_chart(record)),
         "timeline": present(timeline_chart(record, time)),
-        "staleness": systems.staleness_charts(record),
-        "lengths": systems.length_charts(record),
+        "staleness": staleness.staleness_charts(record),
+        "lengths": lengths.length_charts(record),
+        "selection": present(lengths.selection_chart(record)),
         "rates": present(systems.throughput_chart(record, time), systems.buffer_chart(record, time)),
         "trainer": learning.trainer_charts(record),
     }
@@ -118,6 +124,11 @@ def _notes(record: Record) -> list[str]:
         notes.append(f"This run {state}: it has done {steps}. The figures below are what its log holds so far.")
     if record.controller.failure is not None:
         notes.append(f"The run gave up: {record.controller.failure}")
+    contradictions = record.controller.fleet.contradictions
+    if contradictions:
+        notes.append(
+            f"{contradictions} snapshots of replicas contradict the controller: they ran something else than it believed."
+        )
     resumed = [mark for mark in record.timeline.marks if mark.kind is MarkKind.RESUMED]
     notes += [
         f"The driver stopped and the run was resumed at {mark.at_s:.0f} s ({mark.label}). "

@@ -22,7 +22,11 @@ WINDOW_STEPS = 10
 
 @dataclass(slots=True)
 class RunStatus:
-    """A run at a moment. Times in seconds, rates in tokens per second."""
+    """A run at a moment. Times in seconds, rates in tokens per second.
+
+    `pooled` and `migrated` count trajectories, `blocked_cycles` the coordinator's decisions in a row that placed nothing of a
+    pool that held something, `contradictions` snapshots that showed something else than the controller believes.
+    """
 
     phase: str = "starting"
     detail: str = ""
@@ -41,11 +45,18 @@ class RunStatus:
     accuracy_before: float | None = None
     staleness_mean: float | None = None
     staleness_max: int | None = None
+    bound: int | None = None
     trained_tokens_per_s: float | None = None
     generated_tokens_per_s: float = 0.0
     buffered_groups: int = 0
+    pooled: int = 0
+    blocked_cycles: int = 0
     trainer: str = "starting"
     replicas: list[dict[str, Any]] = field(default_factory=list)
+    partial_rollout: bool = False
+    interrupting_pulls: int = 0
+    migrated: int = 0
+    contradictions: int = 0
     repacks: int = 0
     replica_restarts: int = 0
     failed_groups: int = 0
@@ -113,7 +124,12 @@ class StatusObserver:
         if sampled:
             status.accuracy_before, status.accuracy = sampled[0].accuracy, sampled[-1].accuracy
         status.generated_tokens_per_s = sum(self._rates.values())
-        status.buffered_groups = len(controller.ledger.buffered)
+        status.buffered_groups, status.pooled = len(controller.ledger.buffered), controller.ledger.pooled
+        coordinator = controller.coordinator
+        status.blocked_cycles, status.bound = coordinator.blocked_cycles, controller.gate.bound
+        status.partial_rollout = controller.ledger.mixes_versions
+        status.interrupting_pulls, status.migrated = coordinator.interrupting_pulls, coordinator.evictions
+        status.contradictions = controller.fleet.contradictions
         status.trainer = (
             f"training version {learner.stepping}"
             if learner.stepping is not None

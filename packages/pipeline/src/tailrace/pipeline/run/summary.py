@@ -10,6 +10,7 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.run.metrics import percentile
 from tailrace.pipeline.run.prepare import GREEDY, SAMPLED
+from tailrace.pipeline.run.reporting.fates import prompts
 
 
 def summarise(
@@ -48,6 +49,7 @@ def summarise(
     settled = trained + (counts.filtered + counts.failed) * samples
     lengths = sorted(lengths)
     lags = sum(consumed.values())
+    became, coordinator = prompts(controller), controller.coordinator
     return {
         "app": config.app,
         "seed": config.seed,
@@ -62,19 +64,33 @@ def summarise(
         "trained_trajectories": trained,
         "trained_tokens": counts.trained_tokens,
         "tokens_per_s": round(counts.trained_tokens / training_s, 2) if training_s else 0.0,
+        "staleness_bound": controller.gate.bound,
         "staleness_max": max(consumed, default=0),
         "staleness_mean": round(sum(lag * count for lag, count in consumed.items()) / lags, 4) if lags else 0.0,
         "staleness_at_consumption": {str(lag): count for lag, count in sorted(consumed.items())},
         "staleness_at_completion": {str(lag): count for lag, count in sorted(learner.staleness_at_completion.items())},
         "weight_versions": learner.version + 1,
+        "partial_rollout": controller.ledger.mixes_versions,
         "repacks": controller.moves,
+        "interrupting_pulls": coordinator.interrupting_pulls,
+        "migrated_trajectories": coordinator.evictions,
+        "resumed_on_newer": counts.resumed_on_newer,
         "replica_restarts": controller.replica_restarts,
         "regenerated_trajectories": counts.regenerated_trajectories,
         "admitted_trajectories": counts.admitted * samples,
+        "surplus_trajectories": counts.surplus_trajectories,
+        "prompts": {
+            "admitted": became.admitted,
+            "trained": became.trained,
+            "filtered": became.filtered,
+            "failed": became.failed,
+            "lost": became.lost,
+        },
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
         "lost_trajectories": counts.admitted * samples - settled,
         "consumed_twice": len(audit["consumed_twice"]),
+        "contradictions": controller.fleet.contradictions,
         "response_length_p50": percentile(lengths, 0.5),
         "response_length_p99": percentile(lengths, 0.99),
         **extra,

@@ -13,6 +13,8 @@ from enum import StrEnum
 from tailrace import contracts as c
 from tailrace.pipeline.controller.controller import RELAY, REPLICA, TRAINER, Controller
 from tailrace.pipeline.controller.fleet import Health, ReplicaState
+from tailrace.pipeline.run.reporting.causes import idle_cause, waiting_cause
+from tailrace.pipeline.run.reporting.interruptions import Why, interruptions
 
 
 class Doing(StrEnum):
@@ -38,12 +40,17 @@ class MarkKind(StrEnum):
     """What happened at a moment."""
 
     REPACK = "repack"
+    PULL = "interrupted for a pull"
+    EVICTION = "migration"
     DOWN = "down"
     RESTART = "restart"
     SUSPECT = "suspect"
     PULL_FAILED = "pull failed"
     PUBLISHED = "published"
     RESUMED = "resumed"
+
+
+_MARK_OF = {Why.REPACK: MarkKind.REPACK, Why.PULL: MarkKind.PULL, Why.EVICTION: MarkKind.EVICTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +128,8 @@ class Timeline:
     ) -> Iterable[tuple[str, str]]:
         """Members whose state this event may have changed; on a tick, every member."""
         touched: dict[tuple[str, str], None] = {}
-        if isinstance(event, c.Tick | c.Resumed | c.Stepped | c.Down):
+        began = any(isinstance(command, c.Step) for command in commands)  # what idle replicas wait for may change
+        if began or isinstance(event, c.Tick | c.Resumed | c.Stepped | c.Down):
             touched |= dict.fromkeys(self._open)
         for item in (event, *commands):
             match item:
@@ -199,16 +207,8 @@ class Timeline:
         for command in commands:
             if isinstance(command, c.Restart) and not isinstance(event, c.Resumed):
                 self._restarting[command.role, command.id] = now
-            elif isinstance(command, c.Interrupt):
-                target = destination(command, controller)
-                label = f"{len(command.trajectories)} trajectories to {target}"
-                self.marks.append(Mark(MarkKind.REPACK, REPLICA, command.replica, now, label))
-
-
-def destination(command: c.Interrupt, controller: Controller) -> str:
-    """Where the trajectories of a repack go; empty when none is known any more."""
-    states = (controller.ledger.get(name) for name in command.trajectories)
-    return next((state.destination for state in states if state is not None and state.destination), "")
+        for each in interruptions(now, commands, controller):
+            self.marks.append(Mark(_MARK_OF[each.why], REPLICA, each.source, now, each.label))
 
 
 def _replica(replica: ReplicaState, controller: Controller) -> tuple[Doing, str, str]:
@@ -217,38 +217,24 @@ def _replica(replica: ReplicaState, controller: Controller) -> tuple[Doing, str,
     if replica.health is Health.DOWN:
         return Doing.DOWN, "", "not restarted"
     if replica.pulling is not None:
-        return Doing.PULLING, str(replica.pulling), f"version {replica.pulling}"
+        left = f"; {len(replica.assigned)} trajectories were interrupted for it" if replica.assigned else ""
+        return Doing.PULLING, str(replica.pulling), f"version {replica.pulling}{left}"
     if replica.assigned:
         if replica.moving_out:
             return Doing.RELEASING, "", f"{len(replica.assigned)} trajectories leave"
         return _generating(replica, controller)
-    cause = _idle_cause(replica, controller)
+    cause = idle_cause(replica, controller)
     return Doing.IDLE, cause, cause
 
 
 def _generating(replica: ReplicaState, controller: Controller) -> tuple[Doing, str, str]:
-    first = controller.ledger.get(next(iter(replica.assigned)))
+    """A replica that generates beside an evaluation is said to do what most of its trajectories are for."""
     what = f"{len(replica.assigned)} trajectories on version {replica.version}"
-    if first is not None and first.purpose is c.Purpose.EVAL:
-        return Doing.EVALUATING, f"{first.mode} {replica.version}", f"{first.mode}, {what}"
+    if 2 * replica.evaluating >= len(replica.assigned):
+        states = (controller.ledger.get(name) for name in replica.assigned)
+        mode = next((each.mode for each in states if each is not None and each.purpose is c.Purpose.EVAL), "")
+        return Doing.EVALUATING, f"{mode} {replica.version}", f"{mode}, {what}"
     return Doing.GENERATING, str(replica.version), what
-
-
-def _idle_cause(replica: ReplicaState, controller: Controller) -> str:
-    """Why a replica that is up has nothing to do, in the order in which the controller would find out."""
-    progress, spec = controller.progress(), controller.spec
-    admitted = progress.admitted - progress.dropped
-    if progress.published < 0:
-        return "no weights published yet"
-    if replica.incoming:
-        return "repacked trajectories on their way"
-    if admitted >= spec.steps * spec.batch_groups:
-        return "every prompt of the run is admitted"
-    if not controller.ledger.pooled and progress.generating + progress.buffered >= controller.coordinator.open_limit:
-        return "buffer full: the trainer is behind"
-    if replica.version is not None and not controller.gate.tentative().allows(replica.version):
-        return "admission: too far ahead of the trainer"
-    return "waiting for the other replicas"
 
 
 def _trainer(controller: Controller) -> tuple[Doing, str, str]:
@@ -257,8 +243,5 @@ def _trainer(controller: Controller) -> tuple[Doing, str, str]:
         return Doing.STARTING, "", "process starts, weights load"
     if learner.stepping is not None:
         return Doing.TRAINING, str(learner.stepping), f"version {learner.stepping}"
-    if learner.step >= controller.spec.steps:
-        return Doing.WAITING, "end", "all steps done: last evaluations and checkpoint"
-    if learner.step == 0:
-        return Doing.WAITING, "first", "the first batch is being generated"
-    return Doing.WAITING, "batch", "no complete batch"
+    cause = waiting_cause(controller)
+    return Doing.WAITING, cause, cause

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from tailrace import contracts as c
 from tailrace.pipeline.controller.controller import REPLICA, Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.run.timeline import destination
+from tailrace.pipeline.run.reporting.fates import Fates
+from tailrace.pipeline.run.reporting.interruptions import Interruption, Why, interruptions
 
 
 @dataclass(slots=True)
@@ -21,17 +22,6 @@ class Batch:
     at_completion: list[int]
     began_s: float
     ended_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Repack:
-    """Trajectories that left a replica for another, with the response tokens that they kept."""
-
-    at_s: float
-    source: str
-    destination: str
-    version: int | None
-    trajectories: int
 
 
 @dataclass(slots=True)
@@ -69,7 +59,8 @@ class Observed:
 
     def __init__(self) -> None:
         self.batches: dict[int, Batch] = {}
-        self.repacks: list[Repack] = []
+        self.interruptions: list[Interruption] = []
+        self.fates = Fates()
         self.faults: list[Fault] = []
         self.versions: dict[int, Version] = {}
         self.evaluations: list[TimedEvaluation] = []
@@ -109,8 +100,14 @@ class Observed:
                 pass
         for command in commands:
             self._command(now, command, controller)
+        self.interruptions += interruptions(now, commands, controller)
+        self.fates.observe(event, commands, controller)
         self._evaluated(now, controller)
         self._count(now, controller)
+
+    def interrupted(self, why: Why) -> list[Interruption]:
+        """The interruptions of one kind."""
+        return [each for each in self.interruptions if each.why is why]
 
     def trained(self, controller: Controller) -> list[Batch]:
         """The batches behind the trainer's weights, in order: those that a crash undid are left out."""
@@ -125,9 +122,6 @@ class Observed:
                 self.versions.setdefault(version, Version(version, now))
             case c.Pull(replica=replica, version=version):
                 self._pulling[replica] = (version, now)
-            case c.Interrupt(replica=source, trajectories=names):
-                version_of = controller.fleet.replicas[source].version
-                self.repacks.append(Repack(now, source, destination(command, controller), version_of, len(names)))
             case _:
                 pass
 

@@ -110,7 +110,7 @@ def _replay(controller: Controller, path: Path, timeline: Timeline | None, obser
     for now, event in read_events(path):
         try:
             commands = controller.handle(event, now)
-        except (ControllerError, KeyError) as error:
+        except (c.TailraceError, KeyError, AssertionError) as error:
             raise ControllerError(
                 f"{path}: does not replay at {now:.1f} s ({error}); expected a log that this version of Tailrace wrote"
             ) from error

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
-
 from tailrace.pipeline.run.reporting.accuracy import Measured, Results
+from tailrace.pipeline.run.reporting.fates import prompts
 from tailrace.pipeline.run.reporting.headline import percent
+from tailrace.pipeline.run.reporting.interruptions import Why
 from tailrace.pipeline.run.reporting.record import Record
+from tailrace.pipeline.run.reporting.staleness import staleness_in_words
+from tailrace.pipeline.run.reporting.table import Table, cut
 from tailrace.pipeline.run.reporting.timeline_chart import Utilisation
-
-MOST_ROWS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """One table. Columns that begin with ``#`` hold numbers and are aligned right."""
-
-    columns: list[str]
-    rows: list[list[str]]
-    note: str = ""
-    strong: int | None = None
 
 
 def accuracy_table(results: Results) -> Table:
@@ -62,9 +51,26 @@ def repack_table(record: Record) -> Table:
             "" if move.version is None else str(move.version),
             str(move.trajectories),
         ]
-        for move in record.observed.repacks
+        for move in record.observed.interrupted(Why.REPACK)
     ]
-    return _cut(Table(["#time (s)", "from", "to", "#version", "#trajectories"], rows))
+    return cut(Table(["#time (s)", "from", "to", "#version", "#trajectories"], rows))
+
+
+def interruption_table(record: Record) -> Table:
+    """Every moment at which a replica was interrupted otherwise than by a repack."""
+    moments: dict[tuple[float, str, Why], list[int]] = {}
+    labels: dict[tuple[float, str, Why], str] = {}
+    for each in record.observed.interruptions:
+        if each.why is not Why.REPACK:
+            key = (each.at_s, each.source, each.why)
+            moments.setdefault(key, []).append(each.trajectories)
+            labels[key] = "none" if each.version is None else str(each.version)
+            labels[key] += f" to {each.pulled}" if each.pulled is not None else ""
+    rows = [
+        [f"{at_s:.1f}", source, why, labels[at_s, source, why], str(sum(many))]
+        for (at_s, source, why), many in moments.items()
+    ]
+    return cut(Table(["#time (s)", "replica", "why", "version", "#trajectories back to the pool"], rows))
 
 
 def fault_table(record: Record) -> Table:
@@ -78,7 +84,7 @@ def fault_table(record: Record) -> Table:
         ]
         for fault in record.observed.faults
     ]
-    return _cut(Table(["#time (s)", "member", "what was seen", "#up again after (s)"], rows))
+    return cut(Table(["#time (s)", "member", "what was seen", "#up again after (s)"], rows))
 
 
 def version_table(record: Record) -> Table:
@@ -100,26 +106,31 @@ def version_table(record: Record) -> Table:
     relays = record.config.relay.count
     note = f"{relays} relay{'s' if relays != 1 else ''}. A version that no replica pulled was overtaken by a newer one."
     columns = ["#version", "#ordered (s)", "#published after (s)", "#pulls", "#pull mean (s)", "#pull max (s)"]
-    return _cut(Table(columns, rows, note))
+    return cut(Table(columns, rows, note))
 
 
 def facts(record: Record) -> list[tuple[str, str]]:
     """Counts of the whole run."""
-    counts, learner = record.controller.ledger.counts, record.controller.learner
-    lags = Counter(lag for batch in record.batches for lag in batch.at_consumption)
-    total = sum(lags.values())
+    controller = record.controller
+    counts, learner = controller.ledger.counts, controller.learner
+    became = prompts(controller)
     found = [
         ("steps", f"{learner.step} of {record.config.pipeline.steps}"),
         ("trajectories trained on", f"{counts.trained_trajectories:,}"),
         ("response tokens trained on", f"{counts.trained_tokens:,}"),
-        ("groups filtered / failed", f"{counts.filtered} / {counts.failed}"),
+        ("prompts admitted", f"{became.admitted:,}"),
+        ("prompts trained on", f"{became.trained:,}"),
+        *((f"prompts filtered: {reason}", f"{count:,}") for reason, count in became.filtered.items()),
+        ("prompts failed / lost", f"{became.failed:,} / {became.lost:,}"),
         ("trajectories regenerated", f"{counts.regenerated_trajectories}"),
-        ("repacks", f"{record.controller.moves}"),
-        ("replica restarts", f"{record.controller.replica_restarts}"),
+        *_interruptions(record),
+        ("replica restarts", f"{controller.replica_restarts}"),
+        ("staleness", staleness_in_words(record)),
     ]
-    if total:
-        mean = sum(lag * count for lag, count in lags.items()) / total
-        found.append(("staleness, mean / max", f"{mean:.2f} / {max(lags)}"))
+    if counts.surplus_trajectories:
+        found.append(("surplus samples aborted", f"{counts.surplus_trajectories:,}"))
+    if controller.fleet.contradictions:
+        found.append(("snapshots that contradict the controller", f"{controller.fleet.contradictions}"))
     summary = record.summary
     if summary is not None:
         found.append(("trained tokens per second", f"{summary['tokens_per_s']:,.0f}"))
@@ -127,6 +138,20 @@ def facts(record: Record) -> list[tuple[str, str]]:
             ("trajectories lost / used twice", f"{summary['lost_trajectories']} / {summary['consumed_twice']}")
         )
     return found
+
+
+def _interruptions(record: Record) -> list[tuple[str, str]]:
+    controller, observed = record.controller, record.observed
+    if not controller.ledger.mixes_versions:
+        return [("repacks", f"{controller.moves}")]
+    pulls = observed.interrupted(Why.PULL)
+    found = [
+        ("pulls that interrupted work", f"{len(pulls):,}"),
+        ("trajectories interrupted by them", f"{sum(each.trajectories for each in pulls):,}"),
+        ("trajectories migrated", f"{sum(each.trajectories for each in observed.interrupted(Why.EVICTION)):,}"),
+        ("resumed on newer weights", f"{controller.ledger.counts.resumed_on_newer:,}"),
+    ]
+    return found + ([("repacks", f"{controller.moves}")] if controller.moves else [])
 
 
 def _measured(measured: Measured) -> list[str]:
@@ -138,10 +163,3 @@ def _measured(measured: Measured) -> list[str]:
         f"{measured.length_p50:.0f}",
         f"{measured.length_p99:.0f}",
     ]
-
-
-def _cut(table: Table) -> Table:
-    if len(table.rows) <= MOST_ROWS:
-        return table
-    left = len(table.rows) - MOST_ROWS
-    return Table(table.columns, table.rows[:MOST_ROWS], f"{table.note} {left} more rows are in the event log.".strip())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import dataclass, replace
 from html import escape
 
 from tailrace.pipeline.controller.controller import RELAY, REPLICA, TRAINER
@@ -14,6 +14,7 @@ from tailrace.pipeline.run.timeline import BUBBLES, Doing, Mark, MarkKind, Span
 
 MOST_SPANS = 5000
 MOST_MARKS = 1500
+MOST_NAMED = 3
 COLORS = {
     Doing.TRAINING: "$training",
     Doing.GENERATING: "$generating",
@@ -29,12 +30,16 @@ COLORS = {
 }
 SYMBOLS = {
     MarkKind.REPACK: ("triangle-up", "$repack"),
+    MarkKind.PULL: ("triangle-down", "$pulling"),
+    MarkKind.EVICTION: ("diamond", "$releasing"),
     MarkKind.DOWN: ("x", "$down"),
     MarkKind.RESTART: ("circle", "$restart"),
     MarkKind.SUSPECT: ("diamond-open", "$down"),
     MarkKind.PULL_FAILED: ("cross", "$down"),
     MarkKind.PUBLISHED: ("line-ns-open", "$ink"),
 }
+MERGED = {MarkKind.PULL, MarkKind.EVICTION}  # frequent: drawn once for each replica and moment
+MOMENTS = 150  # moments of the time that is shown
 BACKGROUND = BUBBLES | {Doing.HOLDING}
 WORK = {
     TRAINER: frozenset({Doing.TRAINING, Doing.PUBLISHING}),
@@ -64,7 +69,9 @@ def timeline_chart(record: Record, time: TimeAxis) -> Chart | None:
     shown, shortest_s = drawable(spans, MOST_SPANS)
     work_on_top = sorted(COLORS, key=lambda doing: doing not in BACKGROUND)
     data = [_bars(doing, shown, rows, time) for doing in work_on_top]
-    data += [_marks(kind, record.timeline.marks, rows, time) for kind in SYMBOLS]
+    begin_s, end_s = record.shown_s
+    marks = merged(record.timeline.marks, MERGED, (end_s - begin_s) / MOMENTS)
+    data += [_marks(kind, marks, rows, time) for kind in SYMBOLS]
     lines = [
         {
             "type": "line",
@@ -135,6 +142,28 @@ def drawable(spans: Sequence[Span], most: int) -> tuple[list[Span], float]:
         if shortest_s > end_s:
             break
     return shown, shortest_s
+
+
+def merged(marks: Sequence[Mark], kinds: Set[MarkKind], within_s: float) -> list[Mark]:
+    """Marks of these kinds that a member has within so many seconds become one, which names the first few."""
+    kept: list[Mark] = []
+    begun: dict[tuple[MarkKind, str, str], list[Mark]] = {}
+    groups: list[list[Mark]] = []
+    for mark in marks:
+        if mark.kind not in kinds:
+            kept.append(mark)
+            continue
+        key = (mark.kind, mark.role, mark.member)
+        group = begun.get(key)
+        if group is None or mark.at_s - group[0].at_s > within_s:
+            group = begun[key] = []
+            groups.append(group)
+        group.append(mark)
+    for group in groups:
+        more = f" and {len(group) - MOST_NAMED} times more" if len(group) > MOST_NAMED else ""
+        label = "; ".join(mark.label for mark in group[:MOST_NAMED]) + more
+        kept.append(replace(group[0], label=label))
+    return sorted(kept, key=lambda mark: mark.at_s)
 
 
 def utilisation(spans: Iterable[Span], begin_s: float, end_s: float) -> list[Utilisation]:
