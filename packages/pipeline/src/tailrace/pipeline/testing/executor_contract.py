@@ -89,6 +89,23 @@ def make_spec(**changes: Any) -> PipelineSpec:
     return PipelineSpec(**{**fields, **changes})
 
 
+def make_staleflow_spec(bound: int = 1) -> PipelineSpec:
+    """A small StaleFlow pipeline: a strict bound under partial rollout, migration and surplus samples."""
+
+    def policy(axis: str, name: str, **options: Any) -> Any:
+        return load(f"tailrace.{axis}", name)(**options)
+
+    cost = {"k1": 1e-6, "k2": 1e-3, "k3": 1e-4, "k4": 4e-3}
+    return make_spec(
+        admission=policy("admission", "bounded", bound=bound),
+        batching=policy("batching", "redundant", samples=SAMPLES, surplus_samples=1),
+        routing=policy("routing", "marginal-throughput", **cost),
+        sync=policy("sync", "interrupting"),  # as often as possible
+        relocation=policy("relocation", "migration", phi_wait=0, period_s=0.2, **cost),
+        buffer_groups=None,
+    )
+
+
 def make_files(root: Path) -> Path:
     """A tiny model with its tokenizer, prompts and held-out problems."""
     from tailrace.reward.tasks import write_jsonl
@@ -107,7 +124,9 @@ def make_files(root: Path) -> Path:
     return model
 
 
-def make_deployment(root: Path, model: Path, *, relays: int = 1, name: str = "contract") -> Deployment:
+def make_deployment(
+    root: Path, model: Path, *, relays: int = 1, name: str = "contract", mixed_versions: bool = False
+) -> Deployment:
     """All roles of a run below a directory."""
     from tailrace.trainer import TrainerConfig
 
@@ -134,7 +153,13 @@ def make_deployment(root: Path, model: Path, *, relays: int = 1, name: str = "co
         name=f"tailrace-{name}",
         token="contract-suite-shared-token",  # noqa: S106 - nobody else is there
         data=RoleSpec(
-            DEFAULT_FACTORIES["data"], {"store": root / "store.sqlite", "prompts": prompts, "verifier": "exact"}
+            DEFAULT_FACTORIES["data"],
+            {
+                "store": root / "store.sqlite",
+                "prompts": prompts,
+                "verifier": "exact",
+                "mixed_versions": mixed_versions,
+            },
         ),
         scorer=RoleSpec(DEFAULT_FACTORIES["scorer"], {"verifier": "exact"}),
         trainer=RoleSpec(DEFAULT_FACTORIES["trainer"], trainer, one_thread),
@@ -173,11 +198,21 @@ class ExecutorContract:
         """Files that all tests share."""
         return make_files(tmp_path_factory.mktemp("files"))
 
-    def run(self, root: Path, model: Path, *, faults: Sequence[str] = (), relays: int = 1) -> Controller:
+    def run(
+        self,
+        root: Path,
+        model: Path,
+        *,
+        faults: Sequence[str] = (),
+        relays: int = 1,
+        spec: PipelineSpec | None = None,
+    ) -> Controller:
         """One run, checked."""
         name = f"contract-{random.randrange(10**9)}"
-        controller = Controller(make_spec(), relays=relays)
-        executor = Executor(self.make_host(), make_deployment(root, model, relays=relays, name=name))
+        controller = Controller(spec or make_spec(), relays=relays)
+        mixed = controller.ledger.mixes_versions
+        deployment = make_deployment(root, model, relays=relays, name=name, mixed_versions=mixed)
+        executor = Executor(self.make_host(), deployment)
         scripted: list[Fault] = [parse_fault(text) for text in faults]
         try:
             executor.open()
@@ -194,25 +229,44 @@ class ExecutorContract:
 
         counts = controller.ledger.counts
         assert controller.learner.step == STEPS
-        assert counts.admitted == counts.trained == STEPS * GROUPS
+        assert counts.admitted == counts.trained + counts.filtered
+        assert counts.trained == STEPS * GROUPS
+        assert controller.fleet.contradictions == 0
         audit = executor.data.call("audit")
         assert audit["consumed"] == STEPS * GROUPS * SAMPLES
         assert not audit["consumed_twice"]
         assert not audit["inconsistent"]
-        names = [f"{group}.{sample}" for group in range(STEPS * GROUPS) for sample in range(SAMPLES)]
         weights: dict[int, int] = {}
-        for experience in executor.data.call("experiences", names):
-            assert len({segment.version for segment in experience.segments}) == 1
-            version = experience.oldest_version
-            if version not in weights:
-                weights[version] = fingerprint(load_weights_file(root / "checkpoints" / str(version)))
-            expected = [fake_token(weights[version], experience.prompt, i) for i in range(len(experience.tokens))]
-            assert list(experience.tokens) == [token for token, _ in expected]
-            assert list(experience.logprobs) == [logprob for _, logprob in expected]
+        for version, names in self.trained(controller, root).items():
+            for experience in executor.data.call("experiences", names):
+                assert controller.ledger.mixes_versions or len({s.version for s in experience.segments}) == 1
+                bound = controller.gate.bound
+                assert bound is None or version - 1 - experience.oldest_version <= bound
+                versions = [segment.version for segment in experience.segments for _ in segment.tokens]
+                for held in set(versions) - weights.keys():
+                    weights[held] = fingerprint(load_weights_file(root / "checkpoints" / str(held)))
+                expected = [fake_token(weights[held], experience.prompt, i) for i, held in enumerate(versions)]
+                assert list(experience.tokens) == [token for token, _ in expected]
+                assert list(experience.logprobs) == [logprob for _, logprob in expected]
         log = list(read_events(root / "events.jsonl"))
-        again = Controller(make_spec(), relays=controller.relays)
+        again = Controller(controller.spec, relays=controller.relays)
         replay(again, log)
         assert again.state() == controller.state()
+
+    def trained(self, controller: Controller, root: Path) -> dict[int, list[str]]:
+        """What each version that counts was trained on, from the log."""
+        again = Controller(controller.spec, relays=controller.relays)
+        steps = [
+            command
+            for now, event in read_events(root / "events.jsonl")
+            for command in again.handle(event, now)
+            if isinstance(command, c.Step)
+        ]
+        return {
+            step.version: [name for batch in step.mini_batches for name in batch]
+            for step in steps
+            if step.version in controller.learner.batches
+        }
 
     def test_trains_every_prompt_once(self, tmp_path: Path, model: Path) -> None:
         """The plain run; held-out accuracy is measured on the way."""
@@ -262,3 +316,10 @@ class ExecutorContract:
             self.check(controller, resumed, tmp_path)
         finally:
             resumed.close()
+
+    def test_tokens_and_versions_line_up_under_partial_rollout(self, tmp_path: Path, model: Path) -> None:
+        """Interrupted, continued under newer weights and migrated, within the bound; a replica and the trainer die."""
+        controller = self.run(tmp_path, model, spec=make_staleflow_spec(), faults=["replica@step1", "trainer@step3"])
+        assert controller.coordinator.interrupting_pulls > 0
+        assert controller.ledger.counts.resumed_on_newer > 0
+        assert controller.replica_restarts == 1
