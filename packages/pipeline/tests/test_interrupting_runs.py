@@ -18,6 +18,7 @@ from tailrace.pipeline.run.reporting import causes, fates, lengths, staleness
 from tailrace.pipeline.run.reporting.interruptions import Why
 from tailrace.pipeline.run.reporting.observed import Observed
 from tailrace.pipeline.run.reporting.record import read_record
+from tailrace.pipeline.run.summary import summarise
 from tailrace.pipeline.run.timeline import Doing, MarkKind, Timeline
 from tailrace.pipeline.testing import World
 
@@ -92,7 +93,7 @@ WORLDS = st.fixed_dictionaries(
 
 
 @given(seed=st.integers(0, 2**32), options=WORLDS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_every_trajectory_has_the_fate_that_the_controller_gave_it(seed, options):
     shape = {key: options.pop(key) for key in ("bound", "samples", "groups")}
     _, observed, controller, said = replayed(seed, config(**shape), **options)
@@ -110,7 +111,7 @@ def test_every_trajectory_has_the_fate_that_the_controller_gave_it(seed, options
 
 
 @given(seed=st.integers(0, 2**32), kill=st.sampled_from([0.0, 0.03]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_interruptions_are_told_apart(seed, kill):
     timeline, observed, controller, _ = replayed(seed, config(), kill_rate=kill)
     coordinator = controller.coordinator
@@ -183,6 +184,22 @@ def test_lengths_of_what_was_offered_stand_beside_those_trained_on(written):
         assert trace["y"][-1] == 1.0
         assert trace["y"] == sorted(trace["y"])
         assert trace["x"] == sorted(trace["x"])
+
+
+def test_the_summary_says_what_became_of_every_prompt_and_how_often_work_was_interrupted(written):
+    record, _ = written
+    controller = record.controller
+    audit = {"consumed": 6 * 16, "consumed_twice": []}
+    found = summarise(
+        record.config, controller, [], audit=audit, lengths=[1, 2], wall_s=9.0, training_s=8.0, extra={"more": 1}
+    )
+    became = found["prompts"]
+    assert became["admitted"] == became["trained"] + sum(became["filtered"].values()) + became["failed"]
+    assert (became["lost"], found["lost_trajectories"], found["contradictions"]) == (0, 0, 0)
+    assert (found["staleness_bound"], found["partial_rollout"], found["repacks"]) == (1, True, 0)
+    assert found["staleness_max"] <= 1
+    assert found["interrupting_pulls"] == len(record.observed.interrupted(Why.PULL)) > 0
+    assert found["resumed_on_newer"] == controller.ledger.counts.resumed_on_newer > 0
 
 
 def test_a_line_of_prompts_that_does_not_add_up_says_so():
