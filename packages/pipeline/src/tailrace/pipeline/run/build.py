@@ -231,14 +231,18 @@ def _build(
         raise ConfigError(f"key '{table}.{axis}': {choice.name!r}: {_plain(error)}") from error
 
 
-KINDS = {"int": (int, "a whole number"), "float": ((int, float), "a number"), "bool": (bool, "true or false")}
+KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+}
 
 
 def _check_kinds(where: str, takes: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
     """A policy's options are of the kind that it declares, as far as that is simple."""
     for name, value in options.items():
         kind = KINDS.get(str(takes[name].annotation)) if name in takes else None
-        if kind is not None and (not isinstance(value, kind[0]) or isinstance(value, bool) != (kind[0] is bool)):
+        if kind is not None and (not isinstance(value, kind[0]) or isinstance(value, bool) != (bool in kind[0])):
             raise ConfigError(f"{where}: option {name!r}: found {value!r}, expected {kind[1]}")
 
 

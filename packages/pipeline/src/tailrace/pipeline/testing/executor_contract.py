@@ -256,17 +256,15 @@ class ExecutorContract:
     def trained(self, controller: Controller, root: Path) -> dict[int, list[str]]:
         """What each version that counts was trained on, from the log."""
         again = Controller(controller.spec, relays=controller.relays)
-        steps = [
-            command
-            for now, event in read_events(root / "events.jsonl")
-            for command in again.handle(event, now)
-            if isinstance(command, c.Step)
-        ]
-        return {
-            step.version: [name for batch in step.mini_batches for name in batch]
-            for step in steps
-            if step.version in controller.learner.batches
-        }
+        ordered: dict[int, list[str]] = {}
+        done: dict[int, list[str]] = {}
+        for now, event in read_events(root / "events.jsonl"):
+            if isinstance(event, c.Stepped):
+                done[event.version] = ordered[event.version]
+            for command in again.handle(event, now):
+                if isinstance(command, c.Step):
+                    ordered[command.version] = [name for batch in command.mini_batches for name in batch]
+        return {version: names for version, names in done.items() if version in controller.learner.batches}
 
     def test_trains_every_prompt_once(self, tmp_path: Path, model: Path) -> None:
         """The plain run; held-out accuracy is measured on the way."""
