@@ -1,4 +1,5 @@
-"""The coordinator in random worlds: the bound holds whatever happens, nothing is lost, and it never stops deciding.
+"""The coordinator in random worlds: the bound holds whatever happens, nothing is lost, and it never stops deciding. Beside the
+staleness manager that it drives runs the slow reference.
 
 `TAILRACE_WORLDS` multiplies the number of worlds. A failure names its seed.
 """
@@ -7,7 +8,7 @@ import functools
 import json
 import os
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,9 @@ from tailrace.pipeline.controller.evaluations import EvaluationPlan
 from tailrace.pipeline.controller.fleet import Health
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing import World, replay
+from tailrace.staleness import Bounded
+from tailrace.staleness.bounded import BoundedGate
+from tailrace.staleness.reference import ReferenceManager, Row
 
 WORLDS = int(os.environ.get("TAILRACE_WORLDS", "1"))
 STEPS, GROUPS, SAMPLES = 8, 4, 4
@@ -37,7 +41,7 @@ def policy(axis, name, **options):
 
 def spec(bound=1, surplus_samples=0, surplus_groups=0, filters=True, **changes):
     base = PipelineSpec(
-        admission=policy("admission", "bounded", bound=bound, surplus=surplus_groups),
+        admission=Mirrored(bound, surplus_groups),
         batching=policy(
             "batching",
             "redundant",
@@ -59,6 +63,65 @@ def spec(bound=1, surplus_samples=0, surplus_groups=0, filters=True, **changes):
         evaluation=EvaluationPlan(size=10, every=3, modes=("sampled",), first=("greedy",), last=("greedy",)),
     )
     return replace(base, **changes)
+
+
+class MirroredGate(BoundedGate):
+    """The staleness manager beside its slow reference: after every operation both hold the same entries in the same places."""
+
+    operations = 0
+
+    def __init__(self, manager):
+        super().__init__(manager)
+        self.reference = ReferenceManager(manager.bound, manager.batch_size, 0, manager.surplus_size)
+
+    def _same(self):
+        MirroredGate.operations += 1
+        for buffer in self.reference.buffers():
+            mine = sorted((entry.key, entry.version, entry.occupied) for entry in self.manager.entries(buffer))
+            assert mine == sorted(self.reference.entries(buffer)), f"buffer {buffer} at version {self.manager.version}"
+
+    def start(self, group, version):
+        assert self.reference.can_reserve(version)
+        super().start(group, version)
+        self.reference.reserve(group, version)
+        self._same()
+
+    def complete(self, group):
+        super().complete(group)
+        self.reference.occupy(group)
+        self._same()
+
+    def drop(self, group):
+        kind = self.manager.occupied(group)
+        super().drop(group)
+        if kind is not None:
+            (self.reference.filter if kind else self.reference.abort)(group)
+        self._same()
+
+    def consume(self, candidates, sampler):
+        due = {key for key, _, occupied in self.reference.entries(self.manager.version) if occupied}
+        batch = super().consume(candidates, sampler)
+        assert set(batch) == due
+        self.reference.consume()
+        self._same()
+        return batch
+
+    def reset(self, version, started):
+        refused = super().reset(version, started)
+        manager = self.manager
+        self.reference = ReferenceManager(manager.bound, manager.batch_size, version, manager.surplus_size)
+        self.reference.rows = [
+            Row(entry.key, entry.version, buffer, entry.occupied)
+            for buffer in self.reference.buffers()
+            for entry in manager.entries(buffer)
+        ]
+        return refused
+
+
+@dataclass(frozen=True)
+class Mirrored(Bounded):
+    def gate(self, batch_groups):
+        return MirroredGate(super().gate(batch_groups).manager)
 
 
 class Watched(World):
