@@ -60,8 +60,8 @@ def row(record: Record) -> dict[str, float | str]:
     tokens = sum(length for batch in record.batches for length in batch.lengths)
     fates = record.observed.fates
     dropped = {name for name, why in fates.dropped.items() if why == NO_SIGNAL}
-    with_signal = [length for name, length in fates.finished.items() if name not in dropped]
-    trained = [length for batch in record.batches for length in batch.lengths]
+    with_signal = sorted(length for name, length in fates.finished.items() if name not in dropped)
+    trained = sorted(length for batch in record.batches for length in batch.lengths)
     account = prompts(record.controller)
     return {
         "seconds of RL": seconds,
@@ -109,20 +109,40 @@ def tables(records: dict[tuple[str, int], Record]) -> str:
 
 
 def differences(records: dict[tuple[str, int], Record], problems: int) -> str:
-    """Each bound against bound 0, paired by seed, beside the error of a difference of two evaluations."""
+    """Each bound against bound 0, paired by seed, beside the error of a difference of two evaluations.
+
+    `delayed` sets the lag itself apart: it compares with bound 0 as many batches earlier as what was trained on until then was
+    behind in the mean (its curve interpolated). What is left of a difference is harm beyond delay.
+    """
     out = []
     curves = {key: curve(record) for key, record in records.items()}
     seeds = sorted({seed for name, seed in records if name == "b0"})
-    for name in dict.fromkeys(name for name, _ in records if name.startswith("b") and name != "b0"):
+    for name in dict.fromkeys(name for name, _ in records if name[1:].isdigit() and name != "b0"):
         for step in sorted(curves["b0", seeds[0]]):
-            pairs = [(curves[name, s][step], curves["b0", s][step]) for s in seeds if (name, s) in curves]
+            pairs = [(curves[name, s][step], curves["b0", s][step]) for s in seeds]
             delta = [one - other for one, other in pairs]
+            late = [curves[name, s][step] - at(curves["b0", s], step - lag(records[name, s], step)) for s in seeds]
             error = math.sqrt(sum(a * (1 - a) + b * (1 - b) for a, b in pairs) / problems) / len(pairs)
             out.append(
-                f"{name} - b0 after {step:2d} batches: {statistics.fmean(delta):+.3f}, error {error:.3f}, each "
-                + " ".join(f"{value:+.3f}" for value in delta)
+                f"{name} - b0 after {step:2d} batches: {statistics.fmean(delta):+.3f}, delayed {statistics.fmean(late):+.3f}, "
+                f"error {error:.3f}; each " + " ".join(f"{value:+.3f}" for value in delta)
             )
     return "\n".join(out)
+
+
+def lag(record: Record, step: int) -> float:
+    """Mean staleness of the first batches."""
+    lags = [value for batch in record.batches[:step] for value in batch.at_consumption]
+    return statistics.fmean(lags) if lags else 0.0
+
+
+def at(points: dict[int, float], step: float) -> float:
+    """A curve between its points."""
+    steps = sorted(points)
+    right = next((found for found in steps if found >= step), steps[-1])
+    left = max((found for found in steps if found <= step), default=steps[0])
+    share = (step - left) / (right - left) if right > left else 0.0
+    return points[left] + share * (points[right] - points[left])
 
 
 def figure(records: dict[tuple[str, int], Record], path: Path) -> None:
@@ -175,7 +195,7 @@ def figure(records: dict[tuple[str, int], Record], path: Path) -> None:
         margin={"t": 70, "l": 50, "r": 20, "b": 40},
     )
     page.update_yaxes(tickformat=".0%", row=1)
-    page.write_html(path)
+    page.write_html(path, config={"displayModeBar": False})
     print(f"figure: {path}")
 
 

@@ -49,14 +49,24 @@ def test_the_story_of_a_trained_trajectory_has_every_station(run):
     directory, config, world = run
     trajectory = next(iter(world.consumed))
     texts = [line.text for line in explain(directory, config, trajectory)]
-    stations = ["admitted", "routed to", "finished on", "scored", "group is complete", "trained on: the batch", "its batch is"]
+    stations = [
+        "admitted",
+        "routed to",
+        "finished on",
+        "scored",
+        "group is complete",
+        "trained on: the batch",
+        "its batch is",
+    ]
     places = [next(index for index, text in enumerate(texts) if station in text) for station in stations]
     assert places == sorted(places), texts
 
 
 def test_every_trajectory_that_was_admitted_has_a_story_that_ends(run):
     directory, config, world = run
-    names = {ref.trajectory for step in world.commands for x in step if isinstance(x, c.Route) for ref in x.trajectories}
+    names = {
+        ref.trajectory for step in world.commands for x in step if isinstance(x, c.Route) for ref in x.trajectories
+    }
     for trajectory in random.Random(0).sample(sorted(name for name in names if not name.startswith("e")), 12):
         last = explain(directory, config, trajectory)[-1].text
         assert "its batch is trained on" in last or "dropped" in last, (trajectory, last)
@@ -72,7 +82,9 @@ def test_interruptions_name_their_reason(run):
 
 def test_an_unknown_trajectory_is_one_clear_line(run):
     directory, config, _ = run
-    with pytest.raises(RunDirectoryError, match=r"found no trajectory 'x', expected GROUP.SAMPLE with a group from 0 to"):
+    with pytest.raises(
+        RunDirectoryError, match=r"found no trajectory 'x', expected GROUP.SAMPLE with a group from 0 to"
+    ):
         explain(directory, config, "x")
 
 

@@ -30,7 +30,7 @@ class PipelineSpec:
         batch_groups: groups in a batch.
         replica_batch: trajectories that one replica generates as one batch.
         buffer_groups: groups that may be waiting for a replica, generating or waiting for the trainer at once
-            (back-pressure); None leaves it to admission, for a bound (bound + 1) batches, and is 4 batches where that has no limit.
+            (back-pressure); None leaves it to admission, (bound + 1) batches for a bound, or is 4 batches if that has no limit.
         cycle_s: seconds at least between decisions that nothing but new load calls for. With hundreds of replicas, a second.
         checkpoint_every: batches between checkpoints.
         scoring_attempts: how often a broken verifier is tried before the group is reported as failed.
