@@ -17,21 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.contracts import Cycle, Evict, ReplicaView, TrajectoryView
+from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import kv_tokens, planned_with
 from tailrace.repack.routable import may_run_at
-from tailrace.repack.throughput import ThroughputModel
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
+class Migration(Costed):
     """Evict what waits too long and what is too unevenly spread (StaleFlow, section 5.3). Plugin ``migration``.
 
     Args:
-        k1: seconds of a decoding step for each token in the KV cache, as for `MarginalThroughput`.
-        k2: seconds to read the weights.
-        k3: seconds of computing for each running trajectory.
-        k4: seconds of fixed overhead.
+        k1, k2, k3, k4: see `Costed`.
         phi_wait: trajectories that may wait inside an engine.
         phi_throughput: how many times the least throughput the highest may be.
         period_s: plan so often.
@@ -40,29 +37,18 @@ class Migration:
         LoadError: a value is out of its range.
     """
 
-    k1: float
-    k2: float
-    k3: float
-    k4: float
     phi_wait: int = 3
     phi_throughput: float = 5.0
     period_s: float = 1.0
 
     def __post_init__(self) -> None:
-        model = self.model
-        if not model.k2 + model.k4 > 0:
-            raise LoadError(f"found k2={self.k2!r} and k4={self.k4!r}, expected a sum above 0: a step takes time")
+        Costed.__post_init__(self)
         if self.phi_wait < 0:
             raise LoadError(f"found phi_wait={self.phi_wait!r}, expected at least 0")
         if not self.phi_throughput >= 1:
             raise LoadError(f"found phi_throughput={self.phi_throughput!r}, expected at least 1")
         if not (self.period_s > 0 and math.isfinite(self.period_s)):
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
-
-    @property
-    def model(self) -> ThroughputModel:
-        """The cost model, in tokens."""
-        return ThroughputModel(self.k1, self.k2, self.k3, self.k4)
 
     def due(self, now_s: float, last_s: float, stepped: bool) -> bool:  # noqa: ARG002 - the protocol's arguments
         """Every `period_s`."""

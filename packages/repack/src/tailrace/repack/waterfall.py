@@ -19,10 +19,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tailrace.contracts import Cycle, Placement, TentativeAdmission, TrajectoryView
+from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import GainIndex, planned_with
 from tailrace.repack.routing import queues
-from tailrace.repack.throughput import ThroughputModel
 
 Queues = Iterable[tuple[int | None, Iterable[TrajectoryView]]]
 # The trajectory, the place of its replica in the order of names, its gain and the least it had to be.
@@ -30,17 +30,14 @@ Poured = tuple[TrajectoryView, int, float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class MarginalThroughput:
+class MarginalThroughput(Costed):
     """Where a trajectory adds most to the throughput, if it adds enough. Plugin ``marginal-throughput``.
 
     The coefficients of the cost model come from `ThroughputModel.fit`; those of the paper are Table 4, for Qwen3-30B-A3B on
     an H20: 7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2.
 
     Args:
-        k1: seconds of a decoding step for each token in the KV cache (SF-2).
-        k2: seconds to read the weights.
-        k3: seconds of computing for each running trajectory.
-        k4: seconds of fixed overhead.
+        k1, k2, k3, k4: see `Costed`.
         mu: share of the ideal gain that is enough.
         prompt_tokens: length assumed of a trajectory whose length is unknown.
 
@@ -48,26 +45,15 @@ class MarginalThroughput:
         LoadError: a value is out of its range.
     """
 
-    k1: float
-    k2: float
-    k3: float
-    k4: float
     mu: float = 0.3
     prompt_tokens: int = 0
 
     def __post_init__(self) -> None:
-        model = self.model
-        if not model.k2 + model.k4 > 0:
-            raise LoadError(f"found k2={self.k2!r} and k4={self.k4!r}, expected a sum above 0: a step takes time")
+        Costed.__post_init__(self)
         if not 0 < self.mu <= 1:
             raise LoadError(f"found mu={self.mu!r}, expected a share above 0 and at most 1")
         if self.prompt_tokens < 0:
             raise LoadError(f"found prompt_tokens={self.prompt_tokens!r}, expected at least 0")
-
-    @property
-    def model(self) -> ThroughputModel:
-        """The cost model, in tokens."""
-        return ThroughputModel(self.k1, self.k2, self.k3, self.k4)
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
         """Algorithm 3 over the replicas whose load is known: fresh, serving, not pulling and not pinned."""

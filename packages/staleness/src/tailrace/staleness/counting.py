@@ -209,3 +209,48 @@ class CountedTentative:
     def fork(self) -> CountedTentative:
         """An independent copy."""
         return CountedTentative(self._ledger, self._admits, self._taken)
+
+
+class CountedGate:
+    """What gates over a ledger share: groups open if `_admits`, nothing is surplus. See `AdmissionGate`.
+
+    Args:
+        name: of the admission.
+        batch_groups: groups in a batch.
+    """
+
+    def __init__(self, name: str, batch_groups: int) -> None:
+        self._batch = whole("batch_groups", batch_groups, least=1)
+        self._ledger = Ledger(name, batch_groups)
+
+    def _admits(self, version: int, count: int) -> bool:
+        """Whether one more group may start at a version when so many are open."""
+        raise NotImplementedError
+
+    def tentative(self) -> CountedTentative:
+        """A view to plan with."""
+        return CountedTentative(self._ledger, self._admits)
+
+    def start(self, group: int, version: int) -> None:
+        """Open a group.
+
+        Raises:
+            StalenessError: see `Ledger.start`.
+        """
+        self._ledger.start(group, version, self._admits(version, len(self._ledger.groups)))
+
+    def complete(self, group: int) -> None:
+        """Mark a group as complete.
+
+        Raises:
+            UnknownEntryError: it is not in flight.
+        """
+        self._ledger.complete(group)
+
+    def drop(self, group: int) -> None:
+        """Forget a group."""
+        self._ledger.drop(group)
+
+    def surplus(self) -> Sequence[int]:
+        """None: no more start than are used."""
+        return ()

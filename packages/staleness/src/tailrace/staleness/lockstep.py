@@ -8,9 +8,8 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from tailrace.contracts import Candidate, Sampler
-from tailrace.staleness.counting import CountedTentative, Ledger
+from tailrace.staleness.counting import CountedGate
 from tailrace.staleness.errors import SamplerError
-from tailrace.staleness.limits import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class OneStep:
         return LockstepGate("one-step", self.ahead, batch_groups)
 
 
-class LockstepGate:
+class LockstepGate(CountedGate):
     """Open groups in order of their start: the first `batch_groups` are the next batch. See `AdmissionGate`.
 
     A dropped group leaves its place to the next one, which only makes that one be consumed sooner.
@@ -64,8 +63,7 @@ class LockstepGate:
 
     def __init__(self, name: str, ahead: int, batch_groups: int) -> None:
         self._ahead = ahead
-        self._batch = whole("batch_groups", batch_groups, least=1)
-        self._ledger = Ledger(name, batch_groups)
+        super().__init__(name, batch_groups)
 
     @property
     def bound(self) -> int:
@@ -80,34 +78,6 @@ class LockstepGate:
     def _admits(self, version: int, count: int) -> bool:
         # The batch that the count-th group is in is consumed at version `self._ledger.version + count // batch`.
         return self._ledger.version + count // self._batch - version <= self._ahead
-
-    def tentative(self) -> CountedTentative:
-        """A view to plan with."""
-        return CountedTentative(self._ledger, self._admits)
-
-    def start(self, group: int, version: int) -> None:
-        """Append a group to the last batch.
-
-        Raises:
-            StalenessError: see `Ledger.start`.
-        """
-        self._ledger.start(group, version, self._admits(version, len(self._ledger.groups)))
-
-    def complete(self, group: int) -> None:
-        """Mark a group as complete.
-
-        Raises:
-            UnknownEntryError: it is not in flight.
-        """
-        self._ledger.complete(group)
-
-    def drop(self, group: int) -> None:
-        """Forget a group; later ones move up."""
-        self._ledger.drop(group)
-
-    def surplus(self) -> Sequence[int]:
-        """None: no more start than are needed."""
-        return ()
 
     def expired(self) -> Sequence[int]:
         """None: nothing complete can grow too old."""

@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace.contracts import Candidate, Sampler
-from tailrace.staleness.counting import CountedTentative, Ledger
-from tailrace.staleness.limits import whole
+from tailrace.staleness.counting import CountedGate
 
 
-class SampledGate:
+class SampledGate(CountedGate):
     """A batch is trainable as soon as enough groups are complete. See `AdmissionGate`.
 
     Args:
@@ -21,10 +20,9 @@ class SampledGate:
     """
 
     def __init__(self, name: str, batch_groups: int, *, cap: int | None = None, max_age: int | None = None) -> None:
-        self._batch = whole("batch_groups", batch_groups, least=1)
         self._cap = cap
         self._max_age = max_age
-        self._ledger = Ledger(name, batch_groups)
+        super().__init__(name, batch_groups)
 
     @property
     def bound(self) -> int | None:
@@ -41,34 +39,6 @@ class SampledGate:
 
     def _admits(self, version: int, count: int) -> bool:
         return (self._cap is None or count < self._cap) and self._fresh(version)
-
-    def tentative(self) -> CountedTentative:
-        """A view to plan with."""
-        return CountedTentative(self._ledger, self._admits)
-
-    def start(self, group: int, version: int) -> None:
-        """Open a group.
-
-        Raises:
-            StalenessError: see `Ledger.start`.
-        """
-        self._ledger.start(group, version, self._admits(version, len(self._ledger.groups)))
-
-    def complete(self, group: int) -> None:
-        """Mark a group as complete.
-
-        Raises:
-            UnknownEntryError: it is not in flight.
-        """
-        self._ledger.complete(group)
-
-    def drop(self, group: int) -> None:
-        """Forget a group."""
-        self._ledger.drop(group)
-
-    def surplus(self) -> Sequence[int]:
-        """None: whatever completes is used."""
-        return ()
 
     def expired(self) -> Sequence[int]:
         """Complete groups above the age."""

@@ -59,7 +59,7 @@ class Controller:
         self.started = False
         self.finished = False
         self.failure: str | None = None
-        self._dropped = False
+        self._freed = False  # groups left since the last cycle: the pool has room
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
             c.Finished: self._on_finished,
@@ -319,11 +319,9 @@ class Controller:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def _decide(self, event: c.Event, now: float) -> None:
-        before = self.outbox.seq
         self._train()
-        freed = self.outbox.seq != before  # a batch was taken or groups were dropped: there is room in the pool
-        if freed or self._dropped or self.coordinator.due(event, now):
-            self._dropped = False
+        if self._freed or self.coordinator.due(event, now):
+            self._freed = False
             self.coordinator.run(now, stepped=isinstance(event, c.Stepped))
         if self.learner.step >= self.spec.steps and self.learner.idle:
             self._end()
@@ -350,6 +348,7 @@ class Controller:
         version = learner.version + 1
         learner.consumed_staleness[version] = self._staleness(groups)
         self.ledger.consume(groups, version)
+        self._freed = True
         learner.stepping = version
         batches = [
             tuple(name for index in mini for name in self.ledger.groups[index].members)
@@ -391,7 +390,7 @@ class Controller:
             self.coordinator.unbind(self.ledger.trajectories[name])
         self.ledger.drop(group, phase, reason)
         self.gate.drop(group)
-        self._dropped = True
+        self._freed = True
         self._abort(members, f"its group {group} was {phase}: {reason}")
 
     def _abort(self, names: tuple[str, ...], why: str) -> None:
