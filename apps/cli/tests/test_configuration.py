@@ -1,6 +1,6 @@
 """A configuration file lies over what it is based on: the defaults, the quick start, another file."""
 
-from tailrace.cli.configuration import configuration
+from tailrace.pipeline.config.target import configuration
 
 
 def write(path, **keys):

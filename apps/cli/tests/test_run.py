@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli.configuration import configuration
+from tailrace.pipeline.config.target import configuration
 from tailrace.cli.main import main
 from tailrace.pipeline.errors import ConfigError, RunFailedError
 from tailrace.pipeline.run.directory import RunDirectory

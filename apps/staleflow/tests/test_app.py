@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.cli.configuration import configuration
+from tailrace.pipeline.config.target import configuration
 from tailrace.contracts import plugins
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.run.build import build_spec

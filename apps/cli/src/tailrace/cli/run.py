@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.cli.configuration import configuration
+from tailrace.pipeline.config.target import configuration
 from tailrace.cli.display import display
 from tailrace.cli.errors import CommandError
 from tailrace.cli.main import DEBUG, complain, one_line

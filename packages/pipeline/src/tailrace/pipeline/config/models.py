@@ -198,3 +198,4 @@ class RunConfig(_Strict):
     executor: ExecutorConfig = ExecutorConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     faults: tuple[str, ...] = ()
+    fleet: dict[str, Any] = {}  # what only the simulator reads; it is strict about it too

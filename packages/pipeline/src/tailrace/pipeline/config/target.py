@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.cli.errors import CommandError
 from tailrace.contracts import PluginError, plugins
 from tailrace.faulttol import FaulttolError, parse_fault
 from tailrace.pipeline.config.loading import parse_setting, read_toml, validate
@@ -31,7 +30,7 @@ def configuration(
     """The configuration that a command line means.
 
     Raises:
-        ConfigError, PluginError, CommandError: one line that says what was found and what was expected.
+        ConfigError, PluginError, ConfigError: one line that says what was found and what was expected.
     """
     layers = _target_layers(target)
     layers += [(f"--set {text}", parse_setting(text)) for text in settings]
@@ -45,7 +44,7 @@ def configuration(
         layers.append(("--kill", {"faults": [*_faults(layers), *map(_fault, kills)]}))
     config = validate(layers)
     if config.app != layers[0][1]["app"]:
-        raise CommandError(f"--set app={config.app}: expected TARGET to name the app, as in: tailrace run {config.app}")
+        raise ConfigError(f"--set app={config.app}: expected TARGET to name the app, as in: tailrace run {config.app}")
     return config
 
 
@@ -88,7 +87,7 @@ def _file_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
 def _app(name: str) -> App:
     app = plugins.load(APPS, name)
     if not isinstance(app, App):
-        raise CommandError(f"the plugin {name!r} of {APPS} is a {type(app).__name__}, expected an App")
+        raise ConfigError(f"the plugin {name!r} of {APPS} is a {type(app).__name__}, expected an App")
     return app
 
 
@@ -102,5 +101,5 @@ def _fault(text: str) -> str:
     try:
         parse_fault(text)
     except FaulttolError as error:
-        raise CommandError(f"--kill {text}: {error}") from error
+        raise ConfigError(f"--kill {text}: {error}") from error
     return text

@@ -1,0 +1,19 @@
+"""Fleets in virtual time: the production controller and policies, on devices that are modelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Result", "simulate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "simulate":
+        from tailrace.fleetsim.simulate import simulate
+
+        return simulate
+    if name == "Result":
+        from tailrace.fleetsim.result import Result
+
+        return Result
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

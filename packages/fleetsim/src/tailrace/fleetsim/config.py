@@ -1,0 +1,147 @@
+"""Table ``[fleet]`` of a configuration: what only the simulator reads. Strict, as the rest of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.workload.config import WorkloadConfig
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+def _as_path(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) else value
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TrainerFleet(_Strict):
+    """The trainer's devices.
+
+    Args:
+        device: by name, or a device file.
+        gpus: devices; where placement is colocated, those of the rollout.
+        mfu: share of peak arithmetic; the device's own figure if None.
+        passes: forward passes of experience preparation (old log-probabilities; 2 with a reference model).
+        optimizer_s: seconds of an optimizer step beside its gradients.
+        data_s: seconds to sample a batch and move it to the devices.
+    """
+
+    device: str = "H800"
+    gpus: Positive | None = None
+    mfu: Annotated[float, Field(gt=0, le=1)] | None = None
+    passes: Annotated[int, Field(ge=0)] = 1
+    optimizer_s: Seconds = 0.5
+    data_s: Seconds = 1.9
+
+
+class RolloutFleet(_Strict):
+    """The replicas' devices.
+
+    Args:
+        tensor_parallel: devices of one replica.
+        max_running: trajectories in one decode batch (max_num_seqs).
+        prefix_cached: share of a context whose prefill is saved when a multi-turn trajectory comes back.
+        start_s: seconds for a replica to start.
+        restart_s: seconds to replace one that died: a machine, the engine, its relay (Laminar, section 8.5: 252 s).
+    """
+
+    device: str = "H800"
+    gpus: Positive | None = None
+    tensor_parallel: Positive = 1
+    max_running: Positive = 1024
+    prefix_cached: Share = 0.0
+    start_s: Seconds = 0.0
+    restart_s: Seconds = 252.0
+
+
+class DelayConfig(_Strict):
+    """Everything that takes time beside computing.
+
+    Args:
+        reward_s: seconds until a finished trajectory has its reward.
+        report_s: finished trajectories are reported at multiples of this.
+        snapshot_s: replicas report their load so often.
+        checkpoint_s: seconds until a checkpoint is durable.
+        route_s: seconds for a command to be carried out (tokens travel; nothing else waits).
+        detect_s: seconds until a death is noticed.
+        hang_s: seconds of silence until a member counts as dead.
+        trainer_restart_s: seconds for a new trainer to come up from a checkpoint.
+    """
+
+    reward_s: Seconds = 0.0
+    report_s: Annotated[float, Field(gt=0)] = 1.0
+    snapshot_s: Annotated[float, Field(gt=0)] = 5.0
+    checkpoint_s: Seconds = 10.0
+    route_s: Seconds = 0.0
+    detect_s: Seconds = 5.0
+    hang_s: Seconds = 60.0
+    trainer_restart_s: Seconds = 120.0
+
+
+class FailureConfig(_Strict):
+    """Failures that come by themselves, each a Poisson process.
+
+    Args:
+        per_1000_gpu_days: of devices; 0.47 for Llama 3 405B's cluster, 6.5 per node for Meta's RSC-1.
+        slow_share: share of replicas that run at `slow_speed`.
+    """
+
+    per_1000_gpu_days: Annotated[float, Field(ge=0)] = 0.0
+    slow_share: Share = 0.0
+    slow_speed: Annotated[float, Field(gt=0, le=1)] = 0.7
+
+
+class FleetConfig(_Strict):
+    """A fleet and what it generates.
+
+    Args:
+        model: by name.
+        profile: a machine measured by ``tailrace profile``, by name or as a file, in place of `model` and devices.
+        placement: `split` between trainer and replicas, or `colocated`: both use all devices in turn.
+        weights: how they travel: over `relays` (Laminar), from a parameter `store` on the replicas' nodes (StaleFlow), or
+            by `global` synchronisation between the devices, where trainer and replicas wait for each other.
+        warm_up: batches before measuring starts; a third of all, 10 at most, if None.
+        cross_datacenter: the replicas are in another datacenter than the trainer.
+    """
+
+    model: str | None = None
+    profile: str | None = None
+    placement: Literal["split", "colocated"] = "split"
+    weights: Literal["relays", "store", "global"] = "relays"
+    warm_up: Annotated[int, Field(ge=0)] | None = None
+    cross_datacenter: bool = False
+    trainer: TrainerFleet = TrainerFleet()
+    rollout: RolloutFleet = RolloutFleet()
+    delays: DelayConfig = DelayConfig()
+    failures: FailureConfig = FailureConfig()
+    workload: WorkloadConfig | None = None
+
+
+FilePath = Annotated[Path, BeforeValidator(_as_path)]
+
+
+def fleet_config(table: Mapping[str, Any], where: str = "table 'fleet'") -> FleetConfig:
+    """The table as a model.
+
+    Raises:
+        FleetError: one line with the key, what was found and what was expected.
+    """
+    try:
+        return FleetConfig.model_validate(dict(table))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(["fleet", *(str(part) for part in first["loc"])])
+        if first["type"] == "extra_forbidden":
+            raise FleetError(f"{where}: found the unknown key {key!r}, expected one that is documented") from None
+        reason = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise FleetError(f"{where}: key {key!r}: found {first['input']!r:.60}, expected: {reason}") from None
