@@ -12,7 +12,7 @@ from tailrace.contracts.plugins import load
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationPlan
 from tailrace.pipeline.spec import PipelineSpec
-from tailrace.pipeline.testing import World, replay
+from tailrace.pipeline.testing import World, replay, replay_calls
 
 
 def spec(**changes):
@@ -64,6 +64,40 @@ def test_deaths_of_replicas_and_trainer_lose_nothing(seed, keep, every):
     )
     world.run()
     check_complete(world)
+
+
+@given(seed=st.integers(0, 2**32), grid_s=st.sampled_from([0.5, 1.0, 5.0]))
+@settings(max_examples=40, deadline=None)
+def test_events_may_arrive_together(seed, grid_s):
+    world = World(Controller(spec()), seed, grid_s=grid_s, kill_rate=0.02, trainer_kill_rate=0.01)
+    world.run()
+    check_complete(world)
+    assert replay_calls(Controller(spec()), world.calls) == world.commands
+
+
+def test_what_finished_together_is_scored_by_one_command_in_order():
+    world = World(Controller(spec()), 4, grid_s=2.0)
+    world.run()
+    several = 0
+    for (_, events), commands in zip(world.calls, world.commands, strict=True):
+        scores = [command for command in commands if isinstance(command, c.Score)]
+        assert len(scores) <= 1
+        if scores:
+            finished = [event.trajectory for event in events if isinstance(event, c.Finished)]
+            assert list(scores[0].trajectories) == [name for name in finished if name in scores[0].trajectories]
+            several += len(scores[0].trajectories) > 1
+    assert several > 0
+
+
+def test_nothing_is_scored_whose_group_ends_with_the_events_that_came_with_it():
+    batching = load("tailrace.batching", "redundant")(samples=1, surplus_samples=1)
+    controller = Controller(spec(batching=batching, steps=1, evaluation=EvaluationPlan()))
+    events = [c.Tick(), c.Up("trainer", "0", 0), c.Published(0), c.Up("replica", "r0"), c.Pulled("r0", 0)]
+    for event in (*events, c.Finished("r0", "0.0", 3)):
+        controller.handle(event, 0.0)
+    commands = controller.handle_all((c.Finished("r0", "0.1", 9), c.Scored("0.0", 1.0)), 0.0)
+    assert not [command for command in commands if isinstance(command, c.Score)]
+    assert [command.trajectories for command in commands if isinstance(command, c.Abort)] == [("0.1",)]
 
 
 @given(seed=st.integers(0, 2**32), at=st.integers(1, 400))

@@ -193,6 +193,26 @@ def test_the_bound_holds_over_deaths_of_replicas_and_trainer(seed, bound, every)
     check(world, bound)
 
 
+@given(
+    seed=st.integers(0, 2**32),
+    bound=st.sampled_from([0, 1, 3]),
+    surplus=st.sampled_from([(0, 0), (1, 2), (0, 2)]),
+    grid_s=st.sampled_from([0.5, 2.0]),
+)
+@settings(max_examples=60 * WORLDS, deadline=None)
+def test_the_bound_holds_though_events_arrive_together(seed, bound, surplus, grid_s):
+    world = World(
+        Controller(spec(bound, *surplus)),
+        seed,
+        grid_s=grid_s,
+        kill_rate=0.02,
+        trainer_kill_rate=0.01,
+        scoring_failure_rate=0.02,
+    )
+    world.run()
+    check(world, bound)
+
+
 @given(seed=st.integers(0, 2**32), bound=st.sampled_from([0, 1, 3]), kills=st.sampled_from([0.0, 0.02]))
 @settings(max_examples=60 * WORLDS, deadline=None)
 def test_it_never_stops_while_work_exists_though_commands_are_delayed_reordered_and_repeated(seed, bound, kills):

@@ -1,20 +1,22 @@
 """The controller: every decision of a pipeline, as a pure function of the events so far.
 
-    events ──► handle(event, now) ──► commands          no I/O, no clock, no randomness, no threads
+    events ──► handle_all(events, now) ──► commands     no I/O, no clock, no randomness, no threads
 
     consumes    Snapshot Finished Interrupted Pulled Published Stepped Scored Up Down Tick ...
     waits for   a replica that is up, a version that is published, a batch that is complete, a trainer that is idle
     unblocked   by Up, by Published, by Scored, by Stepped; a member that never answers is reported Down by the executor
 
-After each event the controller decides in this order: training, then one cycle of the rollout coordinator, then the end.
+Events that arrive together are all taken in before anything is decided. Then the controller decides in this order: training,
+one cycle of the rollout coordinator, the end.
 
-The same events give the same commands, byte for byte (design, invariant 6): replaying the log rebuilds the controller.
+The same calls with the same events give the same commands, byte for byte (design, invariant 6): replaying the log rebuilds
+the controller.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace import contracts as c
@@ -60,6 +62,7 @@ class Controller:
         self.finished = False
         self.failure: str | None = None
         self._freed = False  # groups left since the last cycle: the pool has room
+        self._to_score: list[str] = []
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
             c.Finished: self._on_finished,
@@ -77,28 +80,44 @@ class Controller:
         }
 
     def handle(self, event: c.Event, now: float) -> list[c.Command]:
-        """The commands that follow from an event.
+        """The commands that follow from one event: `handle_all` of it alone."""
+        return self.handle_all((event,), now)
+
+    def handle_all(self, events: Sequence[c.Event], now: float) -> list[c.Command]:
+        """The commands that follow from events that arrived together, in order: one decision over all of them.
+
+        A coordinator's cycle follows if any of them calls for one; what is to be scored goes out as one `Score`. What comes
+        after an event that ends the run is not looked at.
 
         Args:
             now: seconds on the run's clock, never decreasing.
 
         Raises:
-            ControllerError: the event contradicts the state.
+            ControllerError: an event contradicts the state.
         """
-        if self.finished or self.failure is not None:
+        if self.over:
             return []
         if not self.started:
             self._start(now)
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            handler(event)
-        if self.failure is None:
-            self._decide(event, now)
+        handlers = self._handlers
+        for event in events:
+            handler = handlers.get(type(event))
+            if handler is not None:
+                handler(event)
+                if self.over:
+                    return self.outbox.take()
+        self._send_scores()
+        self._decide(events, now)
         return self.outbox.take()
 
     def progress(self) -> c.Progress:
         """What batching and sync see."""
         return self.coordinator.progress()
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, well or not."""
+        return self.finished or self.failure is not None
 
     @property
     def moves(self) -> int:
@@ -193,7 +212,7 @@ class Controller:
             lag = self.learner.version - trajectory.version
             counts = self.learner.staleness_at_completion
             counts[lag] = counts.get(lag, 0) + 1
-        self.outbox.send(c.Score, trajectories=(trajectory.id,))
+        self._to_score.append(trajectory.id)
 
     def _on_interrupted(self, event: c.Interrupted) -> None:
         self._leave(event.trajectory, event.replica)
@@ -251,8 +270,9 @@ class Controller:
             self._abort(surplus, "its group has all the samples that it needs")
         if not self.spec.batching.keeps(rewards):
             self._drop(group, GroupPhase.FILTERED, "no signal")
-            return
-        self.gate.complete(group)
+        else:
+            self.gate.complete(group)
+        self._drop_surplus()
 
     def _on_scoring_failed(self, event: c.ScoringFailed) -> None:
         trajectory = self.ledger.get(event.trajectory)
@@ -260,11 +280,12 @@ class Controller:
             return
         trajectory.scoring_attempts += 1
         if trajectory.scoring_attempts < self.spec.scoring_attempts:
-            self.outbox.send(c.Score, trajectories=(trajectory.id,))
+            self._to_score.append(trajectory.id)
         elif trajectory.purpose is c.Purpose.EVAL:
             self.ledger.settle_eval(self.evaluations.scored(trajectory, None))
         else:
             self._drop(trajectory.group, GroupPhase.FAILED, event.reason)
+            self._drop_surplus()
             if self.ledger.counts.failed >= self.spec.failed_groups_limit:
                 self._fail(f"{self.ledger.counts.failed} groups could not be scored, the last because: {event.reason}")
 
@@ -301,7 +322,7 @@ class Controller:
             self.ledger.bind(trajectory, None)
             if trajectory.id in event.held:
                 self.ledger.finished(trajectory.id, trajectory.tokens, self.learner.version)
-                self.outbox.send(c.Score, trajectories=(trajectory.id,))
+                self._to_score.append(trajectory.id)
             else:
                 self.ledger.restarted(trajectory, *event.partial.get(trajectory.id, (None, 0)))
         for node in range(self.relays):
@@ -318,11 +339,11 @@ class Controller:
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
-    def _decide(self, event: c.Event, now: float) -> None:
+    def _decide(self, events: Sequence[c.Event], now: float) -> None:
         self._train()
-        if self._freed or self.coordinator.due(event, now):
+        if self._freed or any(self.coordinator.due(event, now) for event in events):
             self._freed = False
-            self.coordinator.run(now, stepped=isinstance(event, c.Stepped))
+            self.coordinator.run(now, stepped=any(isinstance(event, c.Stepped) for event in events))
         if self.learner.step >= self.spec.steps and self.learner.idle:
             self._end()
 
@@ -336,8 +357,7 @@ class Controller:
 
     def _train(self) -> None:
         learner, spec = self.learner, self.spec
-        for late in list(self.gate.surplus()):
-            self._drop(late, GroupPhase.FILTERED, "surplus")
+        self._drop_surplus()
         if not learner.idle or learner.step >= spec.steps or learner.publishing < 0:
             return
         for index in list(self.gate.expired()):
@@ -392,6 +412,20 @@ class Controller:
         self.gate.drop(group)
         self._freed = True
         self._abort(members, f"its group {group} was {phase}: {reason}")
+
+    def _drop_surplus(self) -> None:
+        """Before another group completes: what came too late for its batch goes (redundancy)."""
+        for late in list(self.gate.surplus()):
+            self._drop(late, GroupPhase.FILTERED, "surplus")
+
+    def _send_scores(self) -> None:
+        """What finished and is still wanted is scored."""
+        if not self._to_score:
+            return
+        names, self._to_score = self._to_score, []
+        wanted = tuple(name for name in names if self.ledger.get(name) is not None)
+        if wanted:
+            self.outbox.send(c.Score, trajectories=wanted)
 
     def _abort(self, names: tuple[str, ...], why: str) -> None:
         for replica in self.fleet.replicas.values():

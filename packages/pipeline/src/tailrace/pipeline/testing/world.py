@@ -8,8 +8,9 @@ trained on is held against the bound by the versions that really produced it, no
 from __future__ import annotations
 
 import heapq
+import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tailrace import contracts as c
@@ -48,6 +49,7 @@ class World:
         keep_versions: pulls of versions older than the newest by this or more fail, as if no checkpoint were kept.
         transport_s: commands to replicas take up to so long, each its own time, so that they overtake each other.
         repeat_rate: chance that such a command arrives twice.
+        grid_s: what happens within so long reaches the controller together, at the end of it; 0 delivers each event alone.
     """
 
     def __init__(
@@ -61,12 +63,13 @@ class World:
         keep_versions: int = 1_000,
         transport_s: float = 0.0,
         repeat_rate: float = 0.0,
+        grid_s: float = 0.0,
     ) -> None:
         self.controller = controller
         self.random = random.Random(seed)
         self.kill_rate, self.trainer_kill_rate = kill_rate, trainer_kill_rate
         self.scoring_failure_rate, self.keep_versions = scoring_failure_rate, keep_versions
-        self.transport_s, self.repeat_rate = transport_s, repeat_rate
+        self.transport_s, self.repeat_rate, self.grid_s = transport_s, repeat_rate, grid_s
         self.now = 0.0
         self.replicas: dict[str, _Replica] = {}
         self.partial: dict[str, tuple[int, int]] = {}  # version of the newest tokens and how many there are
@@ -77,7 +80,8 @@ class World:
         self.trainer_incarnation = 0
         self.durable = -1
         self.newest = -1
-        self.log: list[tuple[float, c.Event]] = []
+        self.log: list[tuple[float, c.Event]] = []  # every event, for a replay of a world without a grid
+        self.calls: list[tuple[float, tuple[c.Event, ...]]] = []
         self.commands: list[list[c.Command]] = []
         self._queue: list[tuple[float, int, str, int, c.Event | Callable[[], None]]] = []
         self._order = 0
@@ -90,30 +94,45 @@ class World:
         """
         self._at(0.0, c.Tick())
         while self._queue and not self.controller.finished and self.controller.failure is None:
-            at, _, member, incarnation, event = heapq.heappop(self._queue)
-            self.now = max(self.now, at)
-            if self._lost(member, incarnation):
+            events = self._together()
+            if not events:
                 continue
-            if callable(event):
-                event()
-                continue
-            self.deliver(event)
-            if isinstance(event, c.Tick):
+            self.deliver(*events)
+            if any(isinstance(event, c.Tick) for event in events):
                 self._tick()
             if stop_after is not None and len(self.log) >= stop_after:
                 return
             assert len(self.log) < max_events, f"no end after {max_events} events"
         assert self.controller.finished or self.controller.failure, "the world ran out of events: a silent hang"
 
-    def deliver(self, event: c.Event) -> None:
-        """Hand one event to the controller and carry its commands out."""
-        self._observe(event)
-        self.log.append((self.now, event))
-        commands = self.controller.handle(event, self.now)
+    def deliver(self, *events: c.Event) -> None:
+        """Hand events to the controller, together, and carry its commands out."""
+        for event in events:
+            self._observe(event)
+            self.log.append((self.now, event))
+        self.calls.append((self.now, events))
+        commands = self.controller.handle_all(events, self.now)
         self.commands.append(commands)
         self._check_moves()
         for command in commands:
             self._carry_out(command)
+
+    def _together(self) -> list[c.Event]:
+        """The next event, or all up to the next point of the grid; none if what came next is for nobody."""
+        events: list[c.Event] = []
+        until = self._queue[0][0]
+        if self.grid_s:
+            until = max(until, math.ceil(until / self.grid_s) * self.grid_s)
+        self.now = max(self.now, until)
+        while self._queue and self._queue[0][0] <= self.now and (self.grid_s or not events):
+            _, _, member, incarnation, event = heapq.heappop(self._queue)
+            if self._lost(member, incarnation):
+                continue
+            if callable(event):
+                event()
+            else:
+                events.append(event)
+        return events
 
     def crash(self) -> c.Resumed:
         """The driver dies with every role; what the stores kept is reported as a new run would find it."""
@@ -360,3 +379,8 @@ class World:
 def replay(controller: Controller, log: Iterable[tuple[float, c.Event]]) -> list[list[c.Command]]:
     """The commands that a fresh controller gives for a recorded log, event by event."""
     return [controller.handle(event, now) for now, event in log]
+
+
+def replay_calls(controller: Controller, calls: Iterable[tuple[float, Sequence[c.Event]]]) -> list[list[c.Command]]:
+    """The same for events that arrived together."""
+    return [controller.handle_all(events, now) for now, events in calls]
