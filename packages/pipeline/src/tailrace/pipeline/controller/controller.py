@@ -99,15 +99,9 @@ class Controller:
             return []
         if not self.started:
             self._start(now)
-        handlers = self._handlers
-        for event in events:
-            handler = handlers.get(type(event))
-            if handler is not None:
-                handler(event)
-                if self.over:
-                    return self.outbox.take()
-        self._send_scores()
-        self._decide(events, now)
+        if self._take_in(events):
+            self._send_scores()
+            self._decide(events, now)
         return self.outbox.take()
 
     def progress(self) -> c.Progress:
@@ -138,6 +132,17 @@ class Controller:
         return plain
 
     # ---- events ---------------------------------------------------------------------------------------------------
+
+    def _take_in(self, events: Sequence[c.Event]) -> bool:
+        """Bring the state up to date; returns whether the run goes on."""
+        handlers = self._handlers
+        for event in events:
+            handler = handlers.get(type(event))
+            if handler is not None:
+                handler(event)
+                if self.failure is not None:
+                    return False
+        return True
 
     def _start(self, now: float) -> None:
         self.started, self.coordinator.last_plan_s = True, now
