@@ -7,6 +7,7 @@ from tailrace.contracts.clock import Clock
 from tailrace.contracts.codec import decode, encode
 from tailrace.contracts.commands import (
     Abort,
+    Accumulate,
     Checkpoint,
     Command,
     Fail,
@@ -24,6 +25,7 @@ from tailrace.contracts.commands import (
 from tailrace.contracts.engine import Delta, Engine, EngineFactory, EngineStats, Request, Sampling
 from tailrace.contracts.errors import CodecError, PluginError, TailraceError
 from tailrace.contracts.events import (
+    Accumulated,
     Down,
     Durable,
     Event,
@@ -72,6 +74,8 @@ from tailrace.contracts.views import (
 
 __all__ = [
     "Abort",
+    "Accumulate",
+    "Accumulated",
     "AdmissionGate",
     "AdmissionPolicy",
     "BatchingPolicy",

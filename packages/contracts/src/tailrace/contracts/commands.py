@@ -82,8 +82,24 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Train on complete groups of the batch that makes `version` before the batch is complete. Answered by `Accumulated`.
+
+    One optimizer step. The batch ends with a `Step` of the same version, whose mini-batches are what remains of it. A trainer
+    that goes down before has forgotten what it accumulated.
+    """
+
+    seq: int
+    version: int
+    trajectories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
-    """Consume a batch and make `version`. Each mini-batch is one optimizer step. Answered by `Stepped`."""
+    """Consume a batch and make `version`. Each mini-batch is one optimizer step. Answered by `Stepped`.
+
+    What was accumulated for the same version is part of the batch, and is not named again.
+    """
 
     seq: int
     version: int
@@ -138,5 +154,18 @@ class Fail:
 
 
 Command = (
-    Route | Interrupt | Abort | Pull | Publish | Checkpoint | Score | Step | Start | Stop | Restart | Finish | Fail
+    Route
+    | Interrupt
+    | Abort
+    | Pull
+    | Publish
+    | Checkpoint
+    | Score
+    | Accumulate
+    | Step
+    | Start
+    | Stop
+    | Restart
+    | Finish
+    | Fail
 )

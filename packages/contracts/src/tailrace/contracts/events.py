@@ -108,6 +108,16 @@ class ScoringFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class Accumulated:
+    """The trainer has trained on a part of the batch that makes `version`."""
+
+    version: int
+    trajectories: tuple[str, ...]
+    metrics: dict[str, float] = field(default_factory=dict)
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stepped:
     """The trainer has consumed a batch and holds `version`."""
 
@@ -178,6 +188,7 @@ Event = (
     | Durable
     | Scored
     | ScoringFailed
+    | Accumulated
     | Stepped
     | Down
     | Up
