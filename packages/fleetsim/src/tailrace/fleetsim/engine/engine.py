@@ -1,0 +1,211 @@
+"""A rollout engine with continuous batching, in virtual time.
+
+    add ──► queue ──► batch ──► finished              batch ──► environment ──► queue        after a turn
+              ▲         │
+              └─────────┘  preempted, when the KV cache is full
+
+What happens inside, and in which order, is in `batching.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+
+from tailrace.fleetsim.engine.batching import Batching
+from tailrace.fleetsim.engine.meter import Totals
+from tailrace.fleetsim.engine.work import Work
+from tailrace.fleetsim.errors import EngineError, WorkError
+
+
+class Engine(Batching):
+    """One replica's engine.
+
+    Args:
+        decode: seconds of a decode step, and what the KV cache holds.
+        prefill: seconds of a prefill.
+        max_running: trajectories in a batch at most (vLLM: `max_num_seqs`).
+        start_s: when its clock begins.
+        prefix_cached: share of a context that is still in the cache when it comes back from the environment.
+        watermark: share of the KV cache that an admission must leave free, so that it is not preempted at once (vLLM's
+            block manager: 0.01). It does not apply to a batch of one.
+
+    Seconds are of one clock for all engines of a fleet ("wall"); `set_speed` makes this engine slower or faster in it.
+
+    Raises:
+        EngineError: a number that cannot be, or a time before one that was given already.
+    """
+
+    __slots__ = ()
+
+    # ---- what comes and goes ----------------------------------------------------------------------------------------
+
+    def add(self, works: Iterable[Work], now: float) -> None:
+        """Put trajectories at the end of the queue, in order. None is taken if one cannot be.
+
+        Raises:
+            WorkError: one is here already, has nothing to generate, or does not fit an empty KV cache.
+        """
+        self.advance(now)
+        known, capacity = self._works, self._capacity
+        fresh: dict[str, Work] = {}
+        for work in works:
+            name = work.id
+            if name in known or name in fresh:
+                raise WorkError(f"trajectory {name} is on this engine already, expected each once")
+            tokens = work.begin()
+            if tokens > capacity:
+                raise WorkError(
+                    f"trajectory {name} has {tokens} tokens with its prompt, expected at most the {capacity} that the KV "
+                    f"cache holds"
+                )
+            fresh[name] = work
+        if not fresh:
+            return
+        known.update(fresh)
+        waited = bool(self._queue)
+        for work in fresh.values():
+            if work.environment_s > 0.0:
+                self._send_away(work, now + work.environment_s)
+            else:
+                self._queue.append(work)
+        if self._queue and not waited:
+            self._admit_next(now)
+            self.advance(now)
+
+    def remove(self, ids: Iterable[str], now: float) -> list[tuple[str, int]]:
+        """Take trajectories away: of those that were here, the id and the response tokens so far.
+
+        A step under way is finished by those that stay, in the time that they need for it, and not before now.
+        """
+        self.advance(now)
+        known = self._works
+        leaving = [known.pop(name) for name in ids if name in known]
+        if not leaving:
+            return []
+        self._take_out(leaving, now)
+        if self._queue:
+            self._admit_next(now)
+            self.advance(now)
+        return [(work.id, work.done_tokens) for work in leaving]
+
+    def clear(self, now: float) -> list[tuple[str, int]]:
+        """Take all away, as `remove`: the batch in order of admission, the queue, the environment. What had finished stays."""
+        self.advance(now)
+        queue = [work.id for work in self._queue]
+        return self.remove([*self._running, *queue, *self._away], now)
+
+    def take_finished(self) -> list[tuple[float, str, int]]:
+        """What has finished since this was last called: when, the id, its response tokens; in order of time."""
+        finished, self._finished = self._finished, []
+        return finished
+
+    # ---- time -------------------------------------------------------------------------------------------------------
+
+    def advance(self, now: float) -> None:
+        """Do everything up to and at `now`."""
+        if not self._now_s <= now < inf:
+            raise EngineError(
+                f"found time {now} s, expected a finite time from {self._now_s} s on, where the engine is"
+            )
+        self._now_s = now
+        while True:
+            if self._ends_s <= self._returns_s:
+                if self._ends_s > now:
+                    return
+                self._change_batch()
+            else:
+                if self._returns_s > now:
+                    return
+                waited = bool(self._queue)
+                at = self._returns_s
+                self._come_back(at)
+                if not waited:
+                    self._admit_next(at)
+
+    def next_finish_s(self) -> float:
+        """A time not later than the next finish: the next batch change, or the next return to an idle engine; else inf.
+
+        It is the finish itself unless a full cache or an admission comes first. `advance` to it makes progress.
+        """
+        return self._ends_s if self._seats else self._returns_s
+
+    def set_speed(self, factor: float, now: float) -> None:
+        """From now on, the engine does in one second what is modelled as `factor` seconds; 0 hangs it.
+
+        The environment is elsewhere: its latencies keep their length.
+        """
+        if not 0.0 <= factor < inf:
+            raise EngineError(f"found speed {factor}, expected 0 or more")
+        self.advance(now)
+        if factor == self._speed:
+            return
+        now_e = self._engine_s(now)
+        self._meter.change_speed(self._under_way(now_e), self._wall_per_engine_s)
+        self._since_s, self._since_e, self._speed = now, now_e, factor
+        self._wall_per_engine_s = 1.0 / factor if factor else 0.0
+        if self._seats:
+            self._end_batch_at(self._steps, now)
+            self.advance(now)
+
+    # ---- what can be seen -------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Trajectories in the batch."""
+        return len(self._seats)
+
+    @property
+    def waiting(self) -> int:
+        """Trajectories in the queue."""
+        return len(self._queue)
+
+    @property
+    def in_environment(self) -> int:
+        """Trajectories between two turns."""
+        return len(self._away)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens in the KV cache."""
+        return self._kv + len(self._seats) * self._steps_done(self._engine_s(self._now_s))
+
+    @property
+    def kv_share(self) -> float:
+        """How full the KV cache is."""
+        return self.kv_tokens / self._capacity
+
+    def totals(self) -> Totals:
+        """All integrals below at once, in wall seconds; the KV cache in token-seconds."""
+        return self._meter.wall(self._under_way(self._engine_s(self._now_s)), self._wall_per_engine_s)
+
+    @property
+    def prefill_s(self) -> float:
+        """Seconds spent on prefill."""
+        return self.totals().prefill_s
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds spent on decode steps."""
+        return self.totals().decode_s
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds spent on either. A hung engine is not busy."""
+        totals = self.totals()
+        return totals.prefill_s + totals.decode_s
+
+    @property
+    def tokens(self) -> int:
+        """Response tokens generated here."""
+        return self.totals().tokens
+
+    @property
+    def kv_share_s(self) -> float:
+        """Integral of `kv_share` over the busy seconds."""
+        return self.totals().kv_token_s / self._capacity
+
+    @property
+    def running_s(self) -> float:
+        """Integral of `running` over the busy seconds."""
+        return self.totals().running_s
