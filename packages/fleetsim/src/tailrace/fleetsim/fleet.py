@@ -1,0 +1,117 @@
+"""What a simulation runs on: costs, devices, delays, a workload and the pipeline, made from a configuration."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tailrace.fleetsim.config import DelayConfig, FleetConfig, RolloutFleet
+from tailrace.fleetsim.engine import Engine
+from tailrace.fleetsim.workload.workload import Workload
+from tailrace.pipeline.spec import PipelineSpec
+
+
+class Decode(Protocol):
+    """The cost of a decoding step on one replica."""
+
+    per_token_s: float
+    kv_capacity_tokens: int
+
+    def fixed_s(self, running: int) -> float:
+        """Seconds of a step that do not depend on the KV cache."""
+        ...
+
+
+class Prefill(Protocol):
+    """The cost of prefill on one replica."""
+
+    def seconds(self, tokens: int, cached: int = 0) -> float:
+        """Of a context of so many tokens, of which some are cached."""
+        ...
+
+
+class Training(Protocol):
+    """The cost of training on all the trainer's devices."""
+
+    def preparation_s(self, tokens: int, square_tokens: float) -> float:
+        """Of the forward passes before a mini-batch; the second argument sums the squares of its lengths."""
+        ...
+
+    def update_s(self, tokens: int, square_tokens: float) -> float:
+        """Of a mini-batch's gradients and its optimizer step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What moving a version costs, in seconds.
+
+    Args:
+        stall_s: of the trainer, for one publish.
+        broadcast_s: from the master having it to the last node having it.
+        pull_s: of a replica, from its node's memory, or of the whole global synchronisation.
+    """
+
+    stall_s: float
+    broadcast_s: float
+    pull_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """One fleet with its pipeline.
+
+    Args:
+        samples: trajectories launched for a prompt.
+        parts: mini-batches of a batch.
+        data_s: seconds to sample a batch and move it to the trainer.
+        gpus: devices in all; colocated ones count once.
+        price_per_hour: of all devices.
+        cores: processor cores that all members share; None if each has its own.
+        failures: (seconds, role, member) of deaths that come by themselves.
+    """
+
+    spec: PipelineSpec
+    workload: Workload
+    decode: Decode
+    prefill: Prefill
+    training: Training
+    weights: Weights
+    rollout: RolloutFleet
+    delays: DelayConfig
+    samples: int
+    parts: int
+    data_s: float
+    gpus: int
+    price_per_hour: float | None = None
+    cores: int | None = None
+    warm_up: int = 0
+    slow: dict[str, float] = field(default_factory=dict)
+    failures: list[tuple[float, str, str]] = field(default_factory=list)
+
+    @property
+    def kv_capacity_tokens(self) -> int:
+        """Tokens that one replica's KV cache holds."""
+        return self.decode.kv_capacity_tokens
+
+    def engine(self, now: float) -> Engine:
+        """A replica's engine, empty."""
+        return Engine(
+            self.decode,
+            self.prefill,
+            max_running=self.rollout.max_running,
+            prefix_cached=self.rollout.prefix_cached,
+            start_s=now,
+        )
+
+    def speed(self, replica: str) -> float:
+        """A replica's speed, 1.0 as modelled."""
+        return self.slow.get(replica, 1.0)
+
+
+def slow_replicas(config: FleetConfig, replicas: int, seed: int) -> dict[str, float]:
+    """Which replicas run on slow machines."""
+    numbers = random.Random(f"slow {seed}")
+    count = round(config.failures.slow_share * replicas)
+    return {f"r{index}": config.failures.slow_speed for index in sorted(numbers.sample(range(replicas), count))}

@@ -1,0 +1,1 @@
+"""Members of a simulated fleet: what each does with the controller's commands, and how long it takes."""

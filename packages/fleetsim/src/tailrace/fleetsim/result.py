@@ -1,0 +1,188 @@
+"""What a simulation found, measured from the end of its warm-up to its last batch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from tailrace.contracts import Event, codec
+
+if TYPE_CHECKING:
+    from tailrace.fleetsim.simulator import Simulation
+
+
+class EventLog(Sequence[tuple[float, Event]]):
+    """The events of a run in order, each with its time. Equal logs are equal byte for byte."""
+
+    def __init__(self, instants: Sequence[tuple[float, Sequence[Event]]]) -> None:
+        self._instants = instants
+
+    @property
+    def instants(self) -> Sequence[tuple[float, Sequence[Event]]]:
+        """Events that reached the controller together, with their time."""
+        return self._instants
+
+    @cached_property
+    def _flat(self) -> list[tuple[float, Event]]:
+        return [(now, event) for now, events in self._instants for event in events]
+
+    def __len__(self) -> int:
+        return len(self._flat)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._flat[index]
+
+    def __iter__(self) -> Iterator[tuple[float, Event]]:
+        return iter(self._flat)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EventLog) and self._flat == other._flat
+
+    def __hash__(self) -> int:
+        return hash(self.digest())
+
+    def lines(self) -> Iterator[str]:
+        """One JSON line for each instant."""
+        for now, events in self._instants:
+            record = {"now": now, "events": [codec.encode(event) for event in events]}
+            yield json.dumps(record, separators=(",", ":")) + "\n"
+
+    def to_bytes(self) -> bytes:
+        """The log as JSON lines."""
+        return "".join(self.lines()).encode()
+
+    def digest(self) -> str:
+        """SHA-256 of its bytes."""
+        digest = hashlib.sha256()
+        for line in self.lines():
+            digest.update(line.encode())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch: when the trainer held its version, and tokens trained on, prompts included."""
+
+    version: int
+    at_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What a simulation found.
+
+    Args:
+        tokens_per_s: tokens of a batch, prompts included, over the time between two steps (Laminar, section 8).
+        step_s: mean time between two steps.
+        staleness_max, staleness_mean: over trajectories trained on, by the versions that generated them.
+        staleness: trajectories by staleness.
+        utilisation: share of its time that a role is busy, by role: computing, not waiting, publishing or pulling.
+        lost_trajectories: admitted, and neither trained on, filtered, failed nor surplus at the end.
+        events: the event log; empty if it was not kept.
+        duration_s: simulated seconds of the whole run.
+        generated_tokens_per_s: response tokens that all replicas generated per second.
+        kv_share: share of the KV cache in use while a replica is busy.
+        prefill_share: share of a busy replica's time that goes into prefill.
+        latency_mean_s, latency_max_s: from a trajectory's first routing to its last token.
+        pull_mean_s: from a replica's pull command to its weights being complete.
+        stall_s: the trainer's stall for one publish.
+        preparation_share: of a step's time, experience preparation.
+        trajectories: trained on.
+        handled_events: events that the controller took in.
+        moves: replicas emptied by relocation.
+        preemptions: trajectories put back because a KV cache was full.
+        gpus: devices in all.
+        gpu_hours: devices times simulated time.
+        cost: the price of those, if the devices have one.
+        failure: why the controller gave up, None if it did not.
+    """
+
+    tokens_per_s: float
+    step_s: float
+    staleness_max: int
+    staleness_mean: float
+    staleness: dict[int, int]
+    utilisation: dict[str, float]
+    lost_trajectories: int
+    events: EventLog
+    duration_s: float
+    generated_tokens_per_s: float
+    kv_share: float
+    prefill_share: float
+    latency_mean_s: float
+    latency_max_s: float
+    pull_mean_s: float
+    stall_s: float
+    preparation_share: float
+    trajectories: int
+    handled_events: int
+    moves: int
+    preemptions: int
+    gpus: int
+    gpu_hours: float
+    cost: float | None
+    batches: list[Batch] = field(default_factory=list)
+    failure: str | None = None
+
+
+def result_of(simulation: Simulation) -> Result:
+    """The result of a simulation that has run."""
+    fleet, recorder = simulation.fleet, simulation.recorder
+    end, begin = recorder.end, recorder.begin or recorder.end
+    rows = recorder.measured()
+    window_s = end.at_s - begin.at_s
+    staleness: dict[int, int] = {}
+    for row in rows:
+        for lag, count in row.lags.items():
+            staleness[lag] = staleness.get(lag, 0) + count
+    counted = sum(staleness.values())
+    replica_s = window_s * max(1, len(simulation.replicas))
+    busy_s = end.replica_busy_s - begin.replica_busy_s
+    trainer_s = end.trainer_busy_s - begin.trainer_busy_s
+    pulls, latencies = end.pulls - begin.pulls, end.latencies - begin.latencies
+    return Result(
+        tokens_per_s=_over(sum(row.tokens for row in rows), window_s),
+        step_s=_over(window_s, len(rows)),
+        staleness_max=max(staleness, default=0),
+        staleness_mean=_over(sum(lag * count for lag, count in staleness.items()), counted),
+        staleness=dict(sorted(staleness.items())),
+        utilisation={"trainer": _over(trainer_s, window_s), "replica": _over(busy_s, replica_s)},
+        lost_trajectories=_lost(simulation),
+        events=EventLog(simulation.log),
+        duration_s=simulation.now,
+        generated_tokens_per_s=_over(end.generated_tokens - begin.generated_tokens, window_s),
+        kv_share=_over(end.kv_share_s - begin.kv_share_s, busy_s),
+        prefill_share=_over(end.prefill_s - begin.prefill_s, busy_s),
+        latency_mean_s=_over(end.latency_sum_s - begin.latency_sum_s, latencies),
+        latency_max_s=simulation.tokens.latency_max_s,
+        pull_mean_s=_over(end.pulling_s - begin.pulling_s, pulls),
+        stall_s=fleet.weights.stall_s,
+        preparation_share=_over(end.preparing_s - begin.preparing_s, window_s),
+        trajectories=sum(sum(row.lags.values()) for row in recorder.rows),
+        handled_events=simulation.handled,
+        moves=simulation.controller.moves,
+        preemptions=end.preemptions,
+        gpus=fleet.gpus,
+        gpu_hours=fleet.gpus * simulation.now / 3600,
+        cost=None if fleet.price_per_hour is None else fleet.price_per_hour * simulation.now / 3600,
+        batches=[Batch(row.version, row.at_s, row.tokens) for row in recorder.rows],
+        failure=simulation.controller.failure,
+    )
+
+
+def _lost(simulation: Simulation) -> int:
+    """Trajectories of groups that were admitted and did not end in any way, nor wait to."""
+    ledger = simulation.controller.ledger
+    counts = ledger.counts
+    open_ = sum(str(group.phase) != "trained" for group in ledger.groups.values())
+    missing = counts.admitted - counts.trained - counts.filtered - counts.failed - open_
+    return missing * simulation.fleet.samples
+
+
+def _over(value: float, by: float) -> float:
+    return value / by if by else 0.0

@@ -1,0 +1,37 @@
+"""The one call: a configuration in, a result out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailrace.fleetsim.fleet import build_fleet
+from tailrace.fleetsim.result import Result, result_of
+from tailrace.fleetsim.simulator import Observer, Simulation
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.target import configuration
+
+
+def simulate(
+    config: str | Path | RunConfig,
+    *,
+    seed: int = 0,
+    settings: tuple[str, ...] = (),
+    observer: Observer | None = None,
+    keep_events: bool = True,
+) -> Result:
+    """Run a pipeline on a simulated fleet.
+
+    Args:
+        config: a TOML file, the name of an app (its quick start), or a configuration that was read already.
+        seed: of lengths, rewards and failures. The same seed gives the same event log, byte for byte.
+        settings: ``key=value`` laid over a file or quick start.
+        observer: sees every event with the commands that followed.
+        keep_events: keep the event log in the result; it takes memory.
+
+    Raises:
+        TailraceError: one line that says what is wrong with the configuration, or that the run would hang.
+    """
+    read = config if isinstance(config, RunConfig) else configuration(str(config), settings=settings)
+    simulation = Simulation(build_fleet(read, seed=seed), observer=observer, keep_events=keep_events)
+    simulation.run()
+    return result_of(simulation)
