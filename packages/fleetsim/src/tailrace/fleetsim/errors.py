@@ -13,3 +13,27 @@ class FleetError(FleetsimError, ValueError):
 
 class StalledError(FleetsimError, RuntimeError):
     """The simulated run can make no progress. On a real fleet it would hang."""
+
+
+class UnknownNameError(FleetsimError, LookupError):
+    """No device or model has this name. The message names the close ones and all that are known."""
+
+
+class HardwareFileError(FleetsimError, ValueError):
+    """A file that describes a device or a model cannot be read as one."""
+
+
+class DoesNotFitError(FleetError):
+    """A model needs more memory than the devices have. The message says what would fit."""
+
+
+class WorkloadError(FleetsimError, ValueError):
+    """A workload that cannot be: lengths beyond the limit, a trace that is damaged."""
+
+
+class EngineError(FleetsimError, ValueError):
+    """An engine was made with a number that cannot be, or was asked to go back in time."""
+
+
+class WorkError(EngineError):
+    """A trajectory that an engine cannot take: here already, nothing to generate, or larger than the KV cache."""

@@ -1,0 +1,19 @@
+"""What decoding, prefill, training and moving weights cost on a device, in seconds."""
+
+from tailrace.fleetsim.cost.capacity import kv_capacity_tokens
+from tailrace.fleetsim.cost.coefficients import fit_coefficients, profile_samples, throughput_error
+from tailrace.fleetsim.cost.decode import DecodeCost
+from tailrace.fleetsim.cost.prefill import PrefillCost
+from tailrace.fleetsim.cost.training import TrainingCost
+from tailrace.fleetsim.cost.weights import WeightCost
+
+__all__ = [
+    "DecodeCost",
+    "PrefillCost",
+    "TrainingCost",
+    "WeightCost",
+    "fit_coefficients",
+    "kv_capacity_tokens",
+    "profile_samples",
+    "throughput_error",
+]

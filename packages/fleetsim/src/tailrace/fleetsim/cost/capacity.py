@@ -1,0 +1,93 @@
+"""What fits into the devices' memory: weights and KV cache of a replica, the state of a trainer."""
+
+from __future__ import annotations
+
+import math
+
+from tailrace.fleetsim.errors import DoesNotFitError, FleetError
+from tailrace.fleetsim.hardware.devices import Device
+from tailrace.fleetsim.hardware.models import ModelShape
+
+TRAINING_BYTES_PER_PARAM = 16.0
+"""Weights and gradients in bf16, weights and two moments of Adam in float32. Activations come on top of it."""
+
+
+def kv_shards(model: ModelShape, tensor_parallel: int) -> int:
+    """Devices over which a replica's KV cache is spread. With more devices than key-value heads, heads are repeated."""
+    return min(tensor_parallel, model.kv_heads)
+
+
+def check_parallel(model: ModelShape, device: Device, tensor_parallel: int) -> None:
+    """Refuse a tensor parallelism that the model does not divide into, or that the device has no constants for.
+
+    Raises:
+        FleetError: it is one of these.
+    """
+    sizes = _parallel_sizes(model, device)
+    if tensor_parallel not in sizes:
+        known = ", ".join(map(str, sizes)) or "none"
+        reason = (
+            f"{model.name} has {model.query_heads} attention heads, which do not divide"
+            if tensor_parallel > 0 and model.query_heads % tensor_parallel
+            else f"{device.name} has no constants for it"
+        )
+        raise FleetError(f"found tensor_parallel = {tensor_parallel}, but {reason}; expected one of: {known}")
+
+
+def kv_capacity_tokens(model: ModelShape, device: Device, tensor_parallel: int) -> int:
+    """Tokens that a replica's KV cache holds in the memory that the weights leave.
+
+    Raises:
+        FleetError: the tensor parallelism is impossible.
+        DoesNotFitError: the weights leave no room for a token.
+    """
+    check_parallel(model, device, tensor_parallel)
+    tokens = _capacity(model, device, tensor_parallel)
+    if tokens < 1:
+        one = f"{_gb(device.memory_bytes)} x {device.memory_share:g} - {_gb(device.reserve_bytes)}"
+        room = one if tensor_parallel == 1 else f"{tensor_parallel} x ({one})"
+        fitting = [size for size in _parallel_sizes(model, device) if _capacity(model, device, size) >= 1]
+        advice = (
+            f"tensor_parallel = {fitting[0]} would"
+            if fitting
+            else f"not even tensor_parallel = {max(_parallel_sizes(model, device))} would"
+        )
+        raise DoesNotFitError(
+            f"{model.name} on {tensor_parallel} x {device.name}: {_gb(model.weight_bytes)} of weights do not fit into "
+            f"{_gb(tensor_parallel * device.usable_bytes)} ({room}); {advice}"
+        )
+    return tokens
+
+
+def check_training_fits(
+    model: ModelShape, device: Device, gpus: int, bytes_per_param: float = TRAINING_BYTES_PER_PARAM
+) -> None:
+    """Refuse fewer devices than the fully sharded state of training needs.
+
+    Raises:
+        FleetError: there is no device.
+        DoesNotFitError: the state does not fit.
+    """
+    if gpus < 1:
+        raise FleetError(f"found {gpus} GPUs to train {model.name} on, expected at least 1")
+    state = model.params * bytes_per_param
+    room = device.memory_bytes * device.memory_share
+    if state > gpus * room:
+        raise DoesNotFitError(
+            f"training {model.name} on {gpus} x {device.name}: {_gb(state)} of weights, gradients and optimizer state do "
+            f"not fit into {_gb(gpus * room)} ({gpus} x {_gb(device.memory_bytes)} x {device.memory_share:g}); "
+            f"{math.ceil(state / room)} GPUs would"
+        )
+
+
+def _capacity(model: ModelShape, device: Device, tensor_parallel: int) -> int:
+    free = device.usable_bytes - model.weight_bytes / tensor_parallel
+    return math.floor(free * kv_shards(model, tensor_parallel) / model.kv_bytes_per_token)
+
+
+def _parallel_sizes(model: ModelShape, device: Device) -> list[int]:
+    return [size for size in device.parallel_sizes if model.query_heads % size == 0]
+
+
+def _gb(size_bytes: float) -> str:
+    return f"{size_bytes / 1e9:.1f} GB"

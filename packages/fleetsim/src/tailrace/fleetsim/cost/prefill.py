@@ -1,0 +1,52 @@
+"""What prefill costs: a prompt's, or a context's that comes back after an interruption."""
+
+from __future__ import annotations
+
+from tailrace.fleetsim.cost.capacity import check_parallel
+from tailrace.fleetsim.hardware.devices import Device
+from tailrace.fleetsim.hardware.models import ModelShape
+
+
+class PrefillCost:
+    """Prefill of one model on one replica's devices.
+
+    Args:
+        per_token_s: seconds of matrix multiplication for a token.
+        per_square_token_s: seconds of causal attention over s tokens, divided by s squared.
+        overhead_s: seconds of every prefill.
+    """
+
+    __slots__ = ("overhead_s", "per_square_token_s", "per_token_s")
+
+    def __init__(self, per_token_s: float, per_square_token_s: float = 0.0, overhead_s: float = 0.0) -> None:
+        self.per_token_s = per_token_s
+        self.per_square_token_s = per_square_token_s
+        self.overhead_s = overhead_s
+
+    @classmethod
+    def of(cls, model: ModelShape, device: Device, tensor_parallel: int) -> PrefillCost:
+        """On so many devices of this kind: all arithmetic at the device's prefill rate.
+
+        Raises:
+            FleetError: the tensor parallelism is impossible.
+        """
+        check_parallel(model, device, tensor_parallel)
+        flops = tensor_parallel * device.prefill_flops
+        return cls(2.0 * model.gemm_params / flops, model.attention_flops_per_square_token / flops)
+
+    @classmethod
+    def fitted(
+        cls, seconds_per_token: float, seconds_per_square_token: float = 0.0, overhead_s: float = 0.0
+    ) -> PrefillCost:
+        """As it was measured."""
+        return cls(seconds_per_token, seconds_per_square_token, overhead_s)
+
+    def seconds(self, tokens: int, cached: int = 0) -> float:
+        """Of a context of so many tokens, the first `cached` of which are in the KV cache already.
+
+        Cached tokens are not multiplied again, but the others attend to them.
+        """
+        if tokens <= cached:
+            return 0.0
+        squares = tokens * tokens - cached * cached
+        return self.overhead_s + (tokens - cached) * self.per_token_s + squares * self.per_square_token_s

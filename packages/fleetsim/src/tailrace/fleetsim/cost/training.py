@@ -1,0 +1,101 @@
+"""What training costs: forward passes that prepare experience, gradients, optimizer steps."""
+
+from __future__ import annotations
+
+from tailrace.fleetsim.cost.capacity import TRAINING_BYTES_PER_PARAM, check_training_fits
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.hardware.devices import Device
+from tailrace.fleetsim.hardware.models import ModelShape
+
+
+class TrainingCost:
+    """Training of one model on all of a trainer's devices.
+
+    A mini-batch enters with its tokens, prompts included, and the sum of the squares of its lengths, which attention follows.
+
+    Args:
+        forward_token_s: seconds of a forward pass' matrix multiplications for a token.
+        forward_square_token_s: seconds of its attention over s tokens, divided by s squared.
+        backward: seconds of a backward pass in units of a forward pass.
+        passes: forward passes of experience preparation: old log-probabilities, and a reference model's.
+        optimizer_s: seconds of an optimizer step beside its gradients.
+    """
+
+    __slots__ = ("backward", "forward_square_token_s", "forward_token_s", "optimizer_s", "passes")
+
+    def __init__(
+        self,
+        forward_token_s: float,
+        forward_square_token_s: float = 0.0,
+        *,
+        backward: float = 2.0,
+        passes: float = 1.0,
+        optimizer_s: float = 0.0,
+    ) -> None:
+        self.forward_token_s = forward_token_s
+        self.forward_square_token_s = forward_square_token_s
+        self.backward = backward
+        self.passes = passes
+        self.optimizer_s = optimizer_s
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelShape,
+        device: Device,
+        gpus: int,
+        *,
+        mfu: float | None = None,
+        passes: float = 1.0,
+        optimizer_s: float = 0.0,
+        critic: bool = False,
+        state_bytes_per_param: float = TRAINING_BYTES_PER_PARAM,
+    ) -> TrainingCost:
+        """On so many devices of this kind, at a share `mfu` of their peak arithmetic (the device's own if None).
+
+        Args:
+            critic: a critic of the same size is trained and evaluated too (PPO), on the same devices.
+            state_bytes_per_param: memory of weights, gradients and optimizer, sharded over all devices.
+
+        Raises:
+            FleetError: no device, or an MFU that is none.
+            DoesNotFitError: the devices cannot hold the state.
+        """
+        share = device.train_mfu if mfu is None else mfu
+        if not 0 < share <= 1:
+            raise FleetError(f"found an MFU of {share!r}, expected over 0 and at most 1")
+        models = 2 if critic else 1
+        check_training_fits(model, device, gpus, models * state_bytes_per_param)
+        flops = gpus * device.peak_flops * share / models
+        return cls(
+            2.0 * model.gemm_params / flops,
+            model.attention_flops_per_square_token / flops,
+            passes=passes,
+            optimizer_s=optimizer_s,
+        )
+
+    @classmethod
+    def fitted(
+        cls,
+        forward_token_s: float,
+        forward_square_token_s: float = 0.0,
+        *,
+        backward: float = 2.0,
+        passes: float = 1.0,
+        optimizer_s: float = 0.0,
+    ) -> TrainingCost:
+        """As it was measured."""
+        return cls(forward_token_s, forward_square_token_s, backward=backward, passes=passes, optimizer_s=optimizer_s)
+
+    def forward_s(self, tokens: int, square_tokens: float) -> float:
+        """Seconds of one forward pass."""
+        return tokens * self.forward_token_s + square_tokens * self.forward_square_token_s
+
+    def preparation_s(self, tokens: int, square_tokens: float) -> float:
+        """Seconds of the forward passes before a mini-batch."""
+        return self.passes * self.forward_s(tokens, square_tokens)
+
+    def update_s(self, tokens: int, square_tokens: float, optimizer_steps: int = 1) -> float:
+        """Seconds of gradients, and of the optimizer steps that they are applied in."""
+        gradients_s = (1.0 + self.backward) * self.forward_s(tokens, square_tokens)
+        return gradients_s + optimizer_steps * self.optimizer_s

@@ -1,0 +1,177 @@
+"""What it costs to move a version: over relays, from a parameter server, between devices, between datacenters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tailrace.fleetsim.cost.broadcast import collective_broadcast_s
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.hardware.devices import Device
+from tailrace.fleetsim.hardware.links import CROSS_DATACENTER, Link, Node
+from tailrace.fleetsim.hardware.models import ModelShape
+from tailrace.paramserver import CHUNK_BYTES, chain_broadcast_time_s, optimal_chunks
+
+RELAY_HOP_BANDWIDTH = 100e9
+"""Bytes per second of a hop between relays that Laminar's figures imply (LAM-6): more than one NIC, less than all of them."""
+
+TENSOR_S = 2.9e-4
+"""Seconds beside the transfer itself for a tensor that is moved on its own: looked up, allocated, copied, acknowledged.
+
+verl's collective weight transfer moves the 18,867 tensors of Qwen3-30B-A3B between 4 x 8 H100 in about 7 s
+(verl/checkpoint_engine/README.md), 1.6 s of which a 400 Gbps NIC needs for their 61 GB.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCost:
+    """Moving one model's weights between a trainer and replicas on one kind of node.
+
+    Args:
+        params: of the model.
+        weight_bytes: a version, as it generates.
+        tensor_parallel: devices of a replica, each of which takes its share of the version.
+        layers: of the model; collective transfers go layer by layer.
+        tensors: of the model.
+        node: where replicas run.
+        hop_bandwidth: between two relays.
+        chunk_bytes: that relays pass on; None for the optimal size.
+        tensor_s: seconds for each tensor of a pull beside its bytes: 0 for shards that are laid out as the engine has them
+            (Laminar), `TENSOR_S` for an engine that takes tensor by tensor.
+    """
+
+    params: int
+    weight_bytes: float
+    tensor_parallel: int
+    layers: int
+    tensors: int
+    node: Node
+    hop_bandwidth: float
+    chunk_bytes: float | None = CHUNK_BYTES
+    tensor_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.hop_bandwidth <= 0 or self.weight_bytes <= 0 or self.tensor_parallel < 1:
+            raise FleetError(
+                f"found {self.weight_bytes} bytes of weights for {self.tensor_parallel} devices over "
+                f"{self.hop_bandwidth} bytes per second, expected numbers over 0"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        model: ModelShape,
+        device: Device,
+        tensor_parallel: int,
+        *,
+        node: Node | None = None,
+        hop_bandwidth: float | None = None,
+        chunk_bytes: float | None = CHUNK_BYTES,
+        tensor_s: float = 0.0,
+    ) -> WeightCost:
+        """To replicas on devices of this kind.
+
+        A hop has the bandwidth that Laminar's figures imply, or what the node's NICs achieve together if that is less.
+        """
+        node = node or Node.of(device)
+        return cls(
+            params=model.params,
+            weight_bytes=model.weight_bytes,
+            tensor_parallel=tensor_parallel,
+            layers=model.layers,
+            tensors=model.weight_tensors,
+            node=node,
+            hop_bandwidth=min(RELAY_HOP_BANDWIDTH, node.network_bandwidth) if hop_bandwidth is None else hop_bandwidth,
+            chunk_bytes=chunk_bytes,
+            tensor_s=tensor_s,
+        )
+
+    def push_s(self) -> float:
+        """The trainer's stall while it publishes: the whole version goes to the master relay (Laminar, section 8.3).
+
+        It does not depend on how many relays or replicas there are.
+        """
+        return self.weight_bytes / self.hop_bandwidth + self.node.rdma.startup_s
+
+    def broadcast_s(self, nodes: int) -> float:
+        """From the master relay having the version to the last of so many nodes, the master's included, having it.
+
+        Chain-pipelined, Laminar's equation 1 (Appendix C).
+        """
+        if self.chunk_bytes is None:
+            chunks = optimal_chunks(self.weight_bytes, nodes, self.hop_bandwidth, self.node.rdma.startup_s)
+        else:
+            chunks = max(1, math.ceil(self.weight_bytes / self.chunk_bytes))
+        return chain_broadcast_time_s(self.weight_bytes, nodes, chunks, self.hop_bandwidth, self.node.rdma.startup_s)
+
+    def pull_s(self) -> float:
+        """A replica loads a version from its node's memory, all shards at once over PCIe (Laminar, section 4.2)."""
+        shard_bytes = self.weight_bytes / self.tensor_parallel
+        return self.node.pcie.transfer_s(shard_bytes, self.tensors) + self.tensors * self.tensor_s
+
+    def mean_pull_s(self, nodes: int, interval_s: float) -> float:
+        """A pull of the newest version at any time, where one is published every `interval_s` seconds.
+
+        Who asks while the version is still on its way down the chain of so many nodes waits for it; asks are taken to be
+        spread evenly, and the version to arrive at the last moment.
+        """
+        late_s = min(self.broadcast_s(nodes), interval_s)
+        return self.pull_s() + late_s * late_s / (2 * interval_s)
+
+    def peer_s(self) -> float:
+        """From one machine's memory or devices to another's over all NICs (RobustRL, section 7.4; StaleFlow's push)."""
+        return self.weight_bytes / self.node.network_bandwidth + self.node.rdma.startup_s
+
+    def global_sync_s(self, trainer_gpus: int, rollout_gpus: int) -> float:
+        """Global synchronisation between devices, the baselines' way: trainer and all replicas wait for it.
+
+        Each device of a replica gets its shard in a collective broadcast from the trainer's device that has it (Laminar,
+        section 8.3), layer by layer.
+
+        Raises:
+            FleetError: no trainer, or too few devices for one replica.
+        """
+        replicas = rollout_gpus // self.tensor_parallel
+        if trainer_gpus < 1 or replicas < 1:
+            raise FleetError(
+                f"found {trainer_gpus} trainer and {rollout_gpus} rollout GPUs, expected at least 1 and "
+                f"{self.tensor_parallel} (one replica)"
+            )
+        # With fewer trainer devices than shards, a device sends several shards one after another.
+        sharded = min(self.tensor_parallel, trainer_gpus)
+        return collective_broadcast_s(
+            self.weight_bytes / sharded, replicas, self._replicas_per_node, self.layers, self.node
+        )
+
+    def reshard_s(self, shard_gpus: int) -> float:
+        """Colocated: every device of the training shards' group gathers the version, to keep its share of it.
+
+        Within nodes over NVLink, between them over all NICs, the slower of which counts (they overlap).
+
+        Args:
+            shard_gpus: devices over which one copy is sharded in training (FSDP size).
+        """
+        if shard_gpus < 1:
+            raise FleetError(f"found a version sharded over {shard_gpus} devices, expected at least 1")
+        nodes = math.ceil(shard_gpus / self.node.gpus)
+        within = min(shard_gpus, self.node.gpus)
+        network_s = self.weight_bytes * (nodes - 1) / nodes / self.node.network_bandwidth
+        nvlink_s = self.weight_bytes * (within - 1) / within / self.node.nvlink.bandwidth
+        return max(network_s, nvlink_s)
+
+    def offload_s(self, gpus: int, state_bytes: float) -> float:
+        """Colocated: so many bytes of training state, spread over the devices, go to host memory, or come back."""
+        return self.node.pcie.transfer_s(state_bytes / gpus)
+
+    def cross_datacenter_s(self, link: Link = CROSS_DATACENTER, *, bytes_per_param: float | None = None) -> float:
+        """One version over a line between datacenters.
+
+        Args:
+            bytes_per_param: as it travels, if not as it generates. StreamRL's figure of under 10 s for 72B over 80 Gbps
+                holds for 1; with bf16's 2 it is 14.5 s (SR-2).
+        """
+        return link.transfer_s(self.weight_bytes if bytes_per_param is None else self.params * bytes_per_param)
+
+    @property
+    def _replicas_per_node(self) -> int:
+        return max(1, self.node.gpus // self.tensor_parallel)
