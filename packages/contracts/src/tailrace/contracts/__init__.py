@@ -70,6 +70,7 @@ from tailrace.contracts.views import (
     ReplicaView,
     Sync,
     TrajectoryView,
+    Unstarted,
 )
 
 __all__ = [
@@ -142,6 +143,7 @@ __all__ = [
     "TrainingPolicy",
     "TrajectoryRef",
     "TrajectoryView",
+    "Unstarted",
     "Up",
     "decode",
     "encode",

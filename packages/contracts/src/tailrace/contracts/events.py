@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tailrace.contracts.record import record
 from tailrace.contracts.trajectory import FinishReason
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Snapshot:
     """The load of a replica at a moment.
 
@@ -33,7 +34,7 @@ class Snapshot:
     kv_capacity_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finished:
     """A trajectory is complete and its tokens are in the trajectory store."""
 
@@ -44,7 +45,7 @@ class Finished:
     answers: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Interrupted:
     """A trajectory stopped on request. Its tokens are in the partial-response pool."""
 
@@ -89,7 +90,7 @@ class Durable:
     answers: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Scored:
     """A trajectory has its reward."""
 

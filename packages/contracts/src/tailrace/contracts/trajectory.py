@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tailrace.contracts.record import record
+
 
 class Purpose(StrEnum):
     """Why a trajectory is generated."""
@@ -46,7 +48,7 @@ class Segment:
             raise ValueError(f"a segment of {len(self.tokens)} tokens came with {len(self.logprobs)} log-probabilities")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrajectoryRef:
     """A trajectory as the controller knows it: metadata only.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
+
+from tailrace.contracts.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Progress:
     """How far the run is. Counts are groups.
 
@@ -34,7 +37,7 @@ class Progress:
     last_version: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrajectoryView:
     """A trajectory that waits in the pool or runs on a replica.
 
@@ -53,10 +56,75 @@ class TrajectoryView:
 
 
 Pool = Mapping[int | None, Mapping[str, TrajectoryView]]
-"""Trajectories that wait for a replica, by version: oldest first, those that have none last; then in order of arrival."""
+"""Trajectories that wait for a replica, by version: oldest first, those that have none last; then in order of arrival.
+
+Those that have none may come as `Unstarted`, which knows them by group.
+"""
 
 
-@dataclass(frozen=True, slots=True)
+class Unstarted(Mapping[str, TrajectoryView]):
+    """Groups that have not started, in order of arrival: the last level of a pool.
+
+    A mapping like every other level, whose views are made when they are looked at. A policy that places whole groups reads
+    `groups` instead: there may be tens of thousands of trajectories, and nothing distinguishes those of a group.
+    """
+
+    __slots__ = ("_index", "_sizes", "groups")
+
+    def __init__(self) -> None:
+        self.groups: dict[int, Sequence[str]] = {}
+        self._sizes: dict[int, int] = {}
+        self._index: dict[str, int] | None = None
+
+    @property
+    def smallest(self) -> int:
+        """Trajectories of the smallest group; 0 if there is none."""
+        return min(self._sizes, default=0)
+
+    def add(self, group: int, members: Sequence[str]) -> None:
+        """A group arrives."""
+        self.groups[group] = members
+        self._sizes[len(members)] = self._sizes.get(len(members), 0) + 1
+        self._index = None
+
+    def remove(self, group: int) -> None:
+        """A group starts, or is dropped.
+
+        Raises:
+            KeyError: it is not here.
+        """
+        size = len(self.groups.pop(group))
+        self._sizes[size] -= 1
+        if not self._sizes[size]:
+            del self._sizes[size]
+        self._index = None
+
+    def __getitem__(self, trajectory: str) -> TrajectoryView:
+        if self._index is None:
+            self._index = {name: group for group, members in self.groups.items() for name in members}
+        return TrajectoryView(trajectory, self._index[trajectory])
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(self.groups.values())
+
+    def __len__(self) -> int:
+        return sum(size * count for size, count in self._sizes.items())
+
+    def values(self) -> ValuesView[TrajectoryView]:
+        """The views, each made when its turn comes."""
+        return _Views(self)
+
+
+class _Views(ValuesView[TrajectoryView]):
+    def __init__(self, waiting: Unstarted) -> None:
+        super().__init__(waiting)
+        self._groups = waiting.groups
+
+    def __iter__(self) -> Iterator[TrajectoryView]:
+        return (TrajectoryView(name, group) for group, members in self._groups.items() for name in members)
+
+
+@record
 class ReplicaView:
     """What policies know of a replica that is up.
 
@@ -107,7 +175,7 @@ class GroupLaunch:
     samples: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Candidate:
     """A complete group in the experience buffer, as a sampler sees it.
 
@@ -126,7 +194,7 @@ class Candidate:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Placement:
     """Route a trajectory of the pool to a replica.
 

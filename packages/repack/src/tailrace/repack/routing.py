@@ -7,13 +7,15 @@ and has room; it is passed over if there is none, and later groups may still go.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from tailrace.contracts import Cycle, Placement, ReplicaView, TrajectoryView
+from tailrace.contracts import Cycle, Placement, ReplicaView, TentativeAdmission, TrajectoryView, Unstarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ def queues(cycle: Cycle) -> Iterable[tuple[int | None, Mapping[str, TrajectoryVi
 class _Choice(Protocol):
     """How a replica is chosen among those that serve some versions."""
 
+    replicas: Sequence[ReplicaView]
+
     @abstractmethod
     def anywhere(self, versions: Sequence[int]) -> str | None:
         """A replica for one trajectory that goes on."""
@@ -63,36 +67,62 @@ class _Choice(Protocol):
 
 
 def _place_all(cycle: Cycle, choice: _Choice) -> list[Placement]:
-    admits = cycle.admits.fork()
-    versions = sorted({view.version for view in _serving(cycle) if view.version is not None})
     placements: list[Placement] = []
+    versions = sorted({view.version for view in choice.replicas if view.version is not None})
+    if not versions:
+        return placements
     for version, queue in queues(cycle):
-        if version is not None:
-            for view in queue.values():
-                allowed = [other for other in versions if (other == version if view.exact else other >= version)]
-                replica = choice.anywhere(allowed) if allowed else None
-                if replica is not None:
-                    placements.append(Placement(view.trajectory, replica))
+        if version is None:
+            _place_groups(queue, cycle.admits.fork(), versions, choice, placements)
             continue
-        for group, members in _by_group(queue.values()).items():
-            allowed = [other for other in versions if admits.allows(other)]
-            found = choice.with_room(allowed, len(members)) if allowed else None
-            if found is not None:
-                replica, at = found
-                admits.take(group, at)
-                placements += [Placement(view.trajectory, replica) for view in members]
+        exact, newer = [version] if version in versions else [], versions[bisect_left(versions, version) :]
+        for view in queue.values():
+            allowed = exact if view.exact else newer
+            replica = choice.anywhere(allowed) if allowed else None
+            if replica is not None:
+                placements.append(Placement(view.trajectory, replica))
     return placements
 
 
-def _by_group(views: Iterable[TrajectoryView]) -> dict[int, list[TrajectoryView]]:
-    groups: dict[int, list[TrajectoryView]] = {}
-    for view in views:
-        groups.setdefault(view.group, []).append(view)
-    return groups
+def _place_groups(
+    queue: Mapping[str, TrajectoryView],
+    admits: TentativeAdmission,
+    versions: Sequence[int],
+    choice: _Choice,
+    placements: list[Placement],
+) -> None:
+    """Groups that have not started. Rooms and admissions only shrink: what found no place will find none later."""
+    groups, smallest = by_group(queue)
+    allowed = [version for version in versions if admits.allows(version)]
+    refused = math.inf
+    for group, members in groups.items():
+        count = len(members)
+        if count >= refused:
+            continue
+        found = choice.with_room(allowed, count) if allowed else None
+        if found is None:
+            refused = count
+            if smallest >= refused:
+                return
+            continue
+        replica, version = found
+        admits.take(group, version)
+        allowed = [version for version in allowed if admits.allows(version)]
+        placements += [Placement(name, replica) for name in members]
+
+
+def by_group(queue: Mapping[str, TrajectoryView]) -> tuple[Mapping[int, Sequence[str]], int]:
+    """The members of each group that waits, in order of arrival, and the size of the smallest."""
+    if isinstance(queue, Unstarted):
+        return queue.groups, queue.smallest
+    groups: dict[int, list[str]] = {}
+    for view in queue.values():
+        groups.setdefault(view.group, []).append(view.trajectory)
+    return groups, min(map(len, groups.values()), default=0)
 
 
 class _Rooms:
-    """What each replica holds by now."""
+    """What each replica holds by now, and how many more an open one has room for."""
 
     def __init__(self, replicas: Sequence[ReplicaView]) -> None:
         self.replicas = replicas
@@ -108,29 +138,39 @@ class _Turns(_Rooms):
     def __init__(self, replicas: Sequence[ReplicaView], turn: int) -> None:
         super().__init__(replicas)
         self._turn = turn
-        self._lists: dict[tuple[int, ...], list[int]] = {}
+        self._rings: dict[tuple[int, ...], list[int]] = {}
+        self._open: dict[tuple[int, ...], list[int]] = {}  # places in a ring
 
     def anywhere(self, versions: Sequence[int]) -> str | None:
-        found = self._next(versions, 1, lambda _: True)
-        return None if found is None else found[0]
+        ring = self._ring(tuple(versions))
+        return self._give(ring[self._turn % len(ring)], 1)[0] if ring else None
 
     def with_room(self, versions: Sequence[int], count: int) -> tuple[str, int] | None:
-        return self._next(versions, count, lambda index: self.has_room(index, count))
-
-    def _next(self, versions: Sequence[int], count: int, fits: Callable[[int], bool]) -> tuple[str, int] | None:
         key = tuple(versions)
-        if key not in self._lists:
-            self._lists[key] = [index for index, view in enumerate(self.replicas) if view.version in versions]
-        ring = self._lists[key]
-        for step in range(len(ring)):
-            index = ring[(self._turn + step) % len(ring)]
-            if fits(index):
-                self._turn += 1
-                self.held[index] += count
-                view = self.replicas[index]
-                assert view.version is not None
-                return view.replica, view.version
+        ring = self._ring(key)
+        places = self._open[key]
+        if not places:
+            return None
+        first = bisect_left(places, self._turn % len(ring))
+        for step in range(len(places)):
+            index = ring[places[(first + step) % len(places)]]
+            if self.has_room(index, count):
+                return self._give(index, count)
         return None
+
+    def _ring(self, key: tuple[int, ...]) -> list[int]:
+        ring = self._rings.get(key)
+        if ring is None:
+            ring = self._rings[key] = [index for index, view in enumerate(self.replicas) if view.version in key]
+            self._open[key] = [place for place, index in enumerate(ring) if self.replicas[index].open]
+        return ring
+
+    def _give(self, index: int, count: int) -> tuple[str, int]:
+        self._turn += 1
+        self.held[index] += count
+        view = self.replicas[index]
+        assert view.version is not None
+        return view.replica, view.version
 
 
 # Share of the capacity taken, share of the KV cache, place in the order of names, held when it was entered.
