@@ -9,7 +9,7 @@ __all__ = ["Result", "simulate"]
 
 def __getattr__(name: str) -> Any:
     if name == "simulate":
-        from tailrace.fleetsim.simulate import simulate
+        from tailrace.fleetsim.run import simulate
 
         return simulate
     if name == "Result":

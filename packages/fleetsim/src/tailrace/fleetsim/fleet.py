@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tailrace.fleetsim.config import DelayConfig, FleetConfig, RolloutFleet
+from tailrace.fleetsim.config import DelayConfig, RolloutFleet
 from tailrace.fleetsim.engine import Engine
+from tailrace.fleetsim.failures import Failures
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -69,7 +69,10 @@ class Fleet:
         gpus: devices in all; colocated ones count once.
         price_per_hour: of all devices.
         cores: processor cores that all members share; None if each has its own.
-        failures: (seconds, role, member) of deaths that come by themselves.
+        warm_up: batches that are not measured.
+        slow: speeds of slow replicas.
+        failures: who dies when.
+        description: for a person.
     """
 
     spec: PipelineSpec
@@ -88,7 +91,8 @@ class Fleet:
     cores: int | None = None
     warm_up: int = 0
     slow: dict[str, float] = field(default_factory=dict)
-    failures: list[tuple[float, str, str]] = field(default_factory=list)
+    failures: Failures = field(default_factory=Failures)
+    description: str = ""
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -108,10 +112,3 @@ class Fleet:
     def speed(self, replica: str) -> float:
         """A replica's speed, 1.0 as modelled."""
         return self.slow.get(replica, 1.0)
-
-
-def slow_replicas(config: FleetConfig, replicas: int, seed: int) -> dict[str, float]:
-    """Which replicas run on slow machines."""
-    numbers = random.Random(f"slow {seed}")
-    count = round(config.failures.slow_share * replicas)
-    return {f"r{index}": config.failures.slow_speed for index in sorted(numbers.sample(range(replicas), count))}

@@ -107,15 +107,13 @@ class Simulation:
             StalledError: nothing is under way and nothing will be.
         """
         heap, pop = self._heap, heapq.heappop
-        controller = self.controller
         self.post(c.Tick())
         self.at(self.fleet.delays.snapshot_s, self._tick, 0)
-        while not controller.finished and controller.failure is None:
-            while self._inbox:
+        while not self._over():
+            if self._inbox:
                 self._deliver()
                 self.cores.settle()
-            if controller.finished or controller.failure is not None:
-                break
+                continue
             if not heap:
                 raise StalledError(self._stalled())
             self.now = heap[0][0]
@@ -124,6 +122,9 @@ class Simulation:
                 happens(argument)
             self.cores.settle()
         self.recorder.close()
+
+    def _over(self) -> bool:
+        return self.controller.finished or self.controller.failure is not None
 
     def at(self, when: float, happens: Callable[[Any], None], argument: Any) -> None:
         """Something happens at a time, not before now."""
@@ -174,6 +175,7 @@ class Simulation:
                 replica.flush()
                 self.say(replica, [replica.snapshot()])
         self._inbox.append(c.Tick())
+        self.fleet.failures.strike(self)
         self._idle_ticks = 0 if self._heap else self._idle_ticks + 1
         if self._idle_ticks > IDLE_TICKS:
             raise StalledError(self._stalled())
@@ -264,6 +266,7 @@ class Simulation:
         """The trainer holds a new version."""
         self._trained[command.version] = batch
         self.recorder.stepped(command.version, batch, lags)
+        self.fleet.failures.strike(self)
         metrics = {"staleness_max": float(max(lags, default=0)), "wall_s": wall_s}
         self.post(c.Stepped(command.version, metrics, command.seq))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tailrace.fleetsim.fleet import build_fleet
+from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.result import Result, result_of
 from tailrace.fleetsim.simulator import Observer, Simulation
 from tailrace.pipeline.config.models import RunConfig

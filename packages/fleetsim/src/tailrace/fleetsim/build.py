@@ -1,0 +1,225 @@
+"""From a configuration to a fleet. What cannot exist is refused here, with the numbers that clash and what would fit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.faulttol import Fault
+from tailrace.fleetsim.config import FleetConfig, fleet_config
+from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost, WeightCost
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.failures import DAY_S, Failures
+from tailrace.fleetsim.fleet import Fleet, Weights
+from tailrace.fleetsim.hardware import Device, ModelShape, device, load_device, model
+from tailrace.fleetsim.workload.config import WorkloadConfig
+from tailrace.pipeline.config.models import Choice, CostModelConfig, RunConfig
+from tailrace.pipeline.run.build import build_faults, build_spec
+from tailrace.pipeline.spec import PipelineSpec
+
+WARM_UP = 10
+
+
+def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
+    """The fleet that a configuration describes.
+
+    Raises:
+        ConfigError, FleetsimError: one line that says which numbers clash, and what would fit.
+    """
+    table = fleet_config(config.fleet)
+    if table.profile is not None:
+        from tailrace.fleetsim.profile.fleet import profiled_fleet
+
+        return profiled_fleet(config, table, seed=seed)
+    split = _split(table)
+    decode = DecodeCost.of(split.model, split.rollout, table.rollout.tensor_parallel)
+    _check_lengths(config, split, decode, table.rollout.tensor_parallel)
+    training = TrainingCost.of(
+        split.model,
+        split.trainer,
+        split.trainer_gpus,
+        mfu=table.trainer.mfu,
+        passes=table.trainer.passes,
+        optimizer_s=table.trainer.optimizer_s,
+    )
+    spec = build_spec(_completed(config, table, decode, split.replicas))
+    return Fleet(
+        spec=spec,
+        workload=(table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens),
+        decode=decode,
+        prefill=PrefillCost.of(split.model, split.rollout, table.rollout.tensor_parallel),
+        training=training,
+        weights=_weights(table, split),
+        rollout=table.rollout,
+        delays=table.delays,
+        samples=samples(spec),
+        parts=parts(spec),
+        data_s=table.trainer.data_s,
+        gpus=split.gpus,
+        price_per_hour=split.price_per_hour,
+        warm_up=warm_up(table, spec),
+        slow=_slow_replicas(table, split.replicas, seed),
+        failures=failures(table, build_faults(config), table.rollout.tensor_parallel, split.trainer_gpus, seed),
+        description=split.describe(table),
+    )
+
+
+def samples(spec: PipelineSpec) -> int:
+    """Trajectories launched for a prompt."""
+    return spec.batching.needed() + getattr(spec.batching, "surplus_samples", 0)
+
+
+def parts(spec: PipelineSpec) -> int:
+    """Mini-batches of a batch."""
+    return len(spec.training.split(list(range(spec.batch_groups))))
+
+
+def warm_up(table: FleetConfig, spec: PipelineSpec) -> int:
+    """Batches that are not measured."""
+    chosen = min(WARM_UP, spec.steps // 3) if table.warm_up is None else table.warm_up
+    if chosen >= spec.steps:
+        raise FleetError(
+            f"found fleet.warm_up = {chosen} and pipeline.steps = {spec.steps}, expected fewer batches of warm-up than "
+            f"batches: at most {spec.steps - 1}"
+        )
+    return chosen
+
+
+def failures(
+    table: FleetConfig, scripted: Sequence[Fault], replica_gpus: int, trainer_gpus: int, seed: int
+) -> Failures:
+    """Who dies when."""
+    rate = table.failures.per_1000_gpu_days / 1000 / DAY_S
+    return Failures(scripted, per_gpu_s=rate, replica_gpus=replica_gpus, trainer_gpus=trainer_gpus, seed=seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Which devices do what."""
+
+    model: ModelShape
+    rollout: Device
+    trainer: Device
+    rollout_gpus: int
+    trainer_gpus: int
+    replicas: int
+    colocated: bool
+
+    @property
+    def gpus(self) -> int:
+        return self.rollout_gpus if self.colocated else self.rollout_gpus + self.trainer_gpus
+
+    @property
+    def price_per_hour(self) -> float | None:
+        if self.rollout.price_per_hour is None or self.trainer.price_per_hour is None:
+            return None
+        trainer = 0.0 if self.colocated else self.trainer_gpus * self.trainer.price_per_hour
+        return trainer + self.rollout_gpus * self.rollout.price_per_hour
+
+    def describe(self, table: FleetConfig) -> str:
+        parallel = table.rollout.tensor_parallel
+        replicas = f"{self.replicas} replicas of {parallel}" if parallel > 1 else f"{self.replicas} replicas"
+        if self.colocated:
+            return f"{self.model.name} on {self.gpus} x {self.rollout.name}, trainer and {replicas} in turn"
+        return (
+            f"{self.model.name}: {self.trainer_gpus} x {self.trainer.name} train, "
+            f"{self.rollout_gpus} x {self.rollout.name} generate ({replicas})"
+        )
+
+
+def _split(table: FleetConfig) -> _Split:
+    if table.model is None:
+        raise FleetError(
+            "table 'fleet': found neither 'model' nor 'profile', expected a model and devices to simulate, such as "
+            'fleet.model="Qwen2.5-32B", or a machine that `tailrace profile` has measured'
+        )
+    rollout, trainer, colocated = table.rollout, table.trainer, table.placement == "colocated"
+    if rollout.gpus is None:
+        raise FleetError("table 'fleet': found no 'rollout.gpus', expected the devices that generate: at least 1")
+    if trainer.gpus is None and not colocated:
+        raise FleetError(
+            "table 'fleet': found no 'trainer.gpus', expected the devices that train: at least 1, or "
+            'fleet.placement="colocated", where both use all devices in turn'
+        )
+    if colocated and trainer.gpus not in (None, rollout.gpus):
+        raise FleetError(
+            f"table 'fleet': found trainer.gpus = {trainer.gpus} and rollout.gpus = {rollout.gpus} colocated, expected the "
+            "same devices: leave trainer.gpus out"
+        )
+    if colocated and table.cross_datacenter:
+        raise FleetError("table 'fleet': found placement = 'colocated' and cross_datacenter = true, expected one of them")
+    if table.cross_datacenter and table.weights == "global":
+        raise FleetError(
+            "table 'fleet': found weights = 'global' and cross_datacenter = true: a collective over devices cannot cross "
+            "datacenters; expected weights = 'relays' or 'store'"
+        )
+    replicas, over = divmod(rollout.gpus, rollout.tensor_parallel)
+    if over or not replicas:
+        lower = replicas * rollout.tensor_parallel
+        fitting = f"{lower} or {lower + rollout.tensor_parallel}" if lower else str(rollout.tensor_parallel)
+        raise FleetError(
+            f"table 'fleet': found rollout.gpus = {rollout.gpus} for replicas of rollout.tensor_parallel = "
+            f"{rollout.tensor_parallel}, expected a multiple: {fitting}"
+        )
+    return _Split(
+        model=model(table.model),
+        rollout=_device(rollout.device),
+        trainer=_device(rollout.device if colocated else trainer.device),
+        rollout_gpus=rollout.gpus,
+        trainer_gpus=rollout.gpus if colocated or trainer.gpus is None else trainer.gpus,
+        replicas=replicas,
+        colocated=colocated,
+    )
+
+
+def _device(name: str) -> Device:
+    return load_device(name) if name.endswith(".toml") else device(name)
+
+
+def _check_lengths(config: RunConfig, split: _Split, decode: DecodeCost, tensor_parallel: int) -> None:
+    if config.rollout.max_tokens > decode.kv_capacity_tokens:
+        raise FleetError(
+            f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica of {split.model.name} on "
+            f"{tensor_parallel} x {split.rollout.name} holds {decode.kv_capacity_tokens} tokens; expected at most that, or "
+            "more devices for a replica"
+        )
+
+
+def _completed(config: RunConfig, table: FleetConfig, decode: DecodeCost, replicas: int) -> RunConfig:
+    """What follows from the fleet: the number of replicas, and the cost model that `tailrace fit-cost` would find there."""
+    rollout, pipeline = {"replicas": replicas}, {}
+    if table.fit_cost:
+        fitted = decode.coefficients()
+        cost = CostModelConfig(k1=fitted.k1, k2=fitted.k2, k3=fitted.k3, k4=fitted.k4)
+        relocation = config.pipeline.relocation
+        if relocation.name == "best-fit" and "roofline_batch" not in relocation.options:
+            options = {**relocation.options, "roofline_batch": max(1, decode.roofline_batch)}
+            pipeline = {"relocation": Choice(name=relocation.name, **options)}
+        rollout = {**rollout, "cost_model": cost}  # type: ignore[dict-item]
+    return config.model_copy(
+        update={
+            "rollout": config.rollout.model_copy(update=rollout),
+            "pipeline": config.pipeline.model_copy(update=pipeline),
+        }
+    )
+
+
+def _weights(table: FleetConfig, split: _Split) -> Weights:
+    cost = WeightCost.of(split.model, split.rollout, table.rollout.tensor_parallel)
+    nodes = max(1, -(-split.rollout_gpus // split.rollout.gpus_per_node))
+    if split.colocated:
+        return Weights(stall_s=0.0, broadcast_s=0.0, pull_s=cost.reshard_s(min(split.gpus, split.rollout.gpus_per_node)))
+    if table.weights == "global":
+        takes_s = cost.global_sync_s(split.trainer_gpus, split.rollout_gpus)
+        return Weights(stall_s=takes_s, broadcast_s=0.0, pull_s=takes_s)
+    far_s = cost.cross_datacenter_s() if table.cross_datacenter else 0.0
+    if table.weights == "store":
+        return Weights(stall_s=cost.peer_s(), broadcast_s=far_s, pull_s=cost.pull_s())
+    return Weights(stall_s=cost.push_s(), broadcast_s=far_s + cost.broadcast_s(nodes), pull_s=cost.pull_s())
+
+
+def _slow_replicas(table: FleetConfig, replicas: int, seed: int) -> dict[str, float]:
+    numbers = random.Random(f"slow {seed}")
+    count = round(table.failures.slow_share * replicas)
+    return {f"r{index}": table.failures.slow_speed for index in sorted(numbers.sample(range(replicas), count))}
