@@ -27,7 +27,7 @@ def check_parallel(model: ModelShape, device: Device, tensor_parallel: int) -> N
     if tensor_parallel not in sizes:
         known = ", ".join(map(str, sizes)) or "none"
         reason = (
-            f"{model.name} has {model.query_heads} attention heads, which do not divide"
+            f"{model.name} has {model.query_heads} attention heads, which it does not divide"
             if tensor_parallel > 0 and model.query_heads % tensor_parallel
             else f"{device.name} has no constants for it"
         )
