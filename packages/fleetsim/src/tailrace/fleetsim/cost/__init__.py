@@ -5,11 +5,12 @@ from tailrace.fleetsim.cost.coefficients import fit_coefficients, profile_sample
 from tailrace.fleetsim.cost.decode import DecodeCost
 from tailrace.fleetsim.cost.prefill import PrefillCost
 from tailrace.fleetsim.cost.training import TrainingCost
-from tailrace.fleetsim.cost.weights import WeightCost
+from tailrace.fleetsim.cost.weights import TENSOR_S, WeightCost
 
 __all__ = [
     "DecodeCost",
     "PrefillCost",
+    "TENSOR_S",
     "TrainingCost",
     "WeightCost",
     "fit_coefficients",
