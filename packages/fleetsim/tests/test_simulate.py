@@ -1,0 +1,112 @@
+"""A whole run in virtual time, through the one call that users make."""
+
+import pytest
+
+from tailrace.contracts import Finished, Stepped
+from tailrace.fleetsim import simulate
+from tailrace.pipeline.config.loading import validate
+
+FLEET = {
+    "model": "Qwen2.5-7B",
+    "trainer": {"gpus": 4},
+    "rollout": {"gpus": 4, "tensor_parallel": 1},
+    "workload": {"response": [{"median": 900, "sigma": 0.9}], "correlation": 0.3},
+    "warm_up": 1,
+}
+LAMINAR = {"admission": "inherent", "sync": "on-idle", "routing": "least-loaded", "relocation": "best-fit"}
+SYSTEMS = {
+    "laminar": LAMINAR,
+    "synchronous": LAMINAR | {"admission": "on-policy", "sync": "barrier", "relocation": "none"},
+    "one-step": LAMINAR | {"admission": "one-step", "sync": "barrier", "relocation": "none"},
+    "stream": LAMINAR
+    | {"admission": "one-step", "sync": "barrier", "relocation": "none", "training": {"name": "streamed", "parts": 4}},
+    "partial": LAMINAR
+    | {"admission": {"name": "in-flight-cap", "bound": 2}, "sync": "interrupting", "relocation": "none"},
+    "staleflow": {
+        "admission": {"name": "bounded", "bound": 2},
+        "sync": "when-useful",
+        "routing": "marginal-throughput",
+        "relocation": "migration",
+    },
+}
+BOUNDS = {"synchronous": 0, "one-step": 1, "stream": 1, "staleflow": 2}
+
+
+def config(system, *, fleet=None, steps=4, faults=()):
+    pipeline = {
+        **SYSTEMS[system],
+        "steps": steps,
+        "prompts_per_step": 16,
+        "samples_per_prompt": 8,
+        "prompts_per_replica": 8,
+    }
+    content = {
+        "app": "laminar",
+        "pipeline": pipeline,
+        "rollout": {"max_tokens": 8192},
+        "fleet": {**FLEET, **(fleet or {})},
+        "faults": list(faults),
+    }
+    return validate([("test", content)])
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_trains_on_what_it_generates_once(system):
+    result = simulate(config(system))
+    assert result.failure is None
+    assert result.trajectories == 4 * 16 * 8
+    assert result.lost_trajectories == 0
+    assert [batch.version for batch in result.batches] == [1, 2, 3, 4]
+    assert result.tokens_per_s > 0
+    assert result.staleness_max <= BOUNDS.get(system, 99)
+    assert all(0 < share <= 1 for share in result.utilisation.values())
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_same_seed_gives_the_same_bytes(system):
+    first, again, other = simulate(config(system)), simulate(config(system)), simulate(config(system), seed=1)
+    assert first.events.to_bytes() == again.events.to_bytes()
+    assert first.events != other.events
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_members_that_die_and_hang_lose_nothing(system):
+    fleet = {"rollout": {"gpus": 4, "restart_s": 20.0}, "delays": {"hang_s": 30.0, "trainer_restart_s": 15.0}}
+    faults = ("replica@30s", "trainer@step2", "hang:replica:2@90s")
+    result = simulate(config(system, fleet=fleet, faults=faults))
+    downs = [event for _, event in result.events if type(event).__name__ == "Down"]
+    assert len(downs) >= 2
+    assert result.failure is None
+    assert result.lost_trajectories == 0
+    assert result.staleness_max <= BOUNDS.get(system, 99)
+    assert sum(batch.version == result.batches[-1].version for batch in result.batches) == 1
+
+
+def test_what_is_measured_begins_after_the_warm_up():
+    result = simulate(config("laminar"))
+    events = [(now, event) for now, event in result.events if isinstance(event, Stepped)]
+    measured = events[-1][0] - events[0][0]
+    assert result.step_s == pytest.approx(measured / 3)
+    tokens = sum(batch.tokens for batch in result.batches[1:])
+    assert result.tokens_per_s == pytest.approx(tokens / measured)
+
+
+def test_generated_tokens_are_those_of_the_workload():
+    result = simulate(config("laminar", fleet={"workload": {"response": 512, "prompt": 100}}))
+    finished = [event for _, event in result.events if isinstance(event, Finished)]
+    assert {event.tokens for event in finished} == {512}
+    assert {batch.tokens for batch in result.batches} == {16 * 8 * 612}
+
+
+def test_slow_machines_slow_the_run():
+    slow = {"failures": {"slow_share": 1.0, "slow_speed": 0.5}}
+    fast, slowed = simulate(config("synchronous")), simulate(config("synchronous", fleet=slow))
+    assert slowed.step_s > 1.3 * fast.step_s
+
+
+def test_failures_come_by_themselves_from_the_seed():
+    often = {"failures": {"per_1000_gpu_days": 3e6}, "rollout": {"gpus": 4, "restart_s": 5.0}}
+    result = simulate(config("laminar", fleet=often))
+    assert any(type(event).__name__ == "Down" for _, event in result.events)
+    assert result.lost_trajectories == 0
+    assert result.events == simulate(config("laminar", fleet=often)).events
