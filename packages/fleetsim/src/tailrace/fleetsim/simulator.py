@@ -196,17 +196,29 @@ class Simulation:
         again = isinstance(command, c.Restart)
         if command.role == REPLICA:
             if command.id not in self.replicas:
-                self.replicas[command.id] = Replica(
-                    self, command.id, self.fleet.engine(self.now), self.fleet.speed(command.id)
-                )
+                self.replicas[command.id] = self.new_replica(command.id)
+            self.replicas[command.id].starting = True
             takes_s = rollout.restart_s if again else rollout.start_s
         else:
             takes_s = delays.trainer_restart_s if again and command.role == TRAINER else 0.0
         if command.role == TRAINER:
             self.trainer.die()
-        self.at(self.now + takes_s, self._up, command)
+            self.trainer.starting = True
+        self.at(self.now + takes_s, self._up, (command, self._incarnation(command.role, command.id)))
 
-    def _up(self, command: c.Start | c.Restart) -> None:
+    def new_replica(self, name: str) -> Replica:
+        """A replica that has not started."""
+        return Replica(self, name, self.fleet.engine(self.now), self.fleet.speed(name))
+
+    def _incarnation(self, role: str, member: str) -> int:
+        if role == REPLICA:
+            return self.replicas[member].incarnation
+        return self.trainer.incarnation if role == TRAINER else 0
+
+    def _up(self, started: tuple[c.Start | c.Restart, int]) -> None:
+        command, incarnation = started
+        if self._incarnation(command.role, command.id) != incarnation:
+            return  # it died while it was starting
         version = None
         if command.role == REPLICA:
             replica = self.replicas[command.id]
@@ -215,6 +227,8 @@ class Simulation:
         elif command.role == TRAINER:
             version = max(getattr(command, "version", None) or 0, 0)
             self.trainer.start(version)
+            for undone in [made for made in self._trained if made > version]:
+                del self._trained[undone]
         self.post(c.Up(command.role, command.id, version, command.seq))
 
     def _to_replica(self, command: c.Route | c.Interrupt | c.Pull) -> None:
@@ -275,9 +289,14 @@ class Simulation:
         incarnation = self.trainer.incarnation
 
         def durable(_: int) -> None:
+            if self.trainer.incarnation != incarnation:
+                return
             if self.lose_checkpoints:
                 self.lose_checkpoints -= 1
-            elif self.trainer.incarnation == incarnation:
+                self.trainer.die()
+                self.cores.changed()
+                self.post(c.Down(TRAINER, "0", f"the checkpoint of version {command.version} could not be written"))
+            else:
                 self._durable(command)
 
         self.at(self.now + self.fleet.delays.checkpoint_s, durable, 0)
@@ -301,11 +320,11 @@ class Simulation:
         """A member dies; the executor notices after a while."""
         if role == REPLICA:
             replica = self.replicas.get(member)
-            if replica is None or not replica.up:
+            if replica is None or not (replica.up or replica.starting):
                 return
             replica.die(self.now)
         elif role == TRAINER:
-            if not self.trainer.up:
+            if not (self.trainer.up or self.trainer.starting):
                 return
             self.trainer.die()
         self.cores.changed()

@@ -38,6 +38,7 @@ class Replica:
         "scheduled_s",
         "simulation",
         "speed",
+        "starting",
         "up",
         "version",
     )
@@ -45,7 +46,7 @@ class Replica:
     def __init__(self, simulation: Simulation, id_: str, engine: Engine, speed: float) -> None:
         self.simulation, self.id, self.engine, self.speed = simulation, id_, engine, speed
         self.incarnation = 0
-        self.up = self.hung = False
+        self.up = self.hung = self.starting = False
         self.version: int | None = None
         self.pulling = False
         self.order = Order()
@@ -58,14 +59,14 @@ class Replica:
     def start(self, now: float) -> None:
         """A fresh process: no weights, no work, a new chain of commands."""
         self._drop_work(now)
-        self.up, self.hung, self.version, self.pulling = True, False, None, False
+        self.up, self.hung, self.starting, self.version, self.pulling = True, False, False, None, False
         self.order, self.last_seq = Order(), 0
         self.incarnation += 1
 
     def die(self, now: float) -> None:
         """The process is gone; the tokens that it had generated are in the partial-response pool."""
         self._drop_work(now)
-        self.up, self.version, self.pulling = False, None, False
+        self.up, self.starting, self.version, self.pulling = False, False, None, False
         self.incarnation += 1
 
     def hang(self, now: float) -> None:

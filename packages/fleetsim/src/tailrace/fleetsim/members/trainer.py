@@ -21,7 +21,7 @@ class Trainer:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.incarnation = 0
-        self.up = self.hung = False
+        self.up = self.hung = self.starting = False
         self.version = 0
         self.busy_s = self.publishing_s = self.preparing_s = 0.0
         self.parts: list[tuple[str, ...]] = []
@@ -40,13 +40,13 @@ class Trainer:
     def start(self, version: int) -> None:
         """A fresh process with the weights of a version."""
         self._reset()
-        self.up, self.hung, self.version = True, False, version
+        self.up, self.hung, self.starting, self.version = True, False, False, version
 
     def die(self) -> None:
         """The process is gone, with what it had queued."""
         self._account()
         self._reset()
-        self.up = False
+        self.up = self.starting = False
 
     def hang(self) -> None:
         """The process lives and does nothing any more."""
@@ -136,7 +136,7 @@ class Trainer:
             simulation.post(c.Accumulated(command.version, command.trajectories, answers=command.seq))
         elif isinstance(command, c.Step):
             batch = [name for part in (*self.parts, *command.mini_batches) for name in part]
-            lags = simulation.tokens.lags(batch, self.version)
+            lags = simulation.tokens.lags(batch, command.version - 1)
             self.parts, self.version = [], command.version
             simulation.stepped(command, batch, simulation.now - self._began_s, lags)
         self._next()
