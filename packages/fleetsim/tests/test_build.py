@@ -54,8 +54,6 @@ def test_one_line_says_which_numbers_clash(fleet, said):
 
 
 def test_a_response_longer_than_the_cache_says_what_it_holds():
-    text = complaint(
-        {**GOOD, "model": "Qwen2.5-14B"}, rollout={"max_tokens": 500_000}
-    )
+    text = complaint({**GOOD, "model": "Qwen2.5-14B"}, rollout={"max_tokens": 500_000})
     assert "rollout.max_tokens = 500000" in text
     assert "holds" in text

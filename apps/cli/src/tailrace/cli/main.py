@@ -138,6 +138,41 @@ def fit_cost_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A 
     fit_cost(run)
 
 
+@app.command("plan")
+def plan_command(
+    target: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file with a table [fleet].")],
+    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="Devices in all.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key first. Repeatable.")
+    ] = None,
+    bound: Annotated[
+        int | None,
+        typer.Option("--bound", metavar="N", min=0, help="Highest staleness. Default: the configuration's bound, or 4."),
+    ] = None,
+    objective: Annotated[
+        str, typer.Option("--objective", metavar="throughput|cost", help="What is best.")
+    ] = "throughput",
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", metavar="N", min=1, help="Simulations at once. Default: one per core.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the best as a configuration.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write what was found as JSON.")] = None,
+) -> None:
+    """Search splits of devices and mixes of policies in the simulator, under a bound on staleness."""
+    from tailrace.cli.plan import show_plan
+
+    show_plan(
+        target,
+        gpus=gpus,
+        settings=tuple(settings or ()),
+        bound=bound,
+        objective=objective,
+        jobs=jobs,
+        out=out,
+        json_file=json_file,
+    )
+
+
 @app.command("plugins")
 def plugins_command() -> None:
     """List apps, policies, engines and every other plugin, with the distribution that brings it."""

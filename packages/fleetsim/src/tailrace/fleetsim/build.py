@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tailrace.faulttol import Fault
 from tailrace.fleetsim.config import FleetConfig, fleet_config
-from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost, WeightCost
+from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, TrainingCost, WeightCost
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import DAY_S, Failures
 from tailrace.fleetsim.fleet import Fleet, Weights
@@ -148,7 +148,9 @@ def _split(table: FleetConfig) -> _Split:
             "same devices: leave trainer.gpus out"
         )
     if colocated and table.cross_datacenter:
-        raise FleetError("table 'fleet': found placement = 'colocated' and cross_datacenter = true, expected one of them")
+        raise FleetError(
+            "table 'fleet': found placement = 'colocated' and cross_datacenter = true, expected one of them"
+        )
     if table.cross_datacenter and table.weights == "global":
         raise FleetError(
             "table 'fleet': found weights = 'global' and cross_datacenter = true: a collective over devices cannot cross "
@@ -206,10 +208,13 @@ def _completed(config: RunConfig, table: FleetConfig, decode: DecodeCost, replic
 
 
 def _weights(table: FleetConfig, split: _Split) -> Weights:
-    cost = WeightCost.of(split.model, split.rollout, table.rollout.tensor_parallel)
+    tensor_s = TENSOR_S if table.weights == "store" else 0.0  # its engines take tensor by tensor
+    cost = WeightCost.of(split.model, split.rollout, table.rollout.tensor_parallel, tensor_s=tensor_s)
     nodes = max(1, -(-split.rollout_gpus // split.rollout.gpus_per_node))
     if split.colocated:
-        return Weights(stall_s=0.0, broadcast_s=0.0, pull_s=cost.reshard_s(min(split.gpus, split.rollout.gpus_per_node)))
+        return Weights(
+            stall_s=0.0, broadcast_s=0.0, pull_s=cost.reshard_s(min(split.gpus, split.rollout.gpus_per_node))
+        )
     if table.weights == "global":
         takes_s = cost.global_sync_s(split.trainer_gpus, split.rollout_gpus)
         return Weights(stall_s=takes_s, broadcast_s=0.0, pull_s=takes_s)

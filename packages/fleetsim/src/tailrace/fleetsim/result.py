@@ -129,6 +129,13 @@ class Result:
     batches: list[Batch] = field(default_factory=list)
     failure: str | None = None
 
+    @property
+    def cost_per_mtoken(self) -> float | None:
+        """Price of a million trained tokens at the measured throughput; None if the devices have no price."""
+        if self.cost is None or not self.tokens_per_s or not self.duration_s:
+            return None
+        return self.cost / self.duration_s / self.tokens_per_s * 1e6
+
 
 def result_of(simulation: Simulation) -> Result:
     """The result of a simulation that has run."""

@@ -1,0 +1,270 @@
+"""The search behind `tailrace plan`: splits first, then mixes of policies, then both around the best.
+
+Every candidate is simulated. Short simulations sort most of them out, and the best few are simulated for longer with several
+seeds: successive halving. What a short simulation gets wrong is not found again, so the rungs keep a wide margin.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tailrace.contracts import TailraceError
+from tailrace.fleetsim.config import fleet_config
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.many import simulate_many
+from tailrace.fleetsim.plan.space import Mix, Split, mixes, splits
+from tailrace.fleetsim.result import Result
+from tailrace.pipeline.config.loading import merge, validate
+from tailrace.pipeline.config.models import RunConfig
+
+Objective = Literal["throughput", "cost"]
+KEEP_SPLITS, KEEP_MIXES, KEEP_LAST = 3, 8, 3
+SHORT, LONGER = (5, 2), (9, 4)  # batches, and those of the warm-up
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A candidate and what simulations of it found, the median over seeds.
+
+    Args:
+        mix: None for the configuration's own policies.
+        settings: the layer that makes the configuration this candidate.
+        staleness_max: the most that any seed saw.
+        cost_per_mtoken: price of a million trained tokens, in the unit of the devices' price; None if they have none.
+        seeds: simulations of the last rung that it reached.
+    """
+
+    split: Split
+    mix: Mix | None
+    settings: dict[str, Any]
+    tokens_per_s: float
+    staleness_mean: float
+    staleness_max: int
+    utilisation: dict[str, float]
+    cost_per_mtoken: float | None
+    seeds: int
+    own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a search found.
+
+    Args:
+        options: those of the last rung, the best first.
+        own: the configuration's own policies at their best split, if they keep the bound; in `options` too.
+        simulations: how many were run.
+        refused: candidates that broke the bound or could not be, with the reason, in the order they were met.
+    """
+
+    options: list[Option]
+    own: Option | None
+    simulations: int
+    refused: list[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    split: Split
+    mix: Mix | None
+    settings: Mapping[str, Any]
+
+
+class _Planner:
+    def __init__(
+        self,
+        config: RunConfig,
+        bound: int | None,
+        objective: Objective,
+        processes: int | None,
+        said: Callable[[str], None],
+    ) -> None:
+        self.content = config.model_dump(exclude_unset=False)
+        self.config, self.bound, self.objective, self.processes, self.said = config, bound, objective, processes, said
+        self.simulations = 0
+        self.refused: dict[str, str] = {}
+        self.parts = max(2, config.pipeline.training.options.get("parts", 16))
+
+    def candidate(self, split: Split, mix: Mix | None) -> _Candidate:
+        settings = split.settings()
+        if mix is not None:
+            replicas = split.rollout // split.tensor_parallel
+            chosen = mix.settings(self.config.pipeline.prompts_per_step, replicas, self.parts)
+            settings = merge(settings, chosen)
+        return _Candidate(split, mix, settings)
+
+    def rung(self, name: str, candidates: Sequence[_Candidate], size: tuple[int, int], seeds: int) -> list[Option]:
+        """Simulate candidates; those that keep the bound, the best first."""
+        jobs, owners = [], []
+        for candidate in candidates:
+            config = self._configured(candidate, size)
+            if config is not None:
+                jobs += [(config, seed) for seed in range(seeds)]
+                owners += [candidate] * seeds
+        found: dict[int, list[Result]] = {}
+        done = 0
+        for place, result in simulate_many(jobs, processes=self.processes):
+            done += 1
+            self.said(f"{name}: {done} of {len(jobs)} simulations")
+            if isinstance(result, TailraceError) or result.failure is not None:
+                self.refused[_name(owners[place])] = str(
+                    result if isinstance(result, TailraceError) else result.failure
+                )
+            else:
+                found.setdefault(id(owners[place]), []).append(result)
+        self.simulations += len(jobs)
+        options = []
+        for candidate in candidates:
+            results = found.get(id(candidate), [])
+            if len(results) < seeds:
+                continue
+            option = _option(candidate, results)
+            if self.bound is not None and option.staleness_max > self.bound:
+                reason = f"staleness {option.staleness_max}, over the bound of {self.bound}"
+                self.refused[_name(candidate)] = reason
+            else:
+                options.append(option)
+        return sorted(options, key=self._worth)
+
+    def _configured(self, candidate: _Candidate, size: tuple[int, int]) -> RunConfig | None:
+        steps, warm_up = size
+        shorter = {"pipeline": {"steps": steps}, "fleet": {"warm_up": warm_up}}
+        if candidate.mix is None:
+            replicas = candidate.split.rollout // candidate.split.tensor_parallel
+            even = max(1, round(self.config.pipeline.prompts_per_step / replicas))
+            shorter["pipeline"]["prompts_per_replica"] = even
+        try:
+            return _layered(self.config, merge(dict(candidate.settings), shorter))
+        except TailraceError as error:
+            self.refused[_name(candidate)] = str(error)
+            return None
+
+    def _worth(self, option: Option) -> float:
+        if self.objective == "cost" and option.cost_per_mtoken is not None:
+            return option.cost_per_mtoken
+        return -option.tokens_per_s
+
+
+def plan(
+    config: RunConfig,
+    *,
+    gpus: int,
+    bound: int | None = None,
+    objective: Objective = "throughput",
+    processes: int | None = None,
+    said: Callable[[str], None] = lambda _: None,
+) -> Search:
+    """Search splits of the devices and mixes of policies.
+
+    Args:
+        config: with a table ``[fleet]`` that names model, devices and workload; its own policies are a candidate too.
+        gpus: devices in all.
+        bound: no trajectory may be trained on at a staleness above it; None for the configuration's own admission bound,
+            or 4 if that has none (the most that Laminar observed).
+        objective: the most trained tokens per second, or the least cost for each.
+        processes: simulations at once.
+        said: hears how far the search is.
+
+    Raises:
+        FleetError: nothing is possible with these devices, or nothing keeps the bound.
+    """
+    table = fleet_config(config.fleet)
+    limit = bound if bound is not None else int(config.pipeline.admission.options.get("bound") or 4)
+    planner = _Planner(config, limit, objective, processes, said)
+    if objective == "cost" and not _priced(table.rollout.device, table.trainer.device):
+        raise FleetError(
+            f"found no price for {table.rollout.device} and {table.trainer.device}, expected one to search by cost: add "
+            "price_per_hour to a device file, or search by throughput"
+        )
+    divided = [split for split in splits(table, gpus) if not split.colocated]
+    together = [split for split in splits(table, gpus) if split.colocated]
+    reference = next(mix for mix in mixes(limit) if mix.sync == "on-idle" and mix.relocation == "best-fit")
+    first = planner.rung("splits", [planner.candidate(split, reference) for split in divided], SHORT, 1)
+    own = planner.rung("own policies", [planner.candidate(split, None) for split in divided], SHORT, 1)
+    best = [option.split for option in first[:KEEP_SPLITS]]
+    if not best:
+        raise FleetError(f"no split of {gpus} GPUs works: {_reasons(planner.refused)}")
+    candidates = [
+        planner.candidate(split, mix) for mix in mixes(limit) for split in (together if mix.guaranteed == 0 else best)
+    ]
+    mixed = planner.rung("mixes", candidates, SHORT, 1)
+    kept = _several(mixed, KEEP_MIXES)
+    around = [
+        planner.candidate(near, option.mix)
+        for option in kept
+        for near in _near(option.split, together if option.split.colocated else divided)
+    ]
+    refined = planner.rung("splits around the best", around, LONGER, 1)
+    last = [planner.candidate(option.split, option.mix) for option in _several(refined, KEEP_LAST)]
+    last += [planner.candidate(option.split, None) for option in own[:1]]
+    final = planner.rung("the best", last, LONGER, 3)
+    if not final:
+        raise FleetError(f"nothing keeps a staleness of {limit} on {gpus} GPUs: {_reasons(planner.refused)}")
+    return Search(
+        options=final,
+        own=next((option for option in final if option.own), None),
+        simulations=planner.simulations,
+        refused=list(planner.refused.items()),
+    )
+
+
+def _layered(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    content = {**config.model_dump(mode="python", exclude_defaults=True), "app": config.app}
+    for axis, choice in list(content.get("pipeline", {}).items()):
+        if hasattr(getattr(config.pipeline, axis), "options"):
+            own = getattr(config.pipeline, axis)
+            content["pipeline"][axis] = {"name": own.name, **own.options}
+        else:
+            content["pipeline"][axis] = choice
+    content["fleet"] = dict(config.fleet)
+    return validate([("plan", merge(content, settings))])
+
+
+def _option(candidate: _Candidate, results: Sequence[Result]) -> Option:
+    typical = sorted(results, key=lambda result: result.tokens_per_s)[len(results) // 2]
+    costs = [result.cost_per_mtoken for result in results if result.cost_per_mtoken is not None]
+    return Option(
+        split=candidate.split,
+        mix=candidate.mix,
+        settings=dict(candidate.settings),
+        tokens_per_s=typical.tokens_per_s,
+        staleness_mean=statistics.median(result.staleness_mean for result in results),
+        staleness_max=max(result.staleness_max for result in results),
+        utilisation=typical.utilisation,
+        cost_per_mtoken=statistics.median(costs) if costs else None,
+        seeds=len(results),
+        own=candidate.mix is None,
+    )
+
+
+def _several(options: Iterable[Option], count: int) -> list[Option]:
+    """The best of each mix, so that one mix at many splits does not push the others out."""
+    kept: dict[Mix | None, Option] = {}
+    for option in options:
+        kept.setdefault(option.mix, option)
+    return list(kept.values())[:count]
+
+
+def _near(split: Split, known: Sequence[Split]) -> list[Split]:
+    same = sorted(
+        (other for other in known if other.tensor_parallel == split.tensor_parallel), key=lambda each: each.trainer
+    )
+    place = same.index(split)
+    return same[max(0, place - 1) : place + 2]
+
+
+def _priced(*devices: str) -> bool:
+    from tailrace.fleetsim.hardware import device
+
+    return all(device(name).price_per_hour is not None for name in devices)
+
+
+def _name(candidate: _Candidate) -> str:
+    return f"{candidate.split}; {candidate.mix or 'own policies'}"
+
+
+def _reasons(refused: Mapping[str, str]) -> str:
+    return "; ".join(dict.fromkeys(refused.values())) or "no candidate is left"

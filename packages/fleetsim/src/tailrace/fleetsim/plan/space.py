@@ -1,0 +1,137 @@
+"""What `tailrace plan` chooses from: splits of the devices, and one policy on each axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.fleetsim.config import FleetConfig
+from tailrace.fleetsim.cost import kv_capacity_tokens
+from tailrace.fleetsim.errors import DoesNotFitError, FleetError
+from tailrace.fleetsim.hardware import device, model
+
+MOST_SPLITS = 15  # of one tensor parallelism: nodes are merged into larger steps beyond that
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Who gets how many devices. `trainer` is 0 where both use all of them in turn."""
+
+    trainer: int
+    rollout: int
+    tensor_parallel: int
+
+    @property
+    def colocated(self) -> bool:
+        """Whether trainer and replicas use the same devices."""
+        return self.trainer == 0
+
+    def settings(self) -> dict[str, Any]:
+        """As a layer of a configuration."""
+        rollout = {"gpus": self.rollout, "tensor_parallel": self.tensor_parallel}
+        if self.colocated:
+            return {"fleet": {"placement": "colocated", "trainer": {"gpus": self.rollout}, "rollout": rollout}}
+        return {"fleet": {"placement": "split", "trainer": {"gpus": self.trainer}, "rollout": rollout}}
+
+    def __str__(self) -> str:
+        if self.colocated:
+            return f"{self.rollout} colocated, TP {self.tensor_parallel}"
+        return f"{self.trainer} + {self.rollout}, TP {self.tensor_parallel}"
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """One policy on each axis that the search varies.
+
+    Args:
+        guaranteed: the staleness that it keeps whatever happens; None if it is only measured.
+        batches: groups that a replica is given at once, in shares of an even split of the batch.
+    """
+
+    admission: tuple[str, int | None]
+    sync: str
+    routing: str
+    relocation: str
+    training: str
+    guaranteed: int | None
+    batches: float = 1.0
+
+    def settings(self, batch_groups: int, replicas: int, parts: int) -> dict[str, Any]:
+        """As a layer of a configuration."""
+        name, bound = self.admission
+        admission: dict[str, Any] = {"name": name} if bound is None else {"name": name, "bound": bound}
+        training = {"name": self.training} if self.training == "full-batch" else {"name": self.training, "parts": parts}
+        return {
+            "pipeline": {
+                "admission": admission,
+                "sync": {"name": self.sync},
+                "routing": {"name": self.routing},
+                "relocation": {"name": self.relocation},
+                "training": training,
+                "prompts_per_replica": max(1, round(self.batches * batch_groups / replicas)),
+            },
+            "fleet": {"weights": "global" if self.sync == "barrier" else "relays"},
+        }
+
+    def __str__(self) -> str:
+        name, bound = self.admission
+        admission = name if bound is None else f"{name}({bound})"
+        share = "" if self.batches == 1.0 else f", {self.batches:g} batches in flight"
+        return f"{admission}, {self.sync}, {self.routing}, {self.relocation}, {self.training}{share}"
+
+
+def splits(table: FleetConfig, gpus: int, *, node: int | None = None) -> list[Split]:
+    """Splits of so many devices whose every part is a number of nodes, or of devices on less than three nodes.
+
+    Raises:
+        FleetError: none is possible; the message says why.
+    """
+    if table.model is None:
+        raise FleetError("table 'fleet': found no 'model', expected one: what fits on a device depends on it")
+    shape, kind = model(table.model), device(table.rollout.device)
+    node = node or kind.gpus_per_node
+    parallels = []
+    for parallel in kind.parallel_sizes:
+        try:
+            tokens = kv_capacity_tokens(shape, kind, parallel)
+        except FleetError:
+            continue
+        if tokens > 16_384:
+            parallels.append(parallel)
+    if not parallels:
+        raise DoesNotFitError(f"{shape.name} fits on no number of {kind.name} that one replica can have")
+    grain = node if gpus >= 3 * node else max(1, min(parallels))
+    steps = max(1, gpus // grain // MOST_SPLITS)
+    found = [
+        Split(trainer, gpus - trainer, parallel)
+        for parallel in parallels
+        for trainer in range(grain * steps, gpus, grain * steps)
+        if (gpus - trainer) % parallel == 0 and gpus - trainer >= parallel
+    ]
+    found += [Split(0, gpus, parallel) for parallel in parallels if gpus % parallel == 0]
+    if not found:
+        raise FleetError(f"found {gpus} GPUs for {shape.name}, expected at least {2 * min(parallels)}")
+    return found
+
+
+def mixes(bound: int) -> Iterator[Mix]:
+    """Mixes that keep a staleness of at most `bound`, or may turn out to."""
+    trainings = ("mini-batch", "streamed")
+    for training in trainings:
+        yield Mix(("on-policy", None), "barrier", "least-loaded", "none", training, 0)
+        if bound >= 1:
+            yield Mix(("one-step", None), "barrier", "least-loaded", "none", training, 1)
+    for training in trainings:
+        for sync, relocations in (
+            ("on-idle", ("none", "best-fit")),
+            ("when-useful", ("none", "migration")),
+            ("interrupting", ("none", "migration")),
+        ):
+            for relocation in relocations:
+                for routing in ("least-loaded", "marginal-throughput"):
+                    if sync == "on-idle" and routing != "least-loaded":
+                        continue  # a replica takes a whole batch when it is idle
+                    yield Mix(("bounded", bound), sync, routing, relocation, training, bound, 2.0)
+                    for batches in (1.0, 2.0):
+                        yield Mix(("inherent", bound), sync, routing, relocation, training, bound, batches)

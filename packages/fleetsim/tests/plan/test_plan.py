@@ -1,0 +1,71 @@
+"""The search finds what is best among what fits, keeps the bound, and says why the rest was refused."""
+
+import pytest
+
+from tailrace.fleetsim.config import fleet_config
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.many import simulate_many
+from tailrace.fleetsim.plan import mixes, plan, splits
+from tailrace.fleetsim.run import simulate
+from tailrace.pipeline.config.loading import merge, validate
+
+CONTENT = {
+    "app": "laminar",
+    "pipeline": {"steps": 4, "prompts_per_step": 8, "samples_per_prompt": 4, "prompts_per_replica": 4},
+    "rollout": {"max_tokens": 4096},
+    "fleet": {
+        "model": "Qwen2.5-7B",
+        "trainer": {"gpus": 4},
+        "rollout": {"gpus": 4},
+        "workload": {"response": [{"median": 500, "sigma": 0.9}]},
+    },
+}
+
+
+def test_splits_are_those_that_fit():
+    found = splits(fleet_config(CONTENT["fleet"]), 8)
+    assert {split.trainer + split.rollout for split in found} == {8}
+    assert all(split.rollout % split.tensor_parallel == 0 for split in found)
+    assert any(split.colocated for split in found)
+    big = splits(fleet_config(CONTENT["fleet"] | {"model": "Qwen2.5-72B"}), 64)
+    assert {split.tensor_parallel for split in big} == {4, 8}
+    assert all(split.trainer % 8 == 0 for split in big)
+
+
+def test_mixes_keep_the_bound_or_say_that_they_only_may():
+    assert {mix.guaranteed for mix in mixes(0)} == {0}
+    assert all(mix.guaranteed <= 3 for mix in mixes(3))
+
+
+def test_many_simulations_are_the_same_in_processes_of_their_own():
+    config = validate([("test", CONTENT)])
+    jobs = [(config, 0), (config, 1)]
+    beside = dict(simulate_many(jobs, processes=2))
+    assert beside == dict(simulate_many(jobs, processes=1))
+    assert beside[1].tokens_per_s == simulate(config, seed=1).tokens_per_s
+
+
+@pytest.mark.timeout(240)
+def test_the_best_is_no_worse_than_any_of_the_last_rung_and_keeps_the_bound():
+    search = plan(validate([("test", CONTENT)]), gpus=8, bound=1, processes=1)
+    assert search.options
+    assert all(option.staleness_max <= 1 for option in search.options)
+    rates = [option.tokens_per_s for option in search.options]
+    assert rates == sorted(rates, reverse=True)
+    best = search.options[0]
+    again = simulate(
+        validate([("test", merge(CONTENT, merge(best.settings, {"pipeline": {"steps": 9}, "fleet": {"warm_up": 4}})))])
+    )
+    assert min(rates) * 0.9 <= again.tokens_per_s
+
+
+def test_a_search_by_cost_needs_prices():
+    content = merge(CONTENT, {"fleet": {"rollout": {"device": "A100"}}})
+    with pytest.raises(FleetError, match="no price for A100"):
+        plan(validate([("test", content)]), gpus=8, objective="cost")
+
+
+def test_too_few_devices_say_how_many_would_do():
+    content = merge(CONTENT, {"fleet": {"model": "Qwen2.5-72B"}})
+    with pytest.raises(FleetError, match="expected at least 8"):
+        plan(validate([("test", content)]), gpus=3)
