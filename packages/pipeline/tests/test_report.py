@@ -53,6 +53,9 @@ class _Recorder:
     def __getattr__(self, name):
         return getattr(self.controller, name)
 
+    def handle_all(self, events, now):
+        return [command for event in events for command in self.handle(event, now)]  # as the executors do
+
     def handle(self, event, now):
         if isinstance(event, c.Stepped):
             figures = {"loss": 0.1, "clip_fraction": 0.0, "approx_kl": 0.0, "grad_norm": 1.0, "reward_mean": 0.5}

@@ -67,6 +67,22 @@ def test_spans_of_a_member_cover_the_run_without_overlap(seed, kill):
 
 
 @given(seed=st.integers(0, 2**32))
+@settings(max_examples=15, deadline=None)
+def test_a_timeline_of_some_replicas_is_a_part_of_the_whole(seed):
+    whole, world = recorded(seed, kill_rate=0.03)
+    some, fresh = Timeline(lambda replica: replica == "r1"), Controller(spec())
+    for now, event in world.log:
+        some.observe(now, event, fresh.handle(event, now), fresh)
+    some.close(world.now)
+
+    def of(members):
+        return [one for one in members if one.role != "replica" or one.member == "r1"]
+
+    assert sorted(map(str, some.spans)) == sorted(map(str, of(whole.spans)))
+    assert some.marks == of(whole.marks)
+
+
+@given(seed=st.integers(0, 2**32))
 @example(seed=205)  # a replica dies in the moment in which it is to pull
 @settings(max_examples=15, deadline=None)
 def test_every_step_pull_and_death_is_seen(seed):

@@ -7,8 +7,6 @@ metrics.jsonl  controls.jsonl  summary.json
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +15,11 @@ from tailrace.pipeline.run.reporting import headline, learning, lengths, stalene
 from tailrace.pipeline.run.reporting.accuracy import Results, results
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis
 from tailrace.pipeline.run.reporting.fates import prompts
+from tailrace.pipeline.run.reporting.page import duration, render_page, write_page
 from tailrace.pipeline.run.reporting.record import Record, read_record
 from tailrace.pipeline.run.reporting.samples import samples
 from tailrace.pipeline.run.reporting.timeline_chart import timeline_chart, utilisation
 from tailrace.pipeline.run.timeline import MarkKind
-
-_PARTS = "tailrace.pipeline.run.reporting"
 
 
 def write_report(directory: RunDirectory) -> Path:
@@ -32,32 +29,23 @@ def write_report(directory: RunDirectory) -> Path:
         RunDirectoryError, ConfigError: a file of the run is damaged.
         ControllerError: the event log was written by another version of the controller.
     """
-    html = render(read_record(directory))
-    partial = directory.report.with_name(directory.report.name + ".partial")
-    partial.write_text(html, encoding="utf-8")
-    partial.replace(directory.report)
-    return directory.report
+    return write_page(directory.report, render(read_record(directory)))
 
 
 def render(record: Record) -> str:
     """The report as HTML."""
-    import jinja2
-    from plotly.offline import get_plotlyjs
-
     measured = results(record)
     time = TimeAxis.for_length(record.observed.last_s)
     used = utilisation(record.timeline.spans, record.first_work_s, record.last_step_s)
     groups = _charts(record, measured, time)
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(_part("report.html.jinja"))
-    html: str = template.render(
+    return render_page(
+        "report.html.jinja",
         title=f"{record.config.app}, {record.directory.root.name}",
         headline=_headline(record, measured),
         notes=_notes(record),
         facts=tables.facts(record),
-        charts=groups,
+        charts=[chart for group in groups.values() for chart in group],
+        groups=groups,
         accuracy=tables.accuracy_table(measured),
         utilisation=tables.utilisation_table(used),
         bubbles=tables.bubble_table(used),
@@ -71,12 +59,7 @@ def render(record: Record) -> str:
         versions=tables.version_table(record),
         configuration=json.dumps(record.config.model_dump(mode="json"), indent=2),
         samples=samples(record.directory),
-        style=_part("report.css"),
-        script=_part("report.js"),
-        plotly=get_plotlyjs(),
-        data=_script_json([asdict(chart) for group in groups.values() for chart in group]),
     )
-    return html
 
 
 def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list[Chart]]:
@@ -86,7 +69,7 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
     return {
         "accuracy": present(learning.accuracy_chart(measured, time)),
         "reward": present(learning.reward_chart(record)),
-        "timeline": present(timeline_chart(record, time)),
+        "timeline": present(timeline_chart(record.timeline.spans, record.timeline.marks, record.shown_s, time)),
         "staleness": staleness.staleness_charts(record),
         "lengths": lengths.length_charts(record),
         "selection": present(lengths.selection_chart(record)),
@@ -138,21 +121,3 @@ def _notes(record: Record) -> list[str]:
     if not record.controls and record.summary is not None and record.config.evaluation.controls:
         notes.append("The control of continued fine-tuning was not measured in this run.")
     return notes
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"
-
-
-def _part(name: str) -> str:
-    return files(_PARTS).joinpath(name).read_text(encoding="utf-8")
-
-
-def _script_json(value: Any) -> str:
-    """JSON that cannot end the script element that holds it."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

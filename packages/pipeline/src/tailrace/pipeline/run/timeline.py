@@ -6,7 +6,7 @@ neither work nor start-up is a bubble, and its label says what the member was wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -50,6 +50,7 @@ class MarkKind(StrEnum):
     RESUMED = "resumed"
 
 
+_OF_A_ROLE = (c.Start, c.Restart, c.Up, c.Down, c.Suspect)
 _MARK_OF = {Why.REPACK: MarkKind.REPACK, Why.PULL: MarkKind.PULL, Why.EVICTION: MarkKind.EVICTION}
 
 
@@ -90,9 +91,14 @@ class _Open:
 
 
 class Timeline:
-    """Observes a controller and keeps what its members did. `close` ends the last spans."""
+    """Observes a controller and keeps what its members did. `close` ends the last spans.
 
-    def __init__(self) -> None:
+    Args:
+        keeps: says of a replica whether it is kept; all are if None. A large fleet is seen by some of its replicas.
+    """
+
+    def __init__(self, keeps: Callable[[str], bool] | None = None) -> None:
+        self._keeps = keeps
         self.marks: list[Mark] = []
         self._spans: list[Span] = []
         self._open: dict[tuple[str, str], _Open] = {}
@@ -106,7 +112,11 @@ class Timeline:
 
     def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
         """One event was handled; `now` in seconds never decreases."""
-        self._mark(now, event, commands, controller)
+        commands = [command for command in commands if self._kept(command)]
+        kept = self._kept(event)
+        if not kept and not commands:
+            return
+        self._mark(now, event if kept else None, commands, controller)
         for role, member in self._touched(event, commands, controller):
             if role == REPLICA:
                 self._now(now, role, member, *_replica(controller.fleet.replicas[member], controller))
@@ -122,6 +132,13 @@ class Timeline:
         for (role, member), state in self._open.items():
             self._end(role, member, state, now)
         self._open.clear()
+
+    def _kept(self, item: c.Event | c.Command) -> bool:
+        """Whether it is about a replica that is kept, or about no replica alone."""
+        if self._keeps is None:
+            return True
+        replica = item.id if isinstance(item, _OF_A_ROLE) and item.role == REPLICA else getattr(item, "replica", None)
+        return replica is None or self._keeps(replica)
 
     def _touched(
         self, event: c.Event, commands: Sequence[c.Command], controller: Controller
@@ -147,6 +164,8 @@ class Timeline:
                 case _:
                     pass
         known = controller.fleet.replicas
+        if self._keeps is not None:
+            touched = {key: None for key in touched if key[0] != REPLICA or self._keeps(key[1])}
         return [key for key in touched if key[0] in (TRAINER, RELAY) or (key[0] == REPLICA and key[1] in known)]
 
     def _now(self, now: float, role: str, member: str, doing: Doing, key: str, label: str) -> None:
@@ -185,7 +204,7 @@ class Timeline:
             return Doing.PUBLISHING, str(learner.publishing), f"version {learner.publishing} on its way to the relays"
         return Doing.HOLDING, "", "complete versions to pull from"
 
-    def _mark(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
+    def _mark(self, now: float, event: c.Event | None, commands: Sequence[c.Command], controller: Controller) -> None:
         match event:
             case c.Down(role=role, id=member, reason=reason):
                 self.marks.append(Mark(MarkKind.DOWN, role, member, now, reason))

@@ -4,11 +4,13 @@
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const scheme = window.matchMedia("(prefers-color-scheme: dark)");
 
+  const fewest = 8; // a longer list of numbers or words holds data, a shorter one may be a step of a colour scale
+
   // A colour "$name" is the custom property --name of the style sheet.
   function themed(value, style) {
     if (typeof value === "string" && value[0] === "$") return style.getPropertyValue("--" + value.slice(1)).trim();
     if (Array.isArray(value)) {
-      const plain = value.length && typeof value[0] !== "object";
+      const plain = value.length > fewest && typeof value[0] !== "object";
       return plain ? value : value.map((item) => themed(item, style));
     }
     if (value && typeof value === "object") {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from tailrace.pipeline.run.reporting.charts import Chart, axis, bars, line, step_axis
 from tailrace.pipeline.run.reporting.record import Record
@@ -63,8 +64,15 @@ def _by_step(record: Record) -> Chart:
 
 
 def _by_batch(record: Record) -> Chart:
-    """Each batch that was trained on, split by staleness (StaleFlow, figure 18)."""
     batches = [Counter(batch.at_consumption) for batch in record.batches]
+    words = staleness_in_words(record)
+    note = f"Staleness: the trainer's version less the oldest in a trajectory. All that was trained on: {words}."
+    against = _against(record, max(max(batch) for batch in batches))
+    return batches_chart(batches, f"Staleness of each batch{against}", note)
+
+
+def batches_chart(batches: Sequence[Counter[int]], title: str, note: str) -> Chart:
+    """Each batch that was trained on, split by staleness (StaleFlow, figure 18). No batch may be empty."""
     steps = list(range(1, len(batches) + 1))
     top = max(max(batch) for batch in batches)
     width = -(-(top + 1) // MOST_SHADES)
@@ -84,9 +92,7 @@ def _by_batch(record: Record) -> Chart:
         "barmode": "stack",
         "legend": {"title": {"text": "versions behind the trainer  "}, "traceorder": "normal"},
     }
-    words = staleness_in_words(record)
-    note = f"Staleness: the trainer's version less the oldest in a trajectory. All that was trained on: {words}."
-    return Chart("staleness-batches", f"Staleness of each batch{_against(record, top)}", data, layout, note, wide=True)
+    return Chart("staleness-batches", title, data, layout, note, wide=True)
 
 
 def _against(record: Record, top: int) -> str:

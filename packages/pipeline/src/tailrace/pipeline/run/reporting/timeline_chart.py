@@ -9,7 +9,6 @@ from html import escape
 
 from tailrace.pipeline.controller.controller import RELAY, REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis, Trace
-from tailrace.pipeline.run.reporting.record import Record
 from tailrace.pipeline.run.timeline import BUBBLES, Doing, Mark, MarkKind, Span
 
 MOST_SPANS = 5000
@@ -60,18 +59,29 @@ class Utilisation:
     bubbles: list[tuple[str, float, float]]
 
 
-def timeline_chart(record: Record, time: TimeAxis) -> Chart | None:
-    """One row per member; drag to zoom, double-click to see it all."""
-    spans = record.timeline.spans
+def timeline_chart(
+    spans: Sequence[Span],
+    marks: Sequence[Mark],
+    shown_s: tuple[float, float],
+    time: TimeAxis,
+    *,
+    id_: str = "timeline",
+    title: str = "Who did what",
+) -> Chart | None:
+    """One row per member that has a span; drag to zoom, double-click to see it all.
+
+    Args:
+        shown_s: the stretch of time that is shown first.
+    """
     if not spans:
         return None
     rows = {key: _row(*key) for key in sorted({(span.role, span.member) for span in spans}, key=_order)}
     shown, shortest_s = drawable(spans, MOST_SPANS)
     work_on_top = sorted(COLORS, key=lambda doing: doing not in BACKGROUND)
     data = [_bars(doing, shown, rows, time) for doing in work_on_top]
-    begin_s, end_s = record.shown_s
-    marks = merged(record.timeline.marks, MERGED, (end_s - begin_s) / MOMENTS)
-    data += [_marks(kind, marks, rows, time) for kind in SYMBOLS]
+    begin_s, end_s = shown_s
+    drawn = merged(marks, MERGED, (end_s - begin_s) / MOMENTS)
+    data += [_marks(kind, drawn, rows, time) for kind in SYMBOLS]
     lines = [
         {
             "type": "line",
@@ -90,7 +100,7 @@ def timeline_chart(record: Record, time: TimeAxis) -> Chart | None:
                 "yanchor": "top",
             },
         }
-        for mark in record.timeline.marks
+        for mark in marks
         if mark.kind is MarkKind.RESUMED
     ]
     layout = {
@@ -98,7 +108,7 @@ def timeline_chart(record: Record, time: TimeAxis) -> Chart | None:
         "hovermode": "closest",
         "xaxis": {
             "title": {"text": f"time on the run's clock ({time.unit})"},
-            "range": [time(at) for at in record.shown_s],
+            "range": [time(at) for at in shown_s],
         },
         "yaxis": {
             "categoryorder": "array",
@@ -117,7 +127,7 @@ def timeline_chart(record: Record, time: TimeAxis) -> Chart | None:
     if shortest_s:
         note += f" Drawn without detail below {shortest_s:.2g} s."
     height = 130 + max(150, min(720, 36 * len(rows)))
-    return Chart("timeline", "Who did what", [trace for trace in data if trace["x"]], layout, note, height, wide=True)
+    return Chart(id_, title, [trace for trace in data if trace["x"]], layout, note, height, wide=True)
 
 
 def drawable(spans: Sequence[Span], most: int) -> tuple[list[Span], float]:
