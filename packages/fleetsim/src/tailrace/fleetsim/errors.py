@@ -37,3 +37,20 @@ class EngineError(FleetsimError, ValueError):
 
 class WorkError(EngineError):
     """A trajectory that an engine cannot take: here already, nothing to generate, or larger than the KV cache."""
+
+
+class CaseError(FleetsimError, ValueError):
+    """A fuzz case that cannot be read or cannot be: the message says which part, what was found and what was expected."""
+
+
+class InvariantError(FleetsimError, AssertionError):
+    """An invariant of the design does not hold.
+
+    Args:
+        invariant: which one, by name.
+        what: what was found and what was expected.
+    """
+
+    def __init__(self, invariant: str, what: str) -> None:
+        super().__init__(f"{invariant}: {what}")
+        self.invariant, self.what = invariant, what

@@ -1,0 +1,151 @@
+"""Table ``[fleet.workload]`` of a configuration. Strict, as the rest of it.
+
+    [fleet.workload]
+    prompt = { median = 150, sigma = 0.4, cap = 2048 }
+    response = [{ weight = 0.8, median = 2000, sigma = 0.8 }, { weight = 0.2, mean = 9000, sd = 2500 }]
+    correlation = 0.5
+    drift = [[0, 1.0], [100, 1.4]]
+    environment = { calls = { mean = 2.5, max = 8 }, latency = { median = 2.0, sigma = 1.2, cap = 60.0 } }
+    solve_rate = { mean = 0.5, spread = 1.0 }
+
+Other ways to give lengths: ``"intern-s1-math"``, ``{ preset = "deepcoder-14b", scale = 0.5 }``, ``512``,
+``{ quantiles = [[0.5, 465], [0.9, 1041], [0.99, 2711]], cap = 20000 }``. A recorded run instead: ``trace = "file.jsonl"``.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tailrace.fleetsim.errors import WorkloadError
+from tailrace.fleetsim.workload.drawn import Distributions, DrawnWorkload
+from tailrace.fleetsim.workload.drift import Drift
+from tailrace.fleetsim.workload.environment_config import EnvironmentConfig, LatencyConfig
+from tailrace.fleetsim.workload.lengths import Lengths
+from tailrace.fleetsim.workload.lengths_config import LengthsField, Positive, Strict, as_tuples
+from tailrace.fleetsim.workload.presets import RESPONSES
+from tailrace.fleetsim.workload.replayed import ReplayedWorkload
+from tailrace.fleetsim.workload.rewards import SolveRate
+from tailrace.fleetsim.workload.shapes import Lognormal
+from tailrace.fleetsim.workload.workload import Workload
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Whole = Annotated[int, Field(ge=0)]
+
+
+def _as_path(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) else value
+
+
+class DriftConfig(Strict):
+    """Growth of responses over training: a factor for each version, or [version, factor] points."""
+
+    per_version: Positive = 1.0
+    points: Annotated[tuple[tuple[Whole, Positive], ...], BeforeValidator(as_tuples)] = ()
+
+    @model_validator(mode="after")
+    def _increasing(self) -> Self:
+        versions = [version for version, _ in self.points]
+        if self.points and self.per_version != 1.0:
+            raise ValueError("per_version or points, not both")
+        if any(a >= b for a, b in pairwise(versions)):
+            raise ValueError("[version, factor] points with versions increasing")
+        return self
+
+
+def _as_drift(value: Any) -> Any:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return {"per_version": value}
+    return {"points": value} if isinstance(value, (list, tuple)) else value
+
+
+class SolveRateConfig(Strict):
+    """How often samples are right: the mean, and the spread of the logit over prompts."""
+
+    mean: Share = 0.5
+    spread: Annotated[float, Field(ge=0, le=20)] = 1.0
+
+
+# Laminar's limit and the median that goes with it: what an unset response is scaled from.
+_USUAL_LIMIT, _USUAL = 16_384, "lognormal"
+
+
+class WorkloadConfig(Strict):
+    """What a simulated run generates. Everything has a default but a trace, which replaces lengths and turns.
+
+    Args:
+        prompt: prompt lengths; 150 tokens in the middle if None.
+        response: response lengths; if None, the preset `lognormal` scaled from a limit of 16,384 to the run's.
+        correlation: intraclass correlation of response lengths in a group; if None, the preset's, else 0.5.
+        drift: factor on response lengths over versions.
+        environment: of multi-turn tasks.
+        solve_rate: of samples; in a trace, for those without a reward.
+        reward_latency: seconds of scoring, beside the fleet's `delays.reward_s`; none if None.
+        trace: a recorded run, JSON lines (see `traces`); relative to the working directory.
+    """
+
+    prompt: LengthsField | None = None
+    response: LengthsField | None = None
+    correlation: Share | None = None
+    drift: Annotated[DriftConfig, BeforeValidator(_as_drift)] | None = None
+    environment: EnvironmentConfig | None = None
+    solve_rate: SolveRateConfig = SolveRateConfig()
+    reward_latency: LatencyConfig | None = None
+    trace: Annotated[Path, BeforeValidator(_as_path)] | None = None
+
+    @model_validator(mode="after")
+    def _trace_alone(self) -> Self:
+        beside = ("prompt", "response", "correlation", "drift", "environment")
+        given = [name for name in beside if getattr(self, name) is not None]
+        if self.trace is not None and given:
+            raise ValueError(f"trace, or {', '.join(given)}, not both: a trace has its own lengths and turns")
+        return self
+
+    def build(self, seed: int, max_tokens: int) -> Workload:
+        """The workload.
+
+        Args:
+            seed: any whole number.
+            max_tokens: the limit on a response, at least 1.
+
+        Raises:
+            WorkloadError: lengths, cap and limit clash, or the trace cannot be read or is longer than the limit.
+        """
+        solve_rate = SolveRate(self.solve_rate.mean, self.solve_rate.spread)
+        reward_latency = None if self.reward_latency is None else self.reward_latency.latency
+        if self.trace is not None:
+            return ReplayedWorkload.read(
+                self.trace, seed=seed, max_tokens=max_tokens, solve_rate=solve_rate, reward_latency=reward_latency
+            )
+        distributions = Distributions(
+            prompt=Lengths(Lognormal(150, 0.4), cap=2048) if self.prompt is None else self.prompt.lengths,
+            response=self._response(max_tokens),
+            correlation=self._correlation,
+            drift=Drift() if self.drift is None else Drift(self.drift.per_version, self.drift.points),
+            solve_rate=solve_rate,
+            environment=None if self.environment is None else self.environment.environment,
+            reward_latency=reward_latency,
+        )
+        return DrawnWorkload(distributions, seed=seed, max_tokens=max_tokens)
+
+    def _response(self, max_tokens: int) -> Lengths:
+        if self.response is None:
+            return Lengths(RESPONSES[_USUAL].lengths.shape, max_tokens / _USUAL_LIMIT)
+        cap = self.response.cap
+        if cap is not None and cap > max_tokens:
+            raise WorkloadError(
+                f"response lengths: found cap = {cap:,} above max_tokens = {max_tokens:,}, expected at most"
+                f" {max_tokens:,}; leave the cap out, or raise max_tokens to {cap}"
+            )
+        return self.response.lengths
+
+    @property
+    def _correlation(self) -> float:
+        if self.correlation is not None:
+            return self.correlation
+        preset = _USUAL if self.response is None else self.response.preset
+        measured = None if preset is None else RESPONSES[preset].correlation
+        return 0.5 if measured is None else measured

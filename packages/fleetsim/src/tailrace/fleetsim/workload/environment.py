@@ -1,0 +1,141 @@
+"""The environment of a multi-turn task: how often it is called, how long a call takes, how the response is cut by calls."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate
+from random import Random
+
+from tailrace.fleetsim.workload.sample import Turns
+
+_BISECTIONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Seconds of a call: lognormal, cut at a time-out.
+
+    Args:
+        median_s: seconds.
+        sigma: standard deviation of the natural logarithm; 0 for a constant.
+        cap_s: a call that takes longer ends there.
+    """
+
+    median_s: float
+    sigma: float = 0.0
+    cap_s: float = math.inf
+
+    def draw(self, generator: Random, count: int) -> list[float]:
+        """Seconds of so many calls; a longer list begins with the shorter one. Box and Muller's method, as in `groups`."""
+        median, sigma, cap, uniform = self.median_s, self.sigma, self.cap_s, generator.random
+        exp, log, sqrt, cos, sin, turn = math.exp, math.log, math.sqrt, math.cos, math.sin, math.tau
+        seconds: list[float] = []
+        for _ in range(0, count, 2):
+            radius = sigma * sqrt(-2.0 * log(1.0 - uniform()))
+            angle = turn * uniform()
+            first, second = median * exp(radius * cos(angle)), median * exp(radius * sin(angle))
+            seconds += (first if first < cap else cap, second if second < cap else cap)
+        del seconds[count:]
+        return seconds
+
+    @property
+    def mean_s(self) -> float:
+        """Mean seconds, after the cap (the partial expectation of a lognormal)."""
+        if self.sigma == 0.0 or self.median_s == 0.0:
+            return min(self.cap_s, self.median_s)
+        if self.cap_s == math.inf:
+            return self.median_s * math.exp(0.5 * self.sigma**2)
+        edge = math.log(self.cap_s / self.median_s) / self.sigma
+        below = self.median_s * math.exp(0.5 * self.sigma**2) * _below(edge - self.sigma)
+        return below + self.cap_s * (1.0 - _below(edge))
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How often a trajectory calls the environment. One with n calls has n + 1 turns.
+
+    Args:
+        weights: (number of calls, weight), numbers increasing, weights not all 0.
+    """
+
+    weights: tuple[tuple[int, float], ...]
+    _numbers: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _shares: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        total = sum(weight for _, weight in self.weights)
+        shares = [share / total for share in accumulate(weight for _, weight in self.weights)]
+        object.__setattr__(self, "_numbers", tuple(number for number, _ in self.weights))
+        # The last share is 1 but for rounding, which no draw may fall behind.
+        object.__setattr__(self, "_shares", (*shares[:-1], math.inf))
+
+    @classmethod
+    def of(cls, weights: Mapping[int, float], most: int | None = None) -> Calls:
+        """By number. More than `most` calls count as `most`: the task stops a trajectory there."""
+        clipped: dict[int, float] = {}
+        for number, weight in weights.items():
+            kept = number if most is None else min(number, most)
+            clipped[kept] = clipped.get(kept, 0.0) + weight
+        return cls(tuple(sorted(clipped.items())))
+
+    @classmethod
+    def around(cls, mean: float, least: int, most: int) -> Calls:
+        """The distribution on `least` ... `most` with this mean that assumes nothing else: weights in geometric sequence."""
+        if mean <= least or mean >= most:
+            return cls(((least if mean <= least else most, 1.0),))
+        # Weights ratio^n between ratios that put everything on one end; stepping in logarithms keeps both ends apart.
+        low, high = -60.0, 60.0
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            if cls(_geometric(middle, least, most)).mean < mean:
+                low = middle
+            else:
+                high = middle
+        return cls(_geometric(0.5 * (low + high), least, most))
+
+    def draw(self, generator: Random) -> int:
+        """The calls of one trajectory."""
+        return self._numbers[bisect(self._shares, generator.random())]
+
+    @property
+    def mean(self) -> float:
+        """Mean number of calls."""
+        return sum(number * weight for number, weight in self.weights) / sum(weight for _, weight in self.weights)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Calls and their latency."""
+
+    calls: Calls
+    latency: Latency
+
+    def turns(self, generator: Random, tokens: int) -> Turns:
+        """The turns of a trajectory with so many response tokens: cut at uniform random places, each at least one token.
+
+        A response with fewer tokens than turns has as many turns as tokens.
+        """
+        count = min(self.calls.draw(generator) + 1, tokens)
+        if count == 1:
+            return ((tokens, 0.0),)
+        uniform, room = generator.random, tokens - count + 1
+        cuts = sorted([int(uniform() * room) for _ in range(count - 1)])
+        turns, before = [], 0
+        for cut, seconds in zip(cuts, self.latency.draw(generator, count - 1), strict=True):
+            turns.append((cut - before + 1, seconds))
+            before = cut
+        turns.append((room - before, 0.0))
+        return tuple(turns)
+
+
+def _geometric(log_ratio: float, least: int, most: int) -> tuple[tuple[int, float], ...]:
+    # The largest weight is 1, so none overflows.
+    top = most if log_ratio > 0 else least
+    return tuple((number, math.exp(log_ratio * (number - top))) for number in range(least, most + 1))
+
+
+def _below(score: float) -> float:
+    return 0.5 * math.erfc(-score / math.sqrt(2.0))

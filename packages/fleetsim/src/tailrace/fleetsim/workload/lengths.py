@@ -1,0 +1,121 @@
+"""Lengths in whole tokens: a shape, scaled and capped, behind a table that makes a draw one interpolation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from tailrace.fleetsim.workload.shapes import Shape
+
+STEPS = 4096
+# A sum of two normal values of `groups.draws` with squared weights that sum to 1 is at most sqrt(2) times the largest, 9.42.
+# So no score leaves the table, and a look-up needs no check.
+SPAN = 9.5
+PER_SCORE = STEPS / (2 * SPAN)
+ZERO = STEPS / 2
+_DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
+
+
+class Table:
+    """Quantiles on an even grid of normal scores, linear in between (a lognormal's length is at most 3e-6 sigma^2 too long).
+
+    Cell `i` covers scores from ``(i - ZERO) / PER_SCORE``; hot loops read `starts` and `slopes` themselves.
+
+    Args:
+        shape: the lengths.
+        scale: factor on every length.
+    """
+
+    __slots__ = ("slopes", "starts")
+
+    def __init__(self, shape: Shape, scale: float) -> None:
+        values = [scale * shape.quantile((i - ZERO) / PER_SCORE) for i in range(STEPS + 1)]
+        self.starts = values[:-1]
+        self.slopes = [after - before for before, after in pairwise(values)]
+
+    def at(self, score: float) -> float:
+        """Tokens at a normal score, neither rounded nor capped."""
+        place = score * PER_SCORE + ZERO
+        cell = int(place)
+        return self.starts[cell] + self.slopes[cell] * (place - cell)
+
+    def tokens(self, score: float, limit: float) -> int:
+        """Whole tokens at a normal score: at least 1, at most `limit`."""
+        return max(1, int(min(limit, self.at(score)) + 0.5))
+
+
+@lru_cache(maxsize=64)
+def table(shape: Shape, scale: float) -> Table:
+    """The table of a shape; built once."""
+    return Table(shape, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A distribution of lengths in numbers, after the cap.
+
+    Args:
+        mean, p50, p99, longest: tokens. A distribution without end has its 1 - 1e-9 quantile as the longest.
+        at_cap: share of lengths that the cap cut (they count as finished there).
+    """
+
+    mean: float
+    p50: float
+    p99: float
+    longest: float
+    at_cap: float
+
+    def __str__(self) -> str:
+        cut = f", {self.at_cap:.1%} at the cap" if self.at_cap >= 0.0005 else ""
+        return (
+            f"mean {self.mean:,.0f}, p50 {self.p50:,.0f}, p99 {self.p99:,.0f}, longest {self.longest:,.0f} tokens{cut}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token lengths.
+
+    Args:
+        shape: their distribution.
+        scale: factor on every length.
+        cap: tokens; a longer one is cut there, and finished. None for no end.
+    """
+
+    shape: Shape
+    scale: float = 1.0
+    cap: int | None = None
+
+    @property
+    def table(self) -> Table:
+        """Quantiles by normal score, scaled, not capped."""
+        return table(self.shape, self.scale)
+
+    def limit(self, most: float = math.inf) -> float:
+        """The cap, at most `most`; infinite without one."""
+        return most if self.cap is None else min(most, self.cap)
+
+    def spread(self, most: float = math.inf, factor: float = 1.0) -> Spread:
+        """In numbers, after a factor (drift) and the cap, by the trapezoid rule over the table."""
+        quantiles, limit = self.table, self.limit(most)
+
+        def capped(score: float) -> float:
+            return max(1.0, min(limit, factor * quantiles.at(score)))
+
+        mean = at_cap = total = 0.0
+        for cell in range(STEPS):
+            score = (cell - ZERO) / PER_SCORE
+            weight = _DENSITY * math.exp(-0.5 * score * score) / PER_SCORE
+            uncapped = factor * quantiles.starts[cell]
+            mean += weight * max(1.0, min(limit, uncapped))
+            at_cap += weight * (uncapped >= limit)
+            total += weight
+        return Spread(mean / total, capped(0.0), capped(P99), capped(ALMOST_ALL), at_cap / total)
+
+
+P99 = 2.3263478740408408
+"""Normal score of the 99th percentile."""
+ALMOST_ALL = 5.9978070150076865
+"""Normal score of the 1 - 1e-9 quantile."""

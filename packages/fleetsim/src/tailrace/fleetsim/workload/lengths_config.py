@@ -1,0 +1,139 @@
+"""Token lengths in a configuration: a preset, a mixture, quantiles or a constant."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from tailrace.fleetsim.workload.lengths import Lengths
+from tailrace.fleetsim.workload.presets import RESPONSES
+from tailrace.fleetsim.workload.shapes import Component, Constant, Lognormal, Mixture, Normal, Quantiles, Shape
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# A lognormal of sigma 10 spans 20 orders of magnitude between its first and last percentile; more is a slip.
+Sigma = Annotated[float, Field(gt=0, le=10)]
+# Shares that are nearer have no two normal scores, or a piece between them that is all but vertical.
+_APART = 1e-6
+
+
+class Strict(BaseModel):
+    """A table in which an unknown key or a wrong type is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def as_tuples(value: Any) -> Any:
+    """Lists of TOML as tuples, which is what a frozen model holds."""
+    return tuple(as_tuples(part) for part in value) if isinstance(value, (list, tuple)) else value
+
+
+class ComponentConfig(Strict):
+    """A part of a mixture: lognormal (median, sigma) or normal (mean, sd), in tokens."""
+
+    weight: Positive = 1.0
+    median: Positive | None = None
+    sigma: Sigma | None = None
+    mean: Positive | None = None
+    sd: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Self:
+        given = [name for name in ("median", "sigma", "mean", "sd") if getattr(self, name) is not None]
+        if given not in (["median", "sigma"], ["mean", "sd"]):
+            raise ValueError("median with sigma (lognormal), or mean with sd (normal), and not both")
+        return self
+
+    @property
+    def component(self) -> Component:
+        """The distribution."""
+        if self.median is not None and self.sigma is not None:
+            return Lognormal(self.median, self.sigma)
+        assert self.mean is not None
+        assert self.sd is not None
+        return Normal(self.mean, self.sd)
+
+
+class LengthsConfig(Strict):
+    """Token lengths: one of components, preset, quantiles or tokens.
+
+    Args:
+        components: a mixture.
+        preset: by name.
+        quantiles: [share, tokens], shares increasing between 0 and 1, both left out.
+        tokens: all the same.
+        scale: factor on lengths (StreamRL halves and quarters its lengths, section 7.1).
+        cap: longer ones are cut there; not scaled.
+    """
+
+    components: Annotated[tuple[ComponentConfig, ...] | None, BeforeValidator(as_tuples)] = None
+    preset: str | None = None
+    quantiles: Annotated[tuple[tuple[float, float], ...] | None, BeforeValidator(as_tuples)] = None
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    scale: Positive = 1.0
+    cap: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        ways = ("components", "preset", "quantiles", "tokens")
+        if sum(bool(getattr(self, way)) for way in ways) != 1:
+            raise ValueError("exactly one of components, preset, quantiles and tokens; or median and sigma")
+        if self.preset is not None and self.preset not in RESPONSES:
+            raise ValueError(f"a preset: {', '.join(sorted(RESPONSES))}")
+        if self.quantiles is not None:
+            _check_quantiles(self.quantiles)
+        return self
+
+    @property
+    def lengths(self) -> Lengths:
+        """The distribution. A preset's own cap, where its source was cut, is scaled with its lengths."""
+        if self.preset is None:
+            return Lengths(self._shape, self.scale, self.cap)
+        known = RESPONSES[self.preset].lengths
+        measured = None if known.cap is None else max(1, int(known.cap * self.scale))
+        caps = [cap for cap in (self.cap, measured) if cap is not None]
+        return Lengths(known.shape, self.scale, min(caps, default=None))
+
+    @property
+    def _shape(self) -> Shape:
+        if self.tokens is not None:
+            return Constant(self.tokens)
+        if self.quantiles is not None:
+            score = NormalDist().inv_cdf
+            return Quantiles(tuple((score(share), tokens) for share, tokens in self.quantiles))
+        assert self.components is not None
+        if len(self.components) == 1:
+            return self.components[0].component
+        return Mixture(tuple((part.weight, part.component) for part in self.components))
+
+
+def _check_quantiles(points: tuple[tuple[float, float], ...]) -> None:
+    shares, tokens = [share for share, _ in points], [length for _, length in points]
+    pairs = list(pairwise(points))
+    if len(points) < 2 or not all(0 < share < 1 for share in shares) or any(b[0] - a[0] < _APART for a, b in pairs):
+        raise ValueError(
+            f"two or more [share, tokens] with shares increasing by {_APART:g} or more, above 0 and below 1"
+        )
+    if not all(0 < length < math.inf for length in tokens) or any(a[1] > b[1] for a, b in pairs):
+        raise ValueError("quantiles that do not decrease, above 0 tokens")
+
+
+def _as_lengths(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"preset": value}
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"tokens": value}
+    if isinstance(value, (list, tuple)):
+        return {"components": value}
+    if isinstance(value, dict):
+        single = {name: value[name] for name in ("weight", "median", "sigma", "mean", "sd") if name in value}
+        if single and "components" not in value:
+            rest = {name: part for name, part in value.items() if name not in single}
+            return {"components": [single], **rest}
+    return value
+
+
+LengthsField = Annotated[LengthsConfig, BeforeValidator(_as_lengths)]

@@ -1,0 +1,109 @@
+"""A workload replayed from a recorded trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tailrace.fleetsim.workload.environment import Latency
+from tailrace.fleetsim.workload.groups import Stream, draws, stream
+from tailrace.fleetsim.workload.lengths import Spread
+from tailrace.fleetsim.workload.rewards import SolveRate
+from tailrace.fleetsim.workload.sample import Sample
+from tailrace.fleetsim.workload.traces import Recorded, read_trace
+from tailrace.fleetsim.workload.workload import Description, Workload
+
+
+class ReplayedWorkload(Workload):
+    """The trace's groups in order of their numbers, again from the first one after the last.
+
+    A group that is asked for more samples than it has repeats them in order. Rewards and scoring times that were not
+    recorded are drawn as in a drawn workload; each pass over the trace draws its own.
+
+    Args:
+        trajectories: of the trace, at least one.
+        seed: any whole number.
+        max_tokens: the limit on a response.
+        solve_rate: for rewards that were not recorded.
+        reward_latency: for scoring times that were not recorded; None for 0.
+    """
+
+    def __init__(
+        self,
+        trajectories: Sequence[Recorded],
+        *,
+        seed: int,
+        max_tokens: int,
+        solve_rate: SolveRate,
+        reward_latency: Latency | None = None,
+    ) -> None:
+        self.seed, self.max_tokens = seed, max_tokens
+        self._solve_rate, self._latency = solve_rate, reward_latency
+        groups: dict[int, list[Recorded]] = {}
+        for trajectory in trajectories:
+            groups.setdefault(trajectory.group, []).append(trajectory)
+        self._groups = [groups[number] for number in sorted(groups)]
+
+    @classmethod
+    def read(
+        cls, path: Path, *, seed: int, max_tokens: int, solve_rate: SolveRate, reward_latency: Latency | None
+    ) -> ReplayedWorkload:
+        """From a file.
+
+        Raises:
+            WorkloadError: see `read_trace`.
+        """
+        trajectories = read_trace(path, max_tokens)
+        return cls(trajectories, seed=seed, max_tokens=max_tokens, solve_rate=solve_rate, reward_latency=reward_latency)
+
+    def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:  # noqa: ARG002  nothing drifts
+        """See `Workload`. Lengths are as they were recorded, whatever the version."""
+        recorded = self._groups[index % len(self._groups)]
+        normals, uniforms = draws(self.seed, index, samples + 4)
+        solve_rate = self._solve_rate.of(normals[2])
+        if self._latency is None:
+            seconds = [0.0] * samples
+        else:
+            seconds = self._latency.draw(stream(self.seed, index, Stream.SCORING), samples)
+        group = []
+        for position in range(samples):
+            one = recorded[position % len(recorded)]
+            drawn = 1.0 if uniforms[position + 4] < solve_rate else 0.0
+            group.append(
+                Sample(
+                    one.prompt_tokens,
+                    one.turns,
+                    drawn if one.reward is None else one.reward,
+                    seconds[position] if one.reward_s is None else one.reward_s,
+                )
+            )
+        return group
+
+    def describe(self, version: int = 0) -> Description:  # noqa: ARG002  nothing drifts
+        """See `Workload`. Every recorded trajectory counts once."""
+        everything = [one for group in self._groups for one in group]
+        count, groups = len(everything), len(self._groups)
+        return Description(
+            _spread([one.prompt_tokens for one in everything], None),
+            _spread([one.response_tokens for one in everything], self.max_tokens),
+            sum(len(one.turns) - 1 for one in everything) / count,
+            sum(seconds for one in everything for _, seconds in one.turns) / count,
+            (_note(groups, count),),
+        )
+
+
+def _note(groups: int, count: int) -> str:
+    return (
+        f"replayed from a trace of {groups:,} groups and {count:,} trajectories; group {groups:,} is the first one again,"
+        " and a group repeats its samples when more are asked for"
+    )
+
+
+def _spread(lengths: list[int], cap: int | None) -> Spread:
+    ordered, count = sorted(lengths), len(lengths)
+
+    def at(share: float) -> float:
+        return float(ordered[min(count - 1, int(share * count))])
+
+    cut = sum(length == cap for length in lengths) / count
+    return Spread(sum(lengths) / count, at(0.5), at(0.99), float(ordered[-1]), cut)
