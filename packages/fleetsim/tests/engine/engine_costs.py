@@ -11,6 +11,9 @@ FIXED_S, PER_RUNNING_S, PREFILL_S = 0.0101234567, 0.000713579, 0.000291317
 TICK_S = 0.0091
 
 
+LATENCIES = {n: st.lists(st.sampled_from([0.0, 0.0, 0.02, 0.3, 1.7]), min_size=n, max_size=n) for n in (1, 2, 3)}
+
+
 @dataclass
 class Decode:
     kv_capacity_tokens: int
@@ -44,8 +47,11 @@ def works(draw, names, capacity):
         while prompt + sum(tokens) > capacity:
             tokens = [max(1, t // 2) for t in tokens]
             prompt = max(1, prompt // 2)
-        after = [draw(st.sampled_from([0.0, 0.02, 0.3, 1.7])) for _ in tokens[1:]] + [0.0]
+        name = next(names)
+        # Latencies differ a little, or two trajectories of the same lengths would come back at the end of a step.
+        after = [
+            latency and latency + 1e-4 * (name + 0.317 * i) for i, latency in enumerate(draw(LATENCIES[len(tokens)]))
+        ]
         done = draw(st.integers(0, sum(tokens) - 1)) if draw(st.booleans()) else 0
-        before = draw(st.sampled_from([0.0, 0.0, 0.0, 0.25]))
-        made.append(Work(str(next(names)), prompt, done, tuple(zip(tokens, after, strict=True)), before))
+        made.append(Work(str(name), prompt, done, tuple(zip(tokens, [*after[1:], 0.0], strict=True)), after[0]))
     return made

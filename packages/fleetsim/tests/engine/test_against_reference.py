@@ -47,7 +47,9 @@ def close(x):
 
 def compare(engine, reference, finished):
     finished += engine.take_finished()
-    assert [(name, tokens) for _, name, tokens in finished] == [(name, tokens) for _, name, tokens in reference.finished]
+    assert [(name, tokens) for _, name, tokens in finished] == [
+        (name, tokens) for _, name, tokens in reference.finished
+    ]
     assert [when for when, _, _ in finished] == close([when for when, _, _ in reference.finished])
     places = (engine.running, engine.waiting, engine.in_environment)
     assert places == (len(reference.batch), len(reference.queue), len(reference.away))

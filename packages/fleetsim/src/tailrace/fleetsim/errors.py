@@ -54,3 +54,7 @@ class InvariantError(FleetsimError, AssertionError):
     def __init__(self, invariant: str, what: str) -> None:
         super().__init__(f"{invariant}: {what}")
         self.invariant, self.what = invariant, what
+
+
+class ProfileError(FleetsimError, ValueError):
+    """A machine's profile that cannot be read or measured: what was found, where, and what was expected."""

@@ -1,10 +1,10 @@
-"""A rollout engine with continuous batching, in virtual time.
+"""A rollout engine with continuous boundaries, in virtual time.
 
     add ──► queue ──► batch ──► finished              batch ──► environment ──► queue        after a turn
               ▲         │
               └─────────┘  preempted, when the KV cache is full
 
-What happens inside, and in which order, is in `batching.py`.
+What happens inside, and in which order, is in `boundaries.py`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from tailrace.fleetsim.engine.batching import Batching
+from tailrace.fleetsim.engine.boundaries import Boundaries
 from tailrace.fleetsim.engine.meter import Totals
 from tailrace.fleetsim.engine.work import Work
 from tailrace.fleetsim.errors import EngineError, WorkError
 
 
-class Engine(Batching):
+class Engine(Boundaries):
     """One replica's engine.
 
     Args:
@@ -28,7 +28,7 @@ class Engine(Batching):
         start_s: when its clock begins.
         prefix_cached: share of a context that is still in the cache when it comes back from the environment.
         watermark: share of the KV cache that an admission must leave free, so that it is not preempted at once (vLLM's
-            block manager: 0.01). It does not apply to a batch of one.
+            block manager: 0.01; 0 for none). It does not apply to the only trajectory of a batch.
 
     Seconds are of one clock for all engines of a fleet ("wall"); `set_speed` makes this engine slower or faster in it.
 
@@ -47,29 +47,38 @@ class Engine(Batching):
             WorkError: one is here already, has nothing to generate, or does not fit an empty KV cache.
         """
         self.advance(now)
-        known, capacity = self._works, self._capacity
-        fresh: dict[str, Work] = {}
-        for work in works:
-            name = work.id
-            if name in known or name in fresh:
-                raise WorkError(f"trajectory {name} is on this engine already, expected each once")
-            tokens = work.begin()
-            if tokens > capacity:
-                raise WorkError(
-                    f"trajectory {name} has {tokens} tokens with its prompt, expected at most the {capacity} that the KV "
-                    f"cache holds"
-                )
-            fresh[name] = work
-        if not fresh:
-            return
-        known.update(fresh)
-        waited = bool(self._queue)
-        for work in fresh.values():
-            if work.environment_s > 0.0:
-                self._send_away(work, now + work.environment_s)
-            else:
-                self._queue.append(work)
-        if self._queue and not waited:
+        known, queue, capacity = self._works, self._queue, self._capacity
+        fresh: list[Work] = []
+        away = False
+        try:
+            for work in works:
+                name = work.id
+                if name in known:
+                    raise WorkError(f"trajectory {name} is on this engine already, expected each once")
+                tokens = work.begin()
+                if tokens > capacity:
+                    raise WorkError(
+                        f"trajectory {name} has {tokens} tokens with its prompt, expected at most the {capacity} that the "
+                        f"KV cache holds"
+                    )
+                known[name] = work
+                fresh.append(work)
+                if work.environment_s:
+                    away = True
+        except BaseException:
+            for work in fresh:
+                del known[work.id]
+            raise
+        waited = bool(queue)
+        if away:
+            for work in fresh:
+                if work.environment_s:
+                    self._send_away(work, now + work.environment_s)
+                else:
+                    queue.append(work)
+        else:
+            queue.extend(fresh)
+        if queue and not waited:
             self._admit_next(now)
             self.advance(now)
 
@@ -124,11 +133,12 @@ class Engine(Batching):
                     self._admit_next(at)
 
     def next_finish_s(self) -> float:
-        """A time not later than the next finish: the next batch change, or the next return to an idle engine; else inf.
-
-        It is the finish itself unless a full cache or an admission comes first. `advance` to it makes progress.
+        """A time not later than the next finish, and the finish itself unless something else changes the batch first: a
+        full cache, an admission, or a return from the environment that need not wait behind others. Infinity if there is none.
         """
-        return self._ends_s if self._seats else self._returns_s
+        if self._ends_s <= self._returns_s or self._queue or len(self._seats) >= self._max_running:
+            return self._ends_s
+        return self._returns_s
 
     def set_speed(self, factor: float, now: float) -> None:
         """From now on, the engine does in one second what is modelled as `factor` seconds; 0 hangs it.
@@ -148,7 +158,7 @@ class Engine(Batching):
             self._end_batch_at(self._steps, now)
             self.advance(now)
 
-    # ---- what can be seen -------------------------------------------------------------------------------------------
+    # ---- what can be seen, as of the last call ----------------------------------------------------------------------
 
     @property
     def running(self) -> int:

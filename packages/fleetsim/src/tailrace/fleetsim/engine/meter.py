@@ -54,10 +54,13 @@ class Meter:
         self._wall = self.wall(under_way, wall_per_engine_s)
         self._engine = self._total(under_way)
 
-    def replace(self, before: Totals, after: Totals) -> None:
-        """The batch under way is counted from another start: what it had done was `before` and is now `after`."""
+    def restart(self, before: Totals, after: Totals) -> None:
+        """The batch under way is counted from another start: its seconds until now were `before` and are now `after`.
+
+        Its tokens until now are counted for good: the new start is after them.
+        """
         self.prefill_s += before.prefill_s - after.prefill_s
         self.decode_s += before.decode_s - after.decode_s
         self.kv_token_s += before.kv_token_s - after.kv_token_s
         self.running_s += before.running_s - after.running_s
-        self.tokens += before.tokens - after.tokens
+        self.tokens += before.tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from tailrace.fleetsim.errors import WorkError
 
 
@@ -19,7 +21,25 @@ class Work:
     `environment_s`, so the same object can go on elsewhere.
     """
 
-    __slots__ = ("cached", "done_tokens", "environment_s", "final", "id", "left", "prompt_tokens", "turn", "turns")
+    __slots__ = (
+        "cached",
+        "done_tokens",
+        "environment_s",
+        "final",
+        "id",
+        "last",
+        "left",
+        "prompt_tokens",
+        "turn",
+        "turns",
+    )
+
+    # The engine's own, set by `begin`.
+    cached: int  # context tokens that its next prefill finds in the cache
+    final: int  # context tokens at the end of the turn that comes next or runs
+    last: bool  # that turn is the last one
+    left: int  # response tokens that it still needed when it last joined the queue
+    turn: int  # its index
 
     def __init__(
         self,
@@ -34,11 +54,6 @@ class Work:
         self.done_tokens = done_tokens
         self.turns = turns
         self.environment_s = environment_s
-        # The engine's own, set by `begin`.
-        self.turn = 0  # which turn comes next or runs
-        self.final = 0  # context tokens at the end of that turn
-        self.left = 0  # response tokens that the turn still needed when it last joined the queue
-        self.cached = 0  # context tokens that its next prefill finds in the cache
 
     def __repr__(self) -> str:
         return f"Work({self.id!r}, {self.prompt_tokens}, {self.done_tokens}, {self.turns}, {self.environment_s})"
@@ -49,28 +64,29 @@ class Work:
         Raises:
             WorkError: it has no prompt, no response token left, or a turn that cannot be.
         """
+        turns = self.turns
         prompt, done = self.prompt_tokens, self.done_tokens
-        if len(self.turns) == 1:
-            ((total, after_s),) = self.turns
-            self.turn = 0
-            end = total
+        if len(turns) == 1:
+            total, after_s = turns[0]
+            self.turn, end = 0, total
         else:
             total, after_s, self.turn, end = 0, 0.0, -1, 0
-            for index, (tokens, after_s) in enumerate(self.turns):
-                if tokens < 1 or not after_s >= 0.0:
+            for index, (tokens, after_s) in enumerate(turns):
+                if tokens < 1 or not 0.0 <= after_s < inf:
                     raise WorkError(
                         f"trajectory {self.id}: turn {index} has {tokens} tokens and then {after_s} s in the "
-                        f"environment, expected at least 1 token and 0 s"
+                        f"environment, expected at least 1 token and a finite time"
                     )
                 total += tokens
                 if self.turn < 0 and done < total:
                     self.turn, end = index, total
-        if prompt < 1 or not 0 <= done < total or after_s != 0.0 or not self.environment_s >= 0.0:
+        if prompt < 1 or not 0 <= done < total or after_s or not 0.0 <= self.environment_s < inf:
             raise WorkError(
                 f"trajectory {self.id}: found {prompt} prompt tokens, {done} of {total} response tokens done, {after_s} s in "
                 f"the environment after the last turn and {self.environment_s} s before the first, "
-                f"expected at least 1, fewer done than there are, 0 s, and 0 s or more"
+                f"expected at least 1, fewer done than there are, 0 s, and a finite time"
             )
+        self.last = end == total
         self.final = prompt + end
         self.left = end - done
         self.cached = 0
@@ -82,6 +98,7 @@ class Work:
         tokens = self.turns[self.turn + 1][0]
         latency_s = self.turns[self.turn][1]
         self.turn += 1
+        self.last = self.turn + 1 == len(self.turns)
         self.final = context + tokens
         self.left = tokens
         self.cached = int(context * cached_share)

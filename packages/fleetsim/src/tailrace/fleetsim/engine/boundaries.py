@@ -1,0 +1,211 @@
+"""What happens at the boundaries between the steps of a batch, and to a batch between them.
+
+The rules are those of vLLM's V1 scheduler, but for two: a prefill is not cut into chunks that share a step with decoding, and
+the watermark is that of vLLM's older block manager (V1 has none). At each boundary between two steps, in this order:
+
+1. What has all its tokens leaves; after a turn that is not the last, for the environment.
+2. While the next step, one token for each trajectory, does not fit in the KV cache, the trajectory that was admitted last
+   is preempted: its cache is dropped and it goes to the front of the queue.
+3. What has come back from the environment joins the end of the queue.
+4. The head of the queue is admitted while there are fewer than `max_running` and its context (prompt and tokens so far) and
+   the next step of everybody fit, with the watermark to spare. Its prefill stalls the whole batch; the end of the prefill is
+   a boundary too.
+
+Between boundaries the batch does not change, so its steps are a sum in closed form (`steps.py`) and nothing is touched until
+the next boundary that matters: the first finish, a full cache, or an admission. What is asked for in between is computed from
+the start of the batch, so results do not depend on how often anybody asks.
+
+Invariants: the queue's head cannot be admitted now, or the batch ends at the next boundary, where it can (else a trajectory
+would wait beside free memory); a batch that runs has room for its next step (else a step would overfill the cache).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from heapq import heappop, heappush
+from math import inf
+
+from tailrace.fleetsim.engine.meter import Totals
+from tailrace.fleetsim.engine.state import EngineState, Seat
+from tailrace.fleetsim.engine.steps import steps_s
+from tailrace.fleetsim.engine.work import Work
+
+
+class Boundaries(EngineState):
+    """The rules of an engine: what comes into the batch, what leaves it, and when."""
+
+    __slots__ = ()
+
+    def _change_batch(self) -> None:
+        """The batch under way has come to its end. This is the hot path, so the closed forms are written out."""
+        now, step, kv, seats = self._ends_s, self._step, self._kv, self._seats
+        running = len(seats)
+        if running:
+            steps, seconds, meter = self._steps, self._batch_s, self._meter
+            grown = running * steps
+            meter.decode_s += seconds
+            meter.running_s += running * seconds
+            meter.kv_token_s += (kv + 0.5 * (grown - running)) * seconds
+            meter.kv_token_s += grown * self._growth_s * (steps * steps - 1) / 6.0
+            meter.tokens += grown
+            if self._stall_s:
+                meter.prefill_s += self._stall_s
+                meter.running_s += running * self._stall_s
+                meter.kv_token_s += kv * self._stall_s
+                self._stall_s = 0.0
+            kv += grown
+            self._step = step = step + steps
+            finishing = -step
+            while seats and seats[-1][0] == finishing:
+                work = seats.pop()[2]
+                name = work.id
+                del self._running[name]
+                kv -= work.final
+                if work.last:
+                    del self._works[name]
+                    work.done_tokens = tokens = work.final - work.prompt_tokens
+                    self._finished.append((now, name, tokens))
+                else:
+                    self._send_away(work, now + work.next_turn(self._prefix_cached))
+            while kv + len(seats) > self._capacity:
+                kv -= self._preempt(step)
+        self._start_e = self._ends_e
+        if self._returns_s <= now:
+            self._come_back(now)
+        if self._queue:
+            kv = self._admit(step, kv)
+        self._kv = kv
+        self._run_batch()
+
+    def _admit(self, step: int, kv: int) -> int:
+        """Admit from the queue what may be; returns the tokens in the KV cache then."""
+        queue, seats, batch, prefill_of = self._queue, self._seats, self._running, self._prefill_of
+        running = len(seats)
+        places, backward, order, stall_s = self._max_running - running, -step, self._order, 0.0
+        needed = kv + running + 1  # tokens after the next step, with one more trajectory of no context
+        admissible = self._admissible_tokens if running else self._capacity
+        fresh: list[Seat] = []
+        while queue and places:
+            work = queue[0]
+            left = work.left
+            context = work.final - left
+            if needed + context > admissible:
+                break
+            admissible = self._admissible_tokens
+            queue.popleft()
+            kv += context
+            needed += context + 1
+            places -= 1
+            order -= 1
+            batch[work.id] = seat = (backward - left, order, work)
+            fresh.append(seat)
+            stall_s += prefill_of(context, work.cached)
+        if not fresh:
+            return kv
+        self._order = order
+        self._stall_s = stall_s
+        self._start_e += stall_s
+        if len(fresh) * 8 < running:
+            for seat in fresh:
+                insort(seats, seat)
+        else:
+            seats += fresh
+            seats.sort()
+        return kv
+
+    def _preempt(self, step: int) -> int:
+        """Preempt the trajectory that was admitted last; returns the tokens that leave the KV cache."""
+        _, seat = self._running.popitem()
+        del self._seats[bisect_left(self._seats, seat)]
+        work = seat[2]
+        work.left = -seat[0] - step
+        work.cached = 0
+        self._queue.appendleft(work)
+        self.preemptions += 1
+        return work.final - work.left
+
+    # ---- between boundaries -----------------------------------------------------------------------------------------
+
+    def _admit_next(self, now: float) -> None:
+        """If the head of the queue can be admitted at the next boundary, the batch ends there."""
+        now_e = self._engine_s(now)
+        running = len(self._seats)
+        if not running:
+            self._start_e = self._ends_e = now_e
+            self._stall_s = 0.0
+            self._ends_s = now
+            return
+        if running >= self._max_running:
+            return
+        done = self._steps_done(now_e)
+        whole_s = steps_s(done, self._first_s, self._growth_s)
+        boundary = done if now_e <= self._start_e + whole_s else done + 1
+        work = self._queue[0]
+        kv = self._kv + running * boundary
+        if boundary < self._steps and kv + work.final - work.left + running + 1 <= self._admissible_tokens:
+            self._end_batch_at(boundary, now)
+
+    def _take_out(self, leaving: list[Work], now: float) -> None:
+        """Trajectories leave from wherever they are, with their progress; `_works` has forgotten them."""
+        now_e = self._engine_s(now)
+        done, before, kv = self._steps_done(now_e), self._under_way(now_e), self._kv
+        batch, seats, away = self._running, self._seats, self._away
+        running = len(seats)
+        queued = set()
+        for work in leaving:
+            name = work.id
+            work.environment_s = 0.0
+            if name in batch:
+                seat = batch.pop(name)
+                del seats[bisect_left(seats, seat)]
+                work.left = -seat[0] - self._step - done
+                kv -= work.final - work.left
+            elif name in away:
+                work.environment_s = away.pop(name)[0] - now
+            else:
+                queued.add(work)
+            work.done_tokens = work.final - work.prompt_tokens - work.left
+        if queued:
+            self._queue = deque(work for work in self._queue if work not in queued)
+        if len(away) < len(self._returning):
+            self._returning = sorted(away.values())
+            self._returns_s = self._returning[0][0] if away else inf
+        if len(seats) < running:
+            self._shrink_batch(now, done, kv + running * done, before)
+
+    def _shrink_batch(self, now: float, done: int, kv: int, before: Totals) -> None:
+        """The batch, `done` steps on, has lost trajectories and holds `kv` tokens now; until now it had done `before`.
+
+        A prefill under way takes as long as it would have. A step under way is finished by those that stay, in the time
+        that it takes them, but not before now. With nobody left, either is over.
+        """
+        now_e = self._engine_s(now)
+        if now_e > self._start_e:
+            self._start_e += steps_s(done, self._first_s, self._growth_s)
+            self._stall_s = 0.0
+        self._step += done
+        self._kv = kv
+        self._run_batch()
+        if self._seats:
+            if now_e > self._start_e + self._first_s:
+                self._start_e = now_e - self._first_s
+            self._end_batch_at(self._steps, now)
+        self._meter.restart(before, self._under_way(now_e))
+
+    def _send_away(self, work: Work, until: float) -> None:
+        """A trajectory is in the environment until then."""
+        self._order -= 1
+        away = (until, -self._order, work)
+        self._away[work.id] = away
+        heappush(self._returning, away)
+        self._returns_s = self._returning[0][0]
+
+    def _come_back(self, now: float) -> None:
+        """What has been in the environment until now joins the end of the queue."""
+        returning = self._returning
+        while returning and returning[0][0] <= now:
+            work = heappop(returning)[2]
+            del self._away[work.id]
+            self._queue.append(work)
+        self._returns_s = returning[0][0] if returning else inf
