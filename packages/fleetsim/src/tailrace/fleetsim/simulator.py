@@ -261,18 +261,24 @@ class Simulation:
         self.tokens.forget(command.trajectories)
 
     def _score(self, command: c.Score) -> None:
-        delay = self.fleet.delays.reward_s
+        delay, slower = self.fleet.delays.reward_s, self.tokens.reward_s
+        alone = [name for name in command.trajectories if name in slower] if slower else []
+        for name in alone:
+            self.at(self.now + delay + slower[name], self._scored, (name,))
+        rest = tuple(name for name in command.trajectories if name not in slower) if alone else command.trajectories
         if delay:
-            self.at(self.now + delay, self._scored, command)
+            self.at(self.now + delay, self._scored, rest)
         else:
-            self._scored(command)
+            self._scored(rest)
 
-    def _scored(self, command: c.Score) -> None:
-        rewards, where = self.tokens.rewards, self._where
-        for name in command.trajectories:
+    def _scored(self, names: tuple[str, ...]) -> None:
+        rewards, where, inbox = self.tokens.rewards, self._where, self._inbox
+        for name in names:
             where.pop(name, None)
             if name in rewards:
-                self._inbox.append(c.Scored(name, rewards[name]))
+                inbox.append(c.Scored(name, rewards[name]))
+                if name[0] == "e":
+                    self.tokens.forget((name,))
 
     # ---- what members did -----------------------------------------------------------------------------------------
 

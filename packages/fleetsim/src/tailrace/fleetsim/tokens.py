@@ -23,11 +23,13 @@ class Tokens:
     def __init__(self, workload: Workload, samples: int, *, mixes_versions: bool) -> None:
         self.workload, self.samples, self.mixes_versions = workload, samples, mixes_versions
         self.groups: dict[int, list[Sample]] = {}
+        self.first_version: dict[int, int] = {}  # lengths drift with versions, but not those of a group under way
         self.kept: dict[str, int] = {}
         self.oldest: dict[str, int] = {}
         self.begun_s: dict[str, float] = {}
         self.lengths: dict[str, tuple[int, int]] = {}  # prompt, response
         self.rewards: dict[str, float] = {}
+        self.reward_s: dict[str, float] = {}  # seconds to score it, where that is more than nothing
         self.latency_sum_s = self.latency_max_s = 0.0
         self.latencies = 0
         self.reprefilled_tokens = 0
@@ -42,7 +44,8 @@ class Tokens:
                 group = -1 - group
             samples = groups.get(group)
             if samples is None or len(samples) <= ref.sample:
-                samples = groups[group] = self.workload.group(group, max(self.samples, ref.sample + 1), version)
+                first = self.first_version.setdefault(group, version)
+                samples = groups[group] = self.workload.group(group, max(self.samples, ref.sample + 1), first)
             sample = samples[ref.sample]
             done = kept.pop(name, 0)
             if done:
@@ -60,6 +63,8 @@ class Tokens:
             works.append(Work(name, sample.prompt_tokens, done, sample.turns))
             self.lengths[name] = (sample.prompt_tokens, 0)
             self.rewards[name] = sample.reward
+            if sample.reward_s:
+                self.reward_s[name] = sample.reward_s
         return works
 
     def keep(self, left: Iterable[tuple[str, int]]) -> None:
@@ -106,10 +111,15 @@ class Tokens:
             self.oldest.pop(name, None)
             self.lengths.pop(name, None)
             self.rewards.pop(name, None)
+            self.reward_s.pop(name, None)
             self.begun_s.pop(name, None)
-            self.groups.pop(_group(name), None)
+            group = _group(name)
+            self.groups.pop(group, None)
+            self.first_version.pop(group, None)
 
 
 def _group(name: str) -> int:
-    head = name.partition(".")[0]
-    return int(head) if not head.startswith("e") else 0
+    """The workload's group of a trajectory: those of evaluations are negative."""
+    if name[0] == "e":
+        return -1 - int(name.rpartition(".")[2])
+    return int(name.partition(".")[0])
