@@ -53,6 +53,7 @@ def fails(capsys, tmp_path, monkeypatch):
         (["run", "staleflow", "--set", "pipeline.admission.bound=-1"], ["'pipeline.admission'", "-1", "at least 0"]),
         (["run", "staleflow", "--set", "pipeline.routing.mu=much"], ["'pipeline.routing'", "'much'"]),
         (["run", "staleflow", "--set", "rollout.cost_model.k1=-1"], ["rollout.cost_model.k1", "-1"]),
+        (["run", "laminar", "--set", "pipeline.buffer_prompts=31"], ["found 31 and 32", "one batch at least"]),
         (["run", "laminar", "--set", "pipeline.steps"], ["key=value"]),
         (["run", "laminar", "--set", "=3"], ["key=value"]),
         (["run", "laminar", "--set", "pipeline.stpes=3"], ["'pipeline.stpes'", "did you mean 'steps'?"]),

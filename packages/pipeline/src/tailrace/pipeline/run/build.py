@@ -37,6 +37,11 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         ConfigError: a policy is unknown or does not take an option.
     """
     pipeline = config.pipeline
+    if pipeline.buffer_prompts is not None and pipeline.buffer_prompts < pipeline.prompts_per_step:
+        raise ConfigError(
+            f"keys 'pipeline.buffer_prompts' and 'pipeline.prompts_per_step': found {pipeline.buffer_prompts} and "
+            f"{pipeline.prompts_per_step}, expected room for one batch at least: otherwise none is ever complete"
+        )
     given = {
         "batching": {"samples": pipeline.samples_per_prompt},
         "provisioning": {"count": config.rollout.replicas},
