@@ -1,6 +1,7 @@
 """Members that share processor cores slow each other down: a laptop, not a fleet.
 
-With more members computing than there are cores, each gets an equal share: the operating system's processor sharing.
+With more members computing than there are cores, each gets an equal share: the operating system's processor sharing. What
+others need beside them (data, scoring, relays, the driver) comes off the cores: `tailrace profile` measures it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ class Cores:
 
     Args:
         count: cores; None where every member has devices of its own.
-        trainer_threads: cores that the trainer uses at once.
     """
 
-    def __init__(self, simulation: Simulation, count: int | None, trainer_threads: int = 1) -> None:
-        self._simulation, self._count, self._threads = simulation, count, trainer_threads
+    def __init__(self, simulation: Simulation, count: float | None) -> None:
+        self._simulation, self._count = simulation, count
         self._share = 1.0
         self._dirty = False
 
@@ -35,8 +35,9 @@ class Cores:
         self._dirty = False
         assert self._count is not None
         simulation = self._simulation
-        wanted = sum(replica.busy for replica in simulation.replicas.values())
-        wanted += self._threads * simulation.trainer.computing
+        fleet = simulation.fleet
+        wanted = fleet.replica_cores * sum(replica.busy for replica in simulation.replicas.values())
+        wanted += fleet.trainer_cores * simulation.trainer.computing
         share = min(1.0, self._count / wanted) if wanted else 1.0
         if share == self._share:
             return

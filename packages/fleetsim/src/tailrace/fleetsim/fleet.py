@@ -68,7 +68,8 @@ class Fleet:
         data_s: seconds to sample a batch and move it to the trainer.
         gpus: devices in all; colocated ones count once.
         price_per_hour: of all devices.
-        cores: processor cores that all members share; None if each has its own.
+        cores: processor cores that replicas and trainer share, less what others take; None if each has its own.
+        replica_cores, trainer_cores: that one of them keeps busy, of shared ones.
         warm_up: batches that are not measured.
         slow: speeds of slow replicas.
         failures: who dies when.
@@ -88,7 +89,9 @@ class Fleet:
     data_s: float
     gpus: int
     price_per_hour: float | None = None
-    cores: int | None = None
+    cores: float | None = None
+    replica_cores: float = 1.0
+    trainer_cores: float = 1.0
     warm_up: int = 0
     slow: dict[str, float] = field(default_factory=dict)
     failures: Failures = field(default_factory=Failures)

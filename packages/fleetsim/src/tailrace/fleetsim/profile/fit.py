@@ -1,0 +1,83 @@
+"""From a short run to a machine's profile, and what a person should know about how well it fits."""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from tailrace.fleetsim.profile.fit_decode import fit_decode, fit_prefill
+from tailrace.fleetsim.profile.fit_delays import fit_delays, fit_weights, route_s
+from tailrace.fleetsim.profile.fit_sharing import Shared, fit_sharing, sharing_table
+from tailrace.fleetsim.profile.fit_training import fit_training
+from tailrace.fleetsim.profile.fit_workload import fit_workload
+from tailrace.fleetsim.profile.machine import FORMAT, Machine
+from tailrace.fleetsim.profile.run import Measured
+from tailrace.fleetsim.profile.timing import Kind, timing_of
+
+SNAPSHOT_S = 0.25  # the default of `tailrace.pipeline.roles.replica.ReplicaRole`
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A machine, and what members got of its cores."""
+
+    machine: Machine
+    shared: list[Shared]
+
+
+def fit_machine(measured: Measured, name: str) -> Profile:
+    """The profile of the machine that a run was measured on.
+
+    Raises:
+        ProfileError: the run was too short.
+    """
+    config = measured.config
+    replicas, trainer = list(measured.replicas.values()), measured.trainer
+    processes = config.executor.name == "ray"
+    rounds = chain.from_iterable(samples.rounds for samples in replicas)
+    of_replica = timing_of(replicas[0].device, processes=processes, spans=((one.since, one.ended) for one in rounds))
+    alone = trainer.sizes or trainer.updates
+    of_trainer = timing_of(trainer.device, processes=processes, spans=((one.began, one.ended) for one in alone))
+    decode = fit_decode(replicas, of_replica, config.rollout.options.get("max_num_seqs"))
+    routes_s = route_s(measured)
+    passed_s = sum(one.ended.wall_s - one.began.wall_s for one in trainer.updates)
+    computing = min(1.0, sum(of_trainer.spent_s(one.began, one.ended) for one in trainer.updates) / passed_s)
+    shares = of_replica.kind is not Kind.WALL and measured.usages
+    sharing = fit_sharing(measured, of_replica, of_trainer) if shares else None
+    machine = Machine(
+        format=FORMAT,
+        name=name,
+        measured=_measured(measured),
+        engine=config.rollout.engine,
+        replicas=config.rollout.replicas,
+        decode=decode,
+        prefill=fit_prefill(replicas, of_replica, decode),
+        training=fit_training(trainer, of_trainer),
+        weights=fit_weights(measured, routes_s, computing),
+        delays=fit_delays(measured, routes_s, computing, SNAPSHOT_S),
+        sharing=sharing,
+        workload=fit_workload(measured),
+    )
+    return Profile(machine, sharing_table(measured, of_replica, of_trainer, sharing) if sharing is not None else [])
+
+
+def _measured(measured: Measured) -> str:
+    config = measured.config
+    return (
+        f"{config.app}, {config.pipeline.steps} steps with {config.rollout.replicas} replicas, "
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}, on {measured.cores} cores of {processor()}, "
+        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"
+    )
+
+
+def processor(info: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name, as far as the system tells."""
+    try:
+        lines = info.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "an unknown processor")

@@ -1,0 +1,128 @@
+"""Decoding and prefill from the rounds of the replicas' engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain, pairwise
+from statistics import mean
+
+from tailrace.fleetsim.errors import ProfileError
+from tailrace.fleetsim.profile.least_squares import costs, relative_error
+from tailrace.fleetsim.profile.machine import DecodePart, PrefillPart
+from tailrace.fleetsim.profile.samples import Look, ReplicaSamples, Round
+from tailrace.fleetsim.profile.timing import Timing
+from tailrace.repack import FitError, ThroughputModel
+
+LEAST_ROUNDS = 40
+CHUNKS = 120
+"""Means of so many chunks of like rounds are fitted: single rounds scatter, and the fit's time grows with their square."""
+BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+Cost = tuple[float, int, float]
+"""Tokens in the KV cache, running trajectories, seconds."""
+
+
+def fit_decode(replicas: Sequence[ReplicaSamples], timing: Timing, max_running: int | None) -> DecodePart:
+    """The cost model of decoding, fitted to rounds that took nothing in.
+
+    Args:
+        max_running: what the engine was configured with; None leaves it to what was seen.
+
+    Raises:
+        ProfileError: the rounds are too few or too alike.
+    """
+    rounds = [one for each in replicas for one in _split(each.rounds)[0]]
+    if len(rounds) < LEAST_ROUNDS:
+        raise ProfileError(
+            f"found {len(rounds)} decoding steps to fit to, expected at least {LEAST_ROUNDS}: profile more steps"
+        )
+    chunks = _chunks([(one.kv_tokens, one.running, timing.spent_s(one.since, one.ended)) for one in rounds])
+    try:
+        model = ThroughputModel.fit(chunks)
+    except FitError as error:
+        raise ProfileError(f"decoding: {error}") from error
+    estimated = [(model.step_latency_s(kv, running), spent) for kv, running, spent in chunks]
+    # The squares weigh long steps more; over all steps together the model must take as long as they did.
+    scale = sum(spent for _, spent in estimated) / sum(guess for guess, _ in estimated)
+    errors = sorted(abs(scale * guess - spent) / spent for guess, spent in estimated)
+    seen = max(_most_running(each.rounds) for each in replicas) or max(256, *(one.running for one in rounds))
+    return DecodePart(
+        k1=scale * model.k1,
+        k2=scale * model.k2,
+        k3=scale * model.k3,
+        k4=scale * model.k4,
+        kv_capacity_tokens=max(each.kv_capacity_tokens for each in replicas),
+        block_tokens=block_tokens([look for each in replicas for look in each.looks]),
+        max_running=max_running or seen,
+        error=errors[len(errors) // 2],
+    )
+
+
+def fit_prefill(replicas: Sequence[ReplicaSamples], timing: Timing, decode: DecodePart) -> PrefillPart:
+    """What rounds that took trajectories in needed over their decoding."""
+    rows, targets = [], []
+    for intake in chain.from_iterable(_split(each.rounds)[1] for each in replicas):
+        spent_s = sum(timing.spent_s(one.since, one.ended) for one in intake)
+        over_s = spent_s - sum(step_s(decode, one.kv_tokens, one.running) for one in intake)
+        if over_s > 0:
+            rows.append((float(sum(one.fresh_tokens for one in intake)), float(sum(one.fresh for one in intake))))
+            targets.append(over_s)
+    found = costs(rows, targets)
+    if not found:
+        return PrefillPart(per_token_s=0.0, per_trajectory_s=0.0)
+    guessed = sum(found[0] * tokens + found[1] * fresh for tokens, fresh in rows)
+    scale = sum(targets) / guessed if guessed else 0.0
+    return PrefillPart(
+        per_token_s=scale * found[0],
+        per_trajectory_s=scale * found[1],
+        error=relative_error(rows, targets, [scale * value for value in found]),
+    )
+
+
+def step_s(decode: DecodePart, kv_tokens: float, running: int) -> float:
+    """Seconds of one decoding step."""
+    return decode.k1 * kv_tokens + max(decode.k2, decode.k3 * running) + decode.k4
+
+
+def block_tokens(looks: Sequence[Look]) -> int:
+    """The size of a block with which the engine's account of its KV cache comes nearest to the trajectories in it."""
+    if not looks:
+        return 1
+
+    def off(block: int) -> float:
+        return sum(abs(look.used_tokens - sum(-(-tokens // block) * block for tokens in look.tokens)) for look in looks)
+
+    return min(BLOCKS, key=off)
+
+
+def _split(rounds: Sequence[Round]) -> tuple[list[Round], list[list[Round]]]:
+    """Rounds that only decoded, and those that took trajectories in: several, where a prefill does not fit in one."""
+    steady: list[Round] = []
+    intakes: list[list[Round]] = []
+    queued = 0
+    for one in rounds:
+        if one.fresh:
+            intakes.append([one])
+        elif one.queued < queued and intakes:
+            intakes[-1].append(one)
+        elif one.running:
+            steady.append(one)
+        queued = one.queued
+    return steady, intakes
+
+
+def _most_running(rounds: Sequence[Round]) -> int:
+    """The largest batch beside which others stayed in the queue; 0 if that was never seen."""
+    full = (b.running for a, b in pairwise(rounds) if b.queued and b.queued == a.queued and not b.fresh)
+    return max(full, default=0)
+
+
+def _chunks(samples: list[Cost]) -> list[Cost]:
+    """Means over like rounds: sorted by batch, then by cache, in chunks of equal size."""
+    ordered = sorted(samples, key=lambda one: (one[1], one[0]))
+    size = max(1, len(ordered) // CHUNKS)
+    chunks = [ordered[at : at + size] for at in range(0, len(ordered), size)]
+    return [
+        (mean(kv for kv, _, _ in chunk), round(mean(n for _, n, _ in chunk)), mean(spent for _, _, spent in chunk))
+        for chunk in chunks
+    ]

@@ -1,0 +1,110 @@
+"""What takes time beside computing, from the run's commands and events and the clocks of its members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import mean
+
+from tailrace import contracts as c
+from tailrace.fleetsim.profile.machine import DelaysPart, WeightsPart
+from tailrace.fleetsim.profile.run import Measured
+from tailrace.fleetsim.profile.samples import Span
+from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+
+TRIMMED = 0.1  # share of the longest waits that say more about the machine's other work
+
+
+def fit_weights(measured: Measured, routes_s: float, computing: float) -> WeightsPart:
+    """Publishing and pulling.
+
+    Args:
+        routes_s: seconds for a command to reach a replica's engine, which a pull begins with.
+        computing: seconds of computing in a second of the trainer's, as members share the cores.
+    """
+    published = {event.version: now for now, event in measured.log if isinstance(event, c.Published)}
+    publishes = [command.version for _, command in measured.sent if isinstance(command, c.Publish)]
+    handed = zip(publishes, measured.trainer.publishes, strict=False)
+    visible = [published[v] + measured.zero_s - span.ended.wall_s for v, span in handed if v in published]
+    pulls = _answers(measured, c.Pull, c.Pulled)
+    return WeightsPart(
+        publish_s=_typical(_passed(measured.trainer.publishes)) * computing,
+        visible_s=max(0.0, _typical(visible)),
+        pull_s=max(0.0, _typical(pulls) - routes_s),
+    )
+
+
+def fit_delays(measured: Measured, routes_s: float, computing: float, snapshot_s: float) -> DelaysPart:
+    """Commands, reports, scores, checkpoints, starting.
+
+    Args:
+        routes_s, computing: as for `fit_weights`.
+        snapshot_s: as configured.
+    """
+    reported, scored = {}, []
+    for now, event in measured.log:
+        if isinstance(event, c.Finished):
+            reported[event.trajectory] = now
+        elif isinstance(event, c.Scored) and event.trajectory in reported:
+            scored.append(now - reported[event.trajectory])
+    ends = [end for samples in measured.replicas.values() for end in samples.finished]
+    reports = [reported[name] + measured.zero_s - at for name, at in ends if name in reported]
+    return DelaysPart(
+        route_s=routes_s,
+        report_s=max(0.001, 2 * _typical(reports)),
+        snapshot_s=snapshot_s,
+        score_s=_typical(scored),
+        checkpoint_s=_typical(_passed(measured.trainer.checkpoints)) * computing,
+        durable_s=_typical(_answers(measured, c.Checkpoint, c.Durable)),
+        start_replica_s=_start_s(measured, REPLICA),
+        start_trainer_s=_start_s(measured, TRAINER),
+    )
+
+
+def route_s(measured: Measured) -> float:
+    """Seconds from a command until an engine that was idle has the trajectories."""
+    waits = []
+    for name, samples in measured.replicas.items():
+        sent = [
+            now + measured.zero_s
+            for now, command in measured.sent
+            if isinstance(command, c.Route) and command.replica == name
+        ]
+        ended = 0.0
+        for one in samples.rounds:
+            if one.fresh and one.since.wall_s > ended:  # it was idle: this round's clock began with the submission
+                before = [at for at in sent if at <= one.since.wall_s]
+                if before and before[-1] > ended:
+                    waits.append(one.since.wall_s - before[-1])
+            ended = one.ended.wall_s
+    return _typical(waits)
+
+
+def _answers(measured: Measured, command: type, event: type) -> list[float]:
+    """Seconds from commands of a kind to the events that answer them."""
+    sent = {sending.seq: now for now, sending in measured.sent if isinstance(sending, command)}
+    answers = ((now, getattr(answer, "answers", None)) for now, answer in measured.log if isinstance(answer, event))
+    return [now - sent[seq] for now, seq in answers if seq in sent]
+
+
+def _start_s(measured: Measured, role: str) -> float:
+    """The slowest member's start."""
+    return max(
+        (
+            up - down
+            for down, command in measured.sent
+            if isinstance(command, c.Start) and command.role == role
+            for up, event in measured.log
+            if isinstance(event, c.Up) and event.answers == command.seq
+        ),
+        default=0.0,
+    )
+
+
+def _passed(spans: Iterable[Span]) -> list[float]:
+    return [span.ended.wall_s - span.began.wall_s for span in spans]
+
+
+def _typical(waits: Sequence[float]) -> float:
+    """The mean without the longest tenth; 0 for none."""
+    kept = sorted(waits)[: max(1, round((1 - TRIMMED) * len(waits)))] if waits else []
+    return mean(kept) if kept else 0.0

@@ -1,0 +1,152 @@
+"""From a machine's profile to a fleet: the same pipeline, on the machine that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tailrace.fleetsim.build import failures, parts, samples, warm_up
+from tailrace.fleetsim.config import DelayConfig, FleetConfig, RolloutFleet
+from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
+from tailrace.fleetsim.engine import Engine
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.fleet import Fleet, Weights
+from tailrace.fleetsim.profile.machine import Machine, load_machine
+from tailrace.fleetsim.profile.paged_engine import PagedEngine
+from tailrace.fleetsim.profile.workload import MeasuredWorkload
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.build import build_faults, build_spec
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledFleet(Fleet):
+    """A fleet on a machine that was measured.
+
+    Args:
+        block_tokens: the KV cache is given out in blocks of so many.
+    """
+
+    block_tokens: int = 1
+
+    def engine(self, now: float) -> Engine:
+        """A replica's engine, empty."""
+        engine = PagedEngine(
+            self.decode,
+            self.prefill,
+            max_running=self.rollout.max_running,
+            prefix_cached=self.rollout.prefix_cached,
+            start_s=now,
+        )
+        engine.block_tokens = self.block_tokens
+        return engine
+
+
+def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Fleet:
+    """The fleet of a configuration on the machine that ``fleet.profile`` names.
+
+    Evaluations take place as in a real run: they occupy replicas. Response lengths are the profile's unless the
+    configuration has a workload of its own.
+
+    Raises:
+        ProfileError: there is no such profile.
+        FleetError: the configuration cannot run on that machine.
+    """
+    assert table.profile is not None
+    machine = load_machine(table.profile)
+    _check(config, table, machine)
+    spec = build_spec(config)
+    workload = table.workload.build(seed, config.rollout.max_tokens) if table.workload is not None else None
+    gpus = 0 if machine.sharing is not None else config.rollout.replicas + config.trainer.processes
+    return ProfiledFleet(
+        spec=spec,
+        workload=workload or MeasuredWorkload(machine.workload, seed=seed, max_tokens=config.rollout.max_tokens),
+        decode=DecodeCost.fitted(
+            machine.decode.k1,
+            machine.decode.k2,
+            machine.decode.k3,
+            machine.decode.k4,
+            machine.decode.kv_capacity_tokens,
+        ),
+        prefill=PrefillCost.fitted(machine.prefill.per_token_s, 0.0, machine.prefill.per_trajectory_s),
+        training=training_cost(machine),
+        weights=weights(config, machine),
+        rollout=rollout_fleet(config, machine),
+        delays=delays(machine),
+        samples=samples(spec),
+        parts=parts(spec),
+        data_s=machine.training.batch_s,
+        gpus=gpus,
+        cores=free_cores(machine),
+        replica_cores=machine.sharing.replica_cores if machine.sharing is not None else 1.0,
+        trainer_cores=machine.sharing.trainer_cores if machine.sharing is not None else 1.0,
+        warm_up=warm_up(table, spec),
+        failures=failures(table, build_faults(config), 1, 1, seed),
+        description=describe(config, machine),
+        block_tokens=machine.decode.block_tokens,
+    )
+
+
+def training_cost(machine: Machine) -> TrainingCost:
+    """An update's seconds. This trainer prepares no experience: log-probabilities come from the engine."""
+    part = machine.training
+    return TrainingCost.fitted(
+        part.per_token_s, part.per_square_token_s, backward=0.0, passes=0.0, optimizer_s=part.fixed_s
+    )
+
+
+def weights(config: RunConfig, machine: Machine) -> Weights:
+    """What a version costs. The trainer stands still for its checkpoint as well, which is taken beside."""
+    stall_s = machine.weights.publish_s + machine.delays.checkpoint_s / config.checkpoint.every
+    return Weights(stall_s=stall_s, broadcast_s=machine.weights.visible_s, pull_s=machine.weights.pull_s)
+
+
+def rollout_fleet(config: RunConfig, machine: Machine) -> RolloutFleet:
+    """The replicas."""
+    most = config.rollout.options.get("max_num_seqs") or machine.decode.max_running
+    return RolloutFleet(
+        device=machine.name,
+        gpus=config.rollout.replicas,
+        max_running=most,
+        start_s=machine.delays.start_replica_s,
+        restart_s=machine.delays.start_replica_s,
+    )
+
+
+def delays(machine: Machine) -> DelayConfig:
+    """What takes time beside computing."""
+    part = machine.delays
+    return DelayConfig(
+        reward_s=part.score_s,
+        report_s=part.report_s,
+        snapshot_s=part.snapshot_s,
+        checkpoint_s=part.durable_s,
+        route_s=part.route_s,
+        trainer_restart_s=part.start_trainer_s,
+    )
+
+
+def free_cores(machine: Machine) -> float | None:
+    """Cores that are left for replicas and trainer once the others have had their share."""
+    return None if machine.sharing is None else machine.sharing.cores * (1.0 - machine.sharing.others)
+
+
+def describe(config: RunConfig, machine: Machine) -> str:
+    """The fleet, for a person."""
+    where = f"{machine.sharing.cores} shared cores" if machine.sharing is not None else "devices of their own"
+    return f"{config.rollout.replicas} replicas and a trainer on {machine.name}: {where}"
+
+
+def _check(config: RunConfig, table: FleetConfig, machine: Machine) -> None:
+    if table.model is not None:
+        raise FleetError(
+            f"table 'fleet': found profile = {table.profile!r} and model = {table.model!r}, expected one of them: a profile "
+            "has the model that it was measured with"
+        )
+    if config.rollout.max_tokens > machine.decode.kv_capacity_tokens:
+        raise FleetError(
+            f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica on {machine.name} holds "
+            f"{machine.decode.kv_capacity_tokens} tokens; expected at most that"
+        )
+    if config.trainer.processes > 1:
+        raise FleetError(
+            f"found trainer.processes = {config.trainer.processes} and a profile, expected 1: it was measured with one"
+        )

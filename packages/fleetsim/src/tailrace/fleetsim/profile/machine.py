@@ -1,0 +1,272 @@
+"""A machine as `tailrace profile` measured it: the device file, one TOML table for each part. Strict, as every configuration.
+
+Seconds of computing are those with cores of its own; members that share cores slow each other down (`sharing`). Seconds of
+waiting (commands, reports, weights) are as they were in a run.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from tailrace.fleetsim.errors import ProfileError
+
+FORMAT = 1
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list | tuple) else value
+
+
+Group = tuple[int, Positive, tuple[Positive, ...], tuple[float, ...]]
+Groups = Annotated[tuple[Group, ...], BeforeValidator(_as_tuples), Field(min_length=1)]
+Quantiles = Annotated[tuple[tuple[float, float], ...], BeforeValidator(_as_tuples)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class DecodePart(_Part):
+    """A decoding step: k1 x tokens in the KV cache + max(k2, k3 x trajectories) + k4 (StaleFlow, equation 11).
+
+    Args:
+        kv_capacity_tokens: of one replica.
+        block_tokens: the cache is given out in blocks of so many.
+        max_running: trajectories in a batch at most.
+        error: median error of the fit, as a share.
+    """
+
+    k1: Seconds
+    k2: Seconds
+    k3: Seconds
+    k4: Seconds
+    kv_capacity_tokens: Positive
+    block_tokens: Positive = 1
+    max_running: Positive = 256
+    error: Seconds = 0.0
+
+
+class PrefillPart(_Part):
+    """Prefill: seconds for each token and for each trajectory that begins or comes back."""
+
+    per_token_s: Seconds
+    per_trajectory_s: Seconds
+    error: Seconds = 0.0
+
+
+class TrainingPart(_Part):
+    """An update on a mini-batch: fixed_s + per_token_s x tokens + per_square_token_s x squares of lengths.
+
+    Args:
+        batch_s: to fetch a batch and mark it consumed.
+    """
+
+    fixed_s: Seconds
+    per_token_s: Seconds
+    per_square_token_s: Seconds = 0.0
+    batch_s: Seconds = 0.0
+    error: Seconds = 0.0
+
+
+class WeightsPart(_Part):
+    """Weights on their way.
+
+    Args:
+        publish_s: for which the trainer stands still.
+        visible_s: from then until replicas may pull the version.
+        pull_s: from a replica's command until it serves the version.
+    """
+
+    publish_s: Seconds
+    visible_s: Seconds
+    pull_s: Seconds
+
+
+class DelaysPart(_Part):
+    """What takes time beside computing.
+
+    Args:
+        route_s: from a command to a replica until its engine has it.
+        report_s: twice the mean time from a trajectory's last token until the controller knows.
+        snapshot_s: replicas report their load so often.
+        score_s: from then until the trajectory's reward.
+        checkpoint_s: for which the trainer stands still for a checkpoint.
+        durable_s: until it is durable.
+        start_replica_s, start_trainer_s: until they are up.
+    """
+
+    route_s: Seconds
+    report_s: Seconds
+    snapshot_s: Seconds
+    score_s: Seconds
+    checkpoint_s: Seconds
+    durable_s: Seconds
+    start_replica_s: Seconds
+    start_trainer_s: Seconds
+
+
+class SharingPart(_Part):
+    """Cores that all members share; absent where they compute on devices of their own.
+
+    Args:
+        cores: of the machine.
+        others: share of all processor time that goes to others than replicas and trainer: data, scoring, relays, the driver.
+        replica_cores, trainer_cores: that one keeps busy.
+        alone_s, beside_s: processor seconds of the trainer for 1,000 tokens, alone and beside the replicas.
+    """
+
+    cores: Positive
+    others: Share
+    replica_cores: Annotated[float, Field(ge=1)] = 1.0
+    trainer_cores: Annotated[float, Field(ge=1)] = 1.0
+    alone_s: Seconds = 0.0
+    beside_s: Seconds = 0.0
+
+
+class Trend(_Part):
+    """A quantity that changes while the model learns: `start` + `per_version` x version, up to version `until`."""
+
+    start: float
+    per_version: float = 0.0
+    until: Annotated[int, Field(ge=0)] = 0
+
+    def at(self, version: int) -> float:
+        """Its value for a version; beyond `until` nothing is known, so it stays."""
+        return self.start + self.per_version * min(max(version, 0), self.until)
+
+
+class WorkloadPart(_Part):
+    """What the model generates.
+
+    Args:
+        groups: [version, prompt tokens, response tokens of each sample, rewards of each] as they were generated.
+        signal: log-odds that a group's rewards differ, by version.
+        length: logarithm of the factor on response lengths, by version.
+        right: share of samples with a reward above 0.
+        within: intraclass correlation of the logarithm of response lengths in a group.
+        prompt, response: [share, tokens] quantiles, for a person to read.
+    """
+
+    groups: Groups
+    signal: Trend
+    length: Trend
+    right: Share = 0.0
+    within: float = 0.0
+    prompt: Quantiles = ()
+    response: Quantiles = ()
+
+
+class Machine(_Part):
+    """Everything that a simulation needs of a machine.
+
+    Args:
+        name: of the file.
+        measured: when, on what and with which configuration, for a person.
+        replicas: with which the run was measured.
+    """
+
+    format: int
+    name: str
+    measured: str = ""
+    engine: str = ""
+    replicas: Positive = 1
+    decode: DecodePart
+    prefill: PrefillPart
+    training: TrainingPart
+    weights: WeightsPart
+    delays: DelaysPart
+    sharing: SharingPart | None = None
+    workload: WorkloadPart
+
+
+SHIPPED = ("two-cores",)
+
+
+def load_machine(name: str | Path) -> Machine:
+    """A machine that comes with the package, by name, or a file that ends in ``.toml``.
+
+    Raises:
+        ProfileError: there is none, or it is not a machine that was measured.
+    """
+    if str(name) in SHIPPED:
+        text, where = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml"
+    else:
+        if Path(name).suffix != ".toml":
+            raise ProfileError(
+                f"fleet.profile: found {str(name)!r}, expected {' or '.join(map(repr, SHIPPED))}, or a TOML file that "
+                "`tailrace profile` wrote"
+            )
+        where = str(name)
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise ProfileError(f"found no readable profile {where} ({reason}); `tailrace profile` writes one") from None
+    return parse_machine(text, where)
+
+
+def parse_machine(text: str, where: str) -> Machine:
+    """The machine in a file's text.
+
+    Raises:
+        ProfileError: one line with the file, the key, what was found and what was expected.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{where}: found a file that is not TOML ({error}), expected a machine's profile") from None
+    if content.get("format") != FORMAT:
+        raise ProfileError(
+            f"{where}: found format {content.get('format')!r}, expected {FORMAT}: measure the machine anew"
+        )
+    try:
+        return Machine.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ProfileError(f"{where}: found the unknown key {key!r}, expected one that is documented") from None
+        reason = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise ProfileError(f"{where}: key {key!r}: found {first['input']!r:.60}, expected: {reason}") from None
+
+
+def machine_toml(machine: Machine) -> str:
+    """The machine as a file that `load_machine` reads."""
+    lines: list[str] = []
+    parts: list[str] = []
+    for key, value in machine.model_dump(exclude_none=True).items():
+        if isinstance(value, dict):
+            parts += ["", f"[{key}]", *(f"{name} = {_toml(one)}" for name, one in value.items())]
+        elif key == "measured":
+            lines = [*(f"# {line}" for line in str(value).splitlines()), *lines, f"measured = {_toml(value)}"]
+        else:
+            lines.append(f"{key} = {_toml(value)}")
+    return "\n".join([*lines, *parts]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], list | tuple) and len(value) > 8:
+            return "[\n" + "".join(f"  {_toml(one)},\n" for one in value) + "]"
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return _number(value)
+    return str(value)
+
+
+def _number(value: float) -> str:
+    text = f"{value:.6g}"
+    return text if any(mark in text for mark in ".en") else f"{text}.0"

@@ -1,0 +1,117 @@
+"""The roles of a run with a clock beside them: what a replica and the trainer do in a real run, and how long each of it takes.
+
+They are the real roles in the same processes; only the factories differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tailrace.contracts import Engine, Experience
+from tailrace.fleetsim.profile.measured_engine import MeasuredEngine
+from tailrace.fleetsim.profile.samples import Clock, ReplicaSamples, Span, TrainerSamples, Update
+from tailrace.pipeline.roles.replica import ReplicaRole
+from tailrace.pipeline.roles.trainer import TrainerRole
+from tailrace.rollout.devices import resolve_device
+from tailrace.rollout.options import EngineOptions
+
+
+class MeasuredReplica(ReplicaRole):
+    """A replica whose engine and whose calls of the data role are timed. Arguments are those of `ReplicaRole`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        self._samples = ReplicaSamples()
+        arguments["data"] = _TimedCaller(arguments["data"], self._samples)
+        super().__init__(**arguments)
+
+    def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:
+        """The engine with a clock."""
+        self._samples.device = resolve_device(EngineOptions.read(options))
+        return MeasuredEngine(super().build_engine(engine, model, options), self._samples)
+
+    def samples(self) -> ReplicaSamples:
+        """What was noted."""
+        return self._samples
+
+
+class _TimedCaller:
+    """The data role as a replica calls it."""
+
+    def __init__(self, data: Any, samples: ReplicaSamples) -> None:
+        self._data, self._samples = data, samples
+
+    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
+        began = Clock.now()
+        result = self._data.call(method, *arguments, timeout_s=timeout_s)
+        if method == "begin":
+            self._samples.begins.append(Span(began, Clock.now()))
+        return result
+
+
+class MeasuredTrainer(TrainerRole):
+    """A trainer whose commands are timed. Arguments are those of `TrainerRole`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._samples = TrainerSamples()
+        self._samples.device = str(getattr(self._worker, "device", "cpu")).partition(":")[0]
+        self._timed = _TimedBackend(self._worker, self._samples)
+        self._worker = self._timed
+
+    def step(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
+        """See `TrainerRole`."""
+        began = Clock.now()
+        metrics = super().step(version, mini_batches)
+        self._samples.steps.append(Span(began, Clock.now()))
+        return metrics
+
+    def publish(self, seq: int, version: int, relay: Any) -> float:
+        """See `TrainerRole`."""
+        began = Clock.now()
+        stall_s = super().publish(seq, version, relay)
+        self._samples.publishes.append(Span(began, Clock.now()))
+        return stall_s
+
+    def checkpoint(self, seq: int, version: int, keep: Sequence[int]) -> None:
+        """See `TrainerRole`."""
+        began = Clock.now()
+        super().checkpoint(seq, version, keep)
+        self._samples.checkpoints.append(Span(began, Clock.now()))
+
+    def measure_sizes(self, groups: Sequence[int], repeats: int) -> None:
+        """Update on the first so many groups of the last batch, again and again. It spoils the model: to be called last."""
+        batch = self._timed.last
+        names = list(dict.fromkeys(experience.group for experience in batch))
+        self._samples.updates, kept = [], self._samples.updates
+        for _ in range(repeats):
+            for count in groups:
+                chosen = set(names[:count])
+                self._timed.step([[experience for experience in batch if experience.group in chosen]])
+        self._samples.sizes, self._samples.updates = self._samples.updates, kept
+
+    def samples(self) -> TrainerSamples:
+        """What was noted."""
+        return self._samples
+
+
+class _TimedBackend:
+    """A backend's worker whose steps are timed."""
+
+    def __init__(self, worker: Any, samples: TrainerSamples) -> None:
+        self._worker, self._samples = worker, samples
+        self.last: list[Experience] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._worker, name)
+
+    def step(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
+        self.last = [experience for batch in mini_batches for experience in batch]
+        lengths = [len(experience.prompt) + len(experience.tokens) for experience in self.last]
+        began = Clock.now()
+        metrics: dict[str, float] = self._worker.step(mini_batches)
+        ended = Clock.now()
+        squares = sum(length * length for length in lengths)
+        self._samples.updates.append(Update(began, ended, sum(lengths), squares, len(lengths), len(mini_batches)))
+        return metrics

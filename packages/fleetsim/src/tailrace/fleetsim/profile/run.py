@@ -1,0 +1,185 @@
+"""A short real run with measured roles: the configuration's own pipeline, engine, trainer and host, for a few steps.
+
+RunConfig ──► prepare ──► roles with clocks ──► executor ──► Measured
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tailrace import contracts as c
+from tailrace.fleetsim.profile.processor import Usage, cores_here, usage
+from tailrace.fleetsim.profile.samples import ReplicaSamples, TrainerSamples
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.controller.controller import REPLICA, TRAINER, Controller
+from tailrace.pipeline.executors.deployment import Deployment
+from tailrace.pipeline.executors.executor import Executor
+from tailrace.pipeline.roles.prompts import Prompts
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import EventLog
+
+Progress = Callable[[str, float | None], None]
+"""Told what is going on, and the share of it that is done."""
+
+SETTLED_STEP = 3  # what the processors do before it is start-up: imports, first allocations
+SHARES = (0.125, 0.25, 0.5, 1.0)  # of a batch, for the trainer's time by tokens
+REPEATS = 3
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """What became of one trajectory.
+
+    Args:
+        version: of the weights that it was first routed to.
+    """
+
+    group: int
+    purpose: c.Purpose
+    version: int
+    tokens: int = 0
+    reward: float | None = None
+
+
+@dataclass(slots=True)
+class Measured:
+    """Everything that a short run says about its machine. Times on the run's clock, but those in samples.
+
+    Args:
+        zero_s: the machine's monotonic clock when the run's clock showed 0.
+        prompts: tokens of each training group's prompt.
+        usages: of the processors, at the steps from `SETTLED_STEP` on.
+        pids: of the measured members, by role and member.
+    """
+
+    config: RunConfig
+    cores: int
+    zero_s: float
+    replicas: dict[str, ReplicaSamples] = field(default_factory=dict)
+    trainer: TrainerSamples = field(default_factory=TrainerSamples)
+    log: list[tuple[float, c.Event]] = field(default_factory=list)
+    sent: list[tuple[float, c.Command]] = field(default_factory=list)
+    trajectories: dict[str, Trajectory] = field(default_factory=dict)
+    prompts: dict[int, int] = field(default_factory=dict)
+    usages: list[tuple[float, Usage]] = field(default_factory=list)
+    pids: dict[tuple[str, str], int] = field(default_factory=dict)
+
+
+class _Witness:
+    """An observer that keeps events and commands, and looks at the processors after each step."""
+
+    def __init__(self, measured: Measured, progress: Progress, steps: int) -> None:
+        self._measured, self._progress, self._steps = measured, progress, steps
+
+    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
+        measured = self._measured
+        measured.log.append((now, event))
+        measured.sent += ((now, command) for command in commands)
+        for command in commands:
+            if isinstance(command, c.Route):
+                version = controller.fleet.replicas[command.replica].version
+                assert version is not None
+                for ref in command.trajectories:
+                    measured.trajectories.setdefault(ref.trajectory, Trajectory(ref.group, ref.purpose, version))
+        if isinstance(event, c.Finished):
+            if event.trajectory in measured.trajectories:
+                measured.trajectories[event.trajectory].tokens = event.tokens
+        elif isinstance(event, c.Scored):
+            if event.trajectory in measured.trajectories:
+                measured.trajectories[event.trajectory].reward = event.reward
+        elif isinstance(event, c.Stepped):
+            self._progress(f"step {controller.learner.step} of {self._steps}", controller.learner.step / self._steps)
+            if controller.learner.step >= SETTLED_STEP:
+                measured.usages.append((now, usage()))
+
+    def tick(self, now: float, executor: Executor) -> None:
+        del now, executor
+
+
+def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Progress) -> Measured:
+    """Run for a few steps and note everything.
+
+    Raises:
+        TailraceError: the configuration is wrong, or the run failed.
+    """
+    from tailrace.paramserver import new_token
+    from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check
+    from tailrace.pipeline.run.imports import ImportsAhead, keep_bytecode
+    from tailrace.pipeline.run.prepare import cache_directory, prepare
+
+    check(config)
+    config = shortened(config, steps)
+    keep_bytecode(cache_directory())
+    with ImportsAhead():
+        prepared = prepare(config, directory, lambda row: progress(str(row["phase"]), _share(row)))
+    deployment = measured_roles(build_deployment(config, prepared, directory, token=new_token()), config.seed)
+    progress("starting roles", None)
+    measured = Measured(config, cores_here(), 0.0)
+    controller = Controller(build_spec(config), relays=config.relay.count)
+    executor = Executor(build_host(config), deployment, observers=[_Witness(measured, progress, config.pipeline.steps)])
+    measured.zero_s = time.monotonic() - executor.now()
+    try:
+        executor.open()
+        with EventLog(directory.events) as log:
+            executor.run(controller, log)
+        progress("updates of several sizes", None)
+        _collect(measured, executor, controller)
+    finally:
+        executor.close()
+    training = {
+        trajectory.group for trajectory in measured.trajectories.values() if trajectory.purpose is c.Purpose.TRAIN
+    }
+    measured.prompts = _prompt_tokens(Prompts(**deployment.data.arguments["prompts"]), training)
+    return measured
+
+
+def shortened(config: RunConfig, steps: int) -> RunConfig:
+    """The same run with fewer steps, without the controls and without scripted faults."""
+    pipeline = config.pipeline.model_copy(update={"steps": min(steps, config.pipeline.steps)})
+    evaluation = config.evaluation.model_copy(update={"controls": False})
+    return config.model_copy(update={"pipeline": pipeline, "evaluation": evaluation, "faults": ()})
+
+
+def measured_roles(deployment: Deployment, seed: int) -> Deployment:
+    """The same roles with clocks, on other prompts: a prediction must not know those of the run that it is about."""
+    from tailrace.fleetsim.profile.measured_roles import MeasuredReplica, MeasuredTrainer
+
+    prompts = {**deployment.data.arguments["prompts"], "shuffle_seed": seed + 1_000_003}
+    return dataclasses.replace(
+        deployment,
+        data=dataclasses.replace(deployment.data, arguments={**deployment.data.arguments, "prompts": prompts}),
+        replica=dataclasses.replace(deployment.replica, factory=MeasuredReplica),
+        trainer=dataclasses.replace(deployment.trainer, factory=MeasuredTrainer),
+    )
+
+
+def _collect(measured: Measured, executor: Executor, controller: Controller) -> None:
+    deadlines = measured.config.deadlines
+    trainer = executor.member(TRAINER)
+    groups = sorted({max(1, round(share * measured.config.pipeline.prompts_per_step)) for share in SHARES})
+    if measured.config.trainer.processes == 1:  # with more, every rank would have to take part
+        trainer.call("measure_sizes", groups, REPEATS).result(deadlines.step_s)
+    measured.trainer = trainer.call("samples").result(deadlines.score_s)
+    measured.pids[TRAINER, "0"] = trainer.pid or 0
+    for name in controller.fleet.replicas:
+        member = executor.member(REPLICA, name)
+        measured.replicas[name] = member.call("samples").result(deadlines.score_s)
+        measured.pids[REPLICA, name] = member.pid or 0
+
+
+def _prompt_tokens(prompts: Prompts, groups: set[int]) -> dict[int, int]:
+    return {group: len(prompts.encode(c.TrajectoryRef(f"{group}.0", group, 0))) for group in groups}
+
+
+def _share(row: object) -> float | None:
+    steps = row.get("steps") if isinstance(row, dict) else None
+    return row["step"] / steps if isinstance(row, dict) and steps else None
+
+
+def temporary_run(config: RunConfig, root: Path) -> RunDirectory:
+    """A directory for a run that nobody will look at again."""
+    return RunDirectory.create(root, config.model_dump(mode="json"))
