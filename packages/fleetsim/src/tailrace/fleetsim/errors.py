@@ -58,3 +58,7 @@ class InvariantError(FleetsimError, AssertionError):
 
 class ProfileError(FleetsimError, ValueError):
     """A machine's profile that cannot be read or measured: what was found, where, and what was expected."""
+
+
+class MeasuredError(FleetsimError, ValueError):
+    """A real run that cannot stand beside a simulation."""
