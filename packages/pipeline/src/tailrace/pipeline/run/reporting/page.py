@@ -34,13 +34,18 @@ def render_page(template: str, *, title: str, charts: Sequence[Chart], package: 
     )
     html: str = environment.get_template(template).render(
         title=title,
-        style=_part(_FRAME, "report.css"),
+        style=colors() + _part(_FRAME, "report.css"),
         script=_part(_FRAME, "report.js"),
         plotly=get_plotlyjs(),
         data=_script_json([asdict(chart) for chart in charts]),
         **context,
     )
     return html
+
+
+def colors() -> str:
+    """The style sheet's colours alone, for the light and the dark scheme."""
+    return _part(_FRAME, "colors.css")
 
 
 def write_page(path: Path, html: str) -> Path:
