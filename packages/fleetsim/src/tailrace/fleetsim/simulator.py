@@ -79,7 +79,6 @@ class Simulation:
         self.durable = -1
         self.handled = 0
         self._trained: dict[int, list[str]] = {}
-        self._where: dict[str, Replica] = {}
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._order = 0
         self._inbox: list[c.Event] = []
@@ -233,9 +232,6 @@ class Simulation:
 
     def _to_replica(self, command: c.Route | c.Interrupt | c.Pull) -> None:
         replica = self.replicas[command.replica]
-        if isinstance(command, c.Route):
-            for ref in command.trajectories:
-                self._where[ref.trajectory] = replica
         delay = self.fleet.delays.route_s
         if self.transport is None and not delay:
             replica.receive(command)
@@ -253,30 +249,33 @@ class Simulation:
     def _abort(self, command: c.Abort) -> None:
         holders: dict[str, list[str]] = {}
         for name in command.trajectories:
-            replica = self._where.pop(name, None)
-            if replica is not None:
-                holders.setdefault(replica.id, []).append(name)
+            known = self.tokens.trajectories.get(name)
+            if known is not None and not known.response:
+                holders.setdefault(known.replica, []).append(name)
         for holder, names in holders.items():
             self.replicas[holder].abort(tuple(names))
         self.tokens.forget(command.trajectories)
 
     def _score(self, command: c.Score) -> None:
-        delay, slower = self.fleet.delays.reward_s, self.tokens.reward_s
-        alone = [name for name in command.trajectories if name in slower] if slower else []
-        for name in alone:
-            self.at(self.now + delay + slower[name], self._scored, (name,))
-        rest = tuple(name for name in command.trajectories if name not in slower) if alone else command.trajectories
+        known, delay = self.tokens.trajectories, self.fleet.delays.reward_s
+        at_once = []
+        for name in command.trajectories:
+            slower = known[name].sample.reward_s if name in known else 0.0
+            if slower:
+                self.at(self.now + delay + slower, self._scored, (name,))
+            else:
+                at_once.append(name)
         if delay:
-            self.at(self.now + delay, self._scored, rest)
+            self.at(self.now + delay, self._scored, at_once)
         else:
-            self._scored(rest)
+            self._scored(at_once)
 
-    def _scored(self, names: tuple[str, ...]) -> None:
-        rewards, where, inbox = self.tokens.rewards, self._where, self._inbox
+    def _scored(self, names: Sequence[str]) -> None:
+        known, inbox, scored = self.tokens.trajectories, self._inbox, c.Scored
         for name in names:
-            where.pop(name, None)
-            if name in rewards:
-                inbox.append(c.Scored(name, rewards[name]))
+            trajectory = known.get(name)
+            if trajectory is not None:
+                inbox.append(scored(name, trajectory.sample.reward))
                 if name[0] == "e":
                     self.tokens.forget((name,))
 
@@ -352,9 +351,10 @@ class Simulation:
         self.cores.changed()
         silent_s = self.fleet.delays.hang_s
         self.at(self.now + silent_s / 2, self.post, c.Suspect(role, member, silent_s / 2))
-        self.at(self.now + silent_s, self._give_up, (role, member, incarnation, silent_s))
+        self.at(self.now + silent_s, self.give_up, (role, member, incarnation, silent_s))
 
-    def _give_up(self, hung: tuple[str, str, int, float]) -> None:
+    def give_up(self, hung: tuple[str, str, int, float]) -> None:
+        """A member of an incarnation has been silent for so long that it counts as dead: it is, from now on."""
         role, member, incarnation, silent_s = hung
         if role == REPLICA:
             if self.replicas[member].incarnation != incarnation:

@@ -13,109 +13,126 @@ from tailrace.fleetsim.engine import Work
 from tailrace.fleetsim.workload.workload import Sample, Workload
 
 
-class Tokens:
-    """The trajectories of a simulation that are not trained on yet.
+class Trajectory:
+    """One trajectory that is not trained on for good yet. Plain, since there are millions of them.
 
     Args:
+        sample: what it will be.
+        oldest: the oldest version that generated a token of it.
+        begun_s: when it was first given to a replica.
+
+    `kept` are the response tokens that it has where it does not run, `response` all of them once it is complete, `replica` the
+    replica that it was last routed to.
+    """
+
+    __slots__ = ("begun_s", "kept", "oldest", "replica", "response", "sample")
+
+    def __init__(self, sample: Sample, oldest: int, begun_s: float, replica: str) -> None:
+        self.sample, self.oldest, self.begun_s, self.replica = sample, oldest, begun_s, replica
+        self.kept = self.response = 0
+
+
+class Tokens:
+    """The trajectories of a simulation.
+
+    Args:
+        workload: where they come from.
+        samples: trajectories launched for a prompt.
         mixes_versions: a trajectory may go on under newer weights; otherwise other tokens than a replica's own are no use.
     """
 
     def __init__(self, workload: Workload, samples: int, *, mixes_versions: bool) -> None:
         self.workload, self.samples, self.mixes_versions = workload, samples, mixes_versions
-        self.groups: dict[int, list[Sample]] = {}
-        self.first_version: dict[int, int] = {}  # lengths drift with versions, but not those of a group under way
-        self.kept: dict[str, int] = {}
-        self.oldest: dict[str, int] = {}
-        self.begun_s: dict[str, float] = {}
-        self.lengths: dict[str, tuple[int, int]] = {}  # prompt, response
-        self.rewards: dict[str, float] = {}
-        self.reward_s: dict[str, float] = {}  # seconds to score it, where that is more than nothing
+        self.trajectories: dict[str, Trajectory] = {}
         self.latency_sum_s = self.latency_max_s = 0.0
         self.latencies = 0
         self.reprefilled_tokens = 0
+        self._groups: dict[int, list[Sample]] = {}
+        self._first_version: dict[int, int] = {}  # lengths drift with versions, but not those of a group under way
 
-    def works(self, refs: Sequence[c.TrajectoryRef], version: int, now: float) -> list[Work]:
+    def works(self, refs: Sequence[c.TrajectoryRef], replica: str, version: int, now: float) -> list[Work]:
         """What an engine is to do for these trajectories, on weights of a version."""
         works = []
-        kept, oldest, mixes, groups = self.kept, self.oldest, self.mixes_versions, self.groups
+        trajectories = self.trajectories
         for ref in refs:
-            name, group = ref.trajectory, ref.group
-            if ref.purpose is c.Purpose.EVAL:
-                group = -1 - group
-            samples = groups.get(group)
-            if samples is None or len(samples) <= ref.sample:
-                first = self.first_version.setdefault(group, version)
-                samples = groups[group] = self.workload.group(group, max(self.samples, ref.sample + 1), first)
-            sample = samples[ref.sample]
-            done = kept.pop(name, 0)
-            if done:
-                if oldest[name] != version and not (mixes and group >= 0):
-                    done = 0
-                    oldest[name] = version
-                else:
-                    self.reprefilled_tokens += done
-                    if version < oldest[name]:
-                        oldest[name] = version
+            name = ref.trajectory
+            known = trajectories.get(name)
+            if known is None:
+                sample = self._sample(ref, version)
+                trajectories[name] = Trajectory(sample, version, now, replica)
+                works.append(Work(name, sample.prompt_tokens, 0, sample.turns))
+                continue
+            known.replica = replica
+            done, known.kept = known.kept, 0
+            if not done or (known.oldest != version and (not self.mixes_versions or ref.purpose is c.Purpose.EVAL)):
+                done, known.oldest = 0, version
             else:
-                oldest[name] = version
-                if name not in self.begun_s:
-                    self.begun_s[name] = now
-            works.append(Work(name, sample.prompt_tokens, done, sample.turns))
-            self.lengths[name] = (sample.prompt_tokens, 0)
-            self.rewards[name] = sample.reward
-            if sample.reward_s:
-                self.reward_s[name] = sample.reward_s
+                self.reprefilled_tokens += done
+                known.oldest = min(known.oldest, version)
+            works.append(Work(name, known.sample.prompt_tokens, done, known.sample.turns))
         return works
+
+    def _sample(self, ref: c.TrajectoryRef, version: int) -> Sample:
+        group = ref.group if ref.purpose is c.Purpose.TRAIN else -1 - ref.group
+        samples = self._groups.get(group)
+        if samples is None or len(samples) <= ref.sample:
+            first = self._first_version.setdefault(group, version)
+            samples = self._groups[group] = self.workload.group(group, max(self.samples, ref.sample + 1), first)
+        return samples[ref.sample]
 
     def keep(self, left: Iterable[tuple[str, int]]) -> None:
         """Trajectories stopped with so many response tokens."""
         for name, done in left:
-            if done:
-                self.kept[name] = done
+            known = self.trajectories.get(name)
+            if known is not None:
+                known.kept = done
 
     def complete(self, finished: Iterable[tuple[float, str, int]]) -> None:
         """Trajectories have all their tokens."""
-        lengths, begun = self.lengths, self.begun_s
+        trajectories = self.trajectories
+        longest, total = self.latency_max_s, 0.0
+        count = 0
         for at, name, tokens in finished:
-            lengths[name] = (lengths[name][0], tokens)
-            latency = at - begun.pop(name, at)
-            self.latency_sum_s += latency
-            self.latencies += 1
-            if latency > self.latency_max_s:
-                self.latency_max_s = latency
+            known = trajectories.get(name)
+            if known is None:
+                continue  # it was dropped, and the engine has not heard of it yet
+            known.response = tokens
+            latency = at - known.begun_s
+            total += latency
+            count += 1
+            if latency > longest:
+                longest = latency
+        self.latency_max_s, self.latency_sum_s, self.latencies = longest, self.latency_sum_s + total, self.latencies + count
 
     def load(self, names: Iterable[str]) -> tuple[int, float]:
-        """Tokens of trajectories, prompts included, and the sum of their squares."""
-        total, squares = 0, 0.0
-        lengths = self.lengths
+        """Tokens of complete trajectories, prompts included, and the sum of their squares."""
+        total, squares = 0, 0
+        trajectories = self.trajectories
         for name in names:
-            prompt, response = lengths[name]
-            length = prompt + response
+            known = trajectories[name]
+            length = known.sample.prompt_tokens + known.response
             total += length
             squares += length * length
-        return total, squares
+        return total, float(squares)
 
     def lags(self, names: Iterable[str], version: int) -> dict[int, int]:
         """Trajectories by staleness, if they are trained on at a version."""
         counts: dict[int, int] = {}
-        oldest = self.oldest
+        trajectories = self.trajectories
         for name in names:
-            lag = version - oldest[name]
+            lag = version - trajectories[name].oldest
             counts[lag] = counts.get(lag, 0) + 1
         return counts
 
     def forget(self, names: Iterable[str]) -> None:
         """Trajectories are trained on for good, or dropped."""
+        pop, groups = self.trajectories.pop, self._groups
         for name in names:
-            self.kept.pop(name, None)
-            self.oldest.pop(name, None)
-            self.lengths.pop(name, None)
-            self.rewards.pop(name, None)
-            self.reward_s.pop(name, None)
-            self.begun_s.pop(name, None)
+            if pop(name, None) is None:
+                continue
             group = _group(name)
-            self.groups.pop(group, None)
-            self.first_version.pop(group, None)
+            if group in groups:
+                del groups[group], self._first_version[group]
 
 
 def _group(name: str) -> int:

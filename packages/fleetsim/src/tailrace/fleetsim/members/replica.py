@@ -92,6 +92,7 @@ class Replica:
             return
         self.order.add(command)
         for ready in self.order.take():
+            self.last_seq = ready.seq
             kind = type(ready)
             if kind is c.Route:
                 self._route(ready)  # type: ignore[arg-type]
@@ -99,12 +100,12 @@ class Replica:
                 self._interrupt(ready)  # type: ignore[arg-type]
             elif kind is c.Pull:
                 self._pull(ready)  # type: ignore[arg-type]
-            self.last_seq = ready.seq
 
     def _route(self, command: c.Route) -> None:
         assert self.version is not None, f"{self.id} was given work and serves no version"
         simulation = self.simulation
-        self.engine.add(simulation.tokens.works(command.trajectories, self.version, simulation.now), simulation.now)
+        works = simulation.tokens.works(command.trajectories, self.id, self.version, simulation.now)
+        self.engine.add(works, simulation.now)
         self.reported = False
         simulation.cores.changed()
         self.schedule(simulation.now)
@@ -115,6 +116,7 @@ class Replica:
         self.flush()
         simulation.tokens.keep(left)
         simulation.say(self, [c.Interrupted(self.id, name, tokens, command.seq) for name, tokens in left])
+        self.reported = False  # a snapshot must show this command, even if there was nothing to interrupt
         self.idle_now()
         self.schedule(simulation.now)
 
