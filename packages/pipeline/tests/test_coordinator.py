@@ -139,7 +139,7 @@ class Watched(World):
 
     def _watch(self):
         controller = self.controller
-        pool = controller.ledger.pool()
+        pool = controller.ledger.levels
         for replica in controller.fleet.replicas.values():
             admits = controller.gate.tentative()
             could = replica.serves and any(

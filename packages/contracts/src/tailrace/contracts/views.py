@@ -104,6 +104,9 @@ class Unstarted(Mapping[str, TrajectoryView]):
             self._index = {name: group for group, members in self.groups.items() for name in members}
         return TrajectoryView(trajectory, self._index[trajectory])
 
+    def __repr__(self) -> str:
+        return f"Unstarted({self.groups!r})"
+
     def __iter__(self) -> Iterator[str]:
         return chain.from_iterable(self.groups.values())
 

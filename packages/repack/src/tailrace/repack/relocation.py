@@ -87,6 +87,9 @@ class BestFit:
             )
             for view in settled
             if view.version is not None
+            and view.kv < self.kv_threshold
+            and view.kv
+            < (view.kv_before if self.literal else view.kv_peak)  # the rest is no candidate, and most are not
         ]
         if len(loads) < 2:
             return []

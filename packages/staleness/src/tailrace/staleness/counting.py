@@ -38,7 +38,8 @@ class Ledger:
         self.batch_groups = batch_groups
         self.version = 0
         self.groups: dict[int, Open] = {}
-        self.complete_at: Counter[int] = Counter()  # complete groups by version
+        self.completed = 0  # complete groups
+        self.complete_at: Counter[int] = Counter()  # the same by version
 
     def start(self, group: int, version: int, allowed: bool) -> None:
         """Open a group.
@@ -68,12 +69,14 @@ class Ledger:
                 f"cannot complete group {group}: found {found}, expected one in flight; {self.describe()}"
             )
         known.complete = True
+        self.completed += 1
         self.complete_at[known.version] += 1
 
     def drop(self, group: int) -> None:
         """Forget a group, open or not."""
         known = self.groups.pop(group, None)
         if known is not None and known.complete:
+            self.completed -= 1
             self.complete_at[known.version] -= 1
 
     def take(self, batch: Sequence[int]) -> Sequence[int]:
@@ -92,11 +95,13 @@ class Ledger:
         """
         self.version = whole("version", version)
         self.groups = {}
+        self.completed = 0
         self.complete_at = Counter()
 
     def restore(self, group: int, version: int, complete: bool) -> None:
         """Open a group that exists already."""
         self.groups[group] = Open(version, complete)
+        self.completed += complete
         self.complete_at[version] += complete
 
     def offered(self, candidates: Sequence[Candidate]) -> None:
@@ -145,10 +150,9 @@ class Ledger:
 
     def describe(self) -> str:
         """Where it stands, in one line."""
-        complete = sum(known.complete for known in self.groups.values())
         return (
-            f"{self.name}: trainer at version {self.version}, {len(self.groups)} groups open, {complete} of them complete, "
-            f"{self.batch_groups} in a batch"
+            f"{self.name}: trainer at version {self.version}, {len(self.groups)} groups open, {self.completed} of them "
+            f"complete, {self.batch_groups} in a batch"
         )
 
 

@@ -86,7 +86,9 @@ class LockstepGate(CountedGate):
     def ready(self) -> bool:
         """Whether the next batch has all its groups, and they are complete."""
         groups = self._ledger.groups
-        return len(groups) >= self._batch and all(known.complete for known in islice(groups.values(), self._batch))
+        return self._ledger.completed >= self._batch and all(
+            known.complete for known in islice(groups.values(), self._batch)
+        )
 
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:  # noqa: ARG002 - no choice left
         """The next batch, in order of completion. The sampler is not asked: another choice would break the bound.

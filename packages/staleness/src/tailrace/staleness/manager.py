@@ -266,6 +266,8 @@ class StalenessManager(Generic[Key]):
 
     def surplus(self) -> list[Key]:
         """Reserved entries of ready buffers: redundant, since they came too late. `consume` drops those of its buffer."""
+        if not self._slots.ready or not self._surplus:
+            return []
         return [
             key
             for slot, buffer in enumerate(self._slots.buffers)

@@ -42,7 +42,9 @@ class SampledGate(CountedGate):
 
     def expired(self) -> Sequence[int]:
         """Complete groups above the age."""
-        if all(self._fresh(version) for version, count in self._ledger.complete_at.items() if count):
+        if self._max_age is None or all(
+            self._fresh(version) for version, count in self._ledger.complete_at.items() if count
+        ):
             return ()
         return [
             group for group, known in self._ledger.groups.items() if known.complete and not self._fresh(known.version)
@@ -50,6 +52,8 @@ class SampledGate(CountedGate):
 
     def ready(self) -> bool:
         """Whether a batch of groups is complete and not expired."""
+        if self._max_age is None:
+            return self._ledger.completed >= self._batch
         count = sum(count for version, count in self._ledger.complete_at.items() if self._fresh(version))
         return count >= self._batch
 

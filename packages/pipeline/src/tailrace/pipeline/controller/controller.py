@@ -16,15 +16,16 @@ the controller.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from typing import Any, cast
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Fleet, Health, ReplicaState
 from tailrace.pipeline.controller.learner import Learner
-from tailrace.pipeline.controller.ledger import GroupPhase, Ledger, Phase
+from tailrace.pipeline.controller.ledger import GroupPhase, GroupState, Ledger, Phase, TrajectoryState
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
@@ -32,6 +33,8 @@ from tailrace.pipeline.spec import PipelineSpec
 TRAINER = "trainer"
 REPLICA = "replica"
 RELAY = "relay"
+
+_TRAIN, _EVAL, _DONE = c.Purpose.TRAIN, c.Purpose.EVAL, Phase.DONE
 
 
 class Controller:
@@ -46,7 +49,7 @@ class Controller:
     def __init__(self, spec: PipelineSpec, *, relays: int = 1, first_version: int = 0) -> None:
         self.spec = spec
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions)
-        self.fleet = Fleet()
+        self.fleet = Fleet(self.ledger.view)
         self.learner = Learner(version=first_version, batches={first_version: 0})
         self.evaluations = Evaluations(spec.evaluation)
         self.gate = spec.admission.gate(spec.batch_groups)
@@ -63,15 +66,14 @@ class Controller:
         self.failure: str | None = None
         self._freed = False  # groups left since the last cycle: the pool has room
         self._to_score: list[str] = []
+        self._needed = spec.batching.needed()
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
-            c.Finished: self._on_finished,
             c.Interrupted: self._on_interrupted,
             c.Pulled: self._on_pulled,
             c.PullFailed: self._on_pull_failed,
             c.Published: self._on_published,
             c.Durable: self._on_durable,
-            c.Scored: self._on_scored,
             c.ScoringFailed: self._on_scoring_failed,
             c.Stepped: self._on_stepped,
             c.Down: self._on_down,
@@ -101,7 +103,7 @@ class Controller:
             self._start(now)
         if self._take_in(events):
             self._send_scores()
-            self._decide(events, now)
+            self._decide(set(map(type, events)), now)
         return self.outbox.take()
 
     def progress(self) -> c.Progress:
@@ -122,7 +124,7 @@ class Controller:
         """The whole state as plain data, for comparison."""
         plain: dict[str, Any] = {
             "ledger": dataclasses.asdict(self.ledger),
-            "fleet": dataclasses.asdict(self.fleet),
+            "fleet": self.fleet.plain(),
             "learner": dataclasses.asdict(self.learner),
             "evaluations": dataclasses.asdict(self.evaluations),
         }
@@ -135,13 +137,19 @@ class Controller:
 
     def _take_in(self, events: Sequence[c.Event]) -> bool:
         """Bring the state up to date; returns whether the run goes on."""
-        handlers = self._handlers
-        for event in events:
-            handler = handlers.get(type(event))
-            if handler is not None:
-                handler(event)
-                if self.failure is not None:
-                    return False
+        for kind, alike in groupby(events, type):
+            if kind is c.Finished:
+                self._on_finished(cast("Iterator[c.Finished]", alike))
+            elif kind is c.Scored:
+                self._on_scored(cast("Iterator[c.Scored]", alike))
+            else:
+                handler = self._handlers.get(kind)
+                if handler is None:
+                    continue
+                for event in alike:
+                    handler(event)
+                    if self.failure is not None:
+                        return False
         return True
 
     def _start(self, now: float) -> None:
@@ -206,29 +214,30 @@ class Controller:
         elif all(other.health is Health.DOWN for other in self.fleet.replicas.values()):
             self._fail(f"every replica is down and none is restarted any more; the last one: {reason}")
 
-    def _on_finished(self, event: c.Finished) -> None:
-        self._leave(event.trajectory, event.replica)
-        self.fleet.replicas[event.replica].failures = 0  # it works: the next failure is the first in a row
-        trajectory = self.ledger.finished(event.trajectory, event.tokens, self.learner.version)
-        if trajectory is None:
-            return
-        self.coordinator.unbind(trajectory)
-        if trajectory.purpose is c.Purpose.TRAIN and trajectory.version is not None:
-            lag = self.learner.version - trajectory.version
-            counts = self.learner.staleness_at_completion
-            counts[lag] = counts.get(lag, 0) + 1
-        self._to_score.append(trajectory.id)
+    def _on_finished(self, events: Iterable[c.Finished]) -> None:
+        replicas, trajectories, finished = self.fleet.replicas, self.ledger.trajectories, self.ledger.finished
+        trainer = self.learner.version
+        counts = self.learner.staleness_at_completion
+        for event in events:
+            name = event.trajectory
+            replica, state = replicas[event.replica], trajectories.get(name)
+            replica.left(name, evaluation=state is not None and state.purpose is _EVAL)
+            replica.failures = 0  # it works: the next failure is the first in a row
+            if state is None or not finished(state, event.tokens, trainer):
+                continue
+            if state.destination is not None:
+                self.coordinator.unbind(state)
+            if state.purpose is _TRAIN and state.version is not None:
+                lag = trainer - state.version
+                counts[lag] = counts.get(lag, 0) + 1
+            self._to_score.append(name)
 
     def _on_interrupted(self, event: c.Interrupted) -> None:
-        self._leave(event.trajectory, event.replica)
-        trajectory = self.ledger.get(event.trajectory)
-        if trajectory is not None and trajectory.replica == event.replica:
-            self.ledger.returned(event.trajectory, event.tokens_kept)
-
-    def _leave(self, name: str, replica: str) -> None:
-        trajectory = self.ledger.get(name)
-        evaluation = trajectory is not None and trajectory.purpose is c.Purpose.EVAL
-        self.fleet.replicas[replica].left(name, evaluation=evaluation)
+        name, state = event.trajectory, self.ledger.get(event.trajectory)
+        evaluation = state is not None and state.purpose is _EVAL
+        self.fleet.replicas[event.replica].left(name, evaluation=evaluation)
+        if state is not None and state.replica == event.replica:
+            self.ledger.returned(name, event.tokens_kept)
 
     def _on_pulled(self, event: c.Pulled) -> None:
         replica = self.fleet.replicas[event.replica]
@@ -239,7 +248,7 @@ class Controller:
         replica.pulling, replica.version = None, None
         replica.failed_pulls += 1
         if event.version != self.learner.published:
-            for name in [*self.ledger.level_of, *self.ledger.stranded_evaluations]:
+            for name in [*self.ledger.waiting.level_of, *self.ledger.stranded_evaluations]:
                 trajectory = self.ledger.trajectories[name]
                 if trajectory.version == event.version:
                     self.ledger.restarted(trajectory)
@@ -254,29 +263,28 @@ class Controller:
         self.learner.durable = max(self.learner.durable, event.version)
         self.ledger.durable(event.version)
 
-    def _on_scored(self, event: c.Scored) -> None:
-        trajectory = self.ledger.scored(event.trajectory, event.reward)
-        if trajectory is None:
-            return
-        if trajectory.purpose is c.Purpose.EVAL:
-            self.ledger.settle_eval(self.evaluations.scored(trajectory, event.reward))
-            return
-        group = self.ledger.groups[trajectory.group]
-        if group.phase is GroupPhase.GENERATING and group.scored >= self.spec.batching.needed():
-            self._group_complete(trajectory.group)
+    def _on_scored(self, events: Iterable[c.Scored]) -> None:
+        trajectories, scored, needed = self.ledger.trajectories, self.ledger.scored, self._needed
+        for event in events:
+            trajectory = trajectories.get(event.trajectory)
+            if trajectory is None or trajectory.phase is not _DONE:
+                continue  # it was dropped, or that was known already
+            group = scored(trajectory, event.reward)
+            if group is None:
+                self.ledger.settle_eval(self.evaluations.scored(trajectory, event.reward))
+            elif group.scored >= needed and group.phase is GroupPhase.GENERATING:
+                self._group_complete(group)
 
-    def _group_complete(self, group: int) -> None:
+    def _group_complete(self, group: GroupState) -> None:
         """A group has its rewards: surplus samples are aborted; it is kept for the trainer or filtered."""
-        rewards = self.ledger.rewards(group)
-        for name in self.ledger.groups[group].members:
-            self.coordinator.unbind(self.ledger.trajectories[name])
-        surplus = tuple(self.ledger.complete(group))
+        self._unbind(group)
+        candidate, surplus = self.ledger.complete(group)
         if surplus:
             self._abort(surplus, "its group has all the samples that it needs")
-        if not self.spec.batching.keeps(rewards):
-            self._drop(group, GroupPhase.FILTERED, "no signal")
+        if self.spec.batching.keeps(candidate.rewards):
+            self.gate.complete(group.index)
         else:
-            self.gate.complete(group)
+            self._drop(group.index, GroupPhase.FILTERED, "no signal")
         self._drop_surplus()
 
     def _on_scoring_failed(self, event: c.ScoringFailed) -> None:
@@ -286,7 +294,7 @@ class Controller:
         trajectory.scoring_attempts += 1
         if trajectory.scoring_attempts < self.spec.scoring_attempts:
             self._to_score.append(trajectory.id)
-        elif trajectory.purpose is c.Purpose.EVAL:
+        elif trajectory.purpose is _EVAL:
             self.ledger.settle_eval(self.evaluations.scored(trajectory, None))
         else:
             self._drop(trajectory.group, GroupPhase.FAILED, event.reason)
@@ -326,7 +334,7 @@ class Controller:
             trajectory.replica = None
             self.ledger.bind(trajectory, None)
             if trajectory.id in event.held:
-                self.ledger.finished(trajectory.id, trajectory.tokens, self.learner.version)
+                self.ledger.finished(trajectory, trajectory.tokens, self.learner.version)
                 self._to_score.append(trajectory.id)
             else:
                 self.ledger.restarted(trajectory, *event.partial.get(trajectory.id, (None, 0)))
@@ -344,11 +352,12 @@ class Controller:
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
-    def _decide(self, events: Sequence[c.Event], now: float) -> None:
+    def _decide(self, kinds: set[type], now: float) -> None:
+        """Decide after events of these kinds."""
         self._train()
-        if self._freed or any(self.coordinator.due(event, now) for event in events):
+        if self._freed or self.coordinator.due(kinds, now):
             self._freed = False
-            self.coordinator.run(now, stepped=any(isinstance(event, c.Stepped) for event in events))
+            self.coordinator.run(now, stepped=c.Stepped in kinds)
         if self.learner.step >= self.spec.steps and self.learner.idle:
             self._end()
 
@@ -376,7 +385,7 @@ class Controller:
         self._freed = True
         learner.stepping = version
         batches = [
-            tuple(name for index in mini for name in self.ledger.groups[index].members)
+            tuple(chain.from_iterable([self.ledger.groups[index].members for index in mini]))
             for mini in spec.training.split(groups)
         ]
         seq = self.outbox.send(c.Step, version=version, mini_batches=tuple(batches))
@@ -391,16 +400,14 @@ class Controller:
         """
         counts: dict[int, int] = {}
         for index in groups:
-            for name in self.ledger.groups[index].members:
-                produced_by = self.ledger.trajectories[name].version
-                assert produced_by is not None
+            for produced_by, count in self.ledger.groups[index].versions.items():
                 lag = self.learner.version - produced_by
                 if self.gate.bound is not None and lag > self.gate.bound:
                     raise ControllerError(
-                        f"trajectory {name} of version {produced_by} was about to be trained on at version "
+                        f"a trajectory of version {produced_by} of group {index} was about to be trained on at version "
                         f"{self.learner.version}: a staleness of {lag}, expected at most {self.gate.bound}"
                     )
-                counts[lag] = counts.get(lag, 0) + 1
+                counts[lag] = counts.get(lag, 0) + count
         return counts
 
     # ---- helpers --------------------------------------------------------------------------------------------------
@@ -410,13 +417,17 @@ class Controller:
         return self.learner.durable if self.learner.durable >= 0 else None
 
     def _drop(self, group: int, phase: GroupPhase, reason: str) -> None:
-        members = tuple(self.ledger.groups[group].members)
-        for name in members:
-            self.coordinator.unbind(self.ledger.trajectories[name])
-        self.ledger.drop(group, phase, reason)
+        self._unbind(self.ledger.groups[group])
+        members = self.ledger.drop(group, phase, reason)
         self.gate.drop(group)
         self._freed = True
         self._abort(members, f"its group {group} was {phase}: {reason}")
+
+    def _unbind(self, group: GroupState) -> None:
+        """Nothing of a group is on its way to another replica any more."""
+        if self.ledger.moving:
+            for state in group.states:
+                self.coordinator.unbind(state)
 
     def _drop_surplus(self) -> None:
         """Before another group completes: what came too late for its batch goes (redundancy)."""
@@ -424,20 +435,21 @@ class Controller:
             self._drop(late, GroupPhase.FILTERED, "surplus")
 
     def _send_scores(self) -> None:
-        """What finished and is still wanted is scored."""
-        if not self._to_score:
-            return
-        names, self._to_score = self._to_score, []
-        wanted = tuple(name for name in names if self.ledger.get(name) is not None)
-        if wanted:
-            self.outbox.send(c.Score, trajectories=wanted)
+        """What finished is scored."""
+        if self._to_score:
+            names, self._to_score = self._to_score, []
+            self.outbox.send(c.Score, trajectories=tuple(names))
 
-    def _abort(self, names: tuple[str, ...], why: str) -> None:
-        for replica in self.fleet.replicas.values():
-            for name in names:
-                if name in replica.assigned:
-                    replica.aborted += 1
-                    replica.left(name, evaluation=False)
+    def _abort(self, trajectories: Sequence[TrajectoryState], why: str) -> None:
+        for trajectory in trajectories:
+            if trajectory.replica is not None:
+                replica = self.fleet.replicas[trajectory.replica]
+                replica.aborted += 1
+                replica.left(trajectory.id, evaluation=False)
+        names = tuple([trajectory.id for trajectory in trajectories])
+        if self._to_score:
+            gone = set(names)
+            self._to_score = [name for name in self._to_score if name not in gone]
         seq = self.outbox.send(c.Abort, trajectories=names)
         self.outbox.note(names, lambda: f"dropped: {why}", seq)
 
@@ -446,7 +458,7 @@ class Controller:
         self.outbox.send(c.Publish, version=self.learner.version)
 
     def _checkpoint(self) -> None:
-        self.outbox.send(c.Checkpoint, version=self.learner.version, keep=tuple(sorted(self.ledger.versions_needed())))
+        self.outbox.send(c.Checkpoint, version=self.learner.version, keep=tuple(self.ledger.versions_needed()))
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

@@ -20,24 +20,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence, Set
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Fleet, ReplicaState
 from tailrace.pipeline.controller.learner import Learner
-from tailrace.pipeline.controller.ledger import Ledger, TrajectoryState
+from tailrace.pipeline.controller.ledger import GroupState, Ledger, TrajectoryState
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.spec import PipelineSpec
 
-_LOAD = c.Snapshot
-_PROGRESS = (
-    c.Finished,
-    c.Interrupted,
-    c.Scored,
-    c.ScoringFailed,
-    c.Durable,
-    c.Suspect,
+_LOAD = frozenset({c.Snapshot})
+_PROGRESS = frozenset(
+    {c.Finished, c.Interrupted, c.Scored, c.ScoringFailed, c.Durable, c.Suspect, c.Accumulated}
 )  # a snapshot follows, or nothing does
 
 
@@ -90,11 +85,10 @@ class Coordinator:
             last_version=self._spec.steps,
         )
 
-    def due(self, event: c.Event, now: float) -> bool:
-        """Whether an event calls for a cycle."""
-        if isinstance(event, _LOAD):
-            return now - self.last_cycle_s >= self._spec.cycle_s
-        return not isinstance(event, _PROGRESS)
+    def due(self, kinds: Set[type], now: float) -> bool:
+        """Whether events of these kinds call for a cycle."""
+        others = kinds - _PROGRESS
+        return bool(others - _LOAD) or (bool(others) and now - self.last_cycle_s >= self._spec.cycle_s)
 
     def run(self, now: float, *, stepped: bool) -> None:
         """One cycle.
@@ -135,24 +129,26 @@ class Coordinator:
         return self._seen[1]
 
     def _look(self) -> c.Cycle:
-        progress = self.progress()
-        views = []
-        for replica in self._fleet.up():
-            view = replica.view()
-            views.append(view if self._spec.sync.accepts(view, progress) else replica.view(open_=False))
+        progress, opens = self.progress(), self._opens()
+        views = [replica.view(opens) for replica in self._fleet.up()]
         return c.Cycle(
             replicas=views,
-            pool=self._ledger.pool(),
+            pool=self._ledger.levels,
             admits=self._gate.tentative(),
             progress=progress,
             routing=self._spec.routing,
             routings=self.routings,
         )
 
+    def _opens(self) -> Callable[[c.ReplicaView], bool]:
+        """Whether a replica may be given new groups, as things stand."""
+        progress, accepts = self.progress(), self._spec.sync.accepts
+        return lambda view: accepts(view, progress)
+
     def _place_moving(self) -> None:
         """What a move has set free goes where it was bound for, if that still serves its version."""
         arrivals: dict[str, list[TrajectoryState]] = {}
-        for name in [name for name in self._ledger.moving if name in self._ledger.level_of]:
+        for name in [name for name in self._ledger.moving if name in self._ledger.waiting]:
             trajectory = self._ledger.trajectories[name]
             assert trajectory.destination is not None
             replica = self._fleet.replicas[trajectory.destination]
@@ -167,16 +163,16 @@ class Coordinator:
         """What only a replica of its own version can continue goes before that replica pulls another."""
         if self._ledger.mixes_versions:
             return
-        pool = self._ledger.pool()
+        queues = self._ledger.waiting.queues
         stranded: dict[int | None, dict[str, c.TrajectoryView]] = {
             level: exact
-            for level, waiting in pool.items()
-            if level is not None and (exact := {name: view for name, view in waiting.items() if view.exact})
+            for level in sorted(queues)
+            if (exact := {name: view for name, view in queues[level].items() if view.exact})
         }
         if not stranded:
             return
         cycle = dataclasses.replace(self._cycle(), pool=stranded)
-        placed = self._place(cycle)
+        placed = {placement.trajectory for placement in self._place(cycle)}
         for level, waiting in stranded.items():
             if level is not None and any(name not in placed for name in waiting):
                 self._pull_old(level, f"trajectories of version {level} are left and nobody serves it")
@@ -187,55 +183,66 @@ class Coordinator:
             return
         self.blocked_cycles = 0 if self._place(self._cycle()) else self.blocked_cycles + 1
 
-    def _place(self, cycle: c.Cycle) -> set[str]:
-        """Do what the routing policy says; returns the trajectories that it placed."""
+    def _place(self, cycle: c.Cycle) -> Sequence[c.Placement]:
+        """Do what the routing policy says, and return it."""
+        if not _may_place(cycle):
+            return ()
+        ledger, replicas, trajectories = self._ledger, self._fleet.replicas, self._ledger.trajectories
+        placements = self._spec.routing.route(cycle)
         routes: dict[str, list[TrajectoryState]] = {}
-        why: dict[str, c.Placement] = {}
+        started: list[GroupState] = []
         turns = 0
-        for placement in self._spec.routing.route(cycle):
-            trajectory = self._ledger.trajectories[placement.trajectory]
-            version = self._fleet.replicas[placement.replica].version
-            assert version is not None
-            started = self._ledger.groups[trajectory.group].version is not None
-            if not started:
-                self._gate.start(trajectory.group, version)
-                self._ledger.start(trajectory.group, version)
-            turns += not started or trajectory.version is not None
-            routes.setdefault(placement.replica, []).append(trajectory)
-            why[trajectory.id] = placement
+        chosen = ""  # placements on one replica mostly follow each other
+        for placement in placements:
+            if placement.replica != chosen:
+                chosen = placement.replica
+                route = routes.setdefault(chosen, [])
+            trajectory = trajectories.get(placement.trajectory)
+            if trajectory is None:
+                version, group = replicas[chosen].version, ledger.group_of(placement.trajectory)
+                assert version is not None
+                assert group is not None
+                self._gate.start(group.index, version)
+                ledger.start(group, version)
+                started.append(group)
+                trajectory = trajectories[placement.trajectory]
+                turns += 1
+            elif trajectory.version is not None:
+                turns += 1
+            route.append(trajectory)
         self.routings += turns
-        for name, trajectories in routes.items():
-            self._route(self._fleet.replicas[name], trajectories, why=lambda id_: _because(why[id_]))
-        return set(why)
+        why = {placement.trajectory: placement for placement in placements} if self._outbox.notes is not None else {}
+        for name, states in routes.items():
+            self._route(replicas[name], states, why=lambda id_: _because(why[id_]))
+        for group in started:
+            ledger.pool_rest(group)
+        return placements
 
-    def _route(
-        self, replica: ReplicaState, trajectories: Iterable[TrajectoryState], *, why: Callable[[str], str]
-    ) -> None:
+    def _route(self, replica: ReplicaState, states: Sequence[TrajectoryState], *, why: Callable[[str], str]) -> None:
         assert replica.version is not None
-        states, views = [], []
-        for trajectory in trajectories:
-            self.unbind(trajectory)
-            view = self._ledger.waiting(trajectory.id)
-            state = self._ledger.routed(trajectory.id, replica.id, replica.version)
-            if view is None or not self._ledger.mixes_versions:
-                view = c.TrajectoryView(state.id, state.group, state.version, state.tokens, exact=True)
-            states.append(state)
-            views.append(view)
-        seq = self._outbox.send_to(replica, c.Route, trajectories=tuple(state.ref() for state in states))
-        evaluations = sum(state.purpose is c.Purpose.EVAL for state in states)
-        self._fleet.routed(replica, views, evaluations=evaluations)
-        for state in states:
-            self._outbox.note((state.id,), functools.partial(_routed, replica.id, state.id, why), seq)
+        if self._ledger.moving:
+            for state in states:
+                self.unbind(state)
+        refs = self._ledger.routed(states, replica.id, replica.version)
+        seq = self._outbox.send_to(replica, c.Route, trajectories=tuple(refs))
+        evaluations = sum([ref.purpose is c.Purpose.EVAL for ref in refs])
+        self._fleet.routed(replica, states, evaluations=evaluations)
+        if self._outbox.notes is not None:
+            for state in states:
+                self._outbox.note((state.id,), functools.partial(_routed, replica.id, state.id, why), seq)
 
     # ---- evaluations ----------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
         """Evaluations go first, whole, to a replica that is new enough; it keeps its weights until they are answered."""
-        self._restart_stranded_evaluations()
-        mixes = self._ledger.mixes_versions
+        if self._ledger.stranded_evaluations:
+            self._restart_stranded_evaluations()
+        if not self._evaluations.due:
+            return
+        mixes, opens = self._ledger.mixes_versions, self._opens()
         candidates = sorted((replica for replica in self._fleet.up() if replica.serves), key=lambda r: r.in_flight)
         for replica in candidates:
-            if replica.evaluating or not (mixes or self._spec.sync.accepts(replica.view(), self.progress())):
+            if replica.evaluating or not (mixes or replica.view(opens).open):
                 continue
             assert replica.version is not None
             trajectories = self._evaluations.start(replica.version)
@@ -251,7 +258,7 @@ class Coordinator:
             trajectory = self._ledger.trajectories[name]
             if self._ledger.mixes_versions and trajectory.version is not None:
                 self._outbox.send(c.Abort, trajectories=(name,))
-                trajectory.version, trajectory.tokens = None, 0
+                self._ledger.restarted(trajectory)
         homes: dict[str, list[TrajectoryState]] = {}
         homeless: dict[int, None] = {}
         serving = [replica for replica in self._fleet.up() if replica.serves]
@@ -292,13 +299,14 @@ class Coordinator:
     # ---- weights and relocation -----------------------------------------------------------------------------------
 
     def _synchronise(self) -> None:
-        if self._learner.published < 0:
+        published = self._learner.published
+        if published < 0 or not any(r.version != published and r.pulling is None for r in self._fleet.up()):
             return
         cycle = self._cycle()
         for decision in self._spec.sync.pulls(cycle):
             replica = self._fleet.replicas[decision.replica]
             if replica.pulling is None and not replica.moving_out:
-                self._pull(replica, self._learner.published, decision.why)
+                self._pull(replica, published, decision.why)
 
     def _pull(self, replica: ReplicaState, version: int, why: str) -> None:
         if replica.assigned:
@@ -343,6 +351,12 @@ class Coordinator:
         if trajectory.destination is not None:
             self._fleet.replicas[trajectory.destination].incoming -= 1
             self._ledger.bind(trajectory, None)
+
+
+def _may_place(cycle: c.Cycle) -> bool:
+    """Whether a routing policy has any choice: a quick no while every replica is busy, or none is open."""
+    serving = [view for view in cycle.replicas if view.version is not None and not view.pulling]
+    return any(level is not None or any(view.open for view in serving) for level in cycle.pool) and bool(serving)
 
 
 def _routed(replica: str, trajectory: str, why: Callable[[str], str]) -> str:

@@ -9,11 +9,14 @@ must hold: what runs and waits in the engine is what the controller believes to 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Any
 
 from tailrace.contracts import ReplicaView, Snapshot, TrajectoryView
+from tailrace.pipeline.controller.assigned import Assigned
+from tailrace.pipeline.controller.ledger import TrajectoryState
 
 
 class Health(StrEnum):
@@ -34,10 +37,10 @@ class ReplicaState:
 
     id: str
     capacity: int
+    assigned: Assigned
     health: Health = Health.STARTING
     version: int | None = None
     pulling: int | None = None
-    assigned: dict[str, TrajectoryView] = field(default_factory=dict)
     evaluating: int = 0
     aborted: int = 0
     incoming: int = 0
@@ -56,38 +59,49 @@ class ReplicaState:
     @property
     def in_flight(self) -> int:
         """Trajectories that it holds or is about to receive."""
-        return len(self.assigned) + self.incoming
+        return len(self.assigned.states) + self.incoming
 
     @property
     def serves(self) -> bool:
         """Whether trajectories may be routed to it now."""
         return self.health is Health.UP and self.version is not None and self.pulling is None and not self.moving_out
 
-    def view(self, *, open_: bool = True) -> ReplicaView:
-        """What a policy sees of it."""
-        return ReplicaView(
-            replica=self.id,
-            version=self.version,
-            pulling=self.pulling is not None or self.moving_out,
-            in_flight=self.in_flight,
-            capacity=self.capacity,
-            kv=self.kv,
-            kv_before=self.kv_before,
-            kv_peak=self.kv_peak,
-            waiting=self.waiting,
-            fresh=self.fresh,
-            running=self.running,
-            kv_capacity_tokens=self.kv_capacity_tokens,
-            open=open_,
-            pinned=self.evaluating > 0,
-            trajectories=self.assigned,
+    def view(self, opens: Callable[[ReplicaView], bool]) -> ReplicaView:
+        """What a policy sees of it.
+
+        Args:
+            opens: whether it may be given groups that have not started, from the view.
+        """
+        view = ReplicaView(
+            self.id,
+            self.version,
+            self.pulling is not None or self.moving_out,
+            len(self.assigned.states) + self.incoming,
+            self.capacity,
+            self.kv,
+            self.kv_before,
+            self.kv_peak,
+            self.waiting,
+            self.fresh,
+            self.running,
+            self.kv_capacity_tokens,
+            True,
+            self.evaluating > 0,
+            self.assigned,
         )
+        if not opens(view):
+            object.__setattr__(view, "open", False)  # nobody else has seen it yet
+        return view
 
     def left(self, trajectory: str, *, evaluation: bool) -> None:
         """A trajectory is no longer on it; a source whose last one has left is released."""
-        if self.assigned.pop(trajectory, None) is not None and evaluation:
-            self.evaluating -= 1
-        if not self.assigned:
+        assigned = self.assigned
+        if assigned.states.pop(trajectory, None) is not None:
+            if assigned.seen is not None:
+                assigned.seen.pop(trajectory, None)
+            if evaluation:
+                self.evaluating -= 1
+        if self.moving_out and not assigned.states:
             self.moving_out = False
 
     def reset(self) -> None:
@@ -105,29 +119,38 @@ class Fleet:
     """All replicas, in the order in which they were first started.
 
     `contradictions` counts snapshots that broke equation 1 after reconciliation: a replica has more or fewer trajectories.
+
+    Args:
+        view: how policies see a trajectory that runs.
     """
 
+    view: Callable[[TrajectoryState], TrajectoryView]
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
     contradictions: int = 0
 
     def add(self, replica: str, capacity: int) -> ReplicaState:
         """A new replica that is starting."""
-        state = ReplicaState(replica, capacity)
+        state = ReplicaState(replica, capacity, Assigned(self.view))
         self.replicas[replica] = state
         return state
 
+    def plain(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        replicas = {
+            replica.id: {each.name: getattr(replica, each.name) for each in fields(replica)}
+            | {"assigned": list(replica.assigned)}
+            for replica in self.replicas.values()
+        }
+        return {"replicas": replicas, "contradictions": self.contradictions}
+
     def up(self) -> list[ReplicaState]:
         """Replicas that are up."""
-        return [replica for replica in self.replicas.values() if replica.health is Health.UP]
+        up = Health.UP
+        return [replica for replica in self.replicas.values() if replica.health is up]
 
-    def serving(self, version: int) -> list[ReplicaState]:
-        """Replicas that take trajectories of a version now."""
-        return [replica for replica in self.replicas.values() if replica.serves and replica.version == version]
-
-    def routed(self, replica: ReplicaState, trajectories: Iterable[TrajectoryView], *, evaluations: int) -> None:
+    def routed(self, replica: ReplicaState, trajectories: Sequence[TrajectoryState], *, evaluations: int) -> None:
         """Work was given to a replica: its KV-cache curve starts anew (LAM-2: clears the ramp-down latch)."""
-        for trajectory in trajectories:
-            replica.assigned[trajectory.trajectory] = trajectory
+        replica.assigned.add(trajectories)
         replica.evaluating += evaluations
         replica.kv_peak = replica.kv
 

@@ -9,8 +9,7 @@
          ├─► FAILED               │ └─► FILTERED             │
          └─► FILTERED             └──────────────────────────┘
 
-A pending trajectory waits in the pool (StaleFlow's trajectory server, section 5.1), ordered by the version that it is bound to:
-that of its tokens where a trajectory has one version, that of its group where versions may be mixed.
+A pending trajectory waits in the pool (`pool.py`).
 
 Invariant (design, 2): every admitted group ends as TRAINED, FILTERED or FAILED exactly once. If it did not hold, prompts
 would be lost or trained on twice, and nobody would see it in the reward curve.
@@ -22,7 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tailrace.contracts import Candidate, Purpose, TrajectoryRef, TrajectoryView
+from tailrace.contracts import Candidate, Pool, Purpose, TrajectoryRef, TrajectoryView
+from tailrace.pipeline.controller.pool import Waiting
 from tailrace.pipeline.errors import ControllerError
 
 
@@ -33,6 +33,11 @@ class Phase(StrEnum):
     RUNNING = "running"
     DONE = "done"
     SCORED = "scored"
+
+
+# An enum's members are slow to look up, and every trajectory passes each of these.
+_PENDING, _RUNNING, _DONE, _SCORED = Phase.PENDING, Phase.RUNNING, Phase.DONE, Phase.SCORED
+_TRAIN, _EVAL = Purpose.TRAIN, Purpose.EVAL
 
 
 class GroupPhase(StrEnum):
@@ -67,21 +72,23 @@ class TrajectoryState:
     completed_at: int = 0
     scoring_attempts: int = 0
 
-    def ref(self) -> TrajectoryRef:
-        """What a `Route` carries."""
-        return TrajectoryRef(self.id, self.group, self.sample, self.purpose, self.mode, self.tokens)
-
 
 @dataclass(slots=True)
 class GroupState:
-    """One prompt's samples. `version` is that of its first routing, which admission counts with (SF-11)."""
+    """One prompt's samples. `version` is that of its first routing, which admission counts with (SF-11).
+
+    `states` are its trajectories in order of their samples, from the start on; `scored` counts those that have a reward. Once
+    it is complete, `candidate` is what a sampler sees of it, and `versions` counts its members by version.
+    """
 
     index: int
-    members: list[str]
+    members: Sequence[str]
     version: int | None = None
     phase: GroupPhase = GroupPhase.GENERATING
+    states: list[TrajectoryState] = field(default_factory=list)
     scored: int = 0
-    order: int = -1
+    candidate: Candidate | None = None
+    versions: dict[int, int] = field(default_factory=dict)
     consumed_for: int = 0
 
 
@@ -106,6 +113,10 @@ class Counts:
 class Ledger:
     """All trajectories and groups that are not yet settled. Settled groups leave it once their checkpoint is durable.
 
+    Trajectories are kept one by one from the start of their group on; before, nothing tells them apart. `consumed` lists the
+    groups of each version that training makes or made, `unfinished` counts trajectories by the version whose weights they
+    still need.
+
     Args:
         mixes_versions: a trajectory may go on under newer weights.
     """
@@ -113,23 +124,34 @@ class Ledger:
     mixes_versions: bool = False
     trajectories: dict[str, TrajectoryState] = field(default_factory=dict)
     groups: dict[int, GroupState] = field(default_factory=dict)
-    levels: dict[int | None, dict[str, TrajectoryView]] = field(default_factory=dict)
-    level_of: dict[str, int | None] = field(default_factory=dict)
+    waiting: Waiting = field(default_factory=Waiting)
     moving: dict[str, None] = field(default_factory=dict)
     stranded_evaluations: dict[str, None] = field(default_factory=dict)
     buffered: dict[int, None] = field(default_factory=dict)
+    consumed: dict[int, list[int]] = field(default_factory=dict)
+    unfinished: dict[int, int] = field(default_factory=dict)
     generating: int = 0
     counts: Counts = field(default_factory=Counts)
+
+    # ---- the pool -------------------------------------------------------------------------------------------------
+
+    @property
+    def levels(self) -> Pool:
+        """What waits for a replica, the oldest version first, what has none last."""
+        return self.waiting.levels()
+
+    @property
+    def pooled(self) -> int:
+        """Trajectories in the pool."""
+        return len(self.waiting)
 
     def admit(self, group: int, samples: int) -> None:
         """Open a group; its trajectories are pending."""
         if group in self.groups:
             raise ControllerError(f"group {group} was admitted twice")
-        members = [f"{group}.{sample}" for sample in range(samples)]
+        members = tuple([f"{group}.{sample}" for sample in range(samples)])
         self.groups[group] = GroupState(group, members)
-        for sample, name in enumerate(members):
-            self.trajectories[name] = TrajectoryState(name, group, sample, Purpose.TRAIN, "")
-            self._pend(self.trajectories[name])
+        self.waiting.unstarted.add(group, members)
         self.generating += 1
         self.counts.admitted += 1
 
@@ -139,20 +161,15 @@ class Ledger:
 
     def get(self, trajectory: str) -> TrajectoryState | None:
         """The trajectory, or None when it is settled or unknown."""
-        return self.trajectories.get(trajectory)
+        state = self.trajectories.get(trajectory)
+        if state is None and (group := self.group_of(trajectory)) is not None and group.version is None:
+            return next((fresh for fresh in _fresh(group) if fresh.id == trajectory), None)
+        return state
 
-    def pool(self) -> dict[int | None, dict[str, TrajectoryView]]:
-        """What waits for a replica, the oldest version first, what has none last."""
-        return {level: self.levels[level] for level in sorted(self.levels, key=lambda v: (v is None, v))}
-
-    def waiting(self, trajectory: str) -> TrajectoryView | None:
-        """How a trajectory stands in the pool; None if it is not there."""
-        return self.levels[self.level_of[trajectory]][trajectory] if trajectory in self.level_of else None
-
-    @property
-    def pooled(self) -> int:
-        """Trajectories in the pool."""
-        return len(self.level_of)
+    def group_of(self, trajectory: str) -> GroupState | None:
+        """The group that a trajectory for training belongs to, by its name; None if that is settled or unknown."""
+        group = trajectory.partition(".")[0]
+        return self.groups.get(int(group)) if group.isdigit() else None
 
     def started(self) -> dict[int, tuple[int, bool]]:
         """Groups that count for admission, with their version and whether they are complete."""
@@ -162,33 +179,59 @@ class Ledger:
             if group.version is not None and group.phase in (GroupPhase.GENERATING, GroupPhase.BUFFERED)
         }
 
-    def start(self, index: int, version: int) -> None:
-        """The first trajectory of a group is about to be routed: the group's version is fixed."""
-        group = self.groups[index]
+    def start(self, group: GroupState, version: int) -> None:
+        """The first trajectory of a group is about to be routed: the group's version is fixed. See `pool_rest`."""
         group.version = version
-        for name in group.members:
-            if self._unpend(name):
-                self._pend(self.trajectories[name])
+        self.waiting.unstarted.remove(group.index)
+        group.states = _fresh(group)
+        self.trajectories.update(zip(group.members, group.states, strict=True))
 
-    def routed(self, trajectory: str, replica: str, version: int) -> TrajectoryState:
-        """A replica takes a trajectory."""
-        state = self.trajectories[trajectory]
-        self._unpend(trajectory)
-        self.stranded_evaluations.pop(trajectory, None)
-        if state.version is not None and state.version != version:
-            if self.mixes_versions and state.purpose is Purpose.TRAIN:
-                self.counts.resumed_on_newer += 1
-                version = min(version, state.version)
+    def pool_rest(self, group: GroupState) -> None:
+        """Trajectories of a group that has just started and were not routed with its first one wait by themselves."""
+        for state in group.states:
+            if state.phase is _PENDING and state.id not in self.waiting:
+                self._pend(state)
+
+    # ---- trajectories ---------------------------------------------------------------------------------------------
+
+    def routed(self, states: Iterable[TrajectoryState], replica: str, version: int) -> list[TrajectoryRef]:
+        """A replica takes trajectories. Returns what it is told."""
+        refs: list[TrajectoryRef] = []
+        waiting, mixes = self.waiting.level_of, self.mixes_versions
+        news = 0
+        for state in states:
+            name, at = state.id, version
+            if name in waiting:
+                self.waiting.remove(name)
+            if mixes and state.purpose is _TRAIN:
+                if state.version is not None and state.version != version:
+                    self.counts.resumed_on_newer += 1
+                    at = min(version, state.version)
             else:
-                self.counts.regenerated_trajectories += 1
-                state.tokens = 0
-        state.phase, state.replica, state.version = Phase.RUNNING, replica, version
-        return state
+                if state.version != version:
+                    news += 1
+                    if state.version is not None:
+                        self.unfinished[state.version] -= 1
+                        self.counts.regenerated_trajectories += 1
+                        state.tokens = 0
+                if state.purpose is _EVAL:
+                    self.stranded_evaluations.pop(name, None)
+            state.phase, state.replica, state.version = _RUNNING, replica, at
+            refs.append(TrajectoryRef(name, state.group, state.sample, state.purpose, state.mode, state.tokens))
+        if news:
+            self.unfinished[version] = self.unfinished.get(version, 0) + news
+        return refs
+
+    def view(self, state: TrajectoryState) -> TrajectoryView:
+        """How policies see a trajectory that runs."""
+        if self.mixes_versions and state.purpose is _TRAIN:
+            return TrajectoryView(state.id, state.group, self.groups[state.group].version, state.tokens)
+        return TrajectoryView(state.id, state.group, state.version, state.tokens, True)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
         """A trajectory has left its replica unfinished and is pending again."""
         state = self.trajectories[trajectory]
-        state.phase, state.replica = Phase.PENDING, None
+        state.phase, state.replica = _PENDING, None
         if tokens is not None:
             state.tokens = tokens
         self._pend(state)
@@ -196,8 +239,11 @@ class Ledger:
 
     def restarted(self, state: TrajectoryState, version: int | None = None, tokens: int = 0) -> None:
         """What exists of a pending trajectory is this, by default nothing."""
-        self._unpend(state.id)
-        state.phase, state.replica, state.version, state.tokens = Phase.PENDING, None, version, tokens
+        self.waiting.remove(state.id)
+        if state.phase is _PENDING or state.phase is _RUNNING:
+            self._needed(state, -1)
+        state.phase, state.replica, state.version, state.tokens = _PENDING, None, version, tokens
+        self._needed(state, 1)
         self._pend(state)
 
     def bind(self, trajectory: TrajectoryState, destination: str | None) -> None:
@@ -208,56 +254,63 @@ class Ledger:
         else:
             self.moving[trajectory.id] = None
 
-    def finished(self, trajectory: str, tokens: int, trainer_version: int) -> TrajectoryState | None:
-        """A trajectory is complete; None when that was known already."""
-        state = self.trajectories.get(trajectory)
-        if state is None or state.phase in (Phase.DONE, Phase.SCORED):
-            return None
-        self._unpend(trajectory)
-        self.stranded_evaluations.pop(trajectory, None)
-        state.phase, state.replica = Phase.DONE, None
+    def finished(self, state: TrajectoryState, tokens: int, trainer_version: int) -> bool:
+        """A trajectory is complete. Returns whether that is news."""
+        phase = state.phase
+        if phase is _DONE or phase is _SCORED:
+            return False
+        if phase is _PENDING:
+            self.waiting.remove(state.id)
+            self.stranded_evaluations.pop(state.id, None)
+        if state.version is not None and (not self.mixes_versions or state.purpose is _EVAL):
+            self.unfinished[state.version] -= 1
+        state.phase, state.replica = _DONE, None
         state.tokens, state.completed_at = tokens, trainer_version
-        return state
+        return True
 
-    def scored(self, trajectory: str, reward: float) -> TrajectoryState | None:
-        """A trajectory has its reward. None when that was known already."""
-        state = self.trajectories.get(trajectory)
-        if state is None or state.phase is not Phase.DONE:
+    def scored(self, state: TrajectoryState, reward: float) -> GroupState | None:
+        """A finished trajectory has its reward. Returns its group if it has one, which is for training."""
+        state.phase, state.reward = _SCORED, reward
+        if state.purpose is _EVAL:
             return None
-        state.phase, state.reward = Phase.SCORED, reward
-        if state.purpose is Purpose.TRAIN:
-            self.groups[state.group].scored += 1
-        return state
-
-    def complete(self, index: int) -> list[str]:
-        """A group has all rewards that it needs. Returns its surplus members, which are forgotten."""
-        group = self.groups[index]
-        surplus = [name for name in group.members if self.trajectories[name].phase is not Phase.SCORED]
-        for name in surplus:
-            self._unpend(name)
-            del self.trajectories[name]
-        group.members = [name for name in group.members if name in self.trajectories]
-        self._buffer(group)
-        group.order = self.counts.completed
-        self.counts.completed += 1
-        self.counts.surplus_trajectories += len(surplus)
-        self.generating -= 1
-        return surplus
-
-    def rewards(self, index: int) -> list[float]:
-        """The rewards of a group so far, in order of its samples."""
-        members = (self.trajectories[name] for name in self.groups[index].members)
-        return [member.reward for member in members if member.reward is not None]
+        group = self.groups[state.group]
+        group.scored += 1
+        return group
 
     def settle_eval(self, ids: Iterable[str]) -> None:
         """Forget evaluation trajectories."""
         for name in ids:
-            self.trajectories.pop(name, None)
-            self.stranded_evaluations.pop(name, None)
+            state = self.trajectories.get(name)
+            if state is not None:
+                self._forget(state)
+
+    # ---- groups ---------------------------------------------------------------------------------------------------
+
+    def complete(self, group: GroupState) -> tuple[Candidate, list[TrajectoryState]]:
+        """A group has all rewards that it needs. Returns what it is worth, and its surplus members, which are forgotten."""
+        surplus: list[TrajectoryState] = []
+        if group.scored < len(group.members):
+            surplus = [state for state in group.states if state.phase is not _SCORED]
+            group.states = [state for state in group.states if state.phase is _SCORED]
+            group.members = tuple([state.id for state in group.states])
+            for state in surplus:
+                self._forget(state)
+        states = group.states
+        versions = [state.version for state in states if state.version is not None]
+        group.versions = {version: versions.count(version) for version in set(versions)}
+        rewards = tuple([state.reward for state in states if state.reward is not None])
+        tokens = sum([state.tokens for state in states])
+        group.candidate = Candidate(group.index, min(versions), self.counts.completed, rewards, tokens)
+        self._buffer(group)
+        self.counts.completed += 1
+        self.counts.surplus_trajectories += len(surplus)
+        self.generating -= 1
+        return group.candidate, surplus
 
     def candidates(self) -> list[Candidate]:
         """Complete groups, in completion order."""
-        return [self._candidate(self.groups[index]) for index in self.buffered]
+        found = [self.groups[index].candidate for index in self.buffered]
+        return [candidate for candidate in found if candidate is not None]
 
     def consume(self, groups: Sequence[int], version: int) -> None:
         """A step that makes `version` takes these groups."""
@@ -267,43 +320,38 @@ class Ledger:
                 raise ControllerError(f"group {index} is {group.phase}, expected {GroupPhase.BUFFERED}")
             del self.buffered[index]
             group.phase, group.consumed_for = GroupPhase.TRAINING, version
+        self.consumed.setdefault(version, []).extend(groups)
 
     def trained(self, version: int) -> None:
         """The step that made `version` is done."""
-        for group in self.groups.values():
-            if group.phase is GroupPhase.TRAINING and group.consumed_for == version:
-                group.phase = GroupPhase.TRAINED
-                self.counts.trained += 1
-                self.counts.trained_trajectories += len(group.members)
-                self.counts.trained_tokens += sum(self.trajectories[name].tokens for name in group.members)
+        for index in self.consumed.get(version, ()):
+            group = self.groups[index]
+            group.phase = GroupPhase.TRAINED
+            self._count_trained(group, 1)
 
     def roll_back(self, durable: int) -> None:
         """Groups that were consumed for versions newer than a checkpoint go back to the buffer."""
-        back = [
-            group
-            for group in self.groups.values()
-            if group.phase in (GroupPhase.TRAINING, GroupPhase.TRAINED) and group.consumed_for > durable
-        ]
-        for group in sorted(back, key=lambda group: group.order):
+        undone = [version for version in self.consumed if version > durable]
+        back = [self.groups[index] for version in undone for index in self.consumed.pop(version)]
+        for group in sorted(back, key=_order):
             if group.phase is GroupPhase.TRAINED:
-                self.counts.trained -= 1
-                self.counts.trained_trajectories -= len(group.members)
-                self.counts.trained_tokens -= sum(self.trajectories[name].tokens for name in group.members)
+                self._count_trained(group, -1)
             self._buffer(group)
 
     def durable(self, version: int) -> None:
         """A checkpoint survives: what it trained on can never come back."""
-        settled = [
-            group
-            for group in self.groups.values()
-            if group.phase is GroupPhase.TRAINED and group.consumed_for <= version
-        ]
-        for group in settled:
-            self._forget(group)
+        for made in [made for made in self.consumed if made <= version]:
+            settled = [index for index in self.consumed[made] if self.groups[index].phase is GroupPhase.TRAINED]
+            if len(settled) == len(self.consumed[made]):
+                del self.consumed[made]
+                trajectories = self.trajectories
+                for index in settled:
+                    for name in self.groups.pop(index).members:
+                        del trajectories[name]
 
-    def drop(self, index: int, phase: GroupPhase, reason: str) -> None:
-        """End a group as FILTERED or FAILED."""
-        group = self.groups[index]
+    def drop(self, index: int, phase: GroupPhase, reason: str) -> list[TrajectoryState]:
+        """End a group as FILTERED or FAILED. Returns its members, which are forgotten."""
+        group = self.groups.pop(index)
         if group.phase is GroupPhase.GENERATING:
             self.generating -= 1
         self.buffered.pop(index, None)
@@ -312,61 +360,62 @@ class Ledger:
             self.counts.filtered_because[reason] = self.counts.filtered_because.get(reason, 0) + 1
         else:
             self.counts.failed += 1
-        self._forget(group)
+        if group.version is None:
+            self.waiting.unstarted.remove(index)
+            return _fresh(group)
+        for state in group.states:
+            self._forget(state)
+        return group.states
 
-    def oldest_version(self, index: int) -> int:
-        """The oldest version in a complete group."""
-        versions = [self.trajectories[name].version for name in self.groups[index].members]
-        return min(version for version in versions if version is not None)
+    def versions_needed(self) -> list[int]:
+        """Versions whose weights an unfinished trajectory still needs (LAM-9), oldest first."""
+        self.unfinished = {version: count for version, count in self.unfinished.items() if count}
+        return sorted(self.unfinished)
 
-    def versions_needed(self) -> set[int]:
-        """Versions whose weights an unfinished trajectory still needs (LAM-9)."""
-        return {
-            state.version
-            for state in self.trajectories.values()
-            if state.version is not None
-            and state.phase in (Phase.PENDING, Phase.RUNNING)
-            and not (self.mixes_versions and state.purpose is Purpose.TRAIN)
-        }
+    # ---- helpers --------------------------------------------------------------------------------------------------
 
     def _pend(self, state: TrajectoryState) -> None:
-        if state.purpose is Purpose.EVAL:
+        if state.purpose is _EVAL:
             self.stranded_evaluations[state.id] = None
             return
-        group = self.groups[state.group].version
+        version = self.groups[state.group].version
+        if version is None:
+            return  # it waits with its group
         exact = state.version is not None and not self.mixes_versions
-        version = state.version if exact else group
-        self.levels.setdefault(version, {})[state.id] = TrajectoryView(
-            state.id, state.group, version, state.tokens, exact
-        )
-        self.level_of[state.id] = version
+        if exact:
+            assert state.version is not None
+            version = state.version
+        self.waiting.add(version, TrajectoryView(state.id, state.group, version, state.tokens, exact))
 
-    def _unpend(self, trajectory: str) -> bool:
-        if trajectory not in self.level_of:
-            return False
-        level = self.level_of.pop(trajectory)
-        del self.levels[level][trajectory]
-        if not self.levels[level]:
-            del self.levels[level]
-        return True
+    def _needed(self, state: TrajectoryState, count: int) -> None:
+        """An unfinished trajectory needs its version from now on, or does not any more."""
+        if state.version is not None and (not self.mixes_versions or state.purpose is _EVAL):
+            self.unfinished[state.version] = self.unfinished.get(state.version, 0) + count
 
     def _buffer(self, group: GroupState) -> None:
         group.phase, group.consumed_for = GroupPhase.BUFFERED, 0
         self.buffered[group.index] = None
 
-    def _forget(self, group: GroupState) -> None:
-        for name in group.members:
-            self._unpend(name)
-            self.moving.pop(name, None)
-            del self.trajectories[name]
-        self.groups.pop(group.index, None)
+    def _count_trained(self, group: GroupState, count: int) -> None:
+        assert group.candidate is not None
+        self.counts.trained += count
+        self.counts.trained_trajectories += count * len(group.members)
+        self.counts.trained_tokens += count * group.candidate.tokens
 
-    def _candidate(self, group: GroupState) -> Candidate:
-        members = [self.trajectories[name] for name in group.members]
-        return Candidate(
-            key=group.index,
-            version=self.oldest_version(group.index),
-            order=group.order,
-            rewards=tuple(member.reward if member.reward is not None else 0.0 for member in members),
-            tokens=sum(member.tokens for member in members),
-        )
+    def _forget(self, state: TrajectoryState) -> None:
+        del self.trajectories[state.id]
+        if state.phase is _PENDING or state.phase is _RUNNING:
+            self.waiting.remove(state.id)
+            self.stranded_evaluations.pop(state.id, None)
+            self._needed(state, -1)
+        if state.destination is not None:
+            self.moving.pop(state.id, None)
+
+
+def _fresh(group: GroupState) -> list[TrajectoryState]:
+    return [TrajectoryState(name, group.index, sample, _TRAIN, "") for sample, name in enumerate(group.members)]
+
+
+def _order(group: GroupState) -> int:
+    assert group.candidate is not None
+    return group.candidate.order
