@@ -28,7 +28,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
         ConfigError, FleetsimError: one line that says which numbers clash, and what would fit.
     """
     table = fleet_config(config.fleet)
-    if table.profile is not None:
+    if table.profile is not None and table.model is None:
         from tailrace.fleetsim.profile.fleet import profiled_fleet
 
         return profiled_fleet(config, table, seed=seed)

@@ -106,7 +106,7 @@ class FleetConfig(_Strict):
 
     Args:
         model: by name.
-        profile: a machine measured by ``tailrace profile``, by name or as a file, in place of `model` and devices.
+        profile: a machine measured by ``tailrace profile``, by name or as a file, where there is no `model`.
         placement: `split` between trainer and replicas, or `colocated`: both use all devices in turn.
         weights: how they travel: over `relays` (Laminar), from a parameter `store` on the replicas' nodes (StaleFlow), or
             by `global` synchronisation between the devices, where trainer and replicas wait for each other.

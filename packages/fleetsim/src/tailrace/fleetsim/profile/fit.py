@@ -41,7 +41,8 @@ def fit_machine(measured: Measured, name: str) -> Profile:
     of_replica = timing_of(replicas[0].device, processes=processes, spans=((one.since, one.ended) for one in rounds))
     alone = trainer.sizes or trainer.updates
     of_trainer = timing_of(trainer.device, processes=processes, spans=((one.began, one.ended) for one in alone))
-    decode = fit_decode(replicas, of_replica, config.rollout.options.get("max_num_seqs"))
+    longest = config.rollout.max_tokens + max(measured.prompts.values(), default=0)
+    decode = fit_decode(replicas, of_replica, config.rollout.options.get("max_num_seqs"), longest)
     routes_s = route_s(measured)
     passed_s = sum(one.ended.wall_s - one.began.wall_s for one in trainer.updates)
     computing = min(1.0, sum(of_trainer.spent_s(one.began, one.ended) for one in trainer.updates) / passed_s)

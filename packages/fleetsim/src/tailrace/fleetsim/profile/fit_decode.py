@@ -22,11 +22,14 @@ Cost = tuple[float, int, float]
 """Tokens in the KV cache, running trajectories, seconds."""
 
 
-def fit_decode(replicas: Sequence[ReplicaSamples], timing: Timing, max_running: int | None) -> DecodePart:
+def fit_decode(
+    replicas: Sequence[ReplicaSamples], timing: Timing, max_running: int | None, longest: int = 1
+) -> DecodePart:
     """The cost model of decoding, fitted to rounds that took nothing in.
 
     Args:
         max_running: what the engine was configured with; None leaves it to what was seen.
+        longest: tokens of a trajectory at most; an engine that does not say what its cache holds has room for a full batch.
 
     Raises:
         ProfileError: the rounds are too few or too alike.
@@ -45,38 +48,38 @@ def fit_decode(replicas: Sequence[ReplicaSamples], timing: Timing, max_running: 
     # The squares weigh long steps more; over all steps together the model must take as long as they did.
     scale = sum(spent for _, spent in estimated) / sum(guess for guess, _ in estimated)
     errors = sorted(abs(scale * guess - spent) / spent for guess, spent in estimated)
-    seen = max(_most_running(each.rounds) for each in replicas) or max(256, *(one.running for one in rounds))
+    most = (
+        max_running
+        or max(_most_running(each.rounds) for each in replicas)
+        or max(256, *(one.running for one in rounds))
+    )
     return DecodePart(
         k1=scale * model.k1,
         k2=scale * model.k2,
         k3=scale * model.k3,
         k4=scale * model.k4,
-        kv_capacity_tokens=max(each.kv_capacity_tokens for each in replicas),
+        kv_capacity_tokens=max(each.kv_capacity_tokens for each in replicas) or most * longest,
         block_tokens=block_tokens([look for each in replicas for look in each.looks]),
-        max_running=max_running or seen,
+        max_running=most,
         error=errors[len(errors) // 2],
     )
 
 
 def fit_prefill(replicas: Sequence[ReplicaSamples], timing: Timing, decode: DecodePart) -> PrefillPart:
     """What rounds that took trajectories in needed over their decoding."""
-    rows, targets = [], []
+    rows, targets, wholes = [], [], []
     for intake in chain.from_iterable(_split(each.rounds)[1] for each in replicas):
         spent_s = sum(timing.spent_s(one.since, one.ended) for one in intake)
-        over_s = spent_s - sum(step_s(decode, one.kv_tokens, one.running) for one in intake)
-        if over_s > 0:
-            rows.append((float(sum(one.fresh_tokens for one in intake)), float(sum(one.fresh for one in intake))))
-            targets.append(over_s)
-    found = costs(rows, targets)
-    if not found:
+        rows.append((float(sum(one.fresh_tokens for one in intake)), float(sum(one.fresh for one in intake))))
+        targets.append(spent_s - sum(step_s(decode, one.kv_tokens, one.running) for one in intake))
+        wholes.append(spent_s)
+    found = costs(rows, targets, wholes)
+    guessed = sum(a * b for row in rows for a, b in zip(row, found, strict=True))
+    if guessed <= 0:
         return PrefillPart(per_token_s=0.0, per_trajectory_s=0.0)
-    guessed = sum(found[0] * tokens + found[1] * fresh for tokens, fresh in rows)
-    scale = sum(targets) / guessed if guessed else 0.0
-    return PrefillPart(
-        per_token_s=scale * found[0],
-        per_trajectory_s=scale * found[1],
-        error=relative_error(rows, targets, [scale * value for value in found]),
-    )
+    scale = max(0.0, sum(targets)) / guessed
+    found = [scale * value for value in found]
+    return PrefillPart(per_token_s=found[0], per_trajectory_s=found[1], error=relative_error(rows, targets, found))
 
 
 def step_s(decode: DecodePart, kv_tokens: float, running: int) -> float:

@@ -35,15 +35,14 @@ def fit_training(trainer: TrainerSamples, timing: Timing) -> TrainingPart:
     )
     level = sum(targets) / sum(_estimate(found, row) for row in rows)
     found = [level * value for value in found]
-    steps_s = sum(timing.spent_s(step.began, step.ended) for step in trainer.steps[-len(settled) :])
-    passed_s = sum(step.ended.wall_s - step.began.wall_s for step in trainer.steps[-len(settled) :])
-    waited_s = passed_s - sum(update.ended.wall_s - update.began.wall_s for update in settled)
+    passed_s = sum(update.ended.wall_s - update.began.wall_s for update in settled)
+    steps_s = sum(step.ended.wall_s - step.began.wall_s for step in trainer.steps[-len(settled) :])
     # What passes while a batch is fetched is somebody's computing as well, slowed down as the trainer's own is.
     return TrainingPart(
         fixed_s=found[0],
         per_token_s=found[1],
         per_square_token_s=found[2],
-        batch_s=max(0.0, waited_s) * min(1.0, steps_s / passed_s) / len(settled),
+        batch_s=max(0.0, steps_s - passed_s) * min(1.0, sum(targets) / passed_s) / len(settled),
         error=relative_error(rows, targets, found),
     )
 

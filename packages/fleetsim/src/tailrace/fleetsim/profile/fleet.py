@@ -10,7 +10,8 @@ from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import Engine
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet import Fleet, Weights
-from tailrace.fleetsim.profile.machine import Machine, load_machine
+from tailrace.fleetsim.profile.machine import Machine
+from tailrace.fleetsim.profile.machine_file import load_machine
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
 from tailrace.pipeline.config.models import RunConfig
@@ -52,7 +53,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Fleet
     """
     assert table.profile is not None
     machine = load_machine(table.profile)
-    _check(config, table, machine)
+    _check(config, machine)
     spec = build_spec(config)
     workload = table.workload.build(seed, config.rollout.max_tokens) if table.workload is not None else None
     gpus = 0 if machine.sharing is not None else config.rollout.replicas + config.trainer.processes
@@ -135,12 +136,7 @@ def describe(config: RunConfig, machine: Machine) -> str:
     return f"{config.rollout.replicas} replicas and a trainer on {machine.name}: {where}"
 
 
-def _check(config: RunConfig, table: FleetConfig, machine: Machine) -> None:
-    if table.model is not None:
-        raise FleetError(
-            f"table 'fleet': found profile = {table.profile!r} and model = {table.model!r}, expected one of them: a profile "
-            "has the model that it was measured with"
-        )
+def _check(config: RunConfig, machine: Machine) -> None:
     if config.rollout.max_tokens > machine.decode.kv_capacity_tokens:
         raise FleetError(
             f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica on {machine.name} holds "

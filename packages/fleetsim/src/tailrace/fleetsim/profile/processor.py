@@ -44,20 +44,20 @@ def machine_s(proc: Path = PROC) -> float:
 class Others:
     """How many cores programs other than a process and its descendants keep busy, between its making and the last look."""
 
-    def __init__(self, root: int) -> None:
-        self._root = root
-        self._before = usage(root)
+    def __init__(self, root: int, proc: Path = PROC) -> None:
+        self._root, self._proc = root, proc
+        self._before = usage(root, proc)
         self._ours: Usage = dict(self._before)
-        self._machine_s, self._at = machine_s(), time.monotonic()
+        self._machine_s, self._at = machine_s(proc), time.monotonic()
         self.cores = 0.0
 
     def look(self) -> None:
         """Take what has happened until now into account; often enough that no process comes and goes between two looks."""
-        self._ours |= usage(self._root)
+        self._ours |= usage(self._root, self._proc)
         ours = sum(spent - self._before.get(pid, 0.0) for pid, spent in self._ours.items())
         passed = time.monotonic() - self._at
         if passed > 0:
-            self.cores = max(0.0, (machine_s() - self._machine_s - ours) / passed)
+            self.cores = max(0.0, (machine_s(self._proc) - self._machine_s - ours) / passed)
 
 
 def cores_here() -> int:

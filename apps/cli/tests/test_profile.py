@@ -1,0 +1,74 @@
+"""``tailrace profile`` at the terminal: what it says, what it writes, and what it refuses before it starts anything."""
+
+import pytest
+
+from tailrace.cli.main import main
+from tailrace.fleetsim.profile.fit import Profile
+from tailrace.fleetsim.profile.fit_sharing import Shared
+from tailrace.fleetsim.profile.machine_file import load_machine
+from tailrace.pipeline.errors import RunFailedError
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """Replaces the run by its outcome; returns what it was asked for."""
+    monkeypatch.chdir(tmp_path)
+    calls = []
+
+    def replace(outcome=None):
+        def profile_machine(config, root, name, *, steps, progress):
+            calls.append((config, name, steps))
+            progress("starting roles", None)
+            for step in range(1, 31):
+                progress(f"step {step} of 30", step / 30)
+            if isinstance(outcome, BaseException):
+                raise outcome
+            machine = load_machine("two-cores").model_copy(update={"name": name})
+            return Profile(machine, [Shared(3, 0.55, 0.53, 20.0)])
+
+        monkeypatch.setattr("tailrace.fleetsim.profile.measure.profile_machine", profile_machine)
+        return calls
+
+    return replace
+
+
+def test_it_writes_the_machine_and_says_how_well_it_fits(measured, capsys, tmp_path):
+    calls = measured()
+    assert main(["profile", "staleflow", "--out", "mine.toml", "--steps", "12", "--set", "rollout.replicas=1"]) == 0
+    config, name, steps = calls[0]
+    assert (config.app, config.rollout.replicas, name, steps) == ("staleflow", 1, "mine", 12)
+    assert load_machine(tmp_path / "mine.toml").name == "mine"
+    out, err = capsys.readouterr()
+    for said in ("median error of the fit", "3 computing   each got 0.55 of its cores, the simulator gives 0.53"):
+        assert said in out
+    assert "tailrace simulate staleflow --set fleet.profile=mine.toml" in out
+    assert out.count("step ") < 12  # not a line for each
+    assert err == ""
+
+
+def test_laminar_is_what_is_measured_by_default(measured, tmp_path):
+    calls = measured()
+    assert main(["profile"]) == 0
+    assert calls[0][0].app == "laminar"
+    assert (tmp_path / "laminar-machine.toml").exists()
+
+
+def test_nothing_is_overwritten(measured, capsys, tmp_path):
+    calls = measured()
+    (tmp_path / "mine.toml").write_text("mine")
+    assert main(["profile", "--out", "mine.toml"]) == 2
+    assert capsys.readouterr().err == (
+        "tailrace: --out mine.toml: found a file that exists, expected a new file that ends in .toml\n"
+    )
+    assert main(["profile", "--out", "mine.json"]) == 2
+    assert main(["profile", "--set", "rollout.engine=none"]) == 2
+    assert main(["profile", "--out", "nowhere/mine.toml"]) == 2
+    assert calls == []
+
+
+@pytest.mark.parametrize(("outcome", "status"), [(RunFailedError("the trainer died"), 1), (KeyboardInterrupt(), 130)])
+def test_a_run_that_breaks_off_leaves_no_file(outcome, status, measured, capsys, tmp_path):
+    measured(outcome)
+    assert main(["profile", "--out", "mine.toml"]) == status
+    assert not (tmp_path / "mine.toml").exists()
+    assert capsys.readouterr().err.count("\n") == 1

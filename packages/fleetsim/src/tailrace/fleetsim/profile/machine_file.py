@@ -1,0 +1,97 @@
+"""The file of a machine: reading it, strictly, and writing it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from tailrace.fleetsim.errors import ProfileError
+from tailrace.fleetsim.profile.machine import FORMAT, Machine
+
+SHIPPED = ("two-cores",)
+
+
+def load_machine(name: str | Path) -> Machine:
+    """A machine that comes with the package, by name, or a file that ends in ``.toml``.
+
+    Raises:
+        ProfileError: there is none, or it is not a machine that was measured.
+    """
+    if str(name) in SHIPPED:
+        text, where = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml"
+    else:
+        if Path(name).suffix != ".toml":
+            raise ProfileError(
+                f"fleet.profile: found {str(name)!r}, expected {' or '.join(map(repr, SHIPPED))}, or a TOML file that "
+                "`tailrace profile` wrote"
+            )
+        where = str(name)
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise ProfileError(f"found no readable profile {where} ({reason}); `tailrace profile` writes one") from None
+    return parse_machine(text, where)
+
+
+def parse_machine(text: str, where: str) -> Machine:
+    """The machine in a file's text.
+
+    Raises:
+        ProfileError: one line with the file, the key, what was found and what was expected.
+    """
+    try:
+        content = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{where}: found a file that is not TOML ({error}), expected a machine's profile") from None
+    if content.get("format") != FORMAT:
+        raise ProfileError(
+            f"{where}: found format {content.get('format')!r}, expected {FORMAT}: measure the machine anew"
+        )
+    try:
+        return Machine.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise ProfileError(f"{where}: found the unknown key {key!r}, expected one that is documented") from None
+        reason = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise ProfileError(f"{where}: key {key!r}: found {first['input']!r:.60}, expected: {reason}") from None
+
+
+def machine_toml(machine: Machine) -> str:
+    """The machine as a file that `load_machine` reads."""
+    lines: list[str] = []
+    parts: list[str] = []
+    for key, value in machine.model_dump(exclude_none=True).items():
+        if isinstance(value, dict):
+            parts += ["", f"[{key}]", *(f"{name} = {_toml(one)}" for name, one in value.items())]
+        elif key == "measured":
+            lines = [*(f"# {line}" for line in str(value).splitlines()), *lines, f"measured = {_toml(value)}"]
+        else:
+            lines.append(f"{key} = {_toml(value)}")
+    return "\n".join([*lines, *parts]) + "\n"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        if value and isinstance(value[0], list | tuple) and len(value) > 8:
+            return "[\n" + "".join(f"  {_toml(one)},\n" for one in value) + "]"
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, float):
+        return _number(value)
+    return str(value)
+
+
+def _number(value: float) -> str:
+    text = f"{value:.6g}"
+    return text if any(mark in text for mark in ".en") else f"{text}.0"

@@ -1,0 +1,59 @@
+"""Recorded groups, drawn anew."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_machine import GROUPS
+
+from tailrace.fleetsim.profile.machine import Trend, WorkloadPart
+from tailrace.fleetsim.profile.workload import MeasuredWorkload
+
+FLAT = Trend(start=0.0)
+
+
+def workload(seed=0, max_tokens=192, **trends):
+    part = WorkloadPart(groups=GROUPS, **{"signal": FLAT, "length": FLAT, **trends})
+    return MeasuredWorkload(part, seed=seed, max_tokens=max_tokens)
+
+
+@given(st.integers(0, 99), st.integers(-500, 10_000), st.integers(0, 80))
+def test_a_group_is_one_that_was_recorded_whoever_asks(seed, index, version):
+    group = workload(seed).group(index, 4, version)
+    recorded = [(prompt, lengths, rewards) for _, prompt, lengths, rewards in GROUPS]
+    assert (
+        group[0].prompt_tokens,
+        tuple(one.response_tokens for one in group),
+        tuple(one.reward for one in group),
+    ) in recorded
+    assert group == workload(seed).group(index, 4, version)
+    assert workload(seed).group(index, 7, version)[:4] == group
+    assert workload(seed).group(index, 7, version)[4].response_tokens == group[0].response_tokens
+
+
+@pytest.mark.parametrize("odds", [-1.5, 0.0, 2.0])
+def test_signals_are_as_frequent_as_the_trend_says(odds):
+    drawn = workload(signal=Trend(start=0.0, per_version=odds / 10, until=10))
+    with_signal = sum(len({one.reward for one in drawn.group(index, 4, 10)}) > 1 for index in range(4_000))
+    assert with_signal / 4_000 == pytest.approx(1 / (1 + 2.718281828**-odds), abs=0.03)
+
+
+def test_lengths_grow_with_the_trend_and_stop_at_the_limit():
+    grown = workload(max_tokens=100, length=Trend(start=0.0, per_version=0.1, until=100))
+    for index in range(50):
+        then, later = workload().group(index, 4), grown.group(index, 4, 30)
+        for before, after in zip(then, later, strict=True):
+            assert before.response_tokens < after.response_tokens <= 100
+
+
+def test_without_either_kind_the_other_is_drawn():
+    part = WorkloadPart(groups=GROUPS[1:2], signal=FLAT, length=FLAT)
+    assert MeasuredWorkload(part, seed=0, max_tokens=192).group(3, 4)[0].response_tokens == 40
+
+
+def test_its_description_is_that_of_what_is_drawn():
+    drawn = workload(signal=Trend(start=1.0))
+    lengths = [one.response_tokens for index in range(8_000) for one in drawn.group(index, 4)]
+    described = drawn.describe()
+    assert described.response.mean == pytest.approx(sum(lengths) / len(lengths), rel=0.02)
+    assert described.response.longest == 44
+    assert "4 groups of a profile; 73% of groups have a signal at version 0" in str(described)
