@@ -153,7 +153,7 @@ class Replica:
         if at == math.inf:
             return
         step = self.simulation.report_s
-        at = max(math.ceil(at / step - 1e-9) * step, now)
+        at = max(math.ceil(at / step - 1e-9) * step, at, now)  # rounding must not put it before the finish
         if at < self.scheduled_s or self.scheduled_s <= now:
             self.scheduled_s = at
             self.simulation.at(at, self._wake, self.incarnation)
