@@ -83,12 +83,18 @@ def test_members_that_die_and_hang_lose_nothing(system):
 
 
 def test_what_is_measured_begins_after_the_warm_up():
-    result = simulate(config("laminar"))
+    result = simulate(config("laminar", fleet={"steady": False}))
     events = [(now, event) for now, event in result.events if isinstance(event, Stepped)]
     measured = events[-1][0] - events[0][0]
     assert result.step_s == pytest.approx(measured / 3)
     tokens = sum(batch.tokens for batch in result.batches[1:])
     assert result.tokens_per_s == pytest.approx(tokens / measured)
+
+
+def test_a_steady_run_does_not_run_dry_before_its_end():
+    steady, ends = simulate(config("laminar")), simulate(config("laminar", fleet={"steady": False}))
+    assert steady.trajectories == ends.trajectories
+    assert steady.utilisation["replica"] > ends.utilisation["replica"] + 0.1
 
 
 def test_generated_tokens_are_those_of_the_workload():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tailrace.pipeline.run.build import build_faults, build_spec
 from tailrace.pipeline.spec import PipelineSpec
 
 WARM_UP = 10
+BEYOND = 1_000  # batches that a steady run would still have before it; it stops long before
 
 
 def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
@@ -44,6 +46,10 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
         optimizer_s=table.trainer.optimizer_s,
     )
     spec = build_spec(_completed(config, table, decode, split.replicas))
+    warm = warm_up(table, spec)
+    batches = spec.steps
+    if table.steady is not False:
+        spec = dataclasses.replace(spec, steps=spec.steps + BEYOND)
     return Fleet(
         spec=spec,
         workload=(table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens),
@@ -58,7 +64,8 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
         data_s=table.trainer.data_s,
         gpus=split.gpus,
         price_per_hour=split.price_per_hour,
-        warm_up=warm_up(table, spec),
+        warm_up=warm,
+        batches=batches,
         slow=_slow_replicas(table, split.replicas, seed),
         failures=failures(table, build_faults(config), table.rollout.tensor_parallel, split.trainer_gpus, seed),
         description=split.describe(table),

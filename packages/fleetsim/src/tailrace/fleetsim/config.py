@@ -111,6 +111,8 @@ class FleetConfig(_Strict):
         weights: how they travel: over `relays` (Laminar), from a parameter `store` on the replicas' nodes (StaleFlow), or
             by `global` synchronisation between the devices, where trainer and replicas wait for each other.
         warm_up: batches before measuring starts; a third of all, 10 at most, if None.
+        steady: the run would go on beyond its last batch, so that nothing runs dry before the end of what is measured;
+            otherwise it ends there, as a real one. Where there is a `model`, true if None.
         fit_cost: give policies the cost model of these devices, as `tailrace fit-cost` finds it; otherwise that of the
             configuration.
         cross_datacenter: the replicas are in another datacenter than the trainer.
@@ -121,6 +123,7 @@ class FleetConfig(_Strict):
     placement: Literal["split", "colocated"] = "split"
     weights: Literal["relays", "store", "global"] = "relays"
     warm_up: Annotated[int, Field(ge=0)] | None = None
+    steady: bool | None = None
     fit_cost: bool = True
     cross_datacenter: bool = False
     trainer: TrainerFleet = TrainerFleet()

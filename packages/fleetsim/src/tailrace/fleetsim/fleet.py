@@ -71,6 +71,7 @@ class Fleet:
         cores: processor cores that replicas and trainer share, less what others take; None if each has its own.
         replica_cores, trainer_cores: that one of them keeps busy, of shared ones.
         warm_up: batches that are not measured.
+        batches: after so many the simulation stops; the pipeline's own number may be higher.
         slow: speeds of slow replicas.
         failures: who dies when.
         description: for a person.
@@ -93,6 +94,7 @@ class Fleet:
     replica_cores: float = 1.0
     trainer_cores: float = 1.0
     warm_up: int = 0
+    batches: int | None = None
     slow: dict[str, float] = field(default_factory=dict)
     failures: Failures = field(default_factory=Failures)
     description: str = ""

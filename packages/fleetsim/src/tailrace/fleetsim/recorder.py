@@ -57,7 +57,7 @@ class Recorder:
         self.rows.append(Row(version, simulation.now, tokens, lags))
         if self.begin is None and len(self.rows) >= simulation.fleet.warm_up:
             self.begin = self._totals()
-        if len(self.rows) >= simulation.fleet.spec.steps:
+        if len(self.rows) == (simulation.fleet.batches or simulation.fleet.spec.steps):
             self.end = self._totals()
 
     def close(self) -> None:

@@ -123,7 +123,9 @@ class Simulation:
         self.recorder.close()
 
     def _over(self) -> bool:
-        return self.controller.finished or self.controller.failure is not None
+        controller, batches = self.controller, self.fleet.batches
+        enough = batches is not None and batches < self.fleet.spec.steps and len(self.recorder.rows) >= batches
+        return enough or controller.finished or controller.failure is not None
 
     def at(self, when: float, happens: Callable[[Any], None], argument: Any) -> None:
         """Something happens at a time, not before now."""
