@@ -15,7 +15,7 @@ def measured(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     calls = []
 
-    def replace(outcome=None):
+    def replace(outcome=None, others_cores=0.0):
         def profile_machine(config, root, name, *, steps, progress):
             calls.append((config, name, steps))
             progress("starting roles", None)
@@ -24,7 +24,7 @@ def measured(monkeypatch, tmp_path):
             if isinstance(outcome, BaseException):
                 raise outcome
             machine = load_machine("two-cores").model_copy(update={"name": name})
-            return Profile(machine, [Shared(3, 0.55, 0.53, 20.0)])
+            return Profile(machine, [Shared(3, 0.55, 0.53, 20.0)], others_cores)
 
         monkeypatch.setattr("tailrace.fleetsim.profile.measure.profile_machine", profile_machine)
         return calls
@@ -42,6 +42,7 @@ def test_it_writes_the_machine_and_says_how_well_it_fits(measured, capsys, tmp_p
     for said in ("median error of the fit", "3 computing   each got 0.55 of its cores, the simulator gives 0.53"):
         assert said in out
     assert "tailrace simulate staleflow --set fleet.profile=mine.toml" in out
+    assert "measure again" not in out
     assert out.count("step ") < 12  # not a line for each
     assert err == ""
 
@@ -51,6 +52,12 @@ def test_laminar_is_what_is_measured_by_default(measured, tmp_path):
     assert main(["profile"]) == 0
     assert calls[0][0].app == "laminar"
     assert (tmp_path / "laminar-machine.toml").exists()
+
+
+def test_a_busy_machine_is_not_believed(measured, capsys):
+    measured(others_cores=0.8)
+    assert main(["profile", "--out", "mine.toml"]) == 0
+    assert "other programs kept 0.80 cores busy meanwhile: measure again" in capsys.readouterr().out
 
 
 def test_nothing_is_overwritten(measured, capsys, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED, FAILED = 130, 1
 STEPS = 30
+BUSY = 0.15  # cores; a measurement beside that much of somebody else's work is worth little
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ def profile(options: Options) -> int:
     except ConfigError as error:
         raise ConfigError(f"{options.target}: {error}") from error
     started = time.monotonic()
+    before = signal.signal(signal.SIGTERM, _terminated)  # a scheduler's way to press Ctrl-C
     try:
         with _progress() as progress, tempfile.TemporaryDirectory(prefix="tailrace-profile-") as root:
             profiled = profile_machine(config, Path(root) / "run", out.stem, steps=options.steps, progress=progress)
@@ -67,12 +70,19 @@ def profile(options: Options) -> int:
         if os.environ.get(DEBUG):
             traceback.print_exc()
         return complain(f"the measured run failed: {one_line(error)}", status=FAILED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     out.write_text(machine_toml(profiled.machine), encoding="utf-8")
     for line in lines(profiled):
         print(line)
     print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; simulate with it:")
     print(f"  tailrace simulate {options.target} --set fleet.profile={out}")
     return 0
+
+
+def _terminated(number: int, frame: object) -> None:
+    del number, frame
+    raise KeyboardInterrupt
 
 
 def lines(profile: Profile) -> Iterator[str]:
@@ -108,6 +118,11 @@ def lines(profile: Profile) -> Iterator[str]:
     yield f"start-up      replica {delays.start_replica_s:.0f} s, trainer {delays.start_trainer_s:.0f} s"
     yield from _workload(profile)
     yield from _sharing(profile)
+    if profile.others_cores > BUSY:
+        yield (
+            f"other programs kept {profile.others_cores:.2f} cores busy meanwhile: measure again on a quiet machine before "
+            "you believe this"
+        )
 
 
 def _workload(profile: Profile) -> Iterator[str]:

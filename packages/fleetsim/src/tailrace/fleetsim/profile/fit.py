@@ -22,10 +22,16 @@ SNAPSHOT_S = 0.25  # the default of `tailrace.pipeline.roles.replica.ReplicaRole
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A machine, and what members got of its cores."""
+    """A machine, and how far it can be believed.
+
+    Args:
+        shared: what members got of its cores.
+        others_cores: that other programs kept busy meanwhile: above a tenth or so, measure again.
+    """
 
     machine: Machine
     shared: list[Shared]
+    others_cores: float = 0.0
 
 
 def fit_machine(measured: Measured, name: str) -> Profile:
@@ -62,7 +68,8 @@ def fit_machine(measured: Measured, name: str) -> Profile:
         sharing=sharing,
         workload=fit_workload(measured),
     )
-    return Profile(machine, sharing_table(measured, of_replica, of_trainer, sharing) if sharing is not None else [])
+    shared = sharing_table(measured, of_replica, of_trainer, sharing) if sharing is not None else []
+    return Profile(machine, shared, measured.others.cores if measured.others is not None else 0.0)
 
 
 def _measured(measured: Measured) -> str:

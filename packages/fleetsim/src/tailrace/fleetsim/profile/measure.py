@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit import Profile, fit_machine
-from tailrace.fleetsim.profile.run import Progress, measure, temporary_run
+from tailrace.fleetsim.profile.run import Progress, measure
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.directory import RunDirectory
 
 LEAST_STEPS = 5
 
@@ -28,4 +29,8 @@ def profile_machine(config: RunConfig, root: Path, name: str, *, steps: int, pro
         raise ProfileError(
             f"found {min(steps, config.pipeline.steps)} steps to measure, expected at least {LEAST_STEPS}"
         )
-    return fit_machine(measure(config, temporary_run(config, root), steps, progress), name)
+    directory = RunDirectory.create(root, config.model_dump(mode="json"))
+    try:
+        return fit_machine(measure(config, directory, steps, progress), name)
+    finally:
+        directory.unlock()

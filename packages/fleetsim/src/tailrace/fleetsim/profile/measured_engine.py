@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tailrace.contracts import Delta, Engine, EngineStats, Request
-from tailrace.fleetsim.profile.samples import Clock, Look, ReplicaSamples, Round, Span
+from tailrace.fleetsim.profile.samples import Clock, Look, ReplicaSamples, Round
 
 LOOKS = 200
 
@@ -79,10 +79,8 @@ class MeasuredEngine:
         return deltas
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        """Pass on and note how long it took."""
-        began = Clock.now()
+        """Pass on."""
         self._engine.load_weights(weights)
-        self.samples.loads.append(Span(began, Clock.now()))
         self._since = None
 
     def stats(self) -> EngineStats:

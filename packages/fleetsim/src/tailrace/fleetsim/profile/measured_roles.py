@@ -19,11 +19,10 @@ from tailrace.rollout.options import EngineOptions
 
 
 class MeasuredReplica(ReplicaRole):
-    """A replica whose engine and whose calls of the data role are timed. Arguments are those of `ReplicaRole`."""
+    """A replica whose engine is timed. Arguments are those of `ReplicaRole`."""
 
     def __init__(self, **arguments: Any) -> None:
         self._samples = ReplicaSamples()
-        arguments["data"] = _TimedCaller(arguments["data"], self._samples)
         super().__init__(**arguments)
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:
@@ -34,20 +33,6 @@ class MeasuredReplica(ReplicaRole):
     def samples(self) -> ReplicaSamples:
         """What was noted."""
         return self._samples
-
-
-class _TimedCaller:
-    """The data role as a replica calls it."""
-
-    def __init__(self, data: Any, samples: ReplicaSamples) -> None:
-        self._data, self._samples = data, samples
-
-    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        began = Clock.now()
-        result = self._data.call(method, *arguments, timeout_s=timeout_s)
-        if method == "begin":
-            self._samples.begins.append(Span(began, Clock.now()))
-        return result
 
 
 class MeasuredTrainer(TrainerRole):

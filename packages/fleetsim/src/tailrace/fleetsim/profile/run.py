@@ -6,13 +6,13 @@ RunConfig ──► prepare ──► roles with clocks ──► executor ─�
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tailrace import contracts as c
-from tailrace.fleetsim.profile.processor import Usage, cores_here, usage
+from tailrace.fleetsim.profile.processor import Others, Usage, cores_here, usage
 from tailrace.fleetsim.profile.samples import ReplicaSamples, TrainerSamples
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import REPLICA, TRAINER, Controller
@@ -21,6 +21,8 @@ from tailrace.pipeline.executors.executor import Executor
 from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
+from tailrace.pipeline.run.metrics import MetricsObserver
+from tailrace.pipeline.run.status import StatusObserver
 
 Progress = Callable[[str, float | None], None]
 """Told what is going on, and the share of it that is done."""
@@ -28,6 +30,7 @@ Progress = Callable[[str, float | None], None]
 SETTLED_STEP = 3  # what the processors do before it is start-up: imports, first allocations
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of a batch, for the trainer's time by tokens
 REPEATS = 3
+HURRY_S = 3.0  # patience with members when a run breaks off
 
 
 @dataclass(slots=True)
@@ -53,7 +56,7 @@ class Measured:
         zero_s: the machine's monotonic clock when the run's clock showed 0.
         prompts: tokens of each training group's prompt.
         usages: of the processors, at the steps from `SETTLED_STEP` on.
-        pids: of the measured members, by role and member.
+        others: what programs that are no part of the run did meanwhile.
     """
 
     config: RunConfig
@@ -66,7 +69,7 @@ class Measured:
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
     prompts: dict[int, int] = field(default_factory=dict)
     usages: list[tuple[float, Usage]] = field(default_factory=list)
-    pids: dict[tuple[str, str], int] = field(default_factory=dict)
+    others: Others | None = None
 
 
 class _Witness:
@@ -94,6 +97,8 @@ class _Witness:
         elif isinstance(event, c.Stepped):
             self._progress(f"step {controller.learner.step} of {self._steps}", controller.learner.step / self._steps)
             if controller.learner.step >= SETTLED_STEP:
+                measured.others = measured.others or Others(os.getpid())
+                measured.others.look()
                 measured.usages.append((now, usage()))
 
     def tick(self, now: float, executor: Executor) -> None:
@@ -120,7 +125,11 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
     progress("starting roles", None)
     measured = Measured(config, cores_here(), 0.0)
     controller = Controller(build_spec(config), relays=config.relay.count)
-    executor = Executor(build_host(config), deployment, observers=[_Witness(measured, progress, config.pipeline.steps)])
+    # A run's own observers too: they take their share of the cores.
+    metrics = MetricsObserver(directory.metrics, directory.tensorboard)
+    status = StatusObserver(directory.status, app=config.app, run_dir=directory.root)
+    witness = _Witness(measured, progress, config.pipeline.steps)
+    executor = Executor(build_host(config), deployment, observers=[metrics, status, witness])
     measured.zero_s = time.monotonic() - executor.now()
     try:
         executor.open()
@@ -128,11 +137,14 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
             executor.run(controller, log)
         progress("updates of several sizes", None)
         _collect(measured, executor, controller)
+    except BaseException:
+        executor.close(patience_s=HURRY_S)
+        raise
     finally:
-        executor.close()
-    training = {
-        trajectory.group for trajectory in measured.trajectories.values() if trajectory.purpose is c.Purpose.TRAIN
-    }
+        metrics.close()
+    executor.close()
+    everything = measured.trajectories.values()
+    training = {trajectory.group for trajectory in everything if trajectory.purpose is c.Purpose.TRAIN}
     measured.prompts = _prompt_tokens(Prompts(**deployment.data.arguments["prompts"]), training)
     return measured
 
@@ -164,11 +176,8 @@ def _collect(measured: Measured, executor: Executor, controller: Controller) -> 
     if measured.config.trainer.processes == 1:  # with more, every rank would have to take part
         trainer.call("measure_sizes", groups, REPEATS).result(deadlines.step_s)
     measured.trainer = trainer.call("samples").result(deadlines.score_s)
-    measured.pids[TRAINER, "0"] = trainer.pid or 0
     for name in controller.fleet.replicas:
-        member = executor.member(REPLICA, name)
-        measured.replicas[name] = member.call("samples").result(deadlines.score_s)
-        measured.pids[REPLICA, name] = member.pid or 0
+        measured.replicas[name] = executor.member(REPLICA, name).call("samples").result(deadlines.score_s)
 
 
 def _prompt_tokens(prompts: Prompts, groups: set[int]) -> dict[int, int]:
@@ -178,8 +187,3 @@ def _prompt_tokens(prompts: Prompts, groups: set[int]) -> dict[int, int]:
 def _share(row: object) -> float | None:
     steps = row.get("steps") if isinstance(row, dict) else None
     return row["step"] / steps if isinstance(row, dict) and steps else None
-
-
-def temporary_run(config: RunConfig, root: Path) -> RunDirectory:
-    """A directory for a run that nobody will look at again."""
-    return RunDirectory.create(root, config.model_dump(mode="json"))

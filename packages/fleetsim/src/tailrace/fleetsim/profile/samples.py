@@ -90,8 +90,6 @@ class ReplicaSamples:
     """What a replica noted.
 
     Args:
-        loads: new weights into the engine.
-        begins: calls of the data role that hand trajectories over.
         finished: trajectories, and when their last token was there (monotonic clock).
         looks: into the KV cache.
         kv_capacity_tokens: what it holds.
@@ -99,8 +97,6 @@ class ReplicaSamples:
     """
 
     rounds: list[Round] = field(default_factory=list)
-    loads: list[Span] = field(default_factory=list)
-    begins: list[Span] = field(default_factory=list)
     finished: list[tuple[str, float]] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     kv_capacity_tokens: int = 0
