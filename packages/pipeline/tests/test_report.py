@@ -12,7 +12,7 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.metrics import MetricsObserver
+from tailrace.pipeline.run.metrics import MetricsObserver, read_metrics
 from tailrace.pipeline.run.report import write_report
 from tailrace.pipeline.run.reporting.accuracy import Measured, Results, results_of_summary
 from tailrace.pipeline.run.reporting.headline import gain
@@ -126,6 +126,14 @@ def test_it_needs_no_network(finished):
     assert not {"link", "iframe", "object", "embed", "img"} & set(page.tags)
     assert "default-src 'none'" in html
     assert html.count("plotly.js v") == 1
+
+
+def test_every_step_has_the_facts_of_its_batch(finished):
+    rows = [row for row in read_metrics(finished[0].metrics) if row["kind"] == "step"]
+    assert len(rows) == 4
+    assert all(
+        row["response_tokens"] > 0 and row["trajectories"] == 16 for row in rows
+    )  # also where steps follow at once
 
 
 def test_it_has_every_section_and_chart(finished):

@@ -33,11 +33,11 @@ class MetricsObserver:
         """Note a batch when it is taken and write it when it is trained on."""
         if not self.follows:
             return
-        for command in commands:
+        batch = self._batches.pop(event.version, {}) if isinstance(event, c.Stepped) else {}
+        for command in commands:  # a step may begin as soon as the one before it is done
             if isinstance(command, c.Step):
                 self._batches = {command.version: _batch(command, controller)}
         if isinstance(event, c.Stepped):
-            batch = self._batches.pop(event.version, {})
             self._write(
                 "step", now, {"step": controller.learner.step, "version": event.version, **batch, **event.metrics}
             )
