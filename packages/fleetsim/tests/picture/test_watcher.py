@@ -1,0 +1,81 @@
+"""What is watched: the spans that all events show, some replicas of a large fleet, and no other run than unwatched."""
+
+import pytest
+
+from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.picture import watcher as watcher_module
+from tailrace.fleetsim.picture.watch import watch
+from tailrace.fleetsim.picture.watcher import BUFFERED, FIRST_LAG, GENERATED, LAGS
+from tailrace.fleetsim.run import simulate
+from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.run.timeline import Timeline
+
+from .conftest import LAMINAR, STALEFLOW, SYNCHRONOUS, configured
+
+
+def spans(timeline):
+    return sorted((s.role, s.member, s.start_s, s.end_s, s.doing, s.label) for s in timeline.spans)
+
+
+@pytest.mark.parametrize("pipeline", [LAMINAR, STALEFLOW, SYNCHRONOUS], ids=["laminar", "staleflow", "synchronous"])
+def test_nothing_is_missed_that_a_timeline_of_all_events_shows(pipeline):
+    config = configured(pipeline, steps=3, faults=["replica@30s"])
+    everything = Timeline()
+    simulation = Simulation(build_fleet(config), observer=everything)
+    simulation.run()
+    everything.close(simulation.now)
+    watched = watch(config)
+    assert spans(watched.watcher.timeline) == spans(everything)
+    assert watched.watcher.timeline.marks == everything.marks
+    assert watched.watcher.timeline.marks
+
+
+def test_watching_changes_nothing(laminar):
+    assert laminar.result.events == simulate(laminar.config).events
+
+
+def test_of_a_large_fleet_some_are_watched(monkeypatch):
+    monkeypatch.setattr(watcher_module, "MOST_REPLICAS", 3)
+    monkeypatch.setattr(watcher_module, "FEWEST_REPLICAS", 2)
+    config = configured(LAMINAR, steps=3, rollout_gpus=8)
+    watched, whole = watch(config).watcher, simulate(config)
+    assert (watched.replicas, watched.fleet_size, watched.sampled) == (("r0", "r2", "r5"), 8, True)
+    assert {s.member for s in watched.timeline.spans if s.role == "replica"} == {"r0", "r2", "r5"}
+    assert {mark.member for mark in watched.timeline.marks if mark.role == "replica"} <= {"r0", "r2", "r5"}
+    assert watched.loads.rows == 6
+    assert len(whole.batches) == len(watched.responses) == 3
+
+
+def test_fewer_are_watched_in_a_long_run(monkeypatch):
+    monkeypatch.setattr(watcher_module, "FEWEST_REPLICAS", 2)
+    monkeypatch.setattr(watcher_module, "MOST_VISITS", 12)
+    watched = watch(configured(LAMINAR, steps=3, rollout_gpus=8)).watcher
+    assert len(watched.replicas) == 4
+
+
+def test_flows_add_up_to_what_was_generated_and_trained_on():
+    watched = watch(configured(LAMINAR, warm_up=0))
+    watcher, result = watched.watcher, watched.result
+    flow, before, generated = watcher.flow, 0.0, 0.0
+    for end_s, rate in zip(flow.ends_s, flow.row(GENERATED), strict=True):
+        generated, before = generated + rate * (end_s - before), end_s
+    trained = sum(watcher.responses.values())
+    prompts = sum(batch.tokens for batch in result.batches) - trained
+    assert 0 < prompts < 0.25 * trained  # 162 tokens on average, beside responses of 1,300
+    assert generated >= trained  # what was under way at the end was generated too
+    assert generated == pytest.approx(result.generated_tokens_per_s * result.duration_s, rel=0.05)  # to the last tick
+    assert max(flow.row(BUFFERED)) > 0
+    running = [sum(flow.row(FIRST_LAG + lag)[at] for lag in range(LAGS)) for at in range(len(flow.ends_s))]
+    loads = [sum(watcher.loads.row(row)[at] for row in range(4)) for at in range(len(flow.ends_s))]
+    assert running == pytest.approx(loads)
+
+
+def test_progress_is_told(monkeypatch):
+    monkeypatch.setattr(watcher_module, "TELL_EVERY_S", 0.0)
+    told = []
+    watch(configured(LAMINAR, steps=3), listener=told.append)
+    assert [p.now_s for p in told] == sorted(p.now_s for p in told)
+    assert {p.steps for p in told} == {3}
+    assert told[-1].step == 2  # the simulation ends with the third
+    assert told[-1].trajectories == 2 * 16 * 8
+    assert told[-1].trajectories_per_s > 0
