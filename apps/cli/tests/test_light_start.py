@@ -5,10 +5,22 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "ray", "transformers", "vllm", "numpy", "plotly", "reasoning_gym", "tailrace.pipeline")
+HEAVY = (
+    "torch",
+    "ray",
+    "transformers",
+    "vllm",
+    "numpy",
+    "plotly",
+    "reasoning_gym",
+    "tailrace.pipeline",
+    "tailrace.fleetsim",
+)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"], ["plugins"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["simulate", "--help"], ["--version"], ["plugins"]]
+)
 def test_nothing_heavy_is_loaded(arguments):
     code = (
         "import sys\n"

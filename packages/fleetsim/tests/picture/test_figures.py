@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tailrace.contracts import plugins
 from tailrace.fleetsim.picture import words
 from tailrace.fleetsim.picture.advice import advice
 from tailrace.fleetsim.picture.comparison import comparison, ratios, unique
@@ -39,9 +40,7 @@ def test_response_tokens_are_of_the_measured_batches(laminar):
     assert figures.response_tokens_per_s == pytest.approx(trained / (rows[-1].at_s - rows[0].at_s))
 
 
-@pytest.mark.parametrize(
-    "training", ["full-batch", {"name": "mini-batch", "parts": 4}, {"name": "streamed", "parts": 4}]
-)
+@pytest.mark.parametrize("training", plugins.names("tailrace.training"))
 def test_response_tokens_are_counted_however_they_are_trained_on(training):
     watched = watch(configured(LAMINAR | {"training": training}, steps=3, faults=["trainer@step2"]))
     for row in watched.rows:

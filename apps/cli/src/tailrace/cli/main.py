@@ -138,6 +138,71 @@ def fit_cost_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A 
     fit_cost(run)
 
 
+@app.command("simulate")
+def simulate_command(
+    config: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A TOML file or the name of an app (its quick start).")
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as fleet.rollout.gpus=64. Repeatable."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", metavar="N", help="Seed of lengths, rewards and failures. Default: the configuration's."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A new directory. Default: simulations/NAME-TIME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    no_events: Annotated[
+        bool, typer.Option("--no-events", help="Keep no event log: less memory, and sooner done.")
+    ] = False,
+) -> None:
+    """Try a configuration on a modelled fleet: throughput, staleness, bubbles, cost. Needs no GPU."""
+    from tailrace.cli.simulate import Options, simulate
+
+    options = Options(
+        target=config,
+        settings=tuple(settings or ()),
+        seed=seed,
+        out=out,
+        as_json=as_json,
+        keep_events=not no_events,
+    )
+    raise typer.Exit(simulate(options))
+
+
+@app.command("compare")
+def compare_command(
+    systems: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SYSTEM...", help="Each a TOML file or an app's name, to simulate, or a run directory, to read."
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key of all that are simulated. Repeatable."),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option("--seed", metavar="N", help="Seed of all simulations. Default: each configuration's own."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="A new directory. Default: simulations/compare-TIME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """Put systems side by side: simulated ones, and real runs as they were measured."""
+    from tailrace.cli.compare import Options, compare
+
+    options = Options(targets=tuple(systems), settings=tuple(settings or ()), seed=seed, out=out, as_json=as_json)
+    raise typer.Exit(compare(options))
+
+
 @app.command("plan")
 def plan_command(
     target: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file with a table [fleet].")],

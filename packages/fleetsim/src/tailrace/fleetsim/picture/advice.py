@@ -83,12 +83,12 @@ def _idle(watched: Watched, figures: Figures) -> list[str]:
             f"The end of the run weighs {percent(drained)} of the replicas' time, when every prompt is admitted: raise "
             "pipeline.steps, or leave it out (fleet.steady=true)."
         )
-    balanced = watched.config.fleet.get("placement") == "colocated" or drained > IDLE  # or nobody can tell
-    if trainer is not None and trainer.idle > IDLE and not balanced:
+    splits = bool(figures.gpus) and watched.config.fleet.get("placement") != "colocated" and drained <= IDLE
+    if trainer is not None and trainer.idle > IDLE and splits:
         found.append(
             f"The trainer waits for {percent(trainer.idle)} of its time: give it fewer devices, or the rollout more."
         )
-    if replicas is not None and replicas.idle - drained > IDLE and not balanced:
+    if replicas is not None and replicas.idle - drained > IDLE and splits:
         found.append(
             f"Replicas are idle for {percent(replicas.idle - drained)} of their time: give the rollout fewer devices, or the "
             "trainer more, or let them run further ahead."

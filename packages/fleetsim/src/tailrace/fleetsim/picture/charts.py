@@ -80,7 +80,7 @@ def flow_charts(watched: Watched, time: TimeAxis) -> list[Chart]:
     if not flow.ends_s:
         return []
     at = [time(end_s) for end_s in flow.ends_s]
-    over = axis(f"simulated time ({time.unit})")
+    over = axis(f"simulated time ({time.unit})", range=_shown(watched, time))
     generated = line(at, _rounded(flow.row(GENERATED)), "generated", "$generating", width=1.2)
     rates = [{**generated, "fill": "tozeroy", "fillcolor": "$generating-band"}]
     ends_s = [0.0, *(row.at_s for row in watched.rows)]
@@ -163,11 +163,24 @@ def _heat(
     if unit:
         trace["zmax"] = 100
     layout = {
-        "xaxis": axis(f"simulated time ({time.unit})", showgrid=False),
+        "xaxis": axis(f"simulated time ({time.unit})", showgrid=False, range=_shown(watched, time)),
         "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False, "nticks": 16, "automargin": True},
     }
     height = 90 + max(LEAST_HEIGHT, min(MOST_HEIGHT, ROW_HEIGHT * len(names)))
     return Chart(id_, title, [trace], layout, note, height, wide=True)
+
+
+def _shown(watched: Watched, time: TimeAxis) -> list[float]:
+    """From the first work on: what comes before is start-up. Double-click shows it too."""
+    flow = watched.watcher.flow
+    at_work = (
+        end_s
+        for end_s, column in zip(flow.ends_s, flow.between(-1.0, watched.result.duration_s), strict=True)
+        if any(column[FIRST_LAG:])
+    )
+    end_s = flow.ends_s[-1]
+    begin_s = next(at_work, 0.0)
+    return [time(max(0.0, begin_s - 0.02 * (end_s - begin_s))), time(end_s)]
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

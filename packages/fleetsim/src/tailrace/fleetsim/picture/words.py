@@ -29,9 +29,13 @@ def rows(watched: Watched, figures: Figures) -> list[tuple[str, str]]:
         ("KV cache", kv(figures)),
         ("relocation", relocation(watched)),
         ("latency", f"{result.latency_mean_s:,.1f} s mean, {result.latency_max_s:,.1f} s max of a trajectory"),
-        ("pulls", f"{result.pull_mean_s:,.2f} s mean; a publish stalls the trainer for {result.stall_s:,.2f} s"),
-        ("cost", cost(figures, result.gpu_hours)),
+        (
+            "weights",
+            f"a pull takes {short(result.pull_mean_s)}, a publish stalls the trainer for {short(result.stall_s)}",
+        ),
     ]
+    if result.gpus:
+        found.append(("cost", cost(figures, result.gpu_hours)))
     if result.lost_trajectories:
         found.append(("lost", f"{result.lost_trajectories:,} trajectories"))
     return found
@@ -95,6 +99,11 @@ def cost(figures: Figures, gpu_hours: float) -> str:
     if figures.cost_per_million is None:
         return f"{hours}; the devices have no price"
     return f"{hours}; {price(figures.cost_per_million)} {PRICE_UNIT} for a million trained tokens"
+
+
+def short(seconds: float) -> str:
+    """A short time."""
+    return f"{seconds:,.2f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
 
 
 def price(value: float) -> str:

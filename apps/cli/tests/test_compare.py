@@ -1,0 +1,173 @@
+"""``tailrace compare``: simulated fleets and real runs in one table and one picture; every mistake is one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.cli.main import main
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import EventLog
+from tailrace.pipeline.run.metrics import MetricsObserver
+from tailrace.pipeline.testing import World
+
+CONFIG = """
+app = "laminar"
+
+[pipeline]
+{pipeline}
+steps = 4
+prompts_per_step = 16
+samples_per_prompt = 8
+prompts_per_replica = 8
+
+[rollout]
+max_tokens = 8192
+
+[fleet]
+model = "Qwen2.5-7B"
+trainer = {{ gpus = 4 }}
+rollout = {{ gpus = 4 }}
+workload = {{ response = [{{ median = 900, sigma = 0.9 }}], correlation = 0.3 }}
+"""
+SYNCHRONOUS = 'admission = "on-policy"\nsync = "barrier"\nrelocation = "none"'
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.delenv("TAILRACE_DEBUG", raising=False)
+    Path("laminar.toml").write_text(CONFIG.format(pipeline=""))
+    Path("bare.toml").write_text('app = "laminar"\n')
+    Path("synchronous.toml").write_text(CONFIG.format(pipeline=SYNCHRONOUS))
+
+
+class _Written:
+    """Writes what an executor writes, while a world runs."""
+
+    def __init__(self, directory, config):
+        self.controller = Controller(build_spec(config))
+        self.log, self.metrics = EventLog(directory.events), MetricsObserver(directory.metrics, None)
+
+    def __getattr__(self, name):
+        return getattr(self.controller, name)
+
+    def handle_all(self, events, now):
+        return [command for event in events for command in self._handle(event, now)]  # as the executors do
+
+    def _handle(self, event, now):
+        if isinstance(event, c.Stepped):
+            event = c.Stepped(event.version, {"wall_s": 0.2}, event.answers)
+        self.log.append(now, event)
+        commands = self.controller.handle(event, now)
+        self.metrics.observe(now, event, commands, self.controller)
+        return commands
+
+
+@pytest.fixture
+def a_run():
+    pipeline = {"steps": 6, "prompts_per_step": 4, "samples_per_prompt": 4, "prompts_per_replica": 4}
+    task = {"name": "long-chain-sum", "held_out_size": 12}
+    config = RunConfig.model_validate({"task": task, "pipeline": pipeline, "rollout": {"replicas": 2}})
+    directory = RunDirectory.create(Path("runs/real"), config.model_dump(mode="json"))
+    written = _Written(directory, config)
+    World(written, 4).run()
+    written.log.close()
+    written.metrics.close()
+    directory.unlock()
+    return directory
+
+
+def table(out):
+    """The rows of the table by their first words."""
+    return {line.strip().split("  ")[0]: line.split("  ")[1:] for line in out.splitlines() if "  " in line.strip()}
+
+
+def test_two_systems_in_one_table_and_one_picture(capsys):
+    assert main(["compare", "laminar.toml", "synchronous.toml", "--out", "out"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    rows = {name: " ".join(cells).split() for name, cells in table(out).items()}
+    assert rows["system"] == ["laminar", "synchronous"]
+    assert rows["relative to laminar"][:2] == ["1.00", "x"]
+    assert rows["staleness max"][1] == "0"
+    assert {path.name for path in Path("out").iterdir()} == {"compare.html", "compare.svg", "compare.json"}
+    found = json.loads(Path("out/compare.json").read_text())["systems"]
+    assert [system["name"] for system in found] == ["laminar", "synchronous"]
+    assert found[0]["tokens_per_s"] > found[1]["tokens_per_s"]
+    assert found[1]["relative"] == pytest.approx(found[1]["tokens_per_s"] / found[0]["tokens_per_s"])
+    assert "laminar trains on" in out
+
+
+def test_a_real_run_stands_beside_a_simulation(capsys, a_run):
+    assert main(["compare", "laminar.toml", str(a_run.root), "--json"]) == 0
+    simulated, real = json.loads(capsys.readouterr().out)["systems"]
+    assert (simulated["simulated"], real["simulated"], real["name"]) == (True, False, "real")
+    assert real["response_tokens_per_s"] > 0
+    assert real["tokens_per_s"] is None
+    assert real["relative"] == pytest.approx(real["response_tokens_per_s"] / simulated["response_tokens_per_s"])
+
+
+def test_a_simulations_directory_is_simulated_again(capsys):
+    assert main(["simulate", "laminar.toml", "--seed", "3", "--json", "--out", "before"]) == 0
+    before = json.loads(capsys.readouterr().out)
+    assert main(["compare", "before", "laminar.toml", "--json"]) == 0
+    again, other = json.loads(capsys.readouterr().out)["systems"]
+    assert again["tokens_per_s"] == before["result"]["tokens_per_s"] != other["tokens_per_s"]
+
+
+def test_settings_and_seed_are_of_all(capsys):
+    arguments = ["laminar.toml", "laminar.toml", "--set", "fleet.rollout.gpus=8", "--seed", "2", "--json"]
+    assert main(["compare", *arguments]) == 0
+    one, two = json.loads(capsys.readouterr().out)["systems"]
+    assert (one["name"], two["name"]) == ("laminar", "laminar (2)")
+    assert one["tokens_per_s"] == two["tokens_per_s"]
+    assert "8 x H800 generate" in one["fleet"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["SYSTEM", "--help"]),
+        (["laminar.toml"], ["found 1 system", "expected 2 or more"]),
+        (["laminar.toml", "nowhere.toml"], ["nowhere.toml", "no such file"]),
+        (["laminar.toml", "nowhere/run"], ["nowhere/run"]),
+        (["laminar.toml", "bare.toml"], ["bare.toml: ", "'fleet'"]),
+        (["laminar.toml", "empty"], ["empty/config.json", "expected a run directory"]),
+        (["laminar.toml", "synchronous.toml", "--set", "fleet.rollout.gpus=0"], ["laminar.toml", "fleet.rollout.gpus"]),
+        (["laminar.toml", "synchronous.toml", "--out", "full"], ["full", "found files"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(capsys, arguments, words):
+    Path("empty").mkdir()
+    Path("full").mkdir()
+    Path("full/thesis.tex").write_text("precious")
+    before = sorted(Path().rglob("*"))
+    assert main(["compare", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tailrace: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_a_run_of_no_step_has_nothing_to_compare(capsys, a_run):
+    a_run.metrics.write_text("")
+    assert main(["compare", "laminar.toml", "runs/real"]) == 2
+    assert "found 0 steps in metrics.jsonl" in capsys.readouterr().err
+
+
+def test_a_folder_of_an_apps_name_is_not_taken_for_a_run(capsys):
+    Path("laminar").mkdir()
+    Path("laminar/notes.txt").write_text("mine")
+    assert main(["compare", "laminar", "laminar.toml", "--set", "pipeline.steps=3", "--json"]) == 0
+    quick_start, mine = json.loads(capsys.readouterr().out)["systems"]
+    assert quick_start["simulated"]
+    assert quick_start["fleet"] != mine["fleet"]

@@ -1,0 +1,135 @@
+"""``tailrace simulate``: what it prints, what it writes, and that every mistake is one line that leaves nothing behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli import progress
+from tailrace.cli.main import main
+from tailrace.fleetsim.picture.watcher import Progress
+
+CONFIG = """
+app = "laminar"
+seed = 5
+
+[pipeline]
+steps = 4
+prompts_per_step = 16
+samples_per_prompt = 8
+prompts_per_replica = 8
+
+[rollout]
+max_tokens = 8192
+
+[fleet]
+model = "Qwen2.5-7B"
+trainer = { gpus = 4 }
+rollout = { gpus = 4 }
+workload = { response = [{ median = 900, sigma = 0.9 }], correlation = 0.3 }
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    Path("mine.toml").write_text(CONFIG)
+    Path("bare.toml").write_text('app = "laminar"\n')
+
+
+def test_it_says_what_was_found_and_writes_it(capsys):
+    assert main(["simulate", "mine.toml", "--out", "out"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    words = " ".join(out.split())
+    assert "Qwen2.5-7B: 4 x H800 train, 4 x H800 generate (4 replicas)" in words
+    assert "3 batches after 1 of warm-up" in words
+    found = json.loads(Path("out/result.json").read_text())
+    assert f"{found['result']['tokens_per_s']:,.0f} tokens/s trained on" in words
+    for name in ("staleness", "trainer", "replicas", "KV cache", "latency", "weights", "cost", "out/simulation.html"):
+        assert name in words
+    assert found["seed"] == 5
+    assert {path.name for path in Path("out").iterdir()} == {
+        "config.json", "result.json", "events.jsonl", "simulation.html", "timeline.svg",
+    }  # fmt: skip
+
+
+def test_a_directory_of_its_own_each_time(capsys):
+    for _ in range(2):
+        assert main(["simulate", "mine.toml", "--no-events"]) == 0
+    made = sorted(path.name for path in Path("simulations").iterdir())
+    assert len(made) == 2
+    assert all(name.startswith("mine-") for name in made)
+    assert not list(Path("simulations").rglob("events*"))
+    assert "simulations/mine-" in capsys.readouterr().out
+
+
+def test_one_object_for_scripts_which_the_seed_decides(capsys):
+    found = []
+    for place, seed in enumerate(("1", "1", "2")):
+        assert main(["simulate", "mine.toml", "--json", "--seed", seed, "--out", f"out{place}"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["result"] == found[1]["result"] != found[2]["result"]
+    assert Path("out0/events.jsonl").read_bytes() == Path("out1/events.jsonl").read_bytes()
+    assert [each["seed"] for each in found] == [1, 1, 2]
+    assert found[0]["files"]["page"] == "out0/simulation.html"
+
+
+def test_a_setting_changes_the_fleet(capsys):
+    assert main(["simulate", "mine.toml", "--set", "fleet.rollout.gpus=8", "--out", "out"]) == 0
+    assert "8 x H800 generate (8 replicas)" in capsys.readouterr().out
+
+
+def test_a_run_that_gives_up_is_a_failure_with_a_result(capsys):
+    faults = 'faults=["replica@1s", "replica@2s", "replica@3s", "replica@4s"]'
+    recovery = 'pipeline.recovery={name="isolate", max_restarts=0}'
+    assert main(["simulate", "mine.toml", "--set", faults, "--set", recovery, "--out", "out"]) == 1
+    assert "The run gave up: every replica is down" in " ".join(capsys.readouterr().out.split())
+    assert "every replica is down" in json.loads(Path("out/result.json").read_text())["result"]["failure"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["CONFIG", "--help"]),
+        (["laminra"], ["'laminra'", "did you mean 'laminar'?"]),
+        (["nowhere.toml"], ["nowhere.toml", "no such file"]),
+        (["bare.toml"], ["bare.toml: ", "'fleet'", "fleet.model=", "tailrace profile"]),
+        (["mine.toml", "--seed", "three"], ["--seed"]),
+        (["mine.toml", "--set", "fleet.model=Qwen2.5-8B"], ["mine.toml: ", "Qwen2.5-7B"]),
+        (["mine.toml", "--set", "fleet.model=Qwen2.5-72B"], ["145.4 GB", "would"]),
+        (["mine.toml", "--set", "fleet.rollout.device=H900"], ["H900", "H800"]),
+        (["mine.toml", "--set", "fleet.rollout.gpus=0"], ["fleet.rollout.gpus", "0"]),
+        (["mine.toml", "--set", "fleet.rollout.tensor_parallel=8"], ["expected a multiple: 8"]),
+        (["mine.toml", "--set", "fleet.colour=red"], ["'fleet.colour'"]),
+        (["mine.toml", "--set", "fleet.workload.response=9000"], ["9,000", "8,192"]),
+        (["mine.toml", "--set", "pipeline.sync=on-idel"], ["did you mean 'on-idle'?"]),
+        (["mine.toml", "--out", "full"], ["full", "found files"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(capsys, monkeypatch, arguments, words):
+    monkeypatch.delenv("TAILRACE_DEBUG", raising=False)
+    Path("full").mkdir()
+    Path("full/thesis.tex").write_text("precious")
+    before = sorted(Path().rglob("*"))
+    assert main(["simulate", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("tailrace: ")
+    assert err.count("\n") == 1
+    for word in words:
+        assert word in err
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_progress_in_lines_now_and_then():
+    now, written = [0.0], []
+    lines = progress.Lines("mine", written.append, clock=lambda: now[0])
+    for second in range(12):
+        now[0] = float(second)
+        lines(Progress(step=second, steps=20, now_s=100.0 * second, wall_s=2.0, trajectories=1000 * second))
+    assert written == [
+        "mine: 5 of 20 batches, 8 min 20 s simulated, 2,500 trajectories/s",
+        "mine: 10 of 20 batches, 16 min 40 s simulated, 5,000 trajectories/s",
+    ]
