@@ -238,6 +238,34 @@ def plan_command(
     )
 
 
+@app.command("fuzz")
+def fuzz_command(
+    seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="Seeds to run.")] = 200,
+    first_seed: Annotated[int, typer.Option("--first-seed", metavar="S", help="The first of them.")] = 0,
+    replay: Annotated[
+        Path | None, typer.Option("--replay", metavar="FILE", help="Run a case that was saved, in place of seeds.")
+    ] = None,
+    as_run: Annotated[
+        bool, typer.Option("--as-run", help="With --replay: print the case as a command of `tailrace run`.")
+    ] = False,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Seeds at once, each on its core.")] = 1,
+    shrink_s: Annotated[
+        float,
+        typer.Option("--shrink-for", metavar="SECONDS", min=0, help="Time to make what broke smaller; 0 for none."),
+    ] = 20.0,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where what broke is saved.", show_default="here")
+    ] = Path(),
+) -> None:
+    """Try random pipelines, fleets and faults in the simulator, and check the invariants at every event."""
+    from tailrace.cli.fuzz import Options, run
+
+    options = Options(
+        seeds=seeds, first_seed=first_seed, replay=replay, as_run=as_run, jobs=jobs, shrink_s=shrink_s, out=out
+    )
+    raise typer.Exit(run(options))
+
+
 @app.command("plugins")
 def plugins_command() -> None:
     """List apps, policies, engines and every other plugin, with the distribution that brings it."""

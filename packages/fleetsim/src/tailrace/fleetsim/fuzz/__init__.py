@@ -1,0 +1,1 @@
+"""Deterministic simulation testing: random pipelines, fleets and faults, with the invariants checked at every event."""

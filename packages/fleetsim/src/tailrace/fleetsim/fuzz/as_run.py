@@ -1,0 +1,66 @@
+"""A case on the local executor: its pipeline and its kills and hangs as a command line of ``tailrace run``.
+
+What only the simulator can do (partitions, torn pulls, lost checkpoints, deaths of the controller) has no counterpart there.
+Faults strike at the step after which they struck in the case, since the two clocks have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from tailrace.fleetsim.fuzz.case import POLICIES, Case
+from tailrace.fleetsim.fuzz.faults import CaseFault
+
+APP = "laminar"
+
+
+def run_arguments(case: Case) -> list[str]:
+    """The words of the command, after ``tailrace``."""
+    words = ["run", APP, "--executor", "local", "--seed", str(case.seed)]
+    for setting in settings(case):
+        words += ["--set", setting]
+    for fault in case.faults:
+        scripted = fault.scripted()
+        if scripted is not None:
+            words += ["--kill", str(scripted)]
+    return words
+
+
+def run_command(case: Case) -> str:
+    """The command, for a shell."""
+    return shlex.join(["tailrace", *run_arguments(case)])
+
+
+def left_out(case: Case) -> list[CaseFault]:
+    """Faults that a real run cannot be told to have."""
+    return [fault for fault in case.faults if fault.scripted() is None]
+
+
+def settings(case: Case) -> list[str]:
+    """The pipeline of a case as settings over an app's quick start."""
+    pipeline = case.pipeline
+    found = {f"pipeline.{axis}": getattr(pipeline, axis).model_dump() for axis in POLICIES}
+    surplus = pipeline.batching.options.get("surplus_groups", 0)
+    values: dict[str, Any] = {
+        **found,
+        "pipeline.steps": pipeline.steps,
+        "pipeline.prompts_per_step": pipeline.prompts_per_step,
+        "pipeline.samples_per_prompt": pipeline.samples_per_prompt,
+        "pipeline.prompts_per_replica": pipeline.prompts_per_replica,
+        "pipeline.cycle_s": pipeline.cycle_s,
+        # A quick start limits what is open, and no setting takes that back: what no limit would come to stands for none.
+        "pipeline.buffer_prompts": pipeline.buffer_prompts or 4 * (pipeline.prompts_per_step + surplus),
+        "rollout.replicas": case.replicas,
+        "rollout.cost_model": {name: getattr(case.costs, name) for name in ("k1", "k2", "k3", "k4")},
+        "checkpoint.every": case.checkpoint_every,
+        "evaluation.every": case.evaluation.every,
+    }
+    return [f"{key}={_toml(value)}" for key, value in values.items()]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(part)}" for key, part in value.items()) + "}"
+    return json.dumps(value)

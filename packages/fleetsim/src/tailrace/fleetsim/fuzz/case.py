@@ -1,0 +1,273 @@
+"""A fuzz case: everything that one run in virtual time depends on, as a small JSON file that a person can read."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tailrace.contracts import TailraceError, plugins
+from tailrace.fleetsim.config import DelayConfig, RolloutFleet
+from tailrace.fleetsim.cost.decode import DecodeCost
+from tailrace.fleetsim.cost.prefill import PrefillCost
+from tailrace.fleetsim.cost.training import TrainingCost
+from tailrace.fleetsim.errors import CaseError
+from tailrace.fleetsim.fleet import Fleet, Weights
+from tailrace.fleetsim.fuzz.faults import CaseFault, Seconds
+from tailrace.fleetsim.workload.config import WorkloadConfig
+from tailrace.pipeline.config.models import Choice, PipelineConfig
+from tailrace.pipeline.controller.evaluations import EvaluationPlan
+from tailrace.pipeline.spec import AXES, PipelineSpec
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+POLICIES = (*AXES, "sampler")
+MOST_CALLS = 50  # of an environment whose configuration sets no limit
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Costs(_Strict):
+    """Seconds of computing.
+
+    Args:
+        k1, k2, k3, k4: of a decode step, as in `CostModelConfig`; policies that plan with costs are given the same.
+        prefill_s: for each token.
+        train_s: of a forward pass, for each token.
+        optimizer_s: of an optimizer step.
+        data_s: to move a batch to the trainer.
+    """
+
+    k1: Seconds = 1e-6
+    k2: Seconds = 4e-3
+    k3: Seconds = 4e-4
+    k4: Seconds = 8e-3
+    prefill_s: Seconds = 1e-4
+    train_s: Seconds = 5e-4
+    optimizer_s: Seconds = 0.1
+    data_s: Seconds = 0.1
+
+
+class WeightsCase(_Strict):
+    """Seconds of moving weights; `keep` newest versions can be pulled, older ones are gone, 0 for no limit."""
+
+    stall_s: Seconds = 0.1
+    broadcast_s: Seconds = 0.2
+    pull_s: Seconds = 0.2
+    keep: Annotated[int, Field(ge=0)] = 0
+
+
+class ReplicaCase(_Strict):
+    """One replica: as in `RolloutFleet`, with the tokens that its KV cache holds."""
+
+    kv_capacity_tokens: Annotated[int, Field(gt=1)]
+    max_running: Positive = 8
+    prefix_cached: Share = 0.0
+    start_s: Seconds = 0.0
+    restart_s: Seconds = 2.0
+
+
+class MessagesCase(_Strict):
+    """What happens to messages between the controller and the members.
+
+    Args:
+        delay_s: each takes up to so long, its own time. Commands to replicas overtake each other; reports keep their order.
+        repeat: share of commands, reports of finished trajectories and rewards that arrive twice.
+    """
+
+    delay_s: Seconds = 0.0
+    repeat: Share = 0.0
+
+
+class EvaluationCase(_Strict):
+    """Held-out problems, and the versions between evaluations."""
+
+    size: Annotated[int, Field(ge=0)] = 0
+    every: Annotated[int, Field(ge=0)] = 0
+
+
+class Case(_Strict):
+    """One case.
+
+    Args:
+        seed: of lengths, rewards and what messages do.
+        pipeline: as in a configuration.
+        max_tokens: of a response.
+        scoring_failures: share of scorings that fail.
+    """
+
+    seed: int
+    pipeline: PipelineConfig
+    replicas: Positive
+    replica: ReplicaCase
+    costs: Costs = Costs()
+    weights: WeightsCase = WeightsCase()
+    delays: DelayConfig
+    workload: WorkloadConfig
+    max_tokens: Positive
+    evaluation: EvaluationCase = EvaluationCase()
+    checkpoint_every: Positive = 1
+    scoring_attempts: Positive = 3
+    failed_groups_limit: Positive = 1_000
+    scoring_failures: Share = 0.0
+    messages: MessagesCase = MessagesCase()
+    faults: tuple[CaseFault, ...] = ()
+
+    # ---- files ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: Path) -> Case:
+        """The case in a file.
+
+        Raises:
+            CaseError: one line that says what is wrong with the file.
+        """
+        try:
+            return cls.model_validate_json(path.read_text())
+        except OSError as error:
+            raise CaseError(f"{path}: {error.strerror}; expected a case that `tailrace fuzz` saved") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise CaseError(f"{path}: {key}: found {first['input']!r:.60}, expected: {first['msg']}") from None
+
+    def to_json(self) -> str:
+        """As a file: a line for each part that fits into one."""
+        plain: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        plain["faults"] = [fault.model_dump(mode="json", exclude_defaults=True) for fault in self.faults]
+        return _readable(plain) + "\n"
+
+    # ---- what runs ------------------------------------------------------------------------------------------------
+
+    def spec(self) -> PipelineSpec:
+        """The policies and quantities.
+
+        Raises:
+            CaseError: a policy is unknown, or does not take its options.
+        """
+        pipeline, evaluation = self.pipeline, self.evaluation
+        policies = {axis: self._policy(axis, getattr(pipeline, axis)) for axis in POLICIES}
+        return PipelineSpec(
+            **policies,
+            steps=pipeline.steps,
+            batch_groups=pipeline.prompts_per_step,
+            replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
+            buffer_groups=pipeline.buffer_prompts,
+            cycle_s=pipeline.cycle_s,
+            checkpoint_every=self.checkpoint_every,
+            scoring_attempts=self.scoring_attempts,
+            failed_groups_limit=self.failed_groups_limit,
+            evaluation=EvaluationPlan(evaluation.size, evaluation.every, first=("greedy",), last=("greedy",)),
+        )
+
+    def fleet(self) -> Fleet:
+        """What it runs on, pipeline included.
+
+        Raises:
+            TailraceError: something cannot be.
+        """
+        costs, replica, spec = self.costs, self.replica, self.spec()
+        return Fleet(
+            spec=spec,
+            workload=self.workload.build(self.seed, self.max_tokens),
+            decode=DecodeCost.fitted(costs.k1, costs.k2, costs.k3, costs.k4, replica.kv_capacity_tokens),
+            prefill=PrefillCost.fitted(costs.prefill_s),
+            training=TrainingCost.fitted(costs.train_s, optimizer_s=costs.optimizer_s),
+            weights=Weights(self.weights.stall_s, self.weights.broadcast_s, self.weights.pull_s),
+            rollout=RolloutFleet(
+                max_running=replica.max_running,
+                prefix_cached=replica.prefix_cached,
+                start_s=replica.start_s,
+                restart_s=replica.restart_s,
+            ),
+            delays=self.delays,
+            samples=self.samples,
+            parts=len(spec.training.split(list(range(spec.batch_groups)))),
+            data_s=costs.data_s,
+            gpus=self.replicas + 1,
+        )
+
+    @property
+    def samples(self) -> int:
+        """Trajectories launched for a prompt."""
+        surplus: int = self.pipeline.batching.options.get("surplus_samples", 0)
+        return self.pipeline.samples_per_prompt + surplus
+
+    @property
+    def bound(self) -> int | None:
+        """The staleness that admission promises, from its name and options alone."""
+        admission = self.pipeline.admission
+        if admission.name in ("on-policy", "one-step"):
+            return int(admission.name == "one-step")
+        bound: int | None = admission.options.get("bound", 1 if admission.name == "bounded" else None)
+        return None if admission.name == "in-flight-cap" else bound
+
+    @property
+    def patience_s(self) -> float:
+        """Nothing is waited for longer than this: each wait that the case can bring, one after the other, twice over."""
+        costs, delays = self.costs, self.delays
+        step_s = (
+            costs.k4 + max(costs.k2, costs.k3 * self.replica.max_running) + costs.k1 * self.replica.kv_capacity_tokens
+        )
+        slowest = min((fault.speed for fault in self.faults), default=1.0)
+        prompts = 4 * self.replica.kv_capacity_tokens
+        alone_s = (self.max_tokens * step_s + prompts * costs.prefill_s) / slowest + self._environment_s
+        batch = self.pipeline.prompts_per_step * self.samples * (self.max_tokens + 64)
+        train_s = (4 * batch * costs.train_s + 8 * costs.optimizer_s + costs.data_s) / slowest
+        rounds = -(-self.pipeline.prompts_per_replica * self.samples // self.replica.max_running) + 1
+        restarts_s = delays.detect_s + delays.hang_s + self.replica.restart_s + delays.trainer_restart_s
+        moving_s = self.weights.stall_s + self.weights.broadcast_s + self.weights.pull_s + delays.checkpoint_s
+        waits_s = 2 * delays.reward_s + 4 * self.messages.delay_s + max((f.for_s for f in self.faults), default=0.0)
+        return 10.0 + 2 * (rounds * alone_s + train_s + restarts_s + moving_s + waits_s + self.replica.start_s)
+
+    @property
+    def _environment_s(self) -> float:
+        environment = self.workload.environment
+        if environment is None:
+            return 0.0
+        calls, latency = environment.calls, environment.latency
+        most = calls.max if calls.max is not None else max(calls.counts or {MOST_CALLS: 1.0})
+        return most * (latency.cap if latency.cap is not None else 10 * latency.median)
+
+    def _policy(self, axis: str, choice: Choice) -> Any:
+        given: dict[str, Any] = {}
+        if axis == "batching":
+            given["samples"] = self.pipeline.samples_per_prompt
+        elif axis == "provisioning":
+            given["count"] = self.replicas
+        elif axis == "admission" and self.pipeline.batching.options.get("surplus_groups"):
+            given["surplus"] = self.pipeline.batching.options["surplus_groups"]
+        try:
+            factory, takes = _plugin(axis, choice.name)
+            costs = {name: getattr(self.costs, name) for name in ("k1", "k2", "k3", "k4") if name in takes}
+            return factory(**{**costs, **given, **choice.options})
+        except (TailraceError, TypeError, ValueError) as error:
+            raise CaseError(f"pipeline.{axis}: {choice.name!r}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _plugin(axis: str, name: str) -> tuple[Any, frozenset[str]]:
+    """A policy's factory and its options. Kept, since to look one up takes longer than to run a short case."""
+    factory = plugins.load(f"tailrace.{axis}", name)
+    return factory, frozenset(inspect.signature(factory).parameters)
+
+
+def _readable(value: Any, indent: str = "") -> str:
+    text = json.dumps(value)
+    if not isinstance(value, dict | list) or (indent and len(text) + len(indent) <= 118):
+        return text
+    inner = indent + " "
+    if isinstance(value, dict):
+        parts = [f"{inner}{json.dumps(key)}: {_readable(part, inner)}" for key, part in value.items()]
+    else:
+        parts = [inner + _readable(part, inner) for part in value]
+    if not parts:
+        return text
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    return f"{opened}\n" + ",\n".join(parts) + f"\n{indent}{closed}"

@@ -1,0 +1,60 @@
+"""Invariant 6: the event log is the controller's durable state. What it rebuilds is the same, and goes on the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tailrace.contracts import Command, Event, codec
+from tailrace.fleetsim.errors import InvariantError
+from tailrace.fleetsim.result import EventLog
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.spec import PipelineSpec
+
+REBUILT = "the log rebuilds the controller"
+
+
+def rebuild(spec: PipelineSpec, log: Sequence[tuple[float, Sequence[Event]]], expected: Controller) -> Controller:
+    """A new controller that was given the log as it would be read from a file.
+
+    Raises:
+        InvariantError: its state is not, byte for byte, that of the one which died.
+    """
+    rebuilt = Controller(spec)
+    for line in EventLog(log).lines():
+        record = json.loads(line)
+        rebuilt.handle_all([codec.decode(event) for event in record["events"]], record["now"])
+    found, wanted = state_bytes(rebuilt), state_bytes(expected)
+    if found != wanted:
+        raise InvariantError(REBUILT, f"after {len(log)} instants its state differs {_difference(found, wanted)}")
+    return rebuilt
+
+
+def state_bytes(controller: Controller) -> str:
+    """The whole state as text."""
+    return json.dumps(_with_text_keys(controller.state()), default=str, sort_keys=False)
+
+
+def same_commands(now: float, found: Sequence[Command], expected: Sequence[Command]) -> None:
+    """The rebuilt controller decides as the one that died would have.
+
+    Raises:
+        InvariantError: it does not.
+    """
+    if list(found) != list(expected):
+        raise InvariantError(REBUILT, f"at {now:.3f} s it gives {found!r:.300}, expected {expected!r:.300}")
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _with_text_keys(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(part) for part in value]
+    return value
+
+
+def _difference(found: str, wanted: str) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
+    begin = max(0, at - 60)
+    return f"at ...{found[begin : at + 60]}..., expected ...{wanted[begin : at + 60]}..."

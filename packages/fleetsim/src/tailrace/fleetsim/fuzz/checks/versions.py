@@ -1,0 +1,85 @@
+"""Invariants 3 and 4, by what the controller asks for: who is given work, and under which version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace import contracts as c
+from tailrace.fleetsim.errors import InvariantError
+from tailrace.fleetsim.fuzz.checks.data_plane import TOKENS, WEIGHTS
+from tailrace.pipeline.controller.controller import REPLICA
+
+
+class Versions:
+    """What the controller was told of weights.
+
+    Args:
+        mixes_versions: a trajectory for training may go on under another version.
+    """
+
+    def __init__(self, *, mixes_versions: bool) -> None:
+        self._mixes = mixes_versions
+        self._published: set[int] = set()
+        self._serves: dict[str, int] = {}
+        self._up: set[str] = set()
+        self._group: dict[int, int] = {}  # the version at which a group started
+
+    def up(self, event: c.Up) -> None:
+        """A member is new."""
+        if event.role == REPLICA:
+            self._up.add(event.id)
+
+    def down(self, event: c.Down) -> None:
+        """A member is gone."""
+        if event.role == REPLICA:
+            self._up.discard(event.id)
+            self._serves.pop(event.id, None)
+
+    def resumed(self, event: c.Resumed) -> None:
+        """Every member is gone."""
+        del event
+        self._up.clear()
+        self._serves.clear()
+
+    def published(self, event: c.Published) -> None:
+        """A version may be pulled."""
+        self._published.add(event.version)
+
+    def pulled(self, event: c.Pulled) -> None:
+        """A replica serves a version."""
+        self._serves[event.replica] = event.version
+
+    def pull_failed(self, event: c.PullFailed) -> None:
+        """A replica serves nothing."""
+        self._serves.pop(event.replica, None)
+
+    def pull(self, command: c.Pull) -> None:
+        """Only what is published can be pulled, by who is there."""
+        self._serves.pop(command.replica, None)
+        if command.version not in self._published:
+            raise InvariantError(
+                WEIGHTS, f"{command.replica} is to pull version {command.version}, which is not published"
+            )
+        if command.replica not in self._up:
+            raise InvariantError(WEIGHTS, f"{command.replica} is to pull and is not up")
+
+    def routes(self, commands: Sequence[c.Route]) -> None:
+        """Work goes to replicas that serve a version which may generate it. One decision may start a group on several."""
+        started: dict[int, int] = {}
+        for command in commands:
+            version = self._serves.get(command.replica)
+            if version is None:
+                raise InvariantError(WEIGHTS, f"{command.replica} is given work and has no complete version")
+            for ref in command.trajectories:
+                if ref.purpose is c.Purpose.TRAIN and ref.group not in self._group:
+                    started[ref.group] = min(version, started.get(ref.group, version))
+        self._group |= started
+        for command in commands if self._mixes else ():
+            version = self._serves[command.replica]
+            for ref in command.trajectories:
+                if ref.purpose is c.Purpose.TRAIN and version < self._group[ref.group]:
+                    raise InvariantError(
+                        TOKENS,
+                        f"{ref.trajectory} is routed to version {version}, but its group started at version "
+                        f"{self._group[ref.group]}",
+                    )
