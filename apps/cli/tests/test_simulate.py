@@ -89,6 +89,17 @@ def test_a_run_that_gives_up_is_a_failure_with_a_result(capsys):
     assert "every replica is down" in json.loads(Path("out/result.json").read_text())["result"]["failure"]
 
 
+@pytest.mark.parametrize("command", [["simulate", "mine.toml"], ["compare", "mine.toml", "mine.toml"]])
+def test_an_interruption_leaves_nothing_behind(capsys, monkeypatch, command):
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tailrace.fleetsim.simulator.Simulation.run", interrupted)
+    assert main(command) == 130
+    assert capsys.readouterr().err == "tailrace: interrupted; nothing was written\n"
+    assert not Path("simulations").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -13,8 +13,9 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.main import complain
 from tailrace.cli.progress import shown
-from tailrace.cli.simulate import FAILED, name_of, new_directory
+from tailrace.cli.simulate import FAILED, INTERRUPTED, name_of, new_directory
 from tailrace.contracts import TailraceError, plugins
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.picture import files
@@ -66,7 +67,10 @@ def compare(options: Options) -> int:
     files.check_new(root)
     names = unique([_name(target) for target in options.targets])
     found = [_read(target, name, options) for target, name in zip(options.targets, names, strict=True)]
-    systems = [_simulate(system) if isinstance(system, _Simulated) else system for system in found]
+    try:
+        systems = [_simulate(system) if isinstance(system, _Simulated) else system for system in found]
+    except KeyboardInterrupt:
+        return complain("interrupted; nothing was written", status=INTERRUPTED)
     written = _write(systems, root)
     figures = [system.figures for system in systems]
     if options.as_json:

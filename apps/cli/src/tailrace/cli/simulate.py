@@ -22,7 +22,7 @@ from tailrace.fleetsim.picture.figures import simulated
 from tailrace.fleetsim.picture.watch import Watched, watch
 from tailrace.pipeline.config.target import configuration
 
-FAILED = 1
+INTERRUPTED, FAILED = 130, 1
 SIMULATIONS = Path("simulations")
 
 
@@ -51,6 +51,8 @@ def simulate(options: Options) -> int:
     try:
         with shown(name) as listener:
             watched = watch(config, name=name, seed=config.seed, keep_events=options.keep_events, listener=listener)
+    except KeyboardInterrupt:
+        return complain("interrupted; nothing was written", status=INTERRUPTED)
     except StalledError as error:
         return complain(f"the simulated run can make no progress: {one_line(error)}", status=FAILED)
     except TailraceError as error:
