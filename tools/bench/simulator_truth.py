@@ -10,9 +10,10 @@
     repacks              replicas emptied by relocation, over the whole run.
 
 The simulation knows the profile and the configuration, and nothing of the run that it is compared with: other prompts, other
-samples. What the profile saw change with the weights (the share of groups whose rewards differ) goes on as a trend. Simulated
-figures are means over seeds. The real run has the machine to itself: how many cores other programs kept busy is printed, and
-on a busy machine the comparison says nothing. Exit status 0, whatever it finds: it is a measurement.
+samples. The profile is a run of its own, of `laminar`: what changes while the model learns (the share of groups whose rewards
+differ, which `staleflow` filters by) is taken from there, version by version. Simulated figures are means over seeds. The
+real run has the machine to itself: how many cores other programs kept busy is printed, and on a busy machine the comparison
+says nothing. Exit status 0, whatever it finds: it is a measurement.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """A small machine, and clocks of known work."""
 
 from tailrace.fleetsim.profile.machine import (
+    Curve,
     DecodePart,
     DelaysPart,
     Machine,
     PrefillPart,
     SharingPart,
     TrainingPart,
-    Trend,
     WeightsPart,
     WorkloadPart,
 )
 from tailrace.fleetsim.profile.samples import Clock
 
+FLAT = Curve(points=((0.0, 0.0),))
 GROUPS = (
     (0, 12, (10, 10, 12, 11), (1.0, 0.0, 1.0, 0.0)),
     (1, 15, (40, 44, 41, 40), (0.0, 0.0, 0.0, 0.0)),
@@ -43,7 +44,7 @@ def machine(**changes):
             start_trainer_s=1.0,
         ),
         "sharing": SharingPart(cores=2, others=0.2),
-        "workload": WorkloadPart(groups=GROUPS, signal=Trend(start=0.0), length=Trend(start=0.0)),
+        "workload": WorkloadPart(groups=GROUPS, signal=FLAT, length=FLAT),
     }
     return Machine(**{**parts, **changes})
 

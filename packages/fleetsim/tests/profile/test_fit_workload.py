@@ -1,4 +1,4 @@
-"""What changes while the model learns is a trend if it is more than chance."""
+"""What changes while the model learns is found where it is more than chance."""
 
 import math
 import random
@@ -7,51 +7,56 @@ import pytest
 
 from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
-from tailrace.fleetsim.profile.fit_workload import fit_workload, linear_trend, logistic_trend
+from tailrace.fleetsim.profile.fit_workload import fit_workload, growth, log_odds
 from tailrace.fleetsim.profile.run import Measured, Trajectory
 from tailrace.pipeline.config.models import PipelineConfig, RunConfig
 
 
-@pytest.mark.parametrize("slope", [-0.05, 0.04, 0.1])
-def test_a_slope_of_the_log_odds_is_found(slope):
-    numbers = random.Random(1)
-    versions = [numbers.randrange(30) for _ in range(4_000)]
-    outcomes = [numbers.random() < 1 / (1 + math.exp(-(0.5 + slope * v))) for v in versions]
-    found = logistic_trend(versions, outcomes, 60)
-    assert found.per_version == pytest.approx(slope, abs=0.012)
-    assert found.at(0) == pytest.approx(0.5, abs=0.2)
-    assert found.at(60) == found.at(600)
+def share(odds):
+    return 1 / (1 + math.exp(-odds))
 
 
-def test_chance_is_no_trend():
-    flat = 0
-    for seed in range(40):
-        numbers = random.Random(seed)
-        versions = [numbers.randrange(20) for _ in range(300)]
-        found = logistic_trend(versions, [numbers.random() < 0.3 for _ in versions], 40)
-        flat += found.per_version == 0.0
-        assert 1 / (1 + math.exp(-found.at(10))) == pytest.approx(0.3, abs=0.09), seed
-    assert flat >= 34  # one in twenty is taken for a trend
+@pytest.mark.parametrize("seed", range(5))
+def test_shares_follow_what_happened(seed):
+    numbers = random.Random(seed)
+    versions = [numbers.randrange(50) for _ in range(4_000)]
+
+    def true(version):
+        return 0.6 - 0.008 * abs(version - 15)
+
+    found = log_odds(versions, [numbers.random() < true(version) for version in versions])
+    assert len(found.points) == 10
+    for version in (5, 15, 25, 40):
+        assert share(found.at(version)) == pytest.approx(true(version), abs=0.09)
+    assert found.at(49) == found.at(5_000)
+    assert found.at(0) == found.at(-5)
+
+
+def test_few_groups_make_one_window():
+    found = log_odds([0, 1, 2, 3], [True, False, True, False])
+    assert found.points == ((1.5, 0.0),)
+    assert found.at(0) == found.at(99) == 0.0
 
 
 @pytest.mark.parametrize("outcome", [True, False])
-def test_what_always_happens_has_no_slope(outcome):
-    found = logistic_trend(list(range(20)), [outcome] * 20, 40)
-    assert found.per_version == 0.0
-    assert (found.start > 0) is outcome
+def test_what_always_happens_is_near_certain(outcome):
+    found = log_odds(list(range(20)) * 10, [outcome] * 200)
+    assert abs(found.at(10)) > 4
+    assert (found.at(10) > 0) is outcome
 
 
-def test_outcomes_that_a_version_separates_have_no_maximum():
-    assert logistic_trend(list(range(20)), [v >= 10 for v in range(20)], 40).per_version == 0.0
+def test_one_version_is_one_point():
+    assert len(log_odds([7] * 500, [True, False] * 250).points) == 1
 
 
 def test_growth_is_found_and_chance_is_not():
     numbers = random.Random(2)
     versions = [numbers.randrange(30) for _ in range(500)]
-    grown = linear_trend(versions, [3.0 + 0.02 * v + numbers.gauss(0, 0.5) for v in versions], 60)
-    assert grown.per_version == pytest.approx(0.02, abs=0.006)
-    assert linear_trend(versions, [numbers.gauss(0, 0.5) for _ in versions], 60).per_version == 0.0
-    assert linear_trend([4, 4, 4], [1.0, 2.0, 3.0], 8).per_version == 0.0
+    grown = growth(versions, [3.0 + 0.02 * v + numbers.gauss(0, 0.5) for v in versions])
+    assert grown.at(20) == pytest.approx(0.4, abs=0.12)
+    assert grown.at(29) == grown.at(900)
+    assert growth(versions, [numbers.gauss(0, 0.5) for _ in versions]).at(25) == 0.0
+    assert growth([4, 4, 4], [1.0, 2.0, 3.0]).at(9) == 0.0
 
 
 def measured(groups):

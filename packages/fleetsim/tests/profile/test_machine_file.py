@@ -30,6 +30,10 @@ def test_a_file_and_a_shipped_one(tmp_path):
         (("k1 = 1e-06", "k9 = 1.0"), "key 'decode.k1': found"),
         (("k1 = 1e-06", "k1 = 1e-06\nk9 = 1.0"), "found the unknown key 'decode.k9'"),
         (("cores = 2", 'cores = "two"'), "key 'sharing.cores': found 'two', expected: a valid integer"),
+        (
+            ("signal = { points = [[0, 0]] }", "signal = { points = [[3.0, 0.0], [2.0, 0.0]] }"),
+            "expected: [version, value] points with versions increasing",
+        ),
         (("[decode]", "[decode"), "found a file that is not TOML"),
     ],
 )

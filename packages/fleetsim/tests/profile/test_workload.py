@@ -3,12 +3,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from profile_machine import GROUPS
+from profile_machine import FLAT, GROUPS
 
-from tailrace.fleetsim.profile.machine import Trend, WorkloadPart
+from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
-
-FLAT = Trend(start=0.0)
 
 
 def workload(seed=0, max_tokens=192, **trends):
@@ -32,13 +30,13 @@ def test_a_group_is_one_that_was_recorded_whoever_asks(seed, index, version):
 
 @pytest.mark.parametrize("odds", [-1.5, 0.0, 2.0])
 def test_signals_are_as_frequent_as_the_trend_says(odds):
-    drawn = workload(signal=Trend(start=0.0, per_version=odds / 10, until=10))
+    drawn = workload(signal=Curve(points=((0.0, 0.0), (10.0, odds))))
     with_signal = sum(len({one.reward for one in drawn.group(index, 4, 10)}) > 1 for index in range(4_000))
     assert with_signal / 4_000 == pytest.approx(1 / (1 + 2.718281828**-odds), abs=0.03)
 
 
 def test_lengths_grow_with_the_trend_and_stop_at_the_limit():
-    grown = workload(max_tokens=100, length=Trend(start=0.0, per_version=0.1, until=100))
+    grown = workload(max_tokens=100, length=Curve(points=((0.0, 0.0), (100.0, 10.0))))
     for index in range(50):
         then, later = workload().group(index, 4), grown.group(index, 4, 30)
         for before, after in zip(then, later, strict=True):
@@ -51,7 +49,7 @@ def test_without_either_kind_the_other_is_drawn():
 
 
 def test_its_description_is_that_of_what_is_drawn():
-    drawn = workload(signal=Trend(start=1.0))
+    drawn = workload(signal=Curve(points=((0.0, 1.0),)))
     lengths = [one.response_tokens for index in range(8_000) for one in drawn.group(index, 4)]
     described = drawn.describe()
     assert described.response.mean == pytest.approx(sum(lengths) / len(lengths), rel=0.02)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from tailrace.fleetsim.profile.run import Progress
 
 INTERRUPTED, FAILED = 130, 1
-STEPS = 30
+STEPS = 50
 BUSY = 0.15  # cores; a measurement beside that much of somebody else's work is worth little
 
 
@@ -131,11 +132,9 @@ def _workload(profile: Profile) -> Iterator[str]:
         f"responses     {_quantiles(workload.response)} tokens; prompts {_quantiles(workload.prompt)}; "
         f"alike within a group {workload.within:.2f}; right {workload.right:.0%}"
     )
-    first, last = (1 / (1 + 2.718281828459045 ** -workload.signal.at(v)) for v in (0, workload.signal.until))
-    if workload.signal.per_version:
-        yield f"signal        {first:.0%} of groups at version 0, {last:.0%} at version {workload.signal.until} by its trend"
-    else:
-        yield f"signal        {first:.0%} of groups"
+    shares = [(version, 1 / (1 + math.exp(-odds))) for version, odds in workload.signal.points]
+    chosen = shares[:: max(1, len(shares) // 4)]
+    yield "signal        " + ", ".join(f"{share:.0%} of groups at version {version:.0f}" for version, share in chosen)
 
 
 def _sharing(profile: Profile) -> Iterator[str]:

@@ -8,12 +8,13 @@ from statistics import fmean, pvariance
 
 from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
-from tailrace.fleetsim.profile.machine import Trend, WorkloadPart
+from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
 from tailrace.fleetsim.profile.run import Measured
 
 MOST_GROUPS = 600
-BEYOND = 2
-"""A trend is believed for so many times the versions that it was seen for."""
+WINDOWS = 10
+WINDOW_GROUPS = 60
+"""At least so many in a window: the standard error of a share is then 0.06 or less."""
 SIGNIFICANT = 2.0
 """Standard errors that a slope must be away from 0 to be one."""
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
@@ -33,11 +34,10 @@ def fit_workload(measured: Measured) -> WorkloadPart:
     versions = [version for version, _, _, _ in groups]
     lengths = [tokens for _, _, responses, _ in groups for tokens in responses]
     rewards = [reward for _, _, _, group in groups for reward in group]
-    until = BEYOND * max(versions)
     return WorkloadPart(
         groups=tuple(_thinned(groups)),
-        signal=logistic_trend(versions, [has_signal(one) for one in groups], until),
-        length=linear_trend(versions, [fmean(map(math.log, responses)) for _, _, responses, _ in groups], until),
+        signal=log_odds(versions, [has_signal(one) for one in groups]),
+        length=growth(versions, [fmean(map(math.log, responses)) for _, _, responses, _ in groups]),
         right=sum(reward > 0 for reward in rewards) / len(rewards),
         within=_within([[math.log(tokens) for tokens in responses] for _, _, responses, _ in groups]),
         prompt=_quantiles([prompt for _, prompt, _, _ in groups]),
@@ -50,42 +50,31 @@ def has_signal(group: Group) -> bool:
     return len(set(group[3])) > 1
 
 
-def logistic_trend(versions: Sequence[int], outcomes: Sequence[bool], until: int) -> Trend:
-    """Log-odds of an outcome by version: maximum likelihood, Newton's method. Flat unless the slope is significant."""
-    count = len(outcomes)
-    share = (sum(outcomes) + 0.5) / (count + 1)
-    flat = Trend(start=math.log(share / (1 - share)))
-    start, slope = flat.start, 0.0
-    for _ in range(25):
-        odds = [1 / (1 + math.exp(-(start + slope * v))) for v in versions]
-        a = math.fsum(p * (1 - p) for p in odds)
-        b = math.fsum(p * (1 - p) * v for p, v in zip(odds, versions, strict=True))
-        d = math.fsum(p * (1 - p) * v * v for p, v in zip(odds, versions, strict=True))
-        determinant = a * d - b * b
-        if determinant <= 1e-9 * max(1.0, a * d):
-            return flat
-        g = math.fsum(y - p for y, p in zip(outcomes, odds, strict=True))
-        h = math.fsum((y - p) * v for y, p, v in zip(outcomes, odds, versions, strict=True))
-        start += (d * g - b * h) / determinant
-        slope += (a * h - b * g) / determinant
-        if max(abs(start), abs(slope)) > 50:  # the outcomes are separated: there is no maximum
-            return flat
-    if abs(slope) < SIGNIFICANT * math.sqrt(a / determinant):
-        return flat
-    return Trend(start=start, per_version=slope, until=until)
+def log_odds(versions: Sequence[int], outcomes: Sequence[bool]) -> Curve:
+    """Log-odds of an outcome by version, in windows of equal numbers of groups."""
+    ordered = sorted(zip(versions, outcomes, strict=True))
+    windows = max(1, min(WINDOWS, len(ordered) // WINDOW_GROUPS))
+    points: list[tuple[float, float]] = []
+    for window in range(windows):
+        part = ordered[window * len(ordered) // windows : (window + 1) * len(ordered) // windows]
+        middle, right = fmean(version for version, _ in part), sum(outcome for _, outcome in part)
+        if not points or middle > points[-1][0]:
+            points.append((middle, math.log((right + 0.5) / (len(part) - right + 0.5))))
+    return Curve(points=tuple(points))
 
 
-def linear_trend(versions: Sequence[int], values: Sequence[float], until: int) -> Trend:
-    """What values gain with each version: least squares. Starts at 0; flat unless the slope is significant."""
-    middle, centre = fmean(versions), fmean(values)
+def growth(versions: Sequence[int], values: Sequence[float]) -> Curve:
+    """What values gain from version 0 on: a line of least squares, flat unless its slope is significant."""
+    flat = Curve(points=((0.0, 0.0),))
+    middle, centre, last = fmean(versions), fmean(values), max(versions)
     spread = math.fsum((v - middle) ** 2 for v in versions)
     if spread == 0 or len(values) < 3:
-        return Trend(start=0.0)
+        return flat
     slope = math.fsum((v - middle) * (x - centre) for v, x in zip(versions, values, strict=True)) / spread
     rest = math.fsum((x - centre - slope * (v - middle)) ** 2 for v, x in zip(versions, values, strict=True))
     if abs(slope) < SIGNIFICANT * math.sqrt(rest / (len(values) - 2) / spread):
-        return Trend(start=0.0)
-    return Trend(start=0.0, per_version=slope, until=until)
+        return flat
+    return Curve(points=((0.0, 0.0), (float(last), slope * last)))
 
 
 def _groups(measured: Measured) -> list[Group]:

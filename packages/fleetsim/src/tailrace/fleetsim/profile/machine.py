@@ -6,9 +6,10 @@ waiting (commands, reports, weights) are as they were in a run.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from itertools import pairwise
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 FORMAT = 1
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -126,16 +127,32 @@ class SharingPart(_Part):
     beside_s: Seconds = 0.0
 
 
-class Trend(_Part):
-    """A quantity that changes while the model learns: `start` + `per_version` x version, up to version `until`."""
+class Curve(_Part):
+    """A quantity that changes while the model learns.
 
-    start: float
-    per_version: float = 0.0
-    until: Annotated[int, Field(ge=0)] = 0
+    Args:
+        points: (version, value) with versions increasing; linear between them. Outside nothing is known: it stays.
+    """
 
-    def at(self, version: int) -> float:
-        """Its value for a version; beyond `until` nothing is known, so it stays."""
-        return self.start + self.per_version * min(max(version, 0), self.until)
+    points: Annotated[tuple[tuple[float, float], ...], BeforeValidator(_as_tuples), Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _increasing(self) -> Self:
+        if any(after[0] <= before[0] for before, after in pairwise(self.points)):
+            raise ValueError("[version, value] points with versions increasing")
+        return self
+
+    def at(self, version: float) -> float:
+        """Its value for a version."""
+        before = self.points[0]
+        for point in self.points:
+            if point[0] >= version:
+                if point[0] == before[0]:
+                    return point[1]
+                share = (version - before[0]) / (point[0] - before[0])
+                return before[1] + share * (point[1] - before[1])
+            before = point
+        return before[1]
 
 
 class WorkloadPart(_Part):
@@ -143,16 +160,16 @@ class WorkloadPart(_Part):
 
     Args:
         groups: [version, prompt tokens, response tokens of each sample, rewards of each] as they were generated.
-        signal: log-odds that a group's rewards differ, by version.
-        length: logarithm of the factor on response lengths, by version.
+        signal: log-odds that a group's rewards differ.
+        length: logarithm of the factor on response lengths.
         right: share of samples with a reward above 0.
         within: intraclass correlation of the logarithm of response lengths in a group.
         prompt, response: [share, tokens] quantiles, for a person to read.
     """
 
     groups: Groups
-    signal: Trend
-    length: Trend
+    signal: Curve
+    length: Curve
     right: Share = 0.0
     within: float = 0.0
     prompt: Quantiles = ()

@@ -93,5 +93,4 @@ def _toml(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    text = f"{value:.6g}"
-    return text if any(mark in text for mark in ".en") else f"{text}.0"
+    return f"{value:.6g}"  # a whole one without its point: what is read as a float may be written as an integer
