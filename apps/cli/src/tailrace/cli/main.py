@@ -212,7 +212,9 @@ def plan_command(
     ] = None,
     bound: Annotated[
         int | None,
-        typer.Option("--bound", metavar="N", min=0, help="Highest staleness. Default: the configuration's bound, or 4."),
+        typer.Option(
+            "--bound", metavar="N", min=0, help="Highest staleness. Default: the configuration's bound, or 4."
+        ),
     ] = None,
     objective: Annotated[
         str, typer.Option("--objective", metavar="throughput|cost", help="What is best.")
@@ -220,8 +222,12 @@ def plan_command(
     jobs: Annotated[
         int | None, typer.Option("--jobs", metavar="N", min=1, help="Simulations at once. Default: one per core.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write the best as a configuration.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write what was found as JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the best as a configuration.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write what was found as JSON.")
+    ] = None,
 ) -> None:
     """Search splits of devices and mixes of policies in the simulator, under a bound on staleness."""
     from tailrace.cli.plan import show_plan
@@ -236,6 +242,25 @@ def plan_command(
         out=out,
         json_file=json_file,
     )
+
+
+@app.command("profile")
+def profile_command(
+    target: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="The name of an app (its quick start) or a TOML file.")
+    ] = "laminar",
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="A new TOML file. Default: CONFIG-machine.toml.")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps of training to measure at most.")] = 50,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key. Repeatable.")
+    ] = None,
+) -> None:
+    """Measure this machine's engine and trainer in a short run, and write a file that `simulate` reads."""
+    from tailrace.cli.profile import Options, profile
+
+    raise typer.Exit(profile(Options(target=target, out=out, steps=steps, settings=tuple(settings or ()))))
 
 
 @app.command("fuzz")
