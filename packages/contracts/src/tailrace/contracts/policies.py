@@ -175,6 +175,8 @@ class RoutingPolicy(Protocol):
         A placement respects: the replica serves a version and is not pulling; a trajectory that is `exact` goes to a replica
         of its very version, another to one at least as new; a group that has not started goes to a replica that is `open`,
         and only if admission allows the replica's version, where its other trajectories must then be at least as new.
+
+        `Placements` is a quicker answer where groups go whole.
         """
         ...
 

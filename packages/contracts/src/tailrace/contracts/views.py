@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
+from typing import overload
 
 from tailrace.contracts.record import record
 
@@ -210,6 +211,45 @@ class Placement:
     replica: str
     gain: float | None = None
     least: float | None = None
+
+
+class Placements(Sequence[Placement]):
+    """Placements in which groups that start go whole: a sequence like any other, whose members are made when looked at.
+
+    Args:
+        singles: trajectories one by one, which come first.
+        groups: the trajectories of each group that starts, with its replica.
+    """
+
+    __slots__ = ("groups", "singles")
+
+    def __init__(self, singles: Sequence[Placement], groups: Sequence[tuple[Sequence[str], str]]) -> None:
+        self.singles = singles
+        self.groups = groups
+
+    def __repr__(self) -> str:
+        return f"Placements({list(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, Placements | list | tuple) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.singles) + sum([len(members) for members, _ in self.groups])
+
+    def __iter__(self) -> Iterator[Placement]:
+        yield from self.singles
+        for members, replica in self.groups:
+            for name in members:
+                yield Placement(name, replica)
+
+    @overload
+    def __getitem__(self, index: int) -> Placement: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Placement]: ...
+    def __getitem__(self, index: int | slice) -> Placement | Sequence[Placement]:
+        return list(self)[index]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Protocol
 
-from tailrace.contracts import Cycle, Placement, ReplicaView, TentativeAdmission, TrajectoryView, Unstarted
+from tailrace.contracts import Cycle, Placement, Placements, ReplicaView, TentativeAdmission, TrajectoryView, Unstarted
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,22 +66,23 @@ class _Choice(Protocol):
         """An open replica for a group of so many trajectories, and its version."""
 
 
-def _place_all(cycle: Cycle, choice: _Choice) -> list[Placement]:
-    placements: list[Placement] = []
+def _place_all(cycle: Cycle, choice: _Choice) -> Placements:
+    singles: list[Placement] = []
+    whole: list[tuple[Sequence[str], str]] = []
     versions = sorted({view.version for view in choice.replicas if view.version is not None})
     if not versions:
-        return placements
+        return Placements((), ())
     for version, queue in queues(cycle):
         if version is None:
-            _place_groups(queue, cycle.admits.fork(), versions, choice, placements)
+            whole = _place_groups(queue, cycle.admits.fork(), versions, choice)
             continue
         exact, newer = [version] if version in versions else [], versions[bisect_left(versions, version) :]
         for view in queue.values():
             allowed = exact if view.exact else newer
             replica = choice.anywhere(allowed) if allowed else None
             if replica is not None:
-                placements.append(Placement(view.trajectory, replica))
-    return placements
+                singles.append(Placement(view.trajectory, replica))
+    return Placements(singles, whole)
 
 
 def _place_groups(
@@ -89,9 +90,9 @@ def _place_groups(
     admits: TentativeAdmission,
     versions: Sequence[int],
     choice: _Choice,
-    placements: list[Placement],
-) -> None:
+) -> list[tuple[Sequence[str], str]]:
     """Groups that have not started. Rooms and admissions only shrink: what found no place will find none later."""
+    placed: list[tuple[Sequence[str], str]] = []
     groups, smallest = by_group(queue)
     allowed = [version for version in versions if admits.allows(version)]
     refused = math.inf
@@ -103,12 +104,13 @@ def _place_groups(
         if found is None:
             refused = count
             if smallest >= refused:
-                return
+                break
             continue
         replica, version = found
         admits.take(group, version)
         allowed = [version for version in allowed if admits.allows(version)]
-        placements += [Placement(name, replica) for name in members]
+        placed.append((members, replica))
+    return placed
 
 
 def by_group(queue: Mapping[str, TrajectoryView]) -> tuple[Mapping[int, Sequence[str]], int]:

@@ -400,7 +400,7 @@ class Controller:
         """
         counts: dict[int, int] = {}
         for index in groups:
-            for produced_by, count in self.ledger.groups[index].versions.items():
+            for produced_by, count in self.ledger.groups[index].versions().items():
                 lag = self.learner.version - produced_by
                 if self.gate.bound is not None and lag > self.gate.bound:
                     raise ControllerError(

@@ -190,33 +190,36 @@ class Coordinator:
         ledger, replicas, trajectories = self._ledger, self._fleet.replicas, self._ledger.trajectories
         placements = self._spec.routing.route(cycle)
         routes: dict[str, list[TrajectoryState]] = {}
+        singles: Sequence[c.Placement] = placements
+        whole: Sequence[tuple[Sequence[str], str]] = ()
+        if isinstance(placements, c.Placements):
+            singles, whole = placements.singles, placements.groups
         started: list[GroupState] = []
-        turns = 0
-        chosen = ""  # placements on one replica mostly follow each other
-        for placement in placements:
-            if placement.replica != chosen:
-                chosen = placement.replica
-                route = routes.setdefault(chosen, [])
-            trajectory = trajectories.get(placement.trajectory)
-            if trajectory is None:
-                version, group = replicas[chosen].version, ledger.group_of(placement.trajectory)
-                assert version is not None
-                assert group is not None
-                self._gate.start(group.index, version)
-                ledger.start(group, version)
-                started.append(group)
-                trajectory = trajectories[placement.trajectory]
-                turns += 1
-            elif trajectory.version is not None:
-                turns += 1
-            route.append(trajectory)
-        self.routings += turns
+        for placement in singles:
+            name = placement.trajectory
+            if name not in trajectories:
+                started.append(self._start(name, replicas[placement.replica]))
+            elif trajectories[name].version is not None:
+                self.routings += 1
+            routes.setdefault(placement.replica, []).append(trajectories[name])
+        for members, chosen in whole:
+            routes.setdefault(chosen, []).extend(self._start(members[0], replicas[chosen]).states)
         why = {placement.trajectory: placement for placement in placements} if self._outbox.notes is not None else {}
-        for name, states in routes.items():
-            self._route(replicas[name], states, why=lambda id_: _because(why[id_]))
+        for chosen, states in routes.items():
+            self._route(replicas[chosen], states, why=lambda id_: _because(why[id_]))
         for group in started:
             ledger.pool_rest(group)
         return placements
+
+    def _start(self, trajectory: str, replica: ReplicaState) -> GroupState:
+        """The first trajectory of a group is about to be routed."""
+        group = self._ledger.group_of(trajectory)
+        assert group is not None
+        assert replica.version is not None
+        self._gate.start(group.index, replica.version)
+        self._ledger.start(group, replica.version)
+        self.routings += 1
+        return group
 
     def _route(self, replica: ReplicaState, states: Sequence[TrajectoryState], *, why: Callable[[str], str]) -> None:
         assert replica.version is not None

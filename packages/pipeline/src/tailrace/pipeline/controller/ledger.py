@@ -77,8 +77,9 @@ class TrajectoryState:
 class GroupState:
     """One prompt's samples. `version` is that of its first routing, which admission counts with (SF-11).
 
-    `states` are its trajectories in order of their samples, from the start on; `scored` counts those that have a reward. Once
-    it is complete, `candidate` is what a sampler sees of it, and `versions` counts its members by version.
+    `states` are its trajectories in order of their samples, from the start on. Of the `scored` ones it knows the `rewards` by
+    sample, their `tokens`, and how many are of a version `newer` than its own. Once it is complete, `candidate` is what a
+    sampler sees of it.
     """
 
     index: int
@@ -87,9 +88,18 @@ class GroupState:
     phase: GroupPhase = GroupPhase.GENERATING
     states: list[TrajectoryState] = field(default_factory=list)
     scored: int = 0
+    rewards: list[float | None] = field(default_factory=list)
+    tokens: int = 0
+    newer: dict[int, int] | None = None
     candidate: Candidate | None = None
-    versions: dict[int, int] = field(default_factory=dict)
     consumed_for: int = 0
+
+    def versions(self) -> dict[int, int]:
+        """Its scored members, counted by version; oldest version first."""
+        assert self.version is not None
+        newer = self.newer or {}
+        own = self.scored - sum(newer.values())
+        return ({self.version: own} if own else {}) | {version: newer[version] for version in sorted(newer)}
 
 
 @dataclass(slots=True)
@@ -184,6 +194,7 @@ class Ledger:
         group.version = version
         self.waiting.unstarted.remove(group.index)
         group.states = _fresh(group)
+        group.rewards = [None] * len(group.members)
         self.trajectories.update(zip(group.members, group.states, strict=True))
 
     def pool_rest(self, group: GroupState) -> None:
@@ -275,6 +286,13 @@ class Ledger:
             return None
         group = self.groups[state.group]
         group.scored += 1
+        group.rewards[state.sample] = reward
+        group.tokens += state.tokens
+        version = state.version
+        if version != group.version:
+            assert version is not None
+            group.newer = group.newer or {}
+            group.newer[version] = group.newer.get(version, 0) + 1
         return group
 
     def settle_eval(self, ids: Iterable[str]) -> None:
@@ -295,12 +313,8 @@ class Ledger:
             group.members = tuple([state.id for state in group.states])
             for state in surplus:
                 self._forget(state)
-        states = group.states
-        versions = [state.version for state in states if state.version is not None]
-        group.versions = {version: versions.count(version) for version in set(versions)}
-        rewards = tuple([state.reward for state in states if state.reward is not None])
-        tokens = sum([state.tokens for state in states])
-        group.candidate = Candidate(group.index, min(versions), self.counts.completed, rewards, tokens)
+        rewards = tuple([reward for reward in group.rewards if reward is not None])
+        group.candidate = Candidate(group.index, min(group.versions()), self.counts.completed, rewards, group.tokens)
         self._buffer(group)
         self.counts.completed += 1
         self.counts.surplus_trajectories += len(surplus)
@@ -397,10 +411,9 @@ class Ledger:
         self.buffered[group.index] = None
 
     def _count_trained(self, group: GroupState, count: int) -> None:
-        assert group.candidate is not None
         self.counts.trained += count
         self.counts.trained_trajectories += count * len(group.members)
-        self.counts.trained_tokens += count * group.candidate.tokens
+        self.counts.trained_tokens += count * group.tokens
 
     def _forget(self, state: TrajectoryState) -> None:
         del self.trajectories[state.id]
