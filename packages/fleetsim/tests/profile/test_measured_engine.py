@@ -40,7 +40,10 @@ def test_rounds_say_what_ran_and_what_came_in():
     assert (third.running, third.queued, third.kv_tokens) == (2, 0, 6 + 7)  # b is through, c has begun
     assert second.since == first.ended
     assert first.since.wall_s <= first.began.wall_s <= first.ended.wall_s
-    assert [name for name, _ in samples.finished] == ["b"]
+    assert [(name, idle) for name, _, idle in samples.finished] == [("b", False)]
+    engine.step()
+    engine.abort(["c"])
+    assert [name for name, _, _ in samples.finished] == ["b", "a"]
 
 
 def test_an_idle_engine_is_not_at_work():
@@ -51,6 +54,7 @@ def test_an_idle_engine_is_not_at_work():
     engine.step()
     first, second = samples.rounds
     assert second.since.wall_s > first.ended.wall_s
+    assert [(name, idle) for name, _, idle in samples.finished] == [("a", True), ("b", True)]
     engine.submit([request("c")])
     engine.abort(["c"])
     engine.submit([request("d", tokens=1)])

@@ -40,19 +40,20 @@ def fit_delays(measured: Measured, routes_s: float, computing: float, snapshot_s
         routes_s, computing: as for `fit_weights`.
         snapshot_s: as configured.
     """
-    reported, scored = {}, []
+    reported, scored = {}, {}
     for now, event in measured.log:
         if isinstance(event, c.Finished):
-            reported[event.trajectory] = now
-        elif isinstance(event, c.Scored) and event.trajectory in reported:
-            scored.append(now - reported[event.trajectory])
+            reported[event.trajectory] = now + measured.zero_s
+        elif isinstance(event, c.Scored):
+            scored[event.trajectory] = now + measured.zero_s
     ends = [end for samples in measured.replicas.values() for end in samples.finished]
-    reports = [reported[name] + measured.zero_s - at for name, at in ends if name in reported]
+    last = _typical([reported[name] - at for name, at, idle in ends if idle and name in reported])
+    rewards = [scored[name] - at for name, at, _ in ends if name in scored and _trained(measured, name)]
     return DelaysPart(
         route_s=routes_s,
-        report_s=max(0.001, 2 * _typical(reports)),
+        report_s=max(0.001, 2 * last),
         snapshot_s=snapshot_s,
-        score_s=_typical(scored),
+        score_s=max(0.0, _typical(rewards) - last),
         checkpoint_s=_typical(_passed(measured.trainer.checkpoints)) * computing,
         durable_s=_typical(_answers(measured, c.Checkpoint, c.Durable)),
         start_replica_s=_start_s(measured, REPLICA),
@@ -77,6 +78,11 @@ def route_s(measured: Measured) -> float:
                     waits.append(one.since.wall_s - before[-1])
             ended = one.ended.wall_s
     return _typical(waits)
+
+
+def _trained(measured: Measured, name: str) -> bool:
+    """Whether a trajectory is for training: evaluations are scored hundreds at a time."""
+    return measured.trajectories[name].purpose is c.Purpose.TRAIN
 
 
 def _answers(measured: Measured, command: type, event: type) -> list[float]:

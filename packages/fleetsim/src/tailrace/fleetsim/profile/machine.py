@@ -91,9 +91,9 @@ class DelaysPart(_Part):
 
     Args:
         route_s: from a command to a replica until its engine has it.
-        report_s: twice the mean time from a trajectory's last token until the controller knows.
+        report_s: twice the mean time from the last token of a replica's last trajectory until the controller knows.
         snapshot_s: replicas report their load so often.
-        score_s: from then until the trajectory's reward.
+        score_s: from then until a trajectory's reward. What is reported later, since its replica works on, is in here.
         checkpoint_s: for which the trainer stands still for a checkpoint.
         durable_s: until it is durable.
         start_replica_s, start_trainer_s: until they are up.

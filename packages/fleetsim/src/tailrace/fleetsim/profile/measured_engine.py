@@ -43,6 +43,7 @@ class MeasuredEngine:
         ended = Clock.now()
         tokens = self._tokens
         in_flight, running, kv_tokens = len(tokens), 0, 0
+        finished = []
         for delta in deltas:
             if delta.id not in tokens:
                 continue
@@ -52,7 +53,8 @@ class MeasuredEngine:
                 kv_tokens += tokens[delta.id]
             if delta.finish is not None:
                 del tokens[delta.id]
-                self.samples.finished.append((delta.id, ended.wall_s))
+                finished.append(delta.id)
+        self.samples.finished += ((id_, ended.wall_s, not tokens) for id_ in finished)
         self.samples.rounds.append(
             Round(
                 self._since or began,

@@ -90,14 +90,14 @@ class ReplicaSamples:
     """What a replica noted.
 
     Args:
-        finished: trajectories, and when their last token was there (monotonic clock).
+        finished: trajectories, when their last token was there (monotonic clock), and whether that left the engine idle.
         looks: into the KV cache.
         kv_capacity_tokens: what it holds.
         device: what the engine runs on, ``cpu`` or ``cuda``.
     """
 
     rounds: list[Round] = field(default_factory=list)
-    finished: list[tuple[str, float]] = field(default_factory=list)
+    finished: list[tuple[str, float, bool]] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     kv_capacity_tokens: int = 0
     device: str = "cpu"

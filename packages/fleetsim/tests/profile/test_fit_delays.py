@@ -1,0 +1,87 @@
+"""Waits out of a run's commands, events and clocks, each told apart from the next."""
+
+import pytest
+from profile_machine import clock
+
+from tailrace import contracts as c
+from tailrace.fleetsim.profile.fit_delays import fit_delays, fit_weights, route_s
+from tailrace.fleetsim.profile.run import Measured, Trajectory
+from tailrace.fleetsim.profile.samples import ReplicaSamples, Round, Span, TrainerSamples
+from tailrace.pipeline.config.models import RunConfig
+
+ZERO = 500.0  # the machine's clock when the run's began
+
+
+def at(now):
+    return clock(ZERO + now)
+
+
+def span(began, ended):
+    return Span(at(began), at(ended))
+
+
+@pytest.fixture
+def measured():
+    """One replica that pulls, generates two trajectories and an evaluation, and a trainer that steps once."""
+    ref = [c.TrajectoryRef(f"0.{i}", 0, i) for i in range(2)]
+    sent = [
+        (0.0, c.Start(seq=1, role="trainer", id="0")),
+        (0.0, c.Start(seq=2, role="replica", id="r0")),
+        (1.0, c.Publish(seq=3, version=0)),
+        (1.0, c.Checkpoint(seq=4, version=0)),
+        (10.0, c.Pull(seq=5, replica="r0", version=0)),
+        (10.2, c.Route(seq=6, replica="r0", trajectories=tuple(ref))),
+        (15.0, c.Route(seq=7, replica="r0", trajectories=(c.TrajectoryRef("e0.sampled.0", 0, 0, c.Purpose.EVAL),))),
+    ]
+    log = [
+        (1.0, c.Up("trainer", "0", 0, answers=1)),
+        (1.5, c.Published(0, answers=3)),
+        (3.0, c.Durable(0, answers=4)),
+        (9.0, c.Up("replica", "r0", None, answers=2)),
+        (10.1, c.Pulled("r0", 0, answers=5)),
+        (12.3, c.Finished("r0", "0.0", 7)),
+        (13.1, c.Finished("r0", "0.1", 9)),
+        (13.2, c.Scored("0.0", 1.0)),
+        (13.6, c.Scored("0.1", 0.0)),
+        (16.1, c.Finished("r0", "e0.sampled.0", 5)),
+        (19.9, c.Scored("e0.sampled.0", 1.0)),
+    ]
+    rounds = [
+        Round(at(10.25), at(10.3), at(12.0), 2, 30, 2, 20, 0),
+        Round(at(12.0), at(12.0), at(13.0), 1, 20, 0, 0, 0),
+        Round(at(15.07), at(15.1), at(16.0), 1, 20, 1, 10, 0),
+    ]
+    finished = [("0.0", ZERO + 12.0, False), ("0.1", ZERO + 13.0, True), ("e0.sampled.0", ZERO + 16.0, True)]
+    run = Measured(RunConfig(), cores=2, zero_s=ZERO, log=log, sent=sent)
+    run.replicas["r0"] = ReplicaSamples(rounds=rounds, finished=finished)
+    run.trainer = TrainerSamples(publishes=[span(1.1, 1.3)], checkpoints=[span(1.3, 1.4)])
+    run.trajectories = {name: Trajectory(0, c.Purpose.TRAIN, 0) for name in ("0.0", "0.1")}
+    run.trajectories["e0.sampled.0"] = Trajectory(0, c.Purpose.EVAL, 0)
+    return run
+
+
+def test_a_command_reaches_an_engine_that_is_idle(measured):
+    assert route_s(measured) == pytest.approx((0.05 + 0.07) / 2)
+
+
+def test_weights(measured):
+    found = fit_weights(measured, routes_s=0.06, computing=0.5)
+    assert found.publish_s == pytest.approx(0.1)  # a core of its own would have taken half as long
+    assert found.visible_s == pytest.approx(0.2)
+    assert found.pull_s == pytest.approx(0.1 - 0.06)
+
+
+def test_delays(measured):
+    found = fit_delays(measured, routes_s=0.06, computing=0.5, snapshot_s=0.25)
+    assert found.report_s == pytest.approx(2 * 0.1)  # of those that left the replica idle
+    assert found.score_s == pytest.approx((1.2 + 0.6) / 2 - 0.1)  # from the last token, evaluations left out
+    assert found.checkpoint_s == pytest.approx(0.05)
+    assert found.durable_s == pytest.approx(2.0)
+    assert (found.start_trainer_s, found.start_replica_s) == (1.0, 9.0)
+    assert (found.route_s, found.snapshot_s) == (0.06, 0.25)
+
+
+def test_what_did_not_happen_takes_no_time():
+    found = fit_delays(Measured(RunConfig(), cores=2, zero_s=0.0), 0.0, 1.0, 0.25)
+    assert found.score_s == found.durable_s == found.start_replica_s == 0.0
+    assert found.report_s == 0.001  # reports need a grid
