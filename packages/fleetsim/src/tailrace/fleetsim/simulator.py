@@ -7,6 +7,7 @@ Nothing is random here but what a seed decides beforehand (lengths, failures). T
 
 from __future__ import annotations
 
+import gc
 import heapq
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -105,6 +106,15 @@ class Simulation:
         Raises:
             StalledError: nothing is under way and nothing will be.
         """
+        thresholds = gc.get_threshold()
+        gc.set_threshold(1_000_000, *thresholds[1:])  # millions of objects come and go, and none of them in a cycle
+        try:
+            self._run()
+        finally:
+            gc.set_threshold(*thresholds)
+        self.recorder.close()
+
+    def _run(self) -> None:
         heap, pop = self._heap, heapq.heappop
         self.post(c.Tick())
         self.at(self.fleet.delays.snapshot_s, self._tick, 0)
@@ -120,7 +130,6 @@ class Simulation:
                 _, _, happens, argument = pop(heap)
                 happens(argument)
             self.cores.settle()
-        self.recorder.close()
 
     def _over(self) -> bool:
         controller, batches = self.controller, self.fleet.batches
