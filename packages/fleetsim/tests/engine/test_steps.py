@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +36,7 @@ def test_the_inverse_rounds_down(running, extra, fixed_s, per_token_s, steps, sh
     at, then = steps_s(steps, first_s, growth_s), steps_s(steps + 1, first_s, growth_s)
     between = min(at + share * (then - at), then * (1 - 1e-15))
     assert steps_within(at, first_s, growth_s, 10**6) == steps
+    assert steps_within(math.nextafter(at, 0.0), first_s, growth_s, 10**6) == max(steps - 1, 0)
     if between < then:
         assert steps_within(between, first_s, growth_s, 10**6) == steps
         assert steps_within(between, first_s, growth_s, steps // 2) == steps // 2

@@ -133,14 +133,14 @@ class Boundaries(EngineState):
         running = len(self._seats)
         if not running:
             self._start_e = self._ends_e = now_e
-            self._stall_s = 0.0
             self._ends_s = now
             return
         if running >= self._max_running:
             return
-        done = self._steps_done(now_e)
-        whole_s = steps_s(done, self._first_s, self._growth_s)
-        boundary = done if now_e <= self._start_e + whole_s else done + 1
+        boundary = 0
+        if now_e > self._start_e:
+            done = self._steps_done(now_e)
+            boundary = done if now_e <= self._start_e + steps_s(done, self._first_s, self._growth_s) else done + 1
         work = self._queue[0]
         kv = self._kv + running * boundary
         if boundary < self._steps and kv + work.final - work.left + running + 1 <= self._admissible_tokens:
