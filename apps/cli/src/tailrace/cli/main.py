@@ -244,6 +244,31 @@ def plan_command(
     )
 
 
+@app.command("reproduce")
+def reproduce_command(
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="laminar or staleflow.")],
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="ID", help="One target, such as LAM-BCAST. Repeatable.")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write every target as JSON.")
+    ] = None,
+    picture: Annotated[Path | None, typer.Option("--svg", metavar="FILE", help="Write a drawing.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", metavar="N", min=1, help="Simulations at once. Default: one per core.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer batches: sooner done, and noisier.")] = False,
+) -> None:
+    """Put a paper's printed numbers beside what the simulator finds."""
+    from tailrace.cli.reproduce import Options, show_reproduction
+
+    show_reproduction(
+        Options(
+            paper=paper, only=tuple(only or ()), json_file=json_file, picture=picture, jobs=jobs, quick=quick
+        )
+    )
+
+
 @app.command("profile")
 def profile_command(
     target: Annotated[

@@ -62,3 +62,7 @@ class ProfileError(FleetsimError, ValueError):
 
 class MeasuredError(FleetsimError, ValueError):
     """A real run that cannot stand beside a simulation."""
+
+
+class ReproductionError(FleetsimError, ValueError):
+    """A published number that is not known, or a table of them that is damaged."""

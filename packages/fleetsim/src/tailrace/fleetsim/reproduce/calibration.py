@@ -1,0 +1,65 @@
+"""The free parameters and the targets that they were chosen on: ``calibration.toml``, as a model."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from tailrace.fleetsim.errors import ReproductionError
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A free parameter.
+
+    Args:
+        name: a dotted key of the systems' tables, with the model in front where each has its own.
+        low, high: what is plausible.
+        source: why.
+    """
+
+    name: str
+    value: float
+    low: float
+    high: float
+    source: str
+    fitted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A paper's free parameters. Everything that is not in `fitted_on` is held out."""
+
+    parameters: tuple[Parameter, ...]
+    fitted_on: tuple[str, ...]
+
+
+def calibration(paper: str) -> Calibration:
+    """What was chosen for a paper, and on what.
+
+    Raises:
+        ReproductionError: a value is outside of what is plausible.
+    """
+    text = resources.files(__package__).joinpath("calibration.toml").read_text(encoding="utf-8")
+    content: dict[str, Any] = tomllib.loads(text)[paper]
+    parameters = tuple(Parameter(**entry) for entry in content.get("parameter", ()))
+    for one in parameters:
+        if not one.low <= one.value <= one.high:
+            raise ReproductionError(
+                f"parameter {one.name}: found {one.value:g}, expected a value from {one.low:g} to {one.high:g}"
+            )
+    return Calibration(parameters, tuple(content["fitted_on"]))
+
+
+def value(paper: str, name: str) -> float:
+    """A parameter's value.
+
+    Raises:
+        ReproductionError: there is none of this name.
+    """
+    for one in calibration(paper).parameters:
+        if one.name == name:
+            return one.value
+    raise ReproductionError(f"found no parameter {name!r} of {paper} in calibration.toml, expected one")

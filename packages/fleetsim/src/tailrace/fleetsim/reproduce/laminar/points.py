@@ -1,0 +1,133 @@
+"""The points of Laminar's evaluation: models, scales, and the splits of Table 2."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from tailrace.fleetsim.hardware import model as shape
+from tailrace.fleetsim.reproduce.calibration import value
+from tailrace.fleetsim.reproduce.points import Point, Setting
+
+BASELINES = ("synchronous", "one-step", "stream", "partial-rollout")
+SYSTEMS = ("laminar", *BASELINES)
+SCALES = {
+    "7B": (16, 32, 64, 128, 256),
+    "32B": (32, 64, 128, 256, 512),
+    "72B": (64, 128, 256, 512, 1024),
+}
+GROUPS = 512
+SAMPLES = 16
+
+_BARRIER = {
+    "7B": (8, 8, 16, 32, 40),
+    "32B": (16, 32, 48, 64, 80),
+    "72B": (32, 64, 96, 192, 256),
+}
+TRAINERS = {
+    "one-step": _BARRIER,
+    "stream": _BARRIER,
+    "partial-rollout": {
+        "7B": (8, 16, 32, 64, 128),
+        "32B": (16, 32, 64, 128, 256),
+        "72B": (32, 64, 128, 320, 640),
+    },
+    "laminar": {
+        "7B": (8, 24, 40, 80, 192),
+        "32B": (16, 32, 64, 128, 256),
+        "72B": (32, 64, 128, 320, 768),
+    },
+}
+"""GPUs that train (Table 2). The others generate; synchronous verl does both on all."""
+
+PARALLEL = {"7B": 2, "32B": 4, "72B": 8}
+"""Tensor parallelism of a replica (Appendix A.3); 7B has 1 for AReaL and Laminar."""
+
+WHOLE, SHORT = {"steps": 15, "warm_up": 10}, {"steps": 6, "warm_up": 3}
+BARRIER_WHOLE, BARRIER_SHORT = {"steps": 7, "warm_up": 2}, {"steps": 3, "warm_up": 1}
+"""Batches. Where nothing outlives a batch but the one ahead, there is little to warm up."""
+
+
+@cache
+def point(
+    system: str, model: str, gpus: int, *, tool: bool = False, quick: bool = False, trainer: int | None = None
+) -> Point:
+    """A system at a point of Figure 11, or of Figure 12 (`tool`).
+
+    Args:
+        trainer: GPUs that train, in place of Table 2's.
+    """
+    colocated = system == "synchronous"
+    if trainer is None and not colocated:
+        trainer = TRAINERS[system][model][SCALES[model].index(gpus)]
+    parallel = 1 if model == "7B" and system in ("laminar", "partial-rollout") else PARALLEL[model]
+    rollout = gpus if trainer is None else gpus - trainer
+    replicas = rollout // parallel
+    groups = _groups(system, replicas)
+    settings: list[Setting] = [
+        ("fleet.model", f"Qwen2.5-{model}"),
+        ("fleet.trainer.gpus", gpus if trainer is None else trainer),
+        ("fleet.rollout.gpus", rollout),
+        ("fleet.rollout.tensor_parallel", parallel),
+        ("pipeline.prompts_per_replica", groups),
+        ("fleet.trainer.optimizer_s", _exposed_s(model)),
+        *_lengths("tool" if tool else model),
+    ]
+    if system == "partial-rollout":
+        settings.append(("pipeline.buffer_prompts", replicas * groups + GROUPS))
+    if tool:
+        settings += _environment()
+    settings += _batches(system, quick)
+    return Point(system, tuple(settings))
+
+
+def every(system: str, *, quick: bool) -> dict[tuple[str, int], Point]:
+    """A system's fifteen points of Figure 11."""
+    return {
+        (model, gpus): point(system, model, gpus, quick=quick) for model, scales in SCALES.items() for gpus in scales
+    }
+
+
+def every_tool(system: str, *, quick: bool) -> dict[tuple[str, int], Point]:
+    """A system's five points of Figure 12."""
+    return {("7B", gpus): point(system, "7B", gpus, tool=True, quick=quick) for gpus in SCALES["7B"]}
+
+
+def _groups(system: str, replicas: int) -> int:
+    """Prompts that a replica has at once."""
+    even = -(-GROUPS // replicas)
+    if system == "partial-rollout":
+        return 1024 // SAMPLES  # Appendix A.3
+    if system == "laminar":
+        return min(1024 // SAMPLES, even)  # the same limit, and the global batch over the replicas (Figure 9)
+    return even
+
+
+def _exposed_s(model: str) -> float:
+    """Of a mini-batch: gathering and reducing sharded weights, where it is not hidden behind arithmetic."""
+    return round(value("laminar", "exposed_s_per_gb") * shape(f"Qwen2.5-{model}").weight_bytes / 1e9, 1)
+
+
+def _lengths(workload: str) -> list[Setting]:
+    return [
+        (f"fleet.workload.response.{part}", value("laminar", f"{workload}.response.{part}"))
+        for part in ("median", "sigma")
+    ]
+
+
+def _environment() -> list[Setting]:
+    return [
+        ("fleet.rollout.prefix_cached", 0.9),
+        ("fleet.workload.environment.calls.preset", "tool-calling"),
+        ("fleet.workload.environment.calls.max", 8),
+        ("fleet.workload.environment.latency.median", value("laminar", "tool.latency.median")),
+        ("fleet.workload.environment.latency.sigma", value("laminar", "tool.latency.sigma")),
+        ("fleet.workload.environment.latency.cap", 120.0),
+    ]
+
+
+def _batches(system: str, quick: bool) -> list[Setting]:
+    if system in ("laminar", "partial-rollout"):
+        size = SHORT if quick else WHOLE
+    else:
+        size = BARRIER_SHORT if quick else BARRIER_WHOLE
+    return [("pipeline.steps", size["steps"]), ("fleet.warm_up", size["warm_up"])]

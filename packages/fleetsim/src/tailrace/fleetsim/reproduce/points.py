@@ -1,0 +1,74 @@
+"""A point of an evaluation: a system's table with what varies laid over it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.target import configuration
+
+Setting = tuple[str, bool | int | float | str | tuple[str, ...]]
+
+
+_INTERRUPTING = ("partial-rollout", "in-flight-cap", "staleflow")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One simulation.
+
+    Args:
+        system: the name of a table in ``systems/``, which is the file of that name in ``configs/fleet/`` too.
+        settings: dotted keys with their values.
+        probe: what is measured beside the usual (see `probes`).
+    """
+
+    system: str
+    settings: tuple[Setting, ...] = ()
+    probe: str = "usual"
+
+    def config(self) -> RunConfig:
+        """What it simulates.
+
+        Raises:
+            ConfigError: a setting cannot be.
+        """
+        texts = [f"{key}={json.dumps(value)}" for key, value in self.settings]
+        return configuration(str(table(self.system)), settings=texts)
+
+    def over(self, probe: str | None = None, **settings: Any) -> Point:
+        """With more settings; a double underscore is a dot."""
+        more = tuple((key.replace("__", "."), value) for key, value in settings.items())
+        return Point(self.system, (*self.settings, *more), self.probe if probe is None else probe)
+
+    @property
+    def weight(self) -> float:
+        """How long it takes, roughly: batches times replicas."""
+        known = dict(self.settings)
+        steps, gpus, parallel = (
+            known.get(key, usual)
+            for key, usual in (("pipeline.steps", 12), ("fleet.rollout.gpus", 64), ("fleet.rollout.tensor_parallel", 4))
+        )
+        assert isinstance(steps, int)
+        assert isinstance(gpus, int)
+        assert isinstance(parallel, int)
+        return steps * (1_000 + gpus / parallel) * (2 if self.system in _INTERRUPTING else 1)
+
+    def __str__(self) -> str:
+        known = dict(self.settings)
+        parts = [str(known[key]) for key in ("fleet.model", "fleet.trainer.gpus", "fleet.rollout.gpus") if key in known]
+        return f"{self.system} ({', '.join(parts)})" if parts else self.system
+
+
+def table(system: str) -> Path:
+    """The file of a system's table."""
+    return Path(str(resources.files(__package__).joinpath("systems", f"{system}.toml")))
+
+
+def systems() -> list[str]:
+    """Names of all tables."""
+    return sorted(path.stem for path in table("laminar").parent.glob("*.toml"))

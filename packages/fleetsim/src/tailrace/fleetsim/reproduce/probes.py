@@ -1,0 +1,145 @@
+"""Simulates one point, and measures what a result does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tailrace import contracts as c
+from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.reproduce.points import Point
+from tailrace.fleetsim.result import EventLog, Result, result_of
+from tailrace.fleetsim.simulator import Observer, Simulation
+from tailrace.pipeline.controller.controller import REPLICA, Controller
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one simulation found.
+
+    Args:
+        completed_staleness: trajectories by the versions that the trainer was ahead when they were complete (LAM-8).
+        pull_s, prefill_s, decode_s: of one replica, for each measured batch.
+        commands: sent to one replica for each measured batch, by kind.
+        overheads_s: of each repack: until the destination has prefilled what it was given.
+        versions_mixed: trajectories whose tokens came from more than one version.
+        recovered_s: from a replica's death until its successor has weights to generate with, of the last one; 0 if none died.
+        first_routed: trajectories in the first work of each replica, on average.
+        open_groups: the most that were open at once.
+        lags: staleness of each measured batch's trajectories.
+        groups: prompts of the fleet's batch; a bound's room is so many times its batches.
+        mean_tokens: of a trained trajectory, prompt included.
+    """
+
+    result: Result
+    completed_staleness: dict[int, int]
+    pull_s: float
+    prefill_s: float
+    decode_s: float
+    commands: dict[str, float]
+    overheads_s: list[float]
+    versions_mixed: int
+    recovered_s: float
+    first_routed: float
+    open_groups: int
+    lags: list[dict[int, int]]
+    groups: int
+    mean_tokens: float
+
+
+def measure(point: Point) -> Measured:
+    """Simulate a point.
+
+    Raises:
+        TailraceError: it cannot be, or would hang.
+    """
+    config = point.config()
+    fleet = build_fleet(config, seed=config.seed)
+    watcher = Watcher(moves=point.probe == "moves")
+    simulation = Simulation(fleet, observer=watcher, keep_events=False)
+    watcher.simulation = simulation
+    simulation.run()
+    result = replace(result_of(simulation), events=EventLog(()))
+    begin, end = simulation.recorder.begin or simulation.recorder.end, simulation.recorder.end
+    rows = simulation.recorder.measured()
+    per = 1.0 / max(1, len(rows) * len(simulation.replicas))
+    trained = sum(sum(row.lags.values()) for row in rows)
+    return Measured(
+        result=result,
+        completed_staleness=dict(sorted(simulation.controller.learner.staleness_at_completion.items())),
+        pull_s=(end.pulling_s - begin.pulling_s) * per,
+        prefill_s=(end.prefill_s - begin.prefill_s) * per,
+        decode_s=(end.decode_s - begin.decode_s) * per,
+        commands={kind: count * per for kind, count in watcher.counts(begin.at_s, end.at_s).items()},
+        overheads_s=watcher.overheads_s,
+        versions_mixed=len(watcher.mixed),
+        recovered_s=max((back - died for died, back in watcher.recoveries.values()), default=0.0),
+        first_routed=sum(count for _, count in watcher.first.values()) / max(1, len(watcher.first)),
+        open_groups=watcher.open_groups,
+        lags=[row.lags for row in rows],
+        groups=fleet.spec.batch_groups,
+        mean_tokens=sum(row.tokens for row in rows) / trained if trained else 0.0,
+    )
+
+
+class Watcher(Observer):
+    """Sees every event and command of a simulation.
+
+    Args:
+        moves: look at every trajectory that is routed, for what moves.
+    """
+
+    def __init__(self, *, moves: bool) -> None:
+        self.simulation: Simulation | None = None
+        self.overheads_s: list[float] = []
+        self.mixed: set[str] = set()
+        self.recoveries: dict[str, tuple[float, float]] = {}
+        self.first: dict[str, tuple[float, int]] = {}
+        self.open_groups = 0
+        self._moves = moves
+        self._sent: list[tuple[float, str]] = []
+        self._died: dict[str, float] = {}
+
+    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
+        """See `Observer`."""
+        assert self.simulation is not None
+        if type(event) is c.Down and event.role == REPLICA:
+            self._died[event.id] = now - self.simulation.fleet.delays.detect_s
+        elif type(event) is c.Pulled and event.replica in self._died:
+            self.recoveries[event.replica] = (self._died.pop(event.replica), now)
+        if not commands:
+            return
+        for command in commands:
+            if isinstance(command, c.Route | c.Pull | c.Interrupt):
+                self._sent.append((now, type(command).__name__))
+                if isinstance(command, c.Route):
+                    self._routed(self.simulation, now, command)
+        ledger = controller.ledger
+        self.open_groups = max(self.open_groups, ledger.generating + len(ledger.buffered))
+
+    def counts(self, begin_s: float, end_s: float) -> dict[str, int]:
+        """Commands by kind, sent in an interval."""
+        found: dict[str, int] = {}
+        for now, kind in self._sent:
+            if begin_s < now <= end_s:
+                found[kind] = found.get(kind, 0) + 1
+        return found
+
+    def _routed(self, simulation: Simulation, now: float, command: c.Route) -> None:
+        begun, count = self.first.get(command.replica, (now, 0))
+        if begun == now:
+            self.first[command.replica] = (now, count + len(command.trajectories))
+        if not self._moves:
+            return
+        version = simulation.replicas[command.replica].version
+        seconds, moved = 0.0, 0
+        for ref in command.trajectories:
+            known = simulation.tokens.trajectories.get(ref.trajectory)
+            if known is None or not known.kept:
+                continue
+            moved += 1
+            seconds += simulation.fleet.prefill.seconds(known.sample.prompt_tokens + known.kept)
+            if known.oldest != version:
+                self.mixed.add(ref.trajectory)
+        if moved:
+            self.overheads_s.append(seconds + simulation.fleet.delays.route_s)

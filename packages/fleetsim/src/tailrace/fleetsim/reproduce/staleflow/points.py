@@ -1,0 +1,102 @@
+"""The points of StaleFlow's evaluation: four models, their limits, bounds and splits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from tailrace.fleetsim.reproduce.calibration import value
+from tailrace.fleetsim.reproduce.points import Point, Setting
+
+SYNCHRONOUS, ONE_STEP, ASYNC = "staleflow-synchronous", "staleflow-one-step", "in-flight-cap"
+SYSTEMS = ("staleflow", SYNCHRONOUS, ONE_STEP, ASYNC)
+BOUNDS = (1, 2, 3)
+NODE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One of Table 2 (SF-12).
+
+    Args:
+        shape: the model's name.
+        parallel: tensor parallelism of a replica.
+        trainers: GPUs that train, by system: the fastest of a search that is the same for all (calibrate_fleetsim.py).
+    """
+
+    shape: str
+    gpus: int
+    parallel: int
+    trainers: tuple[int, int, int]  # staleflow, one-step, in-flight-cap
+
+
+MODELS = {
+    "r1-14b": Model("Qwen2.5-14B", 64, 2, (24, 24, 24)),
+    "r1-32b": Model("Qwen2.5-32B", 128, 4, (48, 48, 48)),
+    "base-32b": Model("Qwen2.5-32B", 128, 4, (64, 64, 64)),
+    "base-30b-a3b": Model("Qwen3-30B-A3B", 128, 1, (48, 48, 48)),
+}
+
+
+@cache
+def point(
+    system: str,
+    model: str,
+    bound: int = 1,
+    *,
+    quick: bool = False,
+    cap: int = 20_480,
+    groups: int = 128,
+    gpus: int | None = None,
+    trainer: int | None = None,
+) -> Point:
+    """A system at a point of Figure 13, or of Figure 15.
+
+    Args:
+        cap: limit on a response.
+        groups: prompts of a batch.
+        gpus: devices, if not the model's.
+        trainer: of those that train, if not the model's share.
+    """
+    known = MODELS[model]
+    total = gpus or known.gpus
+    settings: list[Setting] = [
+        ("fleet.model", known.shape),
+        ("fleet.rollout.tensor_parallel", known.parallel),
+        ("rollout.max_tokens", cap),
+        ("pipeline.prompts_per_step", groups),
+        ("fleet.trainer.mfu", value("staleflow", "mfu.moe" if "a3b" in model else "mfu.dense")),
+        *_lengths(model),
+    ]
+    if system == SYNCHRONOUS:
+        trains = generates = total
+    else:
+        place = ("staleflow", ONE_STEP, ASYNC).index(system)
+        trains = trainer or max(NODE, round(known.trainers[place] * total / known.gpus / NODE) * NODE)
+        generates = total - trains
+    settings += [("fleet.trainer.gpus", trains), ("fleet.rollout.gpus", generates)]
+    replicas = generates // known.parallel
+    if system in ("staleflow", ASYNC):
+        settings.append(("pipeline.admission.bound", bound))
+        settings.append(("pipeline.prompts_per_replica", 64))
+    else:
+        settings.append(("pipeline.prompts_per_replica", -(-groups // replicas)))
+    if quick:
+        settings += [
+            ("pipeline.steps", 4 if system in (SYNCHRONOUS, ONE_STEP) else 7),
+            ("fleet.warm_up", 1 if system == SYNCHRONOUS else 3),
+        ]
+    elif system in (SYNCHRONOUS, ONE_STEP):
+        settings += [("pipeline.steps", 7), ("fleet.warm_up", 2)]
+    return Point(system, tuple(settings))
+
+
+def detailed(*, quick: bool, system: str = "staleflow") -> Point:
+    """The setting of section 6.5: the table itself."""
+    return Point(system, (("pipeline.steps", 7), ("fleet.warm_up", 3)) if quick else ())
+
+
+def _lengths(model: str) -> list[Setting]:
+    family = model if model == "base-30b-a3b" else ("r1" if model.startswith("r1") else "base-32b")
+    keys = ("response.median", "response.sigma", "correlation")
+    return [(f"fleet.workload.{key}", value("staleflow", f"{family}.{key}")) for key in keys]
