@@ -116,6 +116,16 @@ def test_those_that_stay_finish_the_step_under_way():
     assert one.decode_s == pytest.approx(now + one_s)
 
 
+def test_a_step_is_not_over_while_the_engine_hangs():
+    for k in range(200):  # whichever way the start of the step is rounded
+        one = engine(1000, start_s=0.1 * k)
+        one.add([work("a", response=3), *(work(f"b{i}", response=3) for i in range(9))], 0.1 * k)
+        now = 0.1 * k + 0.9 * (FIXED_S + 10 * PER_RUNNING_S) + 7e-6 * k
+        one.set_speed(0.0, now)
+        one.remove([f"b{i}" for i in range(9)], now)
+        assert (one.kv_tokens, one.remove(["a"], now + 1.0)) == (10, [("a", 0)])
+
+
 def test_removing_the_head_lets_the_next_one_in():
     one = engine(100)
     one.add([work("a", 50, 20), work("big", 60, 5), work("small", 5, 5)], 0.0)

@@ -24,7 +24,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from heapq import heappop, heappush
-from math import inf
+from math import inf, nextafter
 
 from tailrace.fleetsim.engine.meter import Totals
 from tailrace.fleetsim.engine.state import EngineState, Seat
@@ -178,7 +178,7 @@ class Boundaries(EngineState):
         """The batch, `done` steps on, has lost trajectories and holds `kv` tokens now; until now it had done `before`.
 
         A prefill under way takes as long as it would have. A step under way is finished by those that stay, in the time
-        that it takes them, but not before now. With nobody left, either is over.
+        that it takes them, but it is not over yet: it may be at the next instant. With nobody left, either is over.
         """
         now_e = self._engine_s(now)
         if now_e > self._start_e:
@@ -188,8 +188,11 @@ class Boundaries(EngineState):
         self._kv = kv
         self._run_batch()
         if self._seats:
-            if now_e > self._start_e + self._first_s:
+            if now_e - self._start_e >= self._first_s:
                 self._start_e = now_e - self._first_s
+                # Rounding must not make the step count as done: it would be, even while the engine hangs.
+                while now_e - self._start_e >= self._first_s:
+                    self._start_e = nextafter(self._start_e, inf)
             self._end_batch_at(self._steps, now)
         self._meter.restart(before, self._under_way(now_e))
 
