@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import platform
 import time
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from tailrace.fleetsim.profile.fit_workload import fit_workload
 from tailrace.fleetsim.profile.machine import FORMAT, Machine
 from tailrace.fleetsim.profile.run import Measured
 from tailrace.fleetsim.profile.timing import Kind, timing_of
+from tailrace.pipeline.roles.replica import ReplicaRole
 
-SNAPSHOT_S = 0.25  # the default of `tailrace.pipeline.roles.replica.ReplicaRole`
+SNAPSHOT_S = float(inspect.signature(ReplicaRole).parameters["snapshot_s"].default)
 
 
 @dataclass(frozen=True, slots=True)
