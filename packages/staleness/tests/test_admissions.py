@@ -18,6 +18,7 @@ from tailrace.staleness import (
     StalenessBoundExceeded,
     VersionError,
 )
+from tailrace.staleness.lockstep import LockstepGate
 from tailrace.staleness.sampled import SampledGate
 from tailrace.staleness.testing import RandomSampler, check_admission_policy
 
@@ -246,6 +247,19 @@ def test_the_suite_finds_a_view_that_does_not_count():
             return Forgetful("forgetful", batch_groups, cap=batch_groups)
 
     with pytest.raises((AssertionError, StalenessBoundExceeded)):
+        check_admission_policy(Policy())
+
+
+def test_the_suite_finds_a_gate_that_names_groups_of_later_batches_trainable():
+    class Hasty(LockstepGate):
+        def trainable(self):
+            return [group for group, known in self._ledger.groups.items() if known.complete]
+
+    class Policy:
+        def gate(self, batch_groups):
+            return Hasty("hasty", 1, batch_groups)
+
+    with pytest.raises(AssertionError, match=r"seed \d+.*trained on before"):
         check_admission_policy(Policy())
 
 

@@ -92,6 +92,14 @@ class AdmissionGate(Protocol):
         """Whether the trainer may consume a batch now."""
         ...
 
+    def trainable(self) -> Sequence[int]:
+        """Complete groups that the next batch may be formed of now, in any order: what may be trained on before it is ready.
+
+        Whichever of them are trained on early and not dropped, `consume` can still take them all, as many as a batch holds:
+        they stay trainable until then, whatever else starts, completes or is dropped.
+        """
+        ...
+
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
         """The groups of the next batch; the trainer's version becomes one higher.
 
@@ -219,8 +227,13 @@ class RelocationPolicy(Protocol):
 class TrainingPolicy(Protocol):
     """Axis training: when gradients are computed and applied."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether each part of a batch is trained on as soon as it is complete, before the batch is (`Accumulate`)."""
+        ...
+
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
-        """The optimizer steps of one batch, as groups in order."""
+        """The optimizer steps of one batch, as groups in order. Where parts are streamed, only their sizes count."""
         ...
 
 

@@ -131,6 +131,10 @@ class BoundedGate:
         """Whether the earliest buffer is ready."""
         return self.manager.ready()
 
+    def trainable(self) -> Sequence[int]:
+        """Occupied entries of the earliest buffer: these move nowhere any more."""
+        return [entry.key for entry in self.manager.entries(self.manager.version) if entry.occupied]
+
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:  # noqa: ARG002 - no choice left
         """The earliest buffer, in order of completion. It is what must be consumed now, so the sampler is not asked.
 

@@ -134,7 +134,9 @@ class Ledger:
             SamplerError: it is not one batch of different candidates.
         """
         batch = list(chosen)
-        if len(set(batch)) != self.batch_groups or not set(batch) <= {candidate.key for candidate in candidates}:
+        if not len(batch) == len(set(batch)) == self.batch_groups or not set(batch) <= {
+            candidate.key for candidate in candidates
+        }:
             raise SamplerError(
                 f"the sampler chose {batch!r:.120}, expected {self.batch_groups} different groups of the candidates; "
                 f"{self.describe()}"

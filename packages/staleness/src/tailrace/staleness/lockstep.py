@@ -90,6 +90,11 @@ class LockstepGate(CountedGate):
             known.complete for known in islice(groups.values(), self._batch)
         )
 
+    def trainable(self) -> Sequence[int]:
+        """Complete groups of the next batch: nothing but a drop moves a group, and that only forward."""
+        due = islice(self._ledger.groups.items(), self._batch)
+        return [group for group, known in due if known.complete]
+
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:  # noqa: ARG002 - no choice left
         """The next batch, in order of completion. The sampler is not asked: another choice would break the bound.
 

@@ -57,6 +57,11 @@ class SampledGate(CountedGate):
         count = sum(count for version, count in self._ledger.complete_at.items() if self._fresh(version))
         return count >= self._batch
 
+    def trainable(self) -> Sequence[int]:
+        """Complete groups that are not expired, which they can only become with the next version."""
+        groups = self._ledger.groups.items()
+        return [group for group, known in groups if known.complete and self._fresh(known.version)]
+
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
         """What the sampler chooses of the candidates that are not expired.
 

@@ -19,6 +19,18 @@ class RandomSampler:
         return [candidate.key for candidate in self._random.sample(list(candidates), count)]
 
 
+class HoldingSampler:
+    """Chooses what was trained on already, and leaves the rest to another."""
+
+    def __init__(self, held: Sequence[int], rest: RandomSampler) -> None:
+        self._held, self._rest = held, rest
+
+    def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """Keys of `count` of them."""
+        free = [candidate for candidate in candidates if candidate.key not in self._held]
+        return [*self._held, *self._rest.pick(free, count - len(self._held))]
+
+
 def check_admission_policy(policy: AdmissionPolicy, *, seed: int = 0, cases: int = 60) -> int:
     """Hold an admission to its contract: random starts, completions, drops, consumes, plans and restarts.
 
@@ -55,6 +67,7 @@ class AdmissionDrive:
         self.next_group = 0
         self.open: dict[int, tuple[int, bool]] = {}
         self.completed: list[int] = []  # complete groups, in order of completion
+        self.held: list[int] = []  # trained on before their batch
         self.oldest = 0
         assert policy.gate(self.batch).state() == self.gate.state(), f"{self.where}: a new gate is not empty"
 
@@ -69,8 +82,10 @@ class AdmissionDrive:
             self.plan()
         elif chance < 0.85:
             self.complete_one()
-        elif chance < 0.92:
+        elif chance < 0.90:
             self.drop_one()
+        elif chance < 0.92:
+            self.train_early()
         elif chance < 0.94:
             self.misuse()
         elif chance < 0.96:
@@ -134,8 +149,32 @@ class AdmissionDrive:
         assert not self.gate.surplus(), f"{self.where}: surplus stays after it was dropped"
 
     def drop_one(self) -> None:
-        """A group is filtered or aborted, or one that never started is."""
-        self.drop(self.random.choice([*self.open, self.next_group]))
+        """A group is filtered or aborted, or one that never started is; not one that was trained on."""
+        self.drop(self.random.choice([*(group for group in self.open if group not in self.held), self.next_group]))
+
+    def train_early(self) -> None:
+        """Something trainable is trained on before its batch is ready (streamed training)."""
+        trainable = self.check_trainable()
+        free = [group for group in trainable if group not in self.held]
+        if free and len(self.held) < self.batch - 1:
+            self.held.append(self.random.choice(free))
+
+    def check_trainable(self) -> Sequence[int]:
+        """Complete groups within the bound, a batch of them if one is ready, and still those that were trained on early."""
+        trainable = list(self.gate.trainable())
+        assert len(set(trainable)) == len(trainable), f"{self.where}: trainable names a group twice: {trainable}"
+        for group in trainable:
+            assert self.open.get(group, (0, False))[1], f"{self.where}: trainable {group} is not a complete group"
+            age, bound = self.version - self.open[group][0], self.gate.bound
+            assert bound is None or age <= bound, (
+                f"{self.where}: trainable {group} is {age} versions old, bound {bound}"
+            )
+        assert set(self.held) <= set(trainable), (
+            f"{self.where}: {self.held} were trained on, and now {trainable} may be"
+        )
+        if self.gate.ready():
+            assert len(trainable) >= self.batch, f"{self.where}: a batch is ready and {trainable} are trainable"
+        return trainable
 
     def drop(self, group: int) -> None:
         """This one."""
@@ -167,6 +206,7 @@ class AdmissionDrive:
         for group in refused:
             self.open.pop(group)
         self.completed = [group for group in self.completed if group in self.open]
+        self.held = []  # a trainer that comes back has forgotten
         again = list(self.gate.reset(version, dict(self.open)))
         assert not again, f"{self.where}: reset refused {again} of what it had kept"
 
@@ -179,10 +219,14 @@ class AdmissionDrive:
         self.sweep()
         for group in list(self.gate.expired()):
             assert self.open.get(group, (0, False))[1], f"{self.where}: expired {group} is not a complete group"
+            assert group not in self.held, f"{self.where}: expired {group} was trained on already"
             self.drop(group)
         if not self.gate.ready():
             return
-        batch = list(self.gate.consume(self.candidates(), self.sampler))
+        self.check_trainable()
+        batch = list(self.gate.consume(self.candidates(), HoldingSampler(self.held, self.sampler)))
+        assert set(self.held) <= set(batch), f"{self.where}: consumed {batch} without {self.held}, trained on before"
+        self.held = []
         assert len(set(batch)) == len(batch) == self.batch, (
             f"{self.where}: consumed {batch}, expected {self.batch} groups"
         )

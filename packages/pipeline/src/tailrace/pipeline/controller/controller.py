@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from typing import Any, cast
 
 from tailrace import contracts as c
+from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Fleet, Health, ReplicaState
@@ -58,6 +59,7 @@ class Controller:
         self.coordinator = Coordinator(
             spec, self.ledger, self.fleet, self.learner, self.evaluations, self.gate, self.outbox
         )
+        self.batches = Batches(spec, self.ledger, self.learner, self.gate, self.outbox)
         self.relays = relays
         self.failures: dict[str, int] = {}
         self.replica_restarts = 0
@@ -75,6 +77,7 @@ class Controller:
             c.Published: self._on_published,
             c.Durable: self._on_durable,
             c.ScoringFailed: self._on_scoring_failed,
+            c.Accumulated: self._on_accumulated,
             c.Stepped: self._on_stepped,
             c.Down: self._on_down,
             c.Up: self._on_up,
@@ -181,7 +184,7 @@ class Controller:
             self._replica_down(self.fleet.replicas[event.id], event.reason)
             return
         if event.role == TRAINER:
-            self.learner.up, self.learner.stepping = False, None
+            self.learner.went_down()
         failures = self.failures[event.role] = self.failures.get(event.role, 0) + 1
         action = self.spec.recovery.on_down(event.role, event.id, failures)
         if action is c.RecoveryAction.RESTART:
@@ -302,16 +305,28 @@ class Controller:
             if self.ledger.counts.failed >= self.spec.failed_groups_limit:
                 self._fail(f"{self.ledger.counts.failed} groups could not be scored, the last because: {event.reason}")
 
-    def _on_stepped(self, event: c.Stepped) -> None:
-        learner = self.learner
-        if learner.stepping != event.version:
-            raise ControllerError(f"found Stepped({event.version}) while the trainer makes {learner.stepping}")
+    def _on_accumulated(self, event: c.Accumulated) -> None:
+        if self.learner.accumulating != event.version:
+            raise ControllerError(
+                f"found Accumulated({event.version}) while the trainer works on {self.learner.accumulating}"
+            )
+        self._check_measured(event)
+        self.learner.accumulating = None
+
+    def _check_measured(self, event: c.Accumulated | c.Stepped) -> None:
+        """The trainer counts staleness by itself, from the versions of the tokens."""
         measured = event.metrics.get("staleness_max", 0)
         if self.gate.bound is not None and measured > self.gate.bound:
             self._fail(
                 f"the batch of version {event.version} held tokens of a staleness of {measured:.0f}, over the bound of "
                 f"{self.gate.bound}: what was trained on is not what the controller admitted"
             )
+
+    def _on_stepped(self, event: c.Stepped) -> None:
+        learner = self.learner
+        if learner.stepping != event.version:
+            raise ControllerError(f"found Stepped({event.version}) while the trainer makes {learner.stepping}")
+        self._check_measured(event)
         learner.stepped(event.version)
         self.failures.pop(TRAINER, None)
         self.ledger.trained(event.version)
@@ -325,7 +340,7 @@ class Controller:
         for replica in self.fleet.replicas.values():
             replica.reset()
             replica.health = Health.STARTING
-        self.learner.up = False
+        self.learner.went_down()
         self.learner.durable = event.durable
         self._fall_back(max(event.durable, 0))
         for trajectory in list(self.ledger.trajectories.values()):
@@ -349,6 +364,7 @@ class Controller:
         self.learner.fall_back(durable)
         for group in self.gate.reset(self.learner.version, self.ledger.started()):
             self._drop(group, GroupPhase.FILTERED, "expired")
+        self.batches.fell_back()
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
@@ -370,45 +386,11 @@ class Controller:
             self.outbox.send(c.Finish)
 
     def _train(self) -> None:
-        learner, spec = self.learner, self.spec
         self._drop_surplus()
-        if not learner.idle or learner.step >= spec.steps or learner.publishing < 0:
-            return
-        for index in list(self.gate.expired()):
-            self._drop(index, GroupPhase.FILTERED, "expired")
-        if not self.gate.ready():
-            return
-        groups = list(self.gate.consume(self.ledger.candidates(), spec.sampler))
-        version = learner.version + 1
-        learner.consumed_staleness[version] = self._staleness(groups)
-        self.ledger.consume(groups, version)
-        self._freed = True
-        learner.stepping = version
-        batches = [
-            tuple(chain.from_iterable([self.ledger.groups[index].members for index in mini]))
-            for mini in spec.training.split(groups)
-        ]
-        seq = self.outbox.send(c.Step, version=version, mini_batches=tuple(batches))
-        for names in batches:
-            self.outbox.note(names, lambda: f"trained on: the batch that makes version {version}", seq)
-
-    def _staleness(self, groups: list[int]) -> dict[int, int]:
-        """Trajectories of a batch by staleness. Asserts the bound on what is about to be consumed.
-
-        Raises:
-            ControllerError: admission guarantees a bound and a trajectory exceeds it.
-        """
-        counts: dict[int, int] = {}
-        for index in groups:
-            for produced_by, count in self.ledger.groups[index].versions().items():
-                lag = self.learner.version - produced_by
-                if self.gate.bound is not None and lag > self.gate.bound:
-                    raise ControllerError(
-                        f"a trajectory of version {produced_by} of group {index} was about to be trained on at version "
-                        f"{self.learner.version}: a staleness of {lag}, expected at most {self.gate.bound}"
-                    )
-                counts[lag] = counts.get(lag, 0) + count
-        return counts
+        if self.batches.wanted:
+            for index in list(self.gate.expired()):
+                self._drop(index, GroupPhase.FILTERED, "expired")
+            self._freed |= self.batches.give()
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 

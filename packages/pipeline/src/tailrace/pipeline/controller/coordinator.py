@@ -79,7 +79,7 @@ class Coordinator:
             admitted=ledger.counts.admitted,
             generating=ledger.generating,
             buffered=len(ledger.buffered),
-            consumed=learner.step * self._spec.batch_groups,
+            consumed=learner.step * self._spec.batch_groups + len(learner.accumulated),
             dropped=ledger.counts.filtered + ledger.counts.failed,
             batch_groups=self._spec.batch_groups,
             last_version=self._spec.steps,

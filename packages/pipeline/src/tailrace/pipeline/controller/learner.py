@@ -16,6 +16,9 @@ class Learner:
     `batches` maps each version that training made to its number of batches consumed, so that a fall-back knows its step.
     Staleness counts trajectories (LAM-8): at completion by staleness, at consumption by version that was made, then by
     staleness, so that a fall-back forgets the batches that it undoes.
+
+    Of the batch that is being streamed, `accumulated` lists the groups that were given so far, in so many `parts`;
+    `accumulating` is its version while the trainer works on one of them.
     """
 
     up: bool = False
@@ -25,6 +28,9 @@ class Learner:
     publishing: int = -1
     durable: int = -1
     stepping: int | None = None
+    accumulating: int | None = None
+    accumulated: list[int] = field(default_factory=list)
+    parts: int = 0
     batches: dict[int, int] = field(default_factory=lambda: {0: 0})
     consumed_staleness: dict[int, dict[int, int]] = field(default_factory=dict)
     staleness_at_completion: dict[int, int] = field(default_factory=dict)
@@ -32,11 +38,27 @@ class Learner:
     @property
     def idle(self) -> bool:
         """Whether a step may start."""
-        return self.up and self.stepping is None
+        return self.up and self.making is None
+
+    @property
+    def making(self) -> int | None:
+        """The version that the trainer works on, with a whole batch or a part of one; None if it was given nothing."""
+        return self.accumulating if self.stepping is None else self.stepping
+
+    def consumed(self, version: int, staleness: dict[int, int]) -> None:
+        """Trajectories of so much staleness are trained on for a version."""
+        counts = self.consumed_staleness.setdefault(version, {})
+        for lag, count in staleness.items():
+            counts[lag] = counts.get(lag, 0) + count
+
+    def went_down(self) -> None:
+        """The trainer is gone. What it was given stays consumed until it falls back."""
+        self.up, self.stepping, self.accumulating = False, None, None
 
     def stepped(self, version: int) -> None:
         """A step is done."""
         self.version, self.stepping = version, None
+        self.accumulated, self.parts = [], 0
         self.step += 1
         self.batches[version] = self.step
 
@@ -51,7 +73,7 @@ class Learner:
 
     def fall_back(self, durable: int) -> None:
         """The trainer holds the weights of a checkpoint again."""
-        self.stepping = None
+        self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= durable}
         self.step = self.batches[durable]
         highest = max(self.published, self.publishing)

@@ -4,7 +4,7 @@
        ▲                  │ interrupt, replica down
        └──────────────────┘
 
-    GENERATING ──all scored──► BUFFERED ──step issued──► TRAINING ──stepped──► TRAINED
+    GENERATING ──all scored──► BUFFERED ──given to it──► TRAINING ──stepped──► TRAINED
          │                        ▲ │ expired                │ trainer down
          ├─► FAILED               │ └─► FILTERED             │
          └─► FILTERED             └──────────────────────────┘
@@ -327,7 +327,7 @@ class Ledger:
         return [candidate for candidate in found if candidate is not None]
 
     def consume(self, groups: Sequence[int], version: int) -> None:
-        """A step that makes `version` takes these groups."""
+        """A batch that makes `version` takes these groups, as a whole or in parts."""
         for index in groups:
             group = self.groups[index]
             if group.phase is not GroupPhase.BUFFERED:
@@ -335,6 +335,10 @@ class Ledger:
             del self.buffered[index]
             group.phase, group.consumed_for = GroupPhase.TRAINING, version
         self.consumed.setdefault(version, []).extend(groups)
+
+    def batch(self, version: int) -> list[TrajectoryState]:
+        """Everything that was consumed for a version so far, parts that were accumulated first."""
+        return [state for index in self.consumed.get(version, ()) for state in self.groups[index].states]
 
     def trained(self, version: int) -> None:
         """The step that made `version` is done."""

@@ -65,7 +65,7 @@ class Executor:
         self._incarnations: dict[tuple[str, str], int] = {}
         self._relays: dict[str, Any] = {}
         self._learner = LearnerQueue(
-            self._waits, self.now, self._deadlines, stepped=self._handle, broke=self._trainer_down
+            self._waits, self.now, self._deadlines, trained=self._handle, broke=self._trainer_down
         )
         self._parked: dict[str, c.Pull] = {}  # pulls that wait for a relay to come up
         self._to_score: list[str] = []
@@ -265,7 +265,7 @@ class Executor:
                 self._ask("data", "discard", list(trajectories), "aborted")
             case c.Score(trajectories=trajectories):
                 self._to_score += trajectories
-            case c.Publish() | c.Checkpoint() | c.Step():
+            case c.Publish() | c.Checkpoint() | c.Accumulate() | c.Step():
                 self._learner.put(command)
             case c.Start(role=role, id=member, seq=seq):
                 self._start(role, member, seq, None)

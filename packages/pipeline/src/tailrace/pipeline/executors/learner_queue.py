@@ -15,14 +15,14 @@ from tailrace.pipeline.executors.deployment import Deadlines
 from tailrace.pipeline.executors.host import Member
 from tailrace.pipeline.executors.waits import Waits, together
 
-LearnerCommand = c.Publish | c.Checkpoint | c.Step
+LearnerCommand = c.Publish | c.Checkpoint | c.Accumulate | c.Step
 
 
 class LearnerQueue:
     """Owned by the executor's loop.
 
     Args:
-        stepped: called with the answer to each `Step`.
+        trained: called with the answer to each `Accumulate` and `Step`.
         broke: called with the reason when a rank fails.
     """
 
@@ -32,11 +32,11 @@ class LearnerQueue:
         now: Callable[[], float],
         deadlines: Deadlines,
         *,
-        stepped: Callable[[c.Stepped], None],
+        trained: Callable[[c.Accumulated | c.Stepped], None],
         broke: Callable[[str], None],
     ) -> None:
         self._waits, self._now, self._deadlines = waits, now, deadlines
-        self._stepped, self._broke = stepped, broke
+        self._trained, self._broke = trained, broke
         self._commands: deque[LearnerCommand] = deque()
         self._busy = False
         self._up = False
@@ -73,6 +73,8 @@ class LearnerQueue:
             case c.Step(version=version, mini_batches=batches):
                 call: tuple[Any, ...] = ("step", version, batches)
                 timeout_s = self._deadlines.step_s
+            case c.Accumulate(version=version, trajectories=names):
+                call, timeout_s = ("accumulate", version, names), self._deadlines.step_s
             case c.Publish(version=version):
                 call, timeout_s = ("publish", command.seq, version, self._master), self._deadlines.publish_s
             case c.Checkpoint(version=version, keep=keep):
@@ -93,7 +95,9 @@ class LearnerQueue:
             return  # of a trainer that is gone
         self._busy = False
         if isinstance(command, c.Step):
-            self._stepped(c.Stepped(command.version, dict(results[0]), answers=command.seq))
+            self._trained(c.Stepped(command.version, dict(results[0]), answers=command.seq))
+        elif isinstance(command, c.Accumulate):
+            self._trained(c.Accumulated(command.version, command.trajectories, dict(results[0]), answers=command.seq))
         self.go_on()
 
     def _failed(self, ranks: list[Member], error: BaseException) -> None:

@@ -1,6 +1,6 @@
 """The trainer role: consumes batches, publishes versions, saves checkpoints. One member per rank.
 
-step      waits for the batch's tokens from the data role, and nothing else
+step      waits for the batch's tokens from the data role, and nothing else; ends a batch of which parts were accumulated
 publish   copies the weights once and goes on; a background thread hands them to the master relay
 checkpoint  snapshots to host memory and goes on; a background thread makes it durable
 """
@@ -19,6 +19,7 @@ from tailrace.contracts import Durable, Event, Published
 from tailrace.contracts.plugins import load
 from tailrace.paramserver import Publisher
 from tailrace.pipeline.executors.host import Caller
+from tailrace.pipeline.roles.parts import merge_metrics
 
 
 class TrainerRole:
@@ -62,6 +63,7 @@ class TrainerRole:
         self._answers: dict[int, int] = {}
         self._events: queue.Queue[Event | BaseException] = queue.Queue()
         self._saves: list[threading.Thread] = []
+        self._parts: list[tuple[Sequence[str], dict[str, float]]] = []  # accumulated since the last step
 
     def ready(self, version: int | None) -> int:
         """Load the checkpoint of a version, or stay at the start; returns the version that is held."""
@@ -70,16 +72,28 @@ class TrainerRole:
         self._worker.load(str(self._checkpoints / str(version)))
         return version
 
+    def accumulate(self, version: int, trajectories: Sequence[str]) -> dict[str, float]:
+        """Train on a part of the batch that makes a version; returns its metrics. It is consumed with the step."""
+        metrics = self._train(version, [trajectories])
+        self._parts.append((trajectories, metrics))
+        return metrics
+
     def step(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
-        """Train on a batch and mark it consumed; returns metrics."""
+        """Train on a batch, or on what is left of it, and mark all of it consumed; returns metrics of all of it."""
+        metrics = self._train(version, mini_batches)
+        parts, self._parts = self._parts, []
+        if self._rank == 0:
+            batch = [*(names for names, _ in parts), *mini_batches]
+            self._data.call("consume", [name for names in batch for name in names], version)
+        return merge_metrics([*(part for _, part in parts), metrics])
+
+    def _train(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
         started = time.monotonic()
         names = [name for batch in mini_batches for name in batch]
         experiences = {e.trajectory: e for e in self._data.call("experiences", names)}
         fetched = time.monotonic()
         lags = [version - 1 - e.oldest_version for e in experiences.values() if e.segments]
         metrics: dict[str, float] = self._worker.step([[experiences[name] for name in batch] for batch in mini_batches])
-        if self._rank == 0:
-            self._data.call("consume", names, version)
         metrics["fetch_s"] = fetched - started
         metrics["staleness_max"], metrics["staleness_mean"] = max(lags, default=0), sum(lags) / max(1, len(lags))
         metrics["wall_s"] = time.monotonic() - started

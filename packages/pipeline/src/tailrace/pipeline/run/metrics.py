@@ -82,7 +82,7 @@ class MetricsObserver:
 
 def _batch(command: c.Step, controller: Controller) -> dict[str, Any]:
     """Facts of a batch that only the ledger knows."""
-    members = [controller.ledger.trajectories[name] for batch in command.mini_batches for name in batch]
+    members = controller.ledger.batch(command.version)
     version = command.version - 1
     lags = [version - member.version for member in members if member.version is not None]
     at_completion = [member.completed_at - member.version for member in members if member.version is not None]

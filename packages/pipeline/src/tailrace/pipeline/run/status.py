@@ -131,8 +131,8 @@ class StatusObserver:
         status.interrupting_pulls, status.migrated = coordinator.interrupting_pulls, coordinator.evictions
         status.contradictions = controller.fleet.contradictions
         status.trainer = (
-            f"training version {learner.stepping}"
-            if learner.stepping is not None
+            f"training version {learner.making}"
+            if learner.making is not None
             else "waiting for a batch"
             if learner.up
             else "down"

@@ -145,14 +145,16 @@ class Timeline:
     ) -> Iterable[tuple[str, str]]:
         """Members whose state this event may have changed; on a tick, every member."""
         touched: dict[tuple[str, str], None] = {}
-        began = any(isinstance(command, c.Step) for command in commands)  # what idle replicas wait for may change
-        if began or isinstance(event, c.Tick | c.Resumed | c.Stepped | c.Down):
+        began = any(
+            isinstance(command, c.Accumulate | c.Step) for command in commands
+        )  # what idle replicas wait for may change
+        if began or isinstance(event, c.Tick | c.Resumed | c.Accumulated | c.Stepped | c.Down):
             touched |= dict.fromkeys(self._open)
         for item in (event, *commands):
             match item:
                 case c.Start() | c.Restart() | c.Up() | c.Down():
                     touched[item.role, item.id] = None
-                case c.Step() | c.Stepped():
+                case c.Accumulate() | c.Accumulated() | c.Step() | c.Stepped():
                     touched[TRAINER, "0"] = None
                 case c.Publish() | c.Published():
                     touched[RELAY, "0"] = None
@@ -260,7 +262,7 @@ def _trainer(controller: Controller) -> tuple[Doing, str, str]:
     learner = controller.learner
     if not learner.up:
         return Doing.STARTING, "", "process starts, weights load"
-    if learner.stepping is not None:
-        return Doing.TRAINING, str(learner.stepping), f"version {learner.stepping}"
+    if learner.making is not None:
+        return Doing.TRAINING, str(learner.making), f"version {learner.making}"
     cause = waiting_cause(controller)
     return Doing.WAITING, cause, cause

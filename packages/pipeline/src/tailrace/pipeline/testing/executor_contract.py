@@ -260,10 +260,15 @@ class ExecutorContract:
         done: dict[int, list[str]] = {}
         for now, event in read_events(root / "events.jsonl"):
             if isinstance(event, c.Stepped):
-                done[event.version] = ordered[event.version]
+                done[event.version] = ordered.pop(event.version)
+            elif isinstance(event, c.Up) and event.role == "trainer":
+                ordered.clear()  # a new one has forgotten what was accumulated
             for command in again.handle(event, now):
                 if isinstance(command, c.Step):
-                    ordered[command.version] = [name for batch in command.mini_batches for name in batch]
+                    last = [name for batch in command.mini_batches for name in batch]
+                    ordered[command.version] = ordered.get(command.version, []) + last
+                elif isinstance(command, c.Accumulate):
+                    ordered[command.version] = ordered.get(command.version, []) + list(command.trajectories)
         return {version: names for version, names in done.items() if version in controller.learner.batches}
 
     def test_trains_every_prompt_once(self, tmp_path: Path, model: Path) -> None:
@@ -314,6 +319,17 @@ class ExecutorContract:
             self.check(controller, resumed, tmp_path)
         finally:
             resumed.close()
+
+    def test_parts_of_a_batch_are_trained_on_before_it_is_complete(self, tmp_path: Path, model: Path) -> None:
+        """Each part by itself, all of it consumed with the last; a trainer that dies has forgotten what it had of a batch."""
+        streamed = load("tailrace.training", "streamed")(parts=GROUPS)
+        controller = self.run(tmp_path, model, spec=make_spec(training=streamed), faults=["trainer@step2"])
+        assert controller.learner.step == STEPS
+        log = [event for _, event in read_events(tmp_path / "events.jsonl")]
+        parts = [event for event in log if isinstance(event, c.Accumulated)]
+        assert len(parts) >= STEPS * (GROUPS - 1)
+        for stepped in (event for event in log if isinstance(event, c.Stepped)):
+            assert stepped.metrics["trajectories"] == GROUPS * SAMPLES
 
     def test_tokens_and_versions_line_up_under_partial_rollout(self, tmp_path: Path, model: Path) -> None:
         """Interrupted, continued under newer weights and migrated, within the bound; a replica and the trainer die."""

@@ -85,6 +85,7 @@ class World:
         self.commands: list[list[c.Command]] = []
         self._queue: list[tuple[float, int, str, int, c.Event | Callable[[], None]]] = []
         self._order = 0
+        self._batch: list[str] = []  # what the trainer was given for its next version
 
     def run(self, *, max_events: int = 200_000, stop_after: int | None = None) -> None:
         """Run to the end.
@@ -141,6 +142,7 @@ class World:
             replica.up, replica.incarnation = False, replica.incarnation + 1
             self._keep_partials(replica)
         self.trainer_incarnation += 1
+        self._batch = []
         self.consumed = {name: version for name, version in self.consumed.items() if version <= self.durable}
         held: dict[str, float | None] = {name: None for name in sorted(self.complete) if name not in self.consumed}
         partial = {name: value for name, value in self.partial.items() if name not in self.complete}
@@ -172,30 +174,40 @@ class World:
                         else c.Scored(name, float(self.random.random() < 0.5))
                     )
                     self._at(self.now + self.random.uniform(0.0, 0.3), scored)
+            case c.Accumulate(version=version, trajectories=names, seq=seq):
+                self._train(names)
+                event = c.Accumulated(version, names, answers=seq)
+                self._at(self.now + self.random.uniform(0.2, 0.7), event, "trainer", self.trainer_incarnation)
             case c.Step(version=version, mini_batches=batches, seq=seq):
-                names = [name for batch in batches for name in batch]
-                assert len(names) == len(set(names)), "a trajectory stands twice in a batch"
-                for name in names:
-                    assert name in self.complete, f"{name} is trained on before it is complete"
-                    lag = self.controller.learner.version - self.oldest[name]
-                    bound = self.controller.gate.bound
-                    assert bound is None or lag <= bound, f"{name} is trained on at a staleness of {lag}, over {bound}"
-                    self.staleness.append(lag)
-                event = c.Stepped(version, answers=seq)
-                self._at(self.now + self.random.uniform(0.5, 2.0), event, "trainer", self.trainer_incarnation)
-                self._stepping = (version, names)
+                self._train([name for batch in batches for name in batch])
+                stepped = c.Stepped(version, answers=seq)
+                self._at(self.now + self.random.uniform(0.5, 2.0), stepped, "trainer", self.trainer_incarnation)
+                self._stepping, self._batch = (version, self._batch), []
             case c.Publish(version=version, seq=seq):
                 self._at(self.now + 0.2, c.Published(version, answers=seq), "trainer", self.trainer_incarnation)
             case c.Checkpoint(version=version, seq=seq):
                 self._at(self.now + 0.7, c.Durable(version, answers=seq), "trainer", self.trainer_incarnation)
             case c.Abort(trajectories=trajectories):
                 for name in trajectories:
+                    assert name not in self._batch, f"{name} is dropped though it was trained on"
                     self.partial.pop(name, None)
                     self.oldest.pop(name, None)
                     for replica in self.replicas.values():
                         replica.work.pop(name, None)
             case _:
                 pass
+
+    def _train(self, names: Sequence[str]) -> None:
+        """The trainer is given trajectories for the batch that it works on."""
+        self._batch += names
+        assert len(self._batch) == len(set(self._batch)), "a trajectory stands twice in a batch"
+        for name in names:
+            assert name in self.complete, f"{name} is trained on before it is complete"
+            assert name not in self.consumed, f"{name} was trained on already"
+            lag = self.controller.learner.version - self.oldest[name]
+            bound = self.controller.gate.bound
+            assert bound is None or lag <= bound, f"{name} is trained on at a staleness of {lag}, over {bound}"
+            self.staleness.append(lag)
 
     def _send(self, replica: _Replica, name: str, command: c.Route | c.Interrupt | c.Pull) -> None:
         """A command travels; one to a member that is dead already is lost: its Down is on the way."""
@@ -270,6 +282,7 @@ class World:
             replica.up, replica.version, replica.order, replica.last_seq = True, None, Order(), 0
             self._at(self.now + self.random.uniform(1, 3), c.Up(role, member, answers=seq), member, replica.incarnation)
         elif role == "trainer":
+            self._batch = []
             for name in [name for name, consumed in self.consumed.items() if consumed > (version or 0)]:
                 del self.consumed[name]
             self._at(self.now + 1.0, c.Up(role, member, version or 0, answers=seq), role, self.trainer_incarnation)

@@ -41,7 +41,7 @@ def idle_cause(replica: ReplicaState, controller: Controller) -> str:
     if not ledger.pooled and progress.generating + progress.buffered >= controller.coordinator.open_limit:
         if gate.room is None:
             return BUFFER_FULL
-        return POOL_EMPTY if controller.learner.stepping is not None else ELSEWHERE
+        return POOL_EMPTY if controller.learner.making is not None else ELSEWHERE
     if replica.version is not None and spec.sync.mixes_versions:
         return _not_routed(replica, replica.version, controller)
     if replica.version is not None and not gate.tentative().allows(replica.version):

@@ -144,7 +144,7 @@ class Observed:
 
 
 def _batch(now: float, command: c.Step, controller: Controller) -> Batch:
-    members = [controller.ledger.trajectories[name] for batch in command.mini_batches for name in batch]
+    members = controller.ledger.batch(command.version)
     trainer = controller.learner.version
     versions = [member.version if member.version is not None else trainer for member in members]
     return Batch(

@@ -1,0 +1,154 @@
+"""Batches: which complete groups the trainer is given, and when.
+
+    whole       waits for a complete batch, then one Step
+    streamed    waits for the next part of a batch: Accumulate ... Accumulate, then one Step for the last part
+                (stream generation: Laminar, section 2.3 and figure 3c)
+
+What was accumulated stays part of the batch: admission has it under the groups that the next batch is formed of, and these
+leave it only with the batch. A trainer that goes down has forgotten it; its groups are complete and go again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.learner import Learner
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.errors import ControllerError
+from tailrace.pipeline.spec import PipelineSpec
+
+
+@dataclass(frozen=True, slots=True)
+class _Rest:
+    """Completes a batch of which a part was trained on already.
+
+    Args:
+        first: that part.
+        sampler: chooses the rest.
+    """
+
+    first: Sequence[int]
+    sampler: c.Sampler
+
+    def pick(self, candidates: Sequence[c.Candidate], count: int) -> Sequence[int]:
+        taken = set(self.first)
+        free = [candidate for candidate in candidates if candidate.key not in taken]
+        return [*self.first, *self.sampler.pick(free, count - len(taken))]
+
+
+class Batches:
+    """Hands groups to the trainer.
+
+    Args:
+        gate: admission at work.
+    """
+
+    def __init__(
+        self, spec: PipelineSpec, ledger: Ledger, learner: Learner, gate: c.AdmissionGate, outbox: Outbox
+    ) -> None:
+        self._spec, self._ledger, self._learner, self._gate, self._outbox = spec, ledger, learner, gate, outbox
+        parts = spec.training.split(range(spec.batch_groups)) if spec.training.streams else ()
+        self._sizes = [len(part) for part in parts[:-1]]  # of the parts that are accumulated
+        self._waits_at: tuple[int, ...] | None = None  # nothing was found there; nothing has changed since
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the trainer is free for a batch, or for a part of one."""
+        return self._learner.idle and self._learner.step < self._spec.steps and self._learner.publishing >= 0
+
+    def fell_back(self) -> None:
+        """The trainer holds the weights of a checkpoint, and admission has been set anew."""
+        self._waits_at = None
+
+    def give(self) -> bool:
+        """Give the trainer what it may have now. Returns whether it was anything."""
+        if self._learner.parts < len(self._sizes):
+            return self._accumulate(self._sizes[self._learner.parts])
+        return self._step()
+
+    def _step(self) -> bool:
+        gate, learner, ledger, training = self._gate, self._learner, self._ledger, self._spec.training
+        if not gate.ready():
+            return False
+        candidates, sampler, before = ledger.candidates(), self._spec.sampler, set(learner.accumulated)
+        if before:
+            candidates = sorted([*self._candidates(learner.accumulated), *candidates], key=_order)
+            sampler = _Rest(learner.accumulated, sampler)
+        batch = list(gate.consume(candidates, sampler))
+        if not before.issubset(batch):
+            raise ControllerError(
+                f"found the batch {batch!r:.120} without {sorted(before.difference(batch))!r:.120}, expected everything "
+                "that was accumulated for it"
+            )
+        rest = [index for index in batch if index not in before]
+        version = self._take(rest)
+        learner.stepping = version
+        mini_batches = [self._names(part) for part in ([rest] if training.streams else training.split(rest))]
+        seq = self._outbox.send(c.Step, version=version, mini_batches=tuple(mini_batches))
+        for names in mini_batches:
+            self._outbox.note(names, lambda: f"trained on: the batch that makes version {version}", seq)
+        return True
+
+    def _accumulate(self, size: int) -> bool:
+        ledger, learner, counts = self._ledger, self._learner, self._ledger.counts
+        if len(ledger.buffered) < size:
+            return False
+        now = (counts.completed, counts.filtered, counts.failed, learner.version, learner.parts)
+        if now == self._waits_at:
+            return False
+        taken = set(learner.accumulated)
+        free = [index for index in self._gate.trainable() if index not in taken]
+        if len(free) < size:
+            self._waits_at = now
+            return False
+        part = list(self._spec.sampler.pick(sorted(self._candidates(free), key=_order), size))
+        if not len(part) == len(set(part)) == size or not set(part).issubset(free):
+            raise ControllerError(f"the sampler chose {part!r:.120}, expected {size} different groups of {free!r:.120}")
+        version = self._take(part)
+        learner.accumulating, learner.parts = version, learner.parts + 1
+        learner.accumulated += part
+        names = self._names(part)
+        seq = self._outbox.send(c.Accumulate, version=version, trajectories=names)
+        self._outbox.note(names, lambda: f"trained on: a part of the batch that makes version {version}", seq)
+        return True
+
+    def _take(self, groups: Sequence[int]) -> int:
+        """They are consumed for the next version, which is returned."""
+        version = self._learner.version + 1
+        self._learner.consumed(version, self._staleness(groups))
+        self._ledger.consume(groups, version)
+        return version
+
+    def _staleness(self, groups: Sequence[int]) -> dict[int, int]:
+        """Trajectories by staleness. Asserts the bound on what is about to be consumed.
+
+        Raises:
+            ControllerError: admission guarantees a bound and a trajectory exceeds it.
+        """
+        counts: dict[int, int] = {}
+        bound = self._gate.bound
+        for index in groups:
+            for produced_by, count in self._ledger.groups[index].versions().items():
+                lag = self._learner.version - produced_by
+                if bound is not None and lag > bound:
+                    raise ControllerError(
+                        f"a trajectory of version {produced_by} of group {index} was about to be trained on at version "
+                        f"{self._learner.version}: a staleness of {lag}, expected at most {bound}"
+                    )
+                counts[lag] = counts.get(lag, 0) + count
+        return counts
+
+    def _names(self, groups: Sequence[int]) -> tuple[str, ...]:
+        return tuple(chain.from_iterable([self._ledger.groups[index].members for index in groups]))
+
+    def _candidates(self, groups: Sequence[int]) -> list[c.Candidate]:
+        found = [self._ledger.groups[index].candidate for index in groups]
+        return [candidate for candidate in found if candidate is not None]
+
+
+def _order(candidate: c.Candidate) -> int:
+    return candidate.order
