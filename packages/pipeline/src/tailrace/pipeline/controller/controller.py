@@ -251,13 +251,28 @@ class Controller:
         replica.pulling, replica.version = None, None
         replica.failed_pulls += 1
         if event.version != self.learner.published:
-            for name in [*self.ledger.waiting.level_of, *self.ledger.stranded_evaluations]:
-                trajectory = self.ledger.trajectories[name]
-                if trajectory.version == event.version:
-                    self.ledger.restarted(trajectory)
-                    self.ledger.counts.regenerated_trajectories += 1
+            self._version_gone(event.version)
         elif replica.failed_pulls >= 3:
             self._fail(f"replica {replica.id} failed three times to pull version {event.version}: {event.reason}")
+
+    def _version_gone(self, version: int) -> None:
+        """What only the weights of a version could continue begins anew, in the store too.
+
+        The store may hold such a trajectory complete, if its end was never reported. Handed back then, it would count for
+        the version of the replica that asks.
+        """
+        ledger = self.ledger
+        waiting = [ledger.trajectories[name] for name in (*ledger.waiting.level_of, *ledger.stranded_evaluations)]
+        exact = [state for state in waiting if state.purpose is _EVAL or not ledger.mixes_versions]
+        lost = [state for state in exact if state.version == version]
+        if not lost:
+            return
+        names = tuple([state.id for state in lost])
+        seq = self.outbox.send(c.Abort, trajectories=names)
+        self.outbox.note(names, lambda: f"begins anew: nobody has version {version} any more", seq)
+        for state in lost:
+            ledger.restarted(state)
+        ledger.counts.regenerated_trajectories += len(lost)
 
     def _on_published(self, event: c.Published) -> None:
         self.learner.published = max(self.learner.published, event.version)
