@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +46,7 @@ def show_plan(
             bound=bound,
             objective="cost" if objective == "cost" else "throughput",
             processes=jobs,
-            said=status.update if console.is_terminal else lambda _: None,
+            said=status.update if console.is_terminal else _Lines(),
         )
     console.print(_table(search))
     best = search.options[0]
@@ -60,6 +62,19 @@ def show_plan(
         console.print(f"Written as a configuration: {out}")
     if json_file is not None:
         json_file.write_text(json.dumps(_plain(search), indent=1) + "\n")
+
+
+class _Lines:
+    """Where there is no terminal: a line whenever some seconds have passed."""
+
+    def __init__(self, every_s: float = 10.0) -> None:
+        self._every_s, self._last_s = every_s, time.monotonic()
+
+    def __call__(self, said: str) -> None:
+        now = time.monotonic()
+        if now - self._last_s >= self._every_s:
+            self._last_s = now
+            print(said, file=sys.stderr, flush=True)
 
 
 def written(target: str, out: Path, best: Option) -> str:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from importlib.metadata import EntryPoint, entry_points
+import functools
+import sys
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
 from tailrace.contracts.errors import PluginError
 
 
+@functools.cache
+def _registered(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - what is found depends on it
+    """All entry points of the installed distributions. Reading them takes a twentieth of a second."""
+    return entry_points()
+
+
+def _points(group: str) -> EntryPoints:
+    return _registered(tuple(sys.path)).select(group=group)
+
+
 def names(group: str) -> list[str]:
     """The names that are registered in an entry-point group, for example ``"tailrace.sync"``."""
-    return sorted({point.name for point in entry_points(group=group)})
+    return sorted({point.name for point in _points(group)})
 
 
 def load(group: str, name: str) -> Any:
@@ -20,7 +32,7 @@ def load(group: str, name: str) -> Any:
     Raises:
         PluginError: nobody registers the name, two distributions do, or its module does not import.
     """
-    points: list[EntryPoint] = list(entry_points(group=group, name=name))
+    points: list[EntryPoint] = list(_points(group).select(name=name))
     if not points:
         known = names(group)
         close = difflib.get_close_matches(name, known, n=1)

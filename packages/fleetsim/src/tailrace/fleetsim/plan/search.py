@@ -105,9 +105,7 @@ class _Planner:
                 jobs += [(config, seed) for seed in range(seeds)]
                 owners += [candidate] * seeds
         found: dict[int, list[Result]] = {}
-        done = 0
-        for place, result in simulate_many(jobs, processes=self.processes):
-            done += 1
+        for done, (place, result) in enumerate(simulate_many(jobs, processes=self.processes), start=1):
             self.said(f"{name}: {done} of {len(jobs)} simulations")
             if isinstance(result, TailraceError) or result.failure is not None:
                 self.refused[_name(owners[place])] = str(
@@ -185,8 +183,6 @@ def plan(
     first = planner.rung("splits", [planner.candidate(split, reference) for split in divided], SHORT, 1)
     own = planner.rung("own policies", [planner.candidate(split, None) for split in divided], SHORT, 1)
     best = [option.split for option in first[:KEEP_SPLITS]]
-    if not best:
-        raise FleetError(f"no split of {gpus} GPUs works: {_reasons(planner.refused)}")
     candidates = [
         planner.candidate(split, mix) for mix in mixes(limit) for split in (together if mix.guaranteed == 0 else best)
     ]
@@ -202,7 +198,9 @@ def plan(
     last += [planner.candidate(option.split, None) for option in own[:1]]
     final = planner.rung("the best", last, LONGER, 3)
     if not final:
-        raise FleetError(f"nothing keeps a staleness of {limit} on {gpus} GPUs: {_reasons(planner.refused)}")
+        raise FleetError(
+            f"nothing works on {gpus} GPUs with a staleness of at most {limit}: {_reasons(planner.refused)}"
+        )
     return Search(
         options=final,
         own=next((option for option in final if option.own), None),
