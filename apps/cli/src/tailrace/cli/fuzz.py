@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,21 +128,21 @@ def show(summary: Summary, console: Console) -> None:
     ended = ", ".join(f"{count:,} {how}" for how, count in sorted(summary.ended.items()))
     broke = Text(f"{len(summary.failures):,} broke", style="bold red" if summary.failures else "bold green")
     table.add_row("seeds", Text.assemble(f"{summary.seeds:,}: {ended}, ", broke))
-    events = sum(summary.covered.get("events", {}).values())
+    events = summary.covered.get("events", Counter()).total()
     table.add_row(
         "events", f"{events:,} in {summary.instants:,} instants, {summary.simulated_s / 3600:,.1f} h simulated"
     )
     table.add_row("speed", f"{summary.seeds_per_s:,.1f} seeds/s, {summary.wall_s:,.1f} s")
     for axis in POLICIES:
-        policies = summary.covered.get("policies") or {}
+        policies: Mapping[str, int] = summary.covered.get("policies", Counter())
         found = {name.partition(" ")[2]: count for name, count in policies.items() if name.startswith(f"{axis} ")}
         table.add_row(axis, _counted(found))
-    table.add_row("faults", _counted(summary.covered.get("faults", {})))
-    table.add_row("happened", _counted(summary.covered.get("happened", {})))
+    table.add_row("faults", _counted(summary.covered.get("faults", Counter())))
+    table.add_row("happened", _counted(summary.covered.get("happened", Counter())))
     console.print(table)
 
 
-def _counted(counts: dict[str, int]) -> str:
+def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
 
 

@@ -246,7 +246,8 @@ class Case(_Strict):
         try:
             factory, takes = _plugin(axis, choice.name)
             costs = {name: getattr(self.costs, name) for name in ("k1", "k2", "k3", "k4") if name in takes}
-            return factory(**{**costs, **given, **choice.options})
+            options: dict[str, Any] = {**costs, **given, **choice.options}
+            return factory(**options)
         except (TailraceError, TypeError, ValueError) as error:
             raise CaseError(f"pipeline.{axis}: {choice.name!r}: {error}") from error
 

@@ -45,11 +45,25 @@ def draw_case(seed: int) -> Case:
             "repeat": random.choice([0.0, 0.0, 0.1, 0.5]),
         },
     }
+    if pipeline["relocation"]["name"] == "best-fit" and random.random() < 0.7:
+        _with_a_tail(content)
     # A rough second for each group of a step: faults fall where something happens.
+    replicas, max_tokens = content["replicas"], content["max_tokens"]
     step_s = 0.5 + pipeline["prompts_per_step"] * samples * max_tokens * 0.004 / replicas
     faults = (_fault(random, replicas, pipeline["steps"], step_s, delays) for _ in range(_how_many(random)))
     content["faults"] = tuple(faults)
     return Case.model_validate(content)
+
+
+def _with_a_tail(content: dict[str, Any]) -> None:
+    """Repacking finds something to do only where a few long trajectories are left on several replicas with room."""
+    content["replicas"] = max(3, content["replicas"])
+    content["pipeline"] |= {"prompts_per_replica": 4, "prompts_per_step": 4, "buffer_prompts": None}
+    content["pipeline"]["relocation"] |= {"period_s": 0.5, "kv_threshold": 0.9, "roofline_batch": 64}
+    content["max_tokens"] = max(96, content["max_tokens"])
+    content["workload"]["response"] = {"median": content["max_tokens"] * 0.2, "sigma": 1.2}
+    content["replica"] |= {"kv_capacity_tokens": 12 * (content["max_tokens"] + 25), "max_running": 24}
+    content["delays"]["snapshot_s"] = 0.25
 
 
 def _pipeline(random: Random) -> dict[str, Any]:

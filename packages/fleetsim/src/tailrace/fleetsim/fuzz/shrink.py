@@ -15,6 +15,7 @@ from tailrace.fleetsim.errors import CaseError, FleetsimError
 from tailrace.fleetsim.fuzz.case import Case
 from tailrace.fleetsim.fuzz.faults import CaseFault
 from tailrace.fleetsim.fuzz.trial import Failure, run_case
+from tailrace.pipeline.controller.controller import REPLICA
 
 _PLAIN: dict[str, dict[str, Any]] = {
     "relocation": {"name": "none"},
@@ -164,13 +165,14 @@ def _fewer_replicas(case: Case) -> Iterator[Case | None]:
     for count in dict.fromkeys((1, case.replicas // 2, case.replicas - 1)):
         if 1 <= count < case.replicas:
             known = {f"r{index}" for index in range(count)}
-            faults = [fault for fault in case.faults if fault.role != "replica" or fault.member in known]
+            faults = [fault for fault in case.faults if fault.role != REPLICA or fault.member in known]
             yield _with(case, replicas=count, faults=tuple(faults))
 
 
-def _earlier_faults(case: Case) -> Iterator[Case | None]:
+def _plainer_faults(case: Case) -> Iterator[Case | None]:
     for index, fault in enumerate(case.faults):
-        for changes in ({"after_s": 0.0}, {"count": 1}, {"at_step": max(0, fault.at_step - 1)}):
+        first: dict[str, Any] = {"member": "r0"} if fault.role == REPLICA else {}
+        for changes in (first, {"after_s": 0.0}, {"count": 1}, {"at_step": max(0, fault.at_step - 1)}):
             yield _with(case, faults=_replaced(case.faults, index, fault.model_copy(update=changes)))
 
 
@@ -198,5 +200,5 @@ _SIMPLER: Sequence[Callable[[Case], Iterator[Case | None]]] = (
     _checkpoint_each,
     _keep_versions,
     *(_plain_policy(axis) for axis in _PLAIN),
-    _earlier_faults,
+    _plainer_faults,
 )

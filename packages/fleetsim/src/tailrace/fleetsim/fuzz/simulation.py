@@ -50,6 +50,7 @@ class FuzzSimulation(Simulation):
         self.struck: Counter[str] = Counter()
         self.steps_made = 0
         self.pulled_version = 0
+        self._on_disk: set[int] = set()  # checkpoints
         self.broken_until_s = 0.0
         self._scorer_up, self._scorer_incarnation = True, 0
         for kind in (c.Publish, c.Checkpoint, c.Accumulate, c.Step):
@@ -78,7 +79,7 @@ class FuzzSimulation(Simulation):
         super().say(replica, events)
         again = [event for event in events if isinstance(event, c.Finished) and self.messages.repeats()]
         if again:
-            arrival = self.messages.command(replica.id, self.now)[0]
+            arrival = self.messages.report(replica.id, self.now)
             self.at(arrival, self._arrive, (replica, replica.incarnation, again))
 
     def post(self, event: c.Event) -> None:
@@ -159,7 +160,7 @@ class FuzzSimulation(Simulation):
 
     def _durable(self, command: c.Checkpoint) -> None:
         """The checkpoint is on disk. The controller may never hear of it, and go back further than it would have to."""
-        self.durable = max(self.durable, command.version)
+        self._on_disk.add(command.version)
         self.post(c.Durable(command.version, command.seq))
 
     def _settle(self, version: int) -> None:
@@ -222,9 +223,10 @@ class FuzzSimulation(Simulation):
         self._scorer_up, self._scorer_incarnation = True, self._scorer_incarnation + 1
         self._heap.clear()
         self._inbox.clear()
-        for undone in [made for made in self._trained if made > self.durable]:
+        durable = max(self._on_disk & self.controller.learner.batches.keys(), default=-1)
+        for undone in [made for made in self._trained if made > durable]:
             del self._trained[undone]
-        self.post(self.store.survivors(self.durable))
+        self.post(self.store.survivors(durable))
         self.at(self.now + self.fleet.delays.snapshot_s, self._tick, 0)
         self.strikes.again()
 

@@ -65,6 +65,7 @@ def _check_fleet(fleet: Fleet, running: dict[str | None, list[TrajectoryState]],
         if replica.health is not Health.UP:
             _same(f"version of {name}, which is {replica.health}", replica.version, None)
             _same(f"trajectories on {name}, which is {replica.health}", len(here), 0)
+    _same("snapshots that contradict the books (StaleFlow, equation 1)", fleet.contradictions, 0)
     _same("trajectories on replicas that do not exist", {id_: len(states) for id_, states in running.items()}, {})
     _same("trajectories on their way to replicas that do not exist", moving, {})
 

@@ -69,10 +69,13 @@ class Checker:
             same_commands(now, commands, self._shadow.handle_all(instant, now))
         check_books(controller)
         self.progress.check(now, controller)
+        if not controller.over:
+            return
         if controller.finished:
             self.training.finished(controller)
         elif controller.failure is not None:
             self.progress.gave_up(controller.failure)
+        rebuild(self._simulation.fleet.spec, self._simulation.log, controller, from_file=False)
 
     def rebuild(self) -> Controller:
         """The controller died: another one from its log. The one that died decides on beside it, for comparison.
@@ -96,7 +99,7 @@ class Checker:
         elif isinstance(command, c.Accumulate):
             self.training.accumulate(command, controller)
         elif isinstance(command, c.Abort):
-            self.training.abort(command)
+            self.training.abort(command, controller)
 
 
 __all__ = ["Checker", "InvariantError"]

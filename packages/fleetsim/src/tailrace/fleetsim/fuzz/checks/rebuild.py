@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tailrace.contracts import Command, Event, codec
@@ -15,20 +15,33 @@ from tailrace.pipeline.spec import PipelineSpec
 REBUILT = "the log rebuilds the controller"
 
 
-def rebuild(spec: PipelineSpec, log: Sequence[tuple[float, Sequence[Event]]], expected: Controller) -> Controller:
-    """A new controller that was given the log as it would be read from a file.
+def rebuild(
+    spec: PipelineSpec, log: Sequence[tuple[float, Sequence[Event]]], expected: Controller, *, from_file: bool = True
+) -> Controller:
+    """A new controller that was given the log.
+
+    Args:
+        from_file: as it would be read from a file; otherwise as it is in memory, which is sooner done.
 
     Raises:
         InvariantError: its state is not, byte for byte, that of the one which died.
     """
     rebuilt = Controller(spec)
-    for line in EventLog(log).lines():
-        record = json.loads(line)
-        rebuilt.handle_all([codec.decode(event) for event in record["events"]], record["now"])
+    try:
+        for now, events in _read(log) if from_file else log:
+            rebuilt.handle_all(events, now)
+    except Exception as error:
+        raise InvariantError(REBUILT, f"replaying {len(log)} instants: {type(error).__name__}: {error}") from error
     found, wanted = state_bytes(rebuilt), state_bytes(expected)
     if found != wanted:
-        raise InvariantError(REBUILT, f"after {len(log)} instants its state differs {_difference(found, wanted)}")
+        raise InvariantError(REBUILT, f"its state differs after {len(log)} instants: {_difference(found, wanted)}")
     return rebuilt
+
+
+def _read(log: Sequence[tuple[float, Sequence[Event]]]) -> Iterator[tuple[float, list[Event]]]:
+    for line in EventLog(log).lines():
+        record = json.loads(line)
+        yield record["now"], [codec.decode(event) for event in record["events"]]
 
 
 def state_bytes(controller: Controller) -> str:

@@ -129,15 +129,14 @@ class Training:
                 TOKENS, f"the controller takes {name} for version {state.version}, but it is of {oldest}"
             )
 
-    def abort(self, command: c.Abort) -> None:
-        """Trajectories are dropped; those of evaluations may begin anew."""
+    def abort(self, command: c.Abort, controller: Controller) -> None:
+        """Trajectories are dropped; those that the controller still knows begin anew."""
         ordered = {name for batch in self.ordered.values() for name in batch}
         for name in command.trajectories:
-            if name.startswith("e"):
-                continue
             if name in self.trained or name in ordered:
                 raise InvariantError(ONCE, f"{name} is dropped though it was trained on")
-            self.dropped.add(name)
+            if not name.startswith("e") and controller.ledger.get(name) is None:
+                self.dropped.add(name)
 
     def route(self, command: c.Route) -> None:
         """What is dropped or trained on does not run again."""

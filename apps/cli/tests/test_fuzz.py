@@ -1,0 +1,84 @@
+"""``tailrace fuzz``: what it prints, what it saves, and the commands that it tells."""
+
+import json
+import shlex
+
+import pytest
+
+from tailrace.cli.main import main
+from tailrace.fleetsim.fuzz.draw import draw_case
+from tailrace.fleetsim.fuzz.trial import run_case
+from tailrace.fleetsim.members.replica import Replica
+
+
+@pytest.fixture
+def _broken(monkeypatch):
+    """A replica that serves what arrived damaged."""
+    monkeypatch.setattr(Replica, "pull_failed", lambda replica, command, reason: replica.pulled(command))
+
+
+def test_seeds_that_hold(capsys):
+    assert main(["fuzz", "--seeds", "12"]) == 0
+    printed = capsys.readouterr().out
+    assert "12:" in printed
+    assert "0 broke" in printed
+    assert "seeds/s" in printed
+    assert "kill" in printed
+
+
+def test_two_at_once_find_the_same(capsys):
+    assert main(["fuzz", "--seeds", "24", "--jobs", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "24:" in printed
+    assert "0 broke" in printed
+
+
+@pytest.mark.usefixtures("_broken")
+def test_what_breaks_is_told_shrunk_and_saved(capsys, tmp_path):
+    assert main(["fuzz", "--seeds", "30", "--out", str(tmp_path / "cases"), "--shrink-for", "2"]) == 1
+    printed = capsys.readouterr().out
+    assert "only complete weights serve" in printed
+    told = [line.partition("replay it:  ")[2] for line in printed.splitlines() if "replay it:" in line]
+    seeds, file = (shlex.split(command) for command in told)
+    assert main([*seeds[1:], "--shrink-for", "0"]) == 1
+    assert "only complete weights serve" in capsys.readouterr().out
+    assert main(file[1:]) == 1
+    assert "only complete weights serve" in capsys.readouterr().out
+    case = json.loads((tmp_path / "cases").glob("*.json").__next__().read_text())
+    assert {fault["kind"] for fault in case["faults"]} <= {"torn-pull", "kill", "crash", "hang", "partition"}
+
+
+def test_a_case_that_holds_is_replayed(capsys, tmp_path):
+    path = tmp_path / "case.json"
+    case = next(case for case in map(draw_case, range(20)) if run_case(case).ended == "finished")
+    path.write_text(case.to_json())
+    assert main(["fuzz", "--replay", str(path)]) == 0
+    assert "holds: finished" in capsys.readouterr().out
+
+
+def test_a_case_as_a_command_of_run(capsys, tmp_path):
+    case = next(case for case in map(draw_case, range(1_000)) if {"kill", "partition"} <= {f.kind for f in case.faults})
+    path = tmp_path / "case.json"
+    path.write_text(case.to_json())
+    assert main(["fuzz", "--replay", str(path), "--as-run"]) == 0
+    out, err = capsys.readouterr()
+    words = shlex.split(out)
+    assert words[:4] == ["tailrace", "run", "laminar", "--executor"]
+    kill = next(fault for fault in case.faults if fault.kind == "kill")
+    assert f"{kill.role}:{kill.member}@step{kill.at_step}" in words
+    assert "partition" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--replay", "nothing.json"], "nothing.json: No such file"),
+        (["--as-run"], "--as-run: expected --replay FILE"),
+        (["--seeds", "0"], "--seeds"),
+    ],
+)
+def test_a_mistake_is_one_line(arguments, told, capsys):
+    assert main(["fuzz", *arguments]) == 2
+    err = capsys.readouterr().err.strip()
+    assert told in err
+    assert len(err.splitlines()) == 1

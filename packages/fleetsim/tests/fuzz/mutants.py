@@ -1,0 +1,214 @@
+"""Bugs that are planted to see whether fuzzing finds them: each a few lines that a tired person might write."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.fleetsim.fuzz.case import Case
+from tailrace.fleetsim.fuzz.checks.bookkeeping import BOOKS
+from tailrace.fleetsim.fuzz.checks.data_plane import TOKENS, WEIGHTS
+from tailrace.fleetsim.fuzz.checks.progress import PROGRESS
+from tailrace.fleetsim.fuzz.checks.rebuild import REBUILT
+from tailrace.fleetsim.fuzz.checks.training import BOUND, ONCE
+from tailrace.fleetsim.fuzz.members import FuzzReplica
+from tailrace.fleetsim.fuzz.trial import CRASHED
+from tailrace.fleetsim.members.replica import Replica
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.learner import Learner
+from tailrace.pipeline.controller.ledger import Ledger, Phase
+from tailrace.repack import RoundRobin
+from tailrace.rollout.order import Order
+from tailrace.staleness import StalenessError
+from tailrace.staleness.bounded import BoundedGate, BufferTentative
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug: what it does to the code, which invariant it breaks, and in which cases it could show.
+
+    One case in some hundred shows a rare one; only those that could are run.
+    """
+
+    plant: Callable
+    found: tuple[str, ...]
+    could: Callable = field(default=lambda case: True)
+
+
+def mixes(case):
+    return case.pipeline.sync.name in ("when-useful", "interrupting")
+
+
+def has(case, *kinds):
+    return any(fault.kind in kinds for fault in case.faults)
+
+
+def strands_evaluations(case):
+    return mixes(case) and case.evaluation.size and case.messages.delay_s >= 0.3 and has(case, "kill", "hang")
+
+
+def _a_gate_that_admits_without_checking(patch):
+    """SF-4: what fails the check is started all the same, as if it were new; and nobody else looks."""
+    reserve = BoundedGate.start
+
+    def start(gate, group, version):
+        with contextlib.suppress(StalenessError):
+            return reserve(gate, group, version)
+        return reserve(gate, group, gate.manager.version)
+
+    def take(tentative, group, version):
+        with contextlib.suppress(StalenessError):
+            tentative._fork.take(group, version)
+
+    def allows(tentative, version):
+        return any(tentative._fork.allows(newer) for newer in range(version, version + 8))
+
+    patch.setattr(BoundedGate, "start", start)
+    patch.setattr(BoundedGate, "bound", property(lambda gate: None))
+    patch.setattr(BufferTentative, "take", take)
+    patch.setattr(BufferTentative, "allows", allows)
+
+
+def _planning_that_forgets_what_it_planned(patch):
+    """SF-5: several checks of one pass are not added up."""
+    patch.setattr(BufferTentative, "take", lambda tentative, group, version: None)
+
+
+def _serving_what_arrived_damaged(patch):
+    def pull_failed(replica, command, reason):
+        replica.pulled(command)
+
+    patch.setattr(Replica, "pull_failed", pull_failed)
+
+
+def _work_before_the_first_pull(patch):
+    on_up = Controller._on_up
+
+    def served_at_once(controller, event):
+        on_up(controller, event)
+        if event.role == "replica" and controller.learner.published >= 0:
+            controller.fleet.replicas[event.id].version = controller.learner.published
+
+    patch.setattr(Controller, "_on_up", served_at_once)
+
+
+def _a_trajectory_lost_with_its_replica(patch):
+    returned = Ledger.returned
+
+    def lost(ledger, trajectory, tokens):
+        if tokens is None and ledger.trajectories[trajectory].sample == 1:
+            ledger.trajectories[trajectory].phase = Phase.DONE  # somebody will have seen to it
+            ledger.trajectories[trajectory].replica = None
+            return ledger.trajectories[trajectory]
+        return returned(ledger, trajectory, tokens)
+
+    patch.setattr(Ledger, "returned", lost)
+
+
+def _commands_carried_out_as_often_as_they_arrive(patch):
+    def add(order, command):
+        order._ready.append(command)
+
+    patch.setattr(Order, "add", add)
+
+
+def _a_broken_verifier_as_a_zero(patch):
+    on_scored = Controller._on_scored
+
+    def zero(controller, event):
+        scored = c.Scored(event.trajectory, 0.0)
+        on_scored(controller, [scored] if "events" in on_scored.__annotations__ else scored)
+
+    patch.setattr(Controller, "_on_scoring_failed", zero)
+
+
+def _version_numbers_used_again(patch):
+    """RR-3."""
+    fall_back = Learner.fall_back
+
+    def reuse(learner, durable):
+        fall_back(learner, durable)
+        learner.batches.pop(learner.version, None)
+        learner.version = durable
+        learner.batches[durable] = learner.step
+
+    patch.setattr(Learner, "fall_back", reuse)
+
+
+def _a_controller_that_remembers_beside_its_log(patch):
+    route, spec, calls = RoundRobin.route, Case.spec, [0]
+
+    def new_run(case):
+        calls[0] = 0  # so that the bug, too, is the same in every run of a case
+        return spec(case)
+
+    def spread(policy, cycle):
+        calls[0] += 1
+        return route(policy, replace(cycle, routings=cycle.routings + calls[0] // 7))
+
+    patch.setattr(RoundRobin, "route", spread)
+    patch.setattr(Case, "spec", new_run)
+
+
+def _an_interruption_that_counts_a_token_too_many(patch):
+    interrupt = Replica._interrupt
+
+    def more(event):
+        return replace(event, tokens_kept=event.tokens_kept + 1) if isinstance(event, c.Interrupted) else event
+
+    def counts(replica, command):
+        say = replica.simulation.say
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(replica.simulation, "say", lambda who, events: say(who, [more(event) for event in events]))
+            interrupt(replica, command)
+
+    patch.setattr(Replica, "_interrupt", counts)
+
+
+def _an_abort_that_takes_what_came_after_it(patch):
+    """The replica drops a stranded evaluation that was routed to it anew: the abort was overtaken."""
+
+    def aborted(replica, command):
+        replica.abort(command.trajectories)
+        replica.simulation.plane.drops(replica.id, command.trajectories)
+
+    patch.setattr(FuzzReplica, "aborted", aborted)
+
+
+def _a_failed_pull_that_nobody_hears_of(patch):
+    patch.setattr(Controller, "_on_pull_failed", lambda controller, event: None)
+
+
+def _a_version_that_is_gone_for_the_controller_alone(patch):
+    """Fuzzing found this one: what the store kept of that version comes back as if it were of another."""
+
+    def gone(controller, version):
+        ledger = controller.ledger
+        for name in [*ledger.waiting.level_of, *ledger.stranded_evaluations]:
+            if ledger.trajectories[name].version == version:
+                ledger.restarted(ledger.trajectories[name])
+
+    patch.setattr(Controller, "_version_gone", gone)
+
+
+MUTANTS = {
+    "a gate that admits without checking (SF-4)": Mutant(_a_gate_that_admits_without_checking, (BOUND,)),
+    "planning that forgets what it planned (SF-5)": Mutant(_planning_that_forgets_what_it_planned, (CRASHED,)),
+    "serving what arrived damaged": Mutant(_serving_what_arrived_damaged, (WEIGHTS,)),
+    "work before the first pull": Mutant(_work_before_the_first_pull, (WEIGHTS,)),
+    "a trajectory lost with its replica": Mutant(_a_trajectory_lost_with_its_replica, (BOOKS, PROGRESS)),
+    "commands carried out as they arrive": Mutant(_commands_carried_out_as_often_as_they_arrive, (TOKENS, WEIGHTS)),
+    "a broken verifier as a zero": Mutant(_a_broken_verifier_as_a_zero, (ONCE,)),
+    "version numbers used again (RR-3)": Mutant(_version_numbers_used_again, (WEIGHTS,)),
+    "a controller that remembers beside its log": Mutant(_a_controller_that_remembers_beside_its_log, (REBUILT,)),
+    "an interruption that counts a token too many": Mutant(_an_interruption_that_counts_a_token_too_many, (TOKENS,)),
+    "a version that is gone for the controller alone": Mutant(
+        _a_version_that_is_gone_for_the_controller_alone, (TOKENS,), lambda case: case.weights.keep and case.faults
+    ),
+    "an abort that takes what came after it": Mutant(
+        _an_abort_that_takes_what_came_after_it, (BOOKS, PROGRESS), strands_evaluations
+    ),
+    "a failed pull that nobody hears of": Mutant(_a_failed_pull_that_nobody_hears_of, (PROGRESS,)),
+}
