@@ -245,9 +245,10 @@ class Case(_Strict):
             given["surplus"] = self.pipeline.batching.options["surplus_groups"]
         try:
             factory, takes = _plugin(axis, choice.name)
-            costs = {name: getattr(self.costs, name) for name in ("k1", "k2", "k3", "k4") if name in takes}
-            options: dict[str, Any] = {**costs, **given, **choice.options}
-            return factory(**options)
+            costs: dict[str, Any] = {
+                name: getattr(self.costs, name) for name in ("k1", "k2", "k3", "k4") if name in takes
+            }
+            return factory(**{**costs, **given, **choice.options})
         except (TailraceError, TypeError, ValueError) as error:
             raise CaseError(f"pipeline.{axis}: {choice.name!r}: {error}") from error
 
