@@ -1,4 +1,4 @@
-"""The search behind `tailrace plan`: splits first, then mixes of policies, then both around the best.
+"""The search behind `tailrace plan`: splits first, then mixes of policies at the best of them, then splits around the best.
 
 Every candidate is simulated. Short simulations sort most of them out, and the best few are simulated for longer with several
 seeds: successive halving. What a short simulation gets wrong is not found again, so the rungs keep a wide margin.
@@ -96,6 +96,16 @@ class _Planner:
             settings = merge(settings, chosen)
         return _Candidate(split, mix, settings)
 
+    def over_splits(self, name: str, divided: Sequence[Split], mix: Mix | None) -> list[Option]:
+        """One mix over the splits: a few of each tensor parallelism first, then all of the best one; the best first."""
+        few = [split for split in divided if split in _few(divided, split.tensor_parallel)]
+        found = self.rung(name, [self.candidate(split, mix) for split in few], SHORT, 1)
+        if not found:
+            return found
+        same = [split for split in divided if split.tensor_parallel == found[0].split.tensor_parallel]
+        rest = [self.candidate(split, mix) for split in same if split not in few]
+        return sorted([*found, *self.rung(name, rest, SHORT, 1)], key=self._worth)
+
     def rung(self, name: str, candidates: Sequence[_Candidate], size: tuple[int, int], seeds: int) -> list[Option]:
         """Simulate candidates; those that keep the bound, the best first."""
         jobs, owners = [], []
@@ -180,8 +190,8 @@ def plan(
     divided = [split for split in splits(table, gpus) if not split.colocated]
     together = [split for split in splits(table, gpus) if split.colocated]
     reference = next(mix for mix in mixes(limit) if mix.sync == "on-idle" and mix.relocation == "best-fit")
-    first = planner.rung("splits", [planner.candidate(split, reference) for split in divided], SHORT, 1)
-    own = planner.rung("own policies", [planner.candidate(split, None) for split in divided], SHORT, 1)
+    first = planner.over_splits("splits", divided, reference)
+    own = planner.over_splits("own policies", divided, None)
     best = [option.split for option in first[:KEEP_SPLITS]]
     candidates = [
         planner.candidate(split, mix) for mix in mixes(limit) for split in (together if mix.guaranteed == 0 else best)
@@ -244,6 +254,13 @@ def _several(options: Iterable[Option], count: int) -> list[Option]:
     for option in options:
         kept.setdefault(option.mix, option)
     return list(kept.values())[:count]
+
+
+def _few(known: Sequence[Split], parallel: int) -> list[Split]:
+    """Splits of a tensor parallelism with about a quarter, half and three quarters of the devices for the trainer."""
+    same = sorted((split for split in known if split.tensor_parallel == parallel), key=lambda each: each.trainer)
+    last = len(same) - 1
+    return [same[round(share * last)] for share in (0.25, 0.5, 0.75)]
 
 
 def _near(split: Split, known: Sequence[Split]) -> list[Split]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from tailrace.fleetsim.config import FleetConfig
@@ -123,15 +124,12 @@ def mixes(bound: int) -> Iterator[Mix]:
         if bound >= 1:
             yield Mix(("one-step", None), "barrier", "least-loaded", "none", training, 1)
     for training in trainings:
-        for sync, relocations in (
-            ("on-idle", ("none", "best-fit")),
-            ("when-useful", ("none", "migration")),
-            ("interrupting", ("none", "migration")),
+        for relocation in ("none", "best-fit"):  # a replica takes a whole batch when it is idle: no routing to choose
+            yield Mix(("bounded", bound), "on-idle", "least-loaded", relocation, training, bound, 2.0)
+            for batches in (1.0, 2.0):
+                yield Mix(("inherent", bound), "on-idle", "least-loaded", relocation, training, bound, batches)
+        for sync, relocation, routing in product(
+            ("when-useful", "interrupting"), ("none", "migration"), ("least-loaded", "marginal-throughput")
         ):
-            for relocation in relocations:
-                for routing in ("least-loaded", "marginal-throughput"):
-                    if sync == "on-idle" and routing != "least-loaded":
-                        continue  # a replica takes a whole batch when it is idle
-                    yield Mix(("bounded", bound), sync, routing, relocation, training, bound, 2.0)
-                    for batches in (1.0, 2.0):
-                        yield Mix(("inherent", bound), sync, routing, relocation, training, bound, batches)
+            yield Mix(("bounded", bound), sync, routing, relocation, training, bound, 2.0)
+            yield Mix(("inherent", bound), sync, routing, relocation, training, bound, 2.0)
