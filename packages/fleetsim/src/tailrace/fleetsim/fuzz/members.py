@@ -49,6 +49,7 @@ class FuzzReplica(Replica):
         if complete:
             self.finished += len(complete)
             simulation.say(self, [c.Finished(self.id, *done, answers=command.seq) for done in complete.items()])
+            self.flush()  # a snapshot comes after what it counts as finished
             self.reported = False
             self.idle_now()
 
