@@ -40,6 +40,8 @@ BOUNDED = [
     Bounded(1, surplus=2),
     OnPolicy(),
     OneStep(),
+    InFlightCap(0, in_order=True),
+    InFlightCap(3, in_order=True),
     Inherent(bound=0),
     Inherent(bound=2),
 ]

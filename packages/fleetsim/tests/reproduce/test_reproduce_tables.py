@@ -9,7 +9,7 @@ import pytest
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import ReproductionError
 from tailrace.fleetsim.reproduce import PAPERS, laminar, staleflow
-from tailrace.fleetsim.reproduce.calibration import calibration
+from tailrace.fleetsim.reproduce.calibration import calibration, trial
 from tailrace.fleetsim.reproduce.laminar.points import BASELINES, SCALES, SYSTEMS, TRAINERS, point
 from tailrace.fleetsim.reproduce.paper import reproduce
 from tailrace.fleetsim.reproduce.points import Point, systems, table
@@ -61,6 +61,11 @@ def test_parameters_are_what_the_tables_hold(paper: str) -> None:
     values = {one.name: one.value for one in calibration(paper).parameters}
     assert fleet["workload"]["response"]["median"] == values[f"{where[1]}.response.median"]
     assert fleet["workload"]["response"]["sigma"] == values[f"{where[1]}.response.sigma"]
+    if paper == "laminar":
+        assert fleet["workload"]["correlation"] == values["correlation"]
+        assert fleet["trainer"]["mfu"] == values["mfu"]
+        assert fleet["rollout"]["step_s"] == values["step_s"]
+        assert fleet["rollout"]["prefill_mfu"] == values["prefill_mfu"]
 
 
 def test_splits_use_all_devices_and_hold_whole_replicas() -> None:
@@ -82,7 +87,16 @@ def test_baselines_differ_from_laminar_in_their_policies() -> None:
 def test_splits_of_staleflow_leave_devices_for_both() -> None:
     for model in MODELS.values():
         assert all(0 < trainer < model.gpus for trainer in model.trainers)
-    assert detailed(quick=False) == Point("staleflow")
+    assert detailed(quick=False).config() == Point("staleflow").config()
+
+
+def test_a_trial_changes_parameters_only_within_it() -> None:
+    before = point("laminar", "7B", 16)
+    with trial("laminar", {"7B.response.median": 1234.0}):
+        assert point("laminar", "7B", 16).config().fleet["workload"]["response"]["median"] == 1234.0
+    assert point("laminar", "7B", 16) == before
+    with pytest.raises(ReproductionError, match="found no parameter 'x' of laminar"), trial("laminar", {"x": 1.0}):
+        pass
 
 
 def test_tolerances() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailrace.faulttol import Fault
-from tailrace.fleetsim.config import FleetConfig, fleet_config
+from tailrace.fleetsim.config import FleetConfig, RolloutFleet, fleet_config
 from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, TrainingCost, WeightCost
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import DAY_S, Failures
@@ -173,13 +173,19 @@ def _split(table: FleetConfig) -> _Split:
         )
     return _Split(
         model=model(table.model),
-        rollout=_device(rollout.device),
+        rollout=_tuned(_device(rollout.device), rollout),
         trainer=_device(rollout.device if colocated else trainer.device),
         rollout_gpus=rollout.gpus,
         trainer_gpus=rollout.gpus if colocated or trainer.gpus is None else trainer.gpus,
         replicas=replicas,
         colocated=colocated,
     )
+
+
+def _tuned(kind: Device, table: RolloutFleet) -> Device:
+    """The device with what a configuration says of its engine."""
+    share = kind.prefill_flops / kind.peak_flops if table.prefill_mfu is None else table.prefill_mfu
+    return replace(kind, cpu_s=kind.cpu_s + table.step_s, prefill_flops=share * kind.peak_flops)
 
 
 def _device(name: str) -> Device:

@@ -50,6 +50,8 @@ class RolloutFleet(_Strict):
     Args:
         tensor_parallel: devices of one replica.
         max_running: trajectories in one decode batch (max_num_seqs).
+        step_s: seconds of every decode step that the device's own constants do not have: the engine around it.
+        prefill_mfu: share of peak arithmetic in prefill; the device's own figure if None.
         prefix_cached: share of a context whose prefill is saved when a multi-turn trajectory comes back.
         start_s: seconds for a replica to start.
         restart_s: seconds to replace one that died: a machine, the engine, its relay (Laminar, section 8.5: 252 s).
@@ -59,6 +61,8 @@ class RolloutFleet(_Strict):
     gpus: Positive | None = None
     tensor_parallel: Positive = 1
     max_running: Positive = 1024
+    step_s: Seconds = 0.0
+    prefill_mfu: Annotated[float, Field(gt=0, le=1)] | None = None
     prefix_cached: Share = 0.0
     start_s: Seconds = 0.0
     restart_s: Seconds = 252.0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -53,13 +56,39 @@ def calibration(paper: str) -> Calibration:
     return Calibration(parameters, tuple(content["fitted_on"]))
 
 
+_trial: dict[tuple[str, str], float] = {}
+
+
+@contextmanager
+def trial(paper: str, changes: Mapping[str, float]) -> Iterator[None]:
+    """Within this, parameters have other values: for a search.
+
+    Raises:
+        ReproductionError: there is none of such a name.
+    """
+    for name in changes:
+        value(paper, name)
+    _trial.update({(paper, name): number for name, number in changes.items()})
+    try:
+        yield
+    finally:
+        _trial.clear()
+
+
 def value(paper: str, name: str) -> float:
     """A parameter's value.
 
     Raises:
         ReproductionError: there is none of this name.
     """
-    for one in calibration(paper).parameters:
-        if one.name == name:
-            return one.value
-    raise ReproductionError(f"found no parameter {name!r} of {paper} in calibration.toml, expected one")
+    if (paper, name) in _trial:
+        return _trial[paper, name]
+    known = _values(paper)
+    if name not in known:
+        raise ReproductionError(f"found no parameter {name!r} of {paper} in calibration.toml, expected one")
+    return known[name]
+
+
+@cache
+def _values(paper: str) -> dict[str, float]:
+    return {one.name: one.value for one in calibration(paper).parameters}

@@ -6,7 +6,6 @@ import statistics
 
 from tailrace.fleetsim.reproduce.laminar.points import SCALES, TRAINERS, every, point
 from tailrace.fleetsim.reproduce.measures import Found, Measure
-from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.result import Result
 
 
@@ -20,8 +19,10 @@ def measures(*, quick: bool) -> dict[str, Measure]:
     return {
         "LAM-IDLE-sync": Measure(largest["synchronous"], lambda lab: [_most_idle(lab, "synchronous", quick)]),
         "LAM-IDLE-onestep": Measure(largest["one-step"], lambda lab: [_most_idle(lab, "one-step", quick)]),
-        "LAM-GENSHARE": Measure(synchronous, lambda lab: [_generation(_longest_generation(lab, synchronous))]),
-        "LAM-EXPPREP": Measure(synchronous, lambda lab: [_longest_generation(lab, synchronous).preparation_share]),
+        "LAM-GENSHARE": Measure(synchronous, lambda lab: [max(_generation(lab[each].result) for each in synchronous)]),
+        "LAM-EXPPREP": Measure(
+            synchronous, lambda lab: [statistics.fmean(lab[each].result.preparation_share for each in synchronous)]
+        ),
         "LAM-REPREFILL": Measure(
             partial, lambda lab: [statistics.fmean(lab[each].result.prefill_share for each in partial)]
         ),
@@ -44,10 +45,6 @@ def _most_idle(found: Found, system: str, quick: bool) -> float:
         generates = 1.0 if system == "synchronous" else 1.0 - trains
         most = max(most, idle(found[point(system, model, scales[-1], quick=quick)].result, trains, generates))
     return most
-
-
-def _longest_generation(found: Found, points: list[Point]) -> Result:
-    return max((found[each].result for each in points), key=_generation)
 
 
 def _generation(result: Result) -> float:

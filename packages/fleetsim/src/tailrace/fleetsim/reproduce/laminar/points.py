@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
+from typing import Any
 
 from tailrace.fleetsim.hardware import model as shape
 from tailrace.fleetsim.reproduce.calibration import value
 from tailrace.fleetsim.reproduce.points import Point, Setting
+from tailrace.fleetsim.workload.config import WorkloadConfig
 
 BASELINES = ("synchronous", "one-step", "stream", "partial-rollout")
 SYSTEMS = ("laminar", *BASELINES)
@@ -42,12 +43,17 @@ TRAINERS = {
 PARALLEL = {"7B": 2, "32B": 4, "72B": 8}
 """Tensor parallelism of a replica (Appendix A.3); 7B has 1 for AReaL and Laminar."""
 
+MEGATRON = {"7B": (2, 1), "32B": (4, 2), "72B": (4, 4)}
+"""AReaL's tensor and pipeline parallelism in training (Appendix A.3)."""
+MICRO_BATCH_TOKENS = 32_768  # AReaL's own default
+MINI_BATCHES = 16
+LIMIT = 16_384
+
 WHOLE, SHORT = {"steps": 15, "warm_up": 10}, {"steps": 6, "warm_up": 3}
 BARRIER_WHOLE, BARRIER_SHORT = {"steps": 7, "warm_up": 2}, {"steps": 3, "warm_up": 1}
 """Batches. Where nothing outlives a batch but the one ahead, there is little to warm up."""
 
 
-@cache
 def point(
     system: str, model: str, gpus: int, *, tool: bool = False, quick: bool = False, trainer: int | None = None
 ) -> Point:
@@ -70,10 +76,16 @@ def point(
         ("fleet.rollout.tensor_parallel", parallel),
         ("pipeline.prompts_per_replica", groups),
         ("fleet.trainer.optimizer_s", _exposed_s(model)),
+        ("fleet.trainer.mfu", value("laminar", "mfu")),
+        ("fleet.rollout.step_s", value("laminar", "step_s")),
+        ("fleet.rollout.prefill_mfu", value("laminar", "prefill_mfu")),
+        ("fleet.workload.correlation", value("laminar", "correlation")),
         *_lengths("tool" if tool else model),
     ]
     if system == "partial-rollout":
+        assert trainer is not None
         settings.append(("pipeline.buffer_prompts", replicas * groups + GROUPS))
+        settings.append(("fleet.trainer.mfu", _pipelined_mfu(model, trainer)))
     if tool:
         settings += _environment()
     settings += _batches(system, quick)
@@ -105,6 +117,23 @@ def _groups(system: str, replicas: int) -> int:
 def _exposed_s(model: str) -> float:
     """Of a mini-batch: gathering and reducing sharded weights, where it is not hidden behind arithmetic."""
     return round(value("laminar", "exposed_s_per_gb") * shape(f"Qwen2.5-{model}").weight_bytes / 1e9, 1)
+
+
+def _pipelined_mfu(model: str, trainer: int) -> float:
+    """AReaL trains with Megatron's pipeline parallelism (Appendix A.3), part of whose stages wait for the first micro-batches
+    to arrive and the last ones to leave: (stages - 1) / (micro-batches + stages - 1) of the time."""
+    parallel, stages = MEGATRON[model]
+    tokens = GROUPS * SAMPLES / MINI_BATCHES * mean_tokens(model)
+    micro_batches = max(1.0, tokens / (trainer / parallel / stages) / MICRO_BATCH_TOKENS)
+    return round(value("laminar", "mfu") * micro_batches / (micro_batches + stages - 1), 3)
+
+
+def mean_tokens(model: str) -> float:
+    """Of a trajectory of a model's mathematics, prompt included."""
+    settings = [(name.removeprefix("fleet.workload."), number) for name, number in _lengths(model)]
+    response: dict[str, Any] = {name.removeprefix("response."): number for name, number in settings}
+    found = WorkloadConfig.model_validate({"response": response}).build(0, LIMIT).describe()
+    return found.prompt.mean + found.response.mean
 
 
 def _lengths(workload: str) -> list[Setting]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 from tailrace.fleetsim.reproduce.calibration import value
 from tailrace.fleetsim.reproduce.points import Point, Setting
@@ -38,7 +37,6 @@ MODELS = {
 }
 
 
-@cache
 def point(
     system: str,
     model: str,
@@ -92,8 +90,11 @@ def point(
 
 
 def detailed(*, quick: bool, system: str = "staleflow") -> Point:
-    """The setting of section 6.5: the table itself."""
-    return Point(system, (("pipeline.steps", 7), ("fleet.warm_up", 3)) if quick else ())
+    """The setting of section 6.5, which is that of the table."""
+    settings = [*_lengths("base-30b-a3b"), ("fleet.trainer.mfu", value("staleflow", "mfu.moe"))]
+    if quick:
+        settings += [("pipeline.steps", 7), ("fleet.warm_up", 3)]
+    return Point(system, tuple(settings))
 
 
 def _lengths(model: str) -> list[Setting]:
