@@ -137,6 +137,7 @@ def show(summary: Summary, console: Console) -> None:
         policies: Mapping[str, int] = summary.covered.get("policies", Counter())
         found = {name.partition(" ")[2]: count for name, count in policies.items() if name.startswith(f"{axis} ")}
         table.add_row(axis, _counted(found))
+    table.add_row("by event", _counted(summary.covered.get("events", Counter())))
     table.add_row("faults", _counted(summary.covered.get("faults", Counter())))
     table.add_row("happened", _counted(summary.covered.get("happened", Counter())))
     console.print(table)

@@ -202,11 +202,13 @@ class Case(_Strict):
     @property
     def bound(self) -> int | None:
         """The staleness that admission promises, from its name and options alone."""
-        admission = self.pipeline.admission
-        if admission.name in ("on-policy", "one-step"):
-            return int(admission.name == "one-step")
-        bound: int | None = admission.options.get("bound", 1 if admission.name == "bounded" else None)
-        return None if admission.name == "in-flight-cap" else bound
+        name, options = self.pipeline.admission.name, self.pipeline.admission.options
+        if name in ("on-policy", "one-step"):
+            return int(name == "one-step")
+        if name == "in-flight-cap" and not options.get("in_order"):
+            return None
+        bound: int | None = options.get("bound", None if name == "inherent" else 1)
+        return bound
 
     @property
     def patience_s(self) -> float:

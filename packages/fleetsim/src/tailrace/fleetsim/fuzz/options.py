@@ -56,7 +56,7 @@ def _isolate(random: Random) -> dict[str, Any]:
 OPTIONS: Mapping[str, Mapping[str, Options]] = {
     "admission": {
         "bounded": lambda random: {"bound": random.randint(0, 3)},
-        "in-flight-cap": lambda random: {"bound": random.randint(0, 2)},
+        "in-flight-cap": lambda random: {"bound": random.randint(0, 2), "in_order": random.random() < 0.4},
         "inherent": _inherent,
         "on-policy": _none,
         "one-step": _none,
