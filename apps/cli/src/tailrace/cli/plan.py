@@ -85,7 +85,7 @@ def written(target: str, out: Path, best: Option) -> str:
         head = [f"app = {json.dumps(app)}", f"base = {json.dumps(os.path.relpath(target, out.parent))}"]
     else:
         head = [f"app = {json.dumps(target)}", 'base = "quickstart"']
-    return "\n".join([f"# Found by tailrace plan: {best.split}; {best.mix or 'own policies'}.", *head, *lines, ""])
+    return "\n".join([f"# Found by tailrace plan: {best.split}; {best.policies}.", *head, *lines, ""])
 
 
 def _lines(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
@@ -114,10 +114,10 @@ def _table(search: Search) -> Table:
         ]
         if priced:
             row.append("" if option.cost_per_mtoken is None else f"{option.cost_per_mtoken:.3f}")
-        table.add_row(*row, str(option.mix) if option.mix is not None else "the configuration's own")
+        table.add_row(*row, option.policies)
     return table
 
 
 def _plain(search: Search) -> dict[str, Any]:
-    options = [{**asdict(option), "split": str(option.split), "mix": str(option.mix)} for option in search.options]
+    options = [{**asdict(option), "split": str(option.split)} for option in search.options]
     return {"options": options, "simulations": search.simulations, "refused": search.refused}

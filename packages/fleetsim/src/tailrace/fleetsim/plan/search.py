@@ -22,6 +22,14 @@ from tailrace.pipeline.config.models import RunConfig
 
 Objective = Literal["throughput", "cost"]
 KEEP_SPLITS, KEEP_MIXES, KEEP_LAST = 3, 8, 3
+CHANGES = {
+    "sync": ("on-idle", "when-useful", "interrupting"),
+    "routing": ("least-loaded", "marginal-throughput"),
+    "relocation": ("none", "best-fit", "migration"),
+    "training": ("mini-batch", "streamed"),
+}
+ROUNDS = 2  # of changing one axis of the best found so far
+OWN = "the configuration's own"
 SHORT, LONGER = (5, 2), (9, 4)  # batches, and those of the warm-up
 
 
@@ -30,7 +38,7 @@ class Option:
     """A candidate and what simulations of it found, the median over seeds.
 
     Args:
-        mix: None for the configuration's own policies.
+        policies: what it has on the axes that differ, for a person.
         settings: the layer that makes the configuration this candidate.
         staleness_max: the most that any seed saw.
         cost_per_mtoken: price of a million trained tokens, in the unit of the devices' price; None if they have none.
@@ -38,7 +46,7 @@ class Option:
     """
 
     split: Split
-    mix: Mix | None
+    policies: str
     settings: dict[str, Any]
     tokens_per_s: float
     staleness_mean: float
@@ -69,8 +77,12 @@ class Search:
 @dataclass(frozen=True, slots=True)
 class _Candidate:
     split: Split
-    mix: Mix | None
+    policies: str
     settings: Mapping[str, Any]
+
+    @property
+    def own(self) -> bool:
+        return self.policies == OWN
 
 
 class _Planner:
@@ -89,12 +101,33 @@ class _Planner:
         self.parts = max(2, config.pipeline.training.options.get("parts", 16))
 
     def candidate(self, split: Split, mix: Mix | None) -> _Candidate:
-        settings = split.settings()
-        if mix is not None:
-            replicas = split.rollout // split.tensor_parallel
-            chosen = mix.settings(self.config.pipeline.prompts_per_step, replicas, self.parts)
-            settings = merge(settings, chosen)
-        return _Candidate(split, mix, settings)
+        """A mix, or the configuration's own policies, at a split."""
+        replicas = split.rollout // split.tensor_parallel
+        groups = self.config.pipeline.prompts_per_step
+        if mix is None:
+            even = {"pipeline": {"prompts_per_replica": max(1, round(groups / replicas))}}
+            return _Candidate(split, OWN, merge(split.settings(), even))
+        return _Candidate(split, str(mix), merge(split.settings(), mix.settings(groups, replicas, self.parts)))
+
+    def changed(self, best: Option) -> list[_Candidate]:
+        """What has been found with another policy on one axis, or another batch of a replica."""
+        pipeline = best.settings.get("pipeline", {})
+        has = {axis: pipeline.get(axis, {"name": getattr(self.config.pipeline, axis).name})["name"] for axis in CHANGES}
+        changes: list[tuple[str, dict[str, Any]]] = [
+            (f"{axis} {name}", {axis: {"name": name, **({"parts": self.parts} if axis == "training" else {})}})
+            for axis, names in CHANGES.items()
+            for name in names
+            if name != has[axis]
+        ]
+        prompts = pipeline["prompts_per_replica"]
+        changes += [
+            (f"{share:g} x work for a replica", {"prompts_per_replica": max(1, round(share * prompts))})
+            for share in (0.5, 2)
+        ]
+        return [
+            _Candidate(best.split, f"{best.policies}, but {what}", merge(best.settings, {"pipeline": change}))
+            for what, change in changes
+        ]
 
     def over_splits(self, name: str, divided: Sequence[Split], mix: Mix | None) -> list[Option]:
         """One mix over the splits: a few of each tensor parallelism first, then all of the best one; the best first."""
@@ -104,7 +137,7 @@ class _Planner:
             return found
         same = [split for split in divided if split.tensor_parallel == found[0].split.tensor_parallel]
         rest = [self.candidate(split, mix) for split in same if split not in few]
-        return sorted([*found, *self.rung(name, rest, SHORT, 1)], key=self._worth)
+        return sorted([*found, *self.rung(name, rest, SHORT, 1)], key=self.worth)
 
     def rung(self, name: str, candidates: Sequence[_Candidate], size: tuple[int, int], seeds: int) -> list[Option]:
         """Simulate candidates; those that keep the bound, the best first."""
@@ -135,22 +168,18 @@ class _Planner:
                 self.refused[_name(candidate)] = reason
             else:
                 options.append(option)
-        return sorted(options, key=self._worth)
+        return sorted(options, key=self.worth)
 
     def _configured(self, candidate: _Candidate, size: tuple[int, int]) -> RunConfig | None:
         steps, warm_up = size
         shorter = {"pipeline": {"steps": steps}, "fleet": {"warm_up": warm_up}}
-        if candidate.mix is None:
-            replicas = candidate.split.rollout // candidate.split.tensor_parallel
-            even = max(1, round(self.config.pipeline.prompts_per_step / replicas))
-            shorter["pipeline"]["prompts_per_replica"] = even
         try:
             return _layered(self.config, merge(dict(candidate.settings), shorter))
         except TailraceError as error:
             self.refused[_name(candidate)] = str(error)
             return None
 
-    def _worth(self, option: Option) -> float:
+    def worth(self, option: Option) -> float:
         if self.objective == "cost" and option.cost_per_mtoken is not None:
             return option.cost_per_mtoken
         return -option.tokens_per_s
@@ -193,20 +222,25 @@ def plan(
     first = planner.over_splits("splits", divided, reference)
     own = planner.over_splits("own policies", divided, None)
     best = [option.split for option in first[:KEEP_SPLITS]]
+    known = {str(mix): mix for mix in mixes(limit)}
     candidates = [
-        planner.candidate(split, mix) for mix in mixes(limit) for split in (together if mix.guaranteed == 0 else best)
+        planner.candidate(split, mix) for mix in known.values() for split in (together if mix.guaranteed == 0 else best)
     ]
     mixed = planner.rung("mixes", candidates, SHORT, 1)
     kept = _several(mixed, KEEP_MIXES)
     around = [
-        planner.candidate(near, option.mix)
+        planner.candidate(near, known[option.policies])
         for option in kept
         for near in _near(option.split, together if option.split.colocated else divided)
     ]
     refined = planner.rung("splits around the best", around, LONGER, 1)
-    last = [planner.candidate(option.split, option.mix) for option in _several(refined, KEEP_LAST)]
-    last += [planner.candidate(option.split, None) for option in own[:1]]
-    final = planner.rung("the best", last, LONGER, 3)
+    own = planner.rung("own policies again", [planner.candidate(option.split, None) for option in own[:3]], LONGER, 1)
+    found = sorted([*refined, *own], key=planner.worth)
+    for _ in range(ROUNDS):
+        changed = [each for start in _several(found, 2) for each in planner.changed(start)]
+        found = sorted([*found, *planner.rung("one axis changed", changed, LONGER, 1)], key=planner.worth)
+    last = [_Candidate(each.split, each.policies, each.settings) for each in [*_several(found, KEEP_LAST), *own[:1]]]
+    final = planner.rung("the best", list({(each.split, each.policies): each for each in last}.values()), LONGER, 3)
     if not final:
         raise FleetError(
             f"nothing works on {gpus} GPUs with a staleness of at most {limit}: {_reasons(planner.refused)}"
@@ -236,7 +270,7 @@ def _option(candidate: _Candidate, results: Sequence[Result]) -> Option:
     costs = [result.cost_per_mtoken for result in results if result.cost_per_mtoken is not None]
     return Option(
         split=candidate.split,
-        mix=candidate.mix,
+        policies=candidate.policies,
         settings=dict(candidate.settings),
         tokens_per_s=typical.tokens_per_s,
         staleness_mean=statistics.median(result.staleness_mean for result in results),
@@ -244,15 +278,15 @@ def _option(candidate: _Candidate, results: Sequence[Result]) -> Option:
         utilisation=typical.utilisation,
         cost_per_mtoken=statistics.median(costs) if costs else None,
         seeds=len(results),
-        own=candidate.mix is None,
+        own=candidate.own,
     )
 
 
 def _several(options: Iterable[Option], count: int) -> list[Option]:
     """The best of each mix, so that one mix at many splits does not push the others out."""
-    kept: dict[Mix | None, Option] = {}
+    kept: dict[str, Option] = {}
     for option in options:
-        kept.setdefault(option.mix, option)
+        kept.setdefault(option.policies, option)
     return list(kept.values())[:count]
 
 
@@ -278,7 +312,7 @@ def _priced(*devices: str) -> bool:
 
 
 def _name(candidate: _Candidate) -> str:
-    return f"{candidate.split}; {candidate.mix or 'own policies'}"
+    return f"{candidate.split}; {candidate.policies}"
 
 
 def _reasons(refused: Mapping[str, str]) -> str:
