@@ -263,9 +263,7 @@ def reproduce_command(
     from tailrace.cli.reproduce import Options, show_reproduction
 
     show_reproduction(
-        Options(
-            paper=paper, only=tuple(only or ()), json_file=json_file, picture=picture, jobs=jobs, quick=quick
-        )
+        Options(paper=paper, only=tuple(only or ()), json_file=json_file, picture=picture, jobs=jobs, quick=quick)
     )
 
 
