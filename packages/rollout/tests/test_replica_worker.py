@@ -213,6 +213,19 @@ def test_any_interleaving_of_commands_loses_nothing(seed, count, batch, ahead):
             assert kept.versions == sorted(kept.versions)
 
 
+def test_an_abort_that_comes_late_leaves_what_was_routed_after_it():
+    source = MemorySource(prompts(3))
+    with Harness(source, engine=Slow(unseen=2)) as h:
+        h.pull(1)
+        h.worker.submit(route(5, "0", "1"))
+        h.worker.submit(Abort(4, ("0", "2")))  # on its way since before the route
+        h.worker.submit(Abort(6, ("1",)))
+        h.until("the one that stays", lambda: [event.trajectory for event in h.of(Finished)] == ["0"])
+        h.worker.submit(route(7, "2"))
+        h.until("what was aborted before it came", lambda: len(h.of(Finished)) == 2)
+    assert {event.trajectory for event in h.of(Finished)} == {"0", "2"}
+
+
 def test_interrupt_answers_each_once_and_resuming_elsewhere_continues():
     source = MemorySource(prompts(3))
     with Harness(source, engine=Slow(unseen=2)) as h:

@@ -248,7 +248,7 @@ class ReplicaWorker:
             case Interrupt():
                 self._interrupt(command.trajectories, command.seq)
             case Abort():
-                self._drop(command.trajectories, count=False)
+                self._drop(self._not_newer_than(command), count=False)
             case Pull():
                 self._pull(command)
         if not isinstance(command, Abort):  # those go to every replica, outside the chain
@@ -314,6 +314,13 @@ class ReplicaWorker:
             del self._in_flight[id_]
         if count:
             self._dropped += len(ids)
+
+    def _not_newer_than(self, abort: Abort) -> list[str]:
+        """Its trajectories but for those that a later command brought anew: an abort is not in the chain, it may come late."""
+        newer = {id_ for id_, state in self._in_flight.items() if state.route > abort.seq}
+        ended = (event for event in self._events if isinstance(event, Finished))
+        newer.update(event.trajectory for event in ended if (event.answers or 0) > abort.seq)
+        return [id_ for id_ in abort.trajectories if id_ not in newer]
 
     def _pull(self, pull: Pull) -> None:
         self._interrupt(list(self._in_flight), None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
@@ -68,6 +69,8 @@ class Executor:
             self._waits, self.now, self._deadlines, trained=self._handle, broke=self._trainer_down
         )
         self._parked: dict[str, c.Pull] = {}  # pulls that wait for a relay to come up
+        self._discarding: Counter[str] = Counter()
+        self._held_back: list[c.Route] = []  # what they begin anew is being discarded
         self._to_score: list[str] = []
         self._scoring: dict[str, None] = {}
         self._controller: Controller | None = None
@@ -119,6 +122,7 @@ class Executor:
             RunFailedError: the controller gave up.
         """
         self._controller, self._log, self._faults = controller, log, FaultSchedule(list(faults))
+        self._held_back.clear()
         self._inbox.put(first if first is not None else c.Tick())
         self._loop(lambda: controller.finished or controller.failure is not None)
         if controller.failure is not None:
@@ -250,7 +254,9 @@ class Executor:
 
     def _carry_out(self, command: c.Command) -> None:
         match command:
-            case c.Route(replica=replica) | c.Interrupt(replica=replica):
+            case c.Route():
+                self._route(command)
+            case c.Interrupt(replica=replica):
                 self._tell(replica, "submit", command)
             case c.Pull(replica=replica):
                 relay = self._relay_of(replica)
@@ -262,7 +268,7 @@ class Executor:
                 for role, member in list(self._members):
                     if role == REPLICA:
                         self._tell(member, "submit", command)
-                self._ask("data", "discard", list(trajectories), "aborted")
+                self._discard(trajectories)
             case c.Score(trajectories=trajectories):
                 self._to_score += trajectories
             case c.Publish() | c.Checkpoint() | c.Accumulate() | c.Step():
@@ -275,6 +281,24 @@ class Executor:
                 self._members.pop((role, member)).close(self._deadlines.close_s)
             case _:
                 pass
+
+    def _route(self, command: c.Route) -> None:
+        """What is being discarded may be begun anew once that is done, or the store would drop what it has just begun."""
+        if any(ref.trajectory in self._discarding for ref in command.trajectories):
+            self._held_back.append(command)
+        else:
+            self._tell(command.replica, "submit", command)
+
+    def _discard(self, trajectories: Sequence[str]) -> None:
+        self._discarding.update(trajectories)
+        self._ask("data", "discard", list(trajectories), "aborted", then=lambda _: self._discarded(trajectories))
+
+    def _discarded(self, trajectories: Sequence[str]) -> None:
+        self._discarding.subtract(trajectories)
+        self._discarding = +self._discarding
+        routes, self._held_back = self._held_back, []
+        for route in routes:
+            self._route(route)
 
     def _tell(self, replica: str, method: str, *arguments: Any) -> None:
         member = self._members.get((REPLICA, replica))
@@ -289,14 +313,21 @@ class Executor:
             lambda error: self._down(REPLICA, replica, str(error), member),
         )
 
-    def _ask(self, role: str, method: str, *arguments: Any, timeout_s: float | None = None) -> None:
+    def _ask(
+        self,
+        role: str,
+        method: str,
+        *arguments: Any,
+        timeout_s: float | None = None,
+        then: Callable[[Any], None] = lambda _: None,
+    ) -> None:
         member = self._members[role, "0"]
         self._waits.add(
             f"{role}: {method}",
             self.now(),
             timeout_s or self._deadlines.score_s,
             member.call(method, *arguments),
-            lambda _: None,
+            then,
             lambda error: self._down(role, "0", str(error), member),
         )
 
@@ -449,6 +480,7 @@ class Executor:
         self._heartbeats.forget(f"{role} {member}")
         found.kill()
         self._parked.pop(member, None)
+        self._held_back = [route for route in self._held_back if role != REPLICA or route.replica != member]
         if role == RELAY:
             self._relays.pop(member, None)
             self._learner.publish_to(self._relays.get("0"))
