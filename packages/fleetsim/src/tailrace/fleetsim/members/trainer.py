@@ -80,7 +80,9 @@ class Trainer:
         if self._queue:
             self._current = self._queue.popleft()
             self._left_s = self._duration(self._current)
-            self._began_s = self._since_s = self.simulation.now
+            self._since_s = self.simulation.now
+            if not self.parts:
+                self._began_s = self._since_s  # of what is carried out, or of the first part of its batch
             self._schedule()
         self.simulation.cores.changed()
 
