@@ -5,6 +5,7 @@ from concurrent.futures import Future
 import pytest
 
 from tailrace.pipeline.errors import DeadlineError
+from tailrace.pipeline.executors.host import MemberDeadError
 from tailrace.pipeline.executors.waits import Waits, together
 
 
@@ -57,3 +58,20 @@ def test_together_waits_for_all_and_fails_with_the_first():
     with pytest.raises(OSError, match="gone"):
         whole.result(0)
     third.set_result(3)
+
+
+def test_a_call_that_was_cancelled_with_its_member_is_an_error_like_any_other(heard):
+    future = Future()
+    waits, woken = waits_for(heard, future)
+    assert future.cancel()
+    waits.settle(woken[0])
+    assert isinstance(heard[0], MemberDeadError)
+
+
+def test_together_fails_when_one_is_cancelled():
+    first, second = Future(), Future()
+    whole = together([first, second])
+    second.cancel()
+    with pytest.raises(MemberDeadError):
+        whole.result(0)
+    first.set_result(1)

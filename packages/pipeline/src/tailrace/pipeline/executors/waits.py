@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailrace.pipeline.errors import DeadlineError
+from tailrace.pipeline.executors.host import MemberDeadError
 
 Then = Callable[[Any], None]
 Otherwise = Callable[[BaseException], None]
@@ -52,7 +53,7 @@ class Waits:
         wait = self._waits.pop(number, None)
         if wait is None:
             return  # its deadline passed before
-        error = wait.future.exception()
+        error = _error(wait.future)
         if error is None:
             wait.then(wait.future.result())
         else:
@@ -74,6 +75,11 @@ class Waits:
         return sorted(rows, key=lambda row: -row[1])
 
 
+def _error(future: Future[Any]) -> BaseException | None:
+    """Why a future failed. One that was cancelled belonged to a member that was killed before it got to it."""
+    return MemberDeadError("its member was killed before it began") if future.cancelled() else future.exception()
+
+
 def together(futures: Sequence[Future[Any]]) -> Future[list[Any]]:
     """Done with all results when every future is, or with the first error."""
     whole: Future[list[Any]] = Future()
@@ -82,7 +88,7 @@ def together(futures: Sequence[Future[Any]]) -> Future[list[Any]]:
 
     def one_done(future: Future[Any]) -> None:
         nonlocal missing
-        error = future.exception()
+        error = _error(future)
         with lock:
             missing -= 1
             if whole.done():
