@@ -12,6 +12,8 @@ from tailrace.fleetsim.result import EventLog, Result, result_of
 from tailrace.fleetsim.simulator import Observer, Simulation
 from tailrace.pipeline.controller.controller import REPLICA, Controller
 
+OBSERVED = "r0"
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -26,6 +28,7 @@ class Measured:
         recovered_s: from a replica's death until its successor has weights to generate with, of the last one; 0 if none died.
         first_routed: trajectories in the first work of each replica, on average.
         open_groups: the most that were open at once.
+        states: of one replica at its snapshots: trajectories that ran, tokens in its KV cache.
         lags: staleness of each measured batch's trajectories.
         groups: prompts of the fleet's batch; a bound's room is so many times its batches.
         mean_tokens: of a trained trajectory, prompt included.
@@ -42,6 +45,7 @@ class Measured:
     recovered_s: float
     first_routed: float
     open_groups: int
+    states: list[tuple[int, float]]
     lags: list[dict[int, int]]
     groups: int
     mean_tokens: float
@@ -76,6 +80,7 @@ def measure(point: Point) -> Measured:
         recovered_s=max((back - died for died, back in watcher.recoveries.values()), default=0.0),
         first_routed=sum(count for _, count in watcher.first.values()) / max(1, len(watcher.first)),
         open_groups=watcher.open_groups,
+        states=watcher.states,
         lags=[row.lags for row in rows],
         groups=fleet.spec.batch_groups,
         mean_tokens=sum(row.tokens for row in rows) / trained if trained else 0.0,
@@ -96,6 +101,7 @@ class Watcher(Observer):
         self.recoveries: dict[str, tuple[float, float]] = {}
         self.first: dict[str, tuple[float, int]] = {}
         self.open_groups = 0
+        self.states: list[tuple[int, float]] = []
         self._moves = moves
         self._sent: list[tuple[float, str]] = []
         self._died: dict[str, float] = {}
@@ -105,6 +111,10 @@ class Watcher(Observer):
         assert self.simulation is not None
         if type(event) is c.Down and event.role == REPLICA:
             self._died[event.id] = now - self.simulation.fleet.delays.detect_s
+        elif type(event) is c.Snapshot:
+            if event.replica == OBSERVED and event.running:
+                capacity = self.simulation.fleet.kv_capacity_tokens
+                self.states.append((event.running, event.kv * capacity))
         elif type(event) is c.Pulled and event.replica in self._died:
             self.recoveries[event.replica] = (self._died.pop(event.replica), now)
         if not commands:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.cost import DecodeCost, fit_coefficients, profile_samples, throughput_error
+from tailrace.fleetsim.cost import DecodeCost, fit_coefficients, throughput_error
 from tailrace.fleetsim.hardware import device, model
 from tailrace.fleetsim.reproduce.measures import Found, Measure
 from tailrace.fleetsim.reproduce.points import Point
@@ -33,7 +33,7 @@ def measures(*, quick: bool) -> dict[str, Measure]:
         "SF-STALE-fill": Measure([here], lambda lab: [_filled(lab, here)]),
         "SF-INFLIGHT": Measure([here], lambda lab: [lab[here].open_groups <= (_bound(here) + 1) * lab[here].groups]),
         "SF-INIT": Measure([paper_cost], lambda lab: [lab[paper_cost].first_routed]),
-        "SF-COST-err": Measure((), lambda _: [_cost_error()]),
+        "SF-COST-err": Measure([here], lambda lab: [_cost_error(lab[here].states)]),
         "SF-COST-knee": Measure((), lambda _: [device("H20").ridge_batch]),
         "SF-RED-count": Measure((), lambda _: _launched(here)),
         "SF-PS-flat": Measure((), lambda _: [_flat(here)]),
@@ -57,9 +57,11 @@ def _bound(at: Point) -> int:
     return int(at.config().pipeline.admission.options["bound"])
 
 
-def _cost_error() -> float:
+def _cost_error(states: list[tuple[int, float]]) -> float:
+    """Of the fitted coefficients, over what one instance went through (Figure 24), against the finer cost of a step."""
     cost = DecodeCost.of(model("Qwen3-30B-A3B"), device("H20"), 1)
-    return throughput_error(fit_coefficients(cost, longest=LONGEST), profile_samples(cost, longest=LONGEST))
+    samples = [(tokens, running, cost.step_s(running, tokens)) for running, tokens in states]
+    return throughput_error(fit_coefficients(cost, longest=LONGEST), samples)
 
 
 def _launched(at: Point) -> list[float]:

@@ -30,10 +30,10 @@ class Model:
 
 
 MODELS = {
-    "r1-14b": Model("Qwen2.5-14B", 64, 2, (24, 24, 24)),
-    "r1-32b": Model("Qwen2.5-32B", 128, 4, (48, 48, 48)),
-    "base-32b": Model("Qwen2.5-32B", 128, 4, (64, 64, 64)),
-    "base-30b-a3b": Model("Qwen3-30B-A3B", 128, 1, (48, 48, 48)),
+    "r1-14b": Model("Qwen2.5-14B", 64, 2, (32, 32, 32)),
+    "r1-32b": Model("Qwen2.5-32B", 128, 4, (80, 64, 80)),
+    "base-32b": Model("Qwen2.5-32B", 128, 4, (80, 48, 80)),
+    "base-30b-a3b": Model("Qwen3-30B-A3B", 128, 1, (64, 32, 64)),
 }
 
 
@@ -63,7 +63,7 @@ def point(
         ("fleet.rollout.tensor_parallel", known.parallel),
         ("rollout.max_tokens", cap),
         ("pipeline.prompts_per_step", groups),
-        ("fleet.trainer.mfu", value("staleflow", "mfu.moe" if "a3b" in model else "mfu.dense")),
+        *_efficiency(model),
         *_lengths(model),
     ]
     if system == SYNCHRONOUS:
@@ -91,10 +91,19 @@ def point(
 
 def detailed(*, quick: bool, system: str = "staleflow") -> Point:
     """The setting of section 6.5, which is that of the table."""
-    settings = [*_lengths("base-30b-a3b"), ("fleet.trainer.mfu", value("staleflow", "mfu.moe"))]
+    settings = [*_lengths("base-30b-a3b"), *_efficiency("base-30b-a3b")]
     if quick:
         settings += [("pipeline.steps", 7), ("fleet.warm_up", 3)]
     return Point(system, tuple(settings))
+
+
+def _efficiency(model: str) -> list[Setting]:
+    kind = "moe" if "a3b" in model else "dense"
+    return [
+        ("fleet.trainer.mfu", value("staleflow", f"mfu.{kind}")),
+        ("fleet.rollout.prefill_mfu", value("staleflow", f"prefill_mfu.{kind}")),
+        ("fleet.delays.route_s", value("staleflow", "route_s")),
+    ]
 
 
 def _lengths(model: str) -> list[Setting]:
