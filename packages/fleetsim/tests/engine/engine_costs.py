@@ -48,9 +48,10 @@ def works(draw, names, capacity):
             tokens = [max(1, t // 2) for t in tokens]
             prompt = max(1, prompt // 2)
         name = next(names)
-        # Latencies differ a little, or two trajectories of the same lengths would come back at the end of a step.
+        # Odd latencies, or who comes back would do so at the end of a step or at the moment of a call.
         after = [
-            latency and latency + 1e-4 * (name + 0.317 * i) for i, latency in enumerate(draw(LATENCIES[len(tokens)]))
+            latency and latency + 1.0317e-4 * (name + 0.317 * i + 0.0137)
+            for i, latency in enumerate(draw(LATENCIES[len(tokens)]))
         ]
         done = draw(st.integers(0, sum(tokens) - 1)) if draw(st.booleans()) else 0
         made.append(Work(str(name), prompt, done, tuple(zip(tokens, [*after[1:], 0.0], strict=True)), after[0]))

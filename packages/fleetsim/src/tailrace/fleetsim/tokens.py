@@ -102,7 +102,11 @@ class Tokens:
             count += 1
             if latency > longest:
                 longest = latency
-        self.latency_max_s, self.latency_sum_s, self.latencies = longest, self.latency_sum_s + total, self.latencies + count
+        self.latency_max_s, self.latency_sum_s, self.latencies = (
+            longest,
+            self.latency_sum_s + total,
+            self.latencies + count,
+        )
 
     def load(self, names: Iterable[str]) -> tuple[int, float]:
         """Tokens of complete trajectories, prompts included, and the sum of their squares."""
