@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.pipeline.config.target import configuration
 from tailrace.cli.main import main
+from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError, RunFailedError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.status import RunStatus

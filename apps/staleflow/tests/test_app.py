@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.pipeline.config.target import configuration
 from tailrace.contracts import plugins
 from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.spec import AXES
 from tailrace.staleflow import APP

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.pipeline.config.target import configuration
 from tailrace.cli.display import display
 from tailrace.cli.errors import CommandError
 from tailrace.cli.main import DEBUG, complain, one_line
@@ -20,6 +19,7 @@ from tailrace.cli.outcome import show_outcome
 from tailrace.cli.preflight import check
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError, ControllerError, DeadlineError, RoleError, RunFailedError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.status import RunStatus
