@@ -21,22 +21,8 @@ fleet.workload.response = [{ median = 500, sigma = 0.9 }]
 def test_the_best_is_printed_and_written_as_a_configuration(tmp_path, capsys):
     (tmp_path / "mine.toml").write_text(CONFIG)
     best, found = tmp_path / "best.toml", tmp_path / "found.json"
-    status = main(
-        [
-            "plan",
-            str(tmp_path / "mine.toml"),
-            "--gpus",
-            "4",
-            "--bound",
-            "0",
-            "--jobs",
-            "1",
-            "--out",
-            str(best),
-            "--json",
-            str(found),
-        ]
-    )
+    options = ["--gpus", "4", "--bound", "0", "--jobs", "1", "--out", str(best), "--json", str(found)]
+    status = main(["plan", str(tmp_path / "mine.toml"), *options])
     out = capsys.readouterr().out
     assert status == 0
     assert "tokens/s" in out
