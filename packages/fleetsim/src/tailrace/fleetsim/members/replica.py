@@ -192,7 +192,7 @@ class Replica:
             self.id,
             engine.kv_share,
             engine.running,
-            engine.waiting,  # not what is in its environment: it neither runs nor waits for memory
+            engine.waiting + engine.in_environment,
             self.finished,
             self.version,
             self.last_seq,

@@ -49,8 +49,8 @@ MICRO_BATCH_TOKENS = 32_768  # AReaL's own default
 MINI_BATCHES = 16
 LIMIT = 16_384
 
-WHOLE, SHORT = {"steps": 15, "warm_up": 10}, {"steps": 6, "warm_up": 3}
-BARRIER_WHOLE, BARRIER_SHORT = {"steps": 7, "warm_up": 2}, {"steps": 3, "warm_up": 1}
+WHOLE, SHORT = {"steps": 15, "warm_up": 10}, {"steps": 8, "warm_up": 5}
+BARRIER_WHOLE, BARRIER_SHORT = {"steps": 7, "warm_up": 2}, {"steps": 5, "warm_up": 2}
 """Batches. Where nothing outlives a batch but the one ahead, there is little to warm up."""
 
 

@@ -79,13 +79,10 @@ def point(
         settings.append(("pipeline.prompts_per_replica", 64))
     else:
         settings.append(("pipeline.prompts_per_replica", -(-groups // replicas)))
-    if quick:
-        settings += [
-            ("pipeline.steps", 4 if system in (SYNCHRONOUS, ONE_STEP) else 7),
-            ("fleet.warm_up", 1 if system == SYNCHRONOUS else 3),
-        ]
-    elif system in (SYNCHRONOUS, ONE_STEP):
-        settings += [("pipeline.steps", 7), ("fleet.warm_up", 2)]
+    if system in (SYNCHRONOUS, ONE_STEP):
+        settings += [("pipeline.steps", 5 if quick else 7), ("fleet.warm_up", 2)]
+    elif quick:
+        settings += [("pipeline.steps", 9), ("fleet.warm_up", 5)]
     return Point(system, tuple(settings))
 
 
@@ -93,7 +90,7 @@ def detailed(*, quick: bool, system: str = "staleflow") -> Point:
     """The setting of section 6.5, which is that of the table."""
     settings = [*_lengths("base-30b-a3b"), *_efficiency("base-30b-a3b")]
     if quick:
-        settings += [("pipeline.steps", 7), ("fleet.warm_up", 3)]
+        settings += [("pipeline.steps", 9), ("fleet.warm_up", 5)]
     return Point(system, tuple(settings))
 
 
