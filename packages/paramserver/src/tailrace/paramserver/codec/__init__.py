@@ -1,0 +1,1 @@
+"""Less to send: exact per-chunk codecs, lossy casts at publication, and the choice between them by measured speed."""
