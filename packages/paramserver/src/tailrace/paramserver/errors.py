@@ -74,6 +74,10 @@ class VersionSuperseded(ParamServerError, RuntimeError):
     """A newer version took the place of this one before it was pushed."""
 
 
+class TransportUnavailable(ParamServerError, RuntimeError):
+    """A transport cannot be used here: unknown, not installed, or not made for this memory or platform."""
+
+
 class PublishTimeout(ParamServerError, TimeoutError):
     """A version did not become visible on the master relay in time."""
 
@@ -94,6 +98,7 @@ _WIRE: dict[str, type[ParamServerError]] = {
         VersionNotYet,
         SlotBusy,
         LeaseExpired,
+        TransportUnavailable,
     )
 }
 

@@ -1,0 +1,112 @@
+"""What a transport is: one side exports memory, the other reads ranges of it.
+
+    exporter                                      reader
+    export = transport.export(memory)
+    export.descriptor  ── over the connection ──► source = transport.open(descriptor, timeout_s=5)
+                                                  source.read_into(view, offset, timeout_s)     any number of times
+                                                  source.close()
+    export.close()
+
+Who may read what, and when its bytes are final, is agreed on the authenticated connection that carries the descriptor. A
+transport only moves bytes, and what it moved is checked against checksums that came on that connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+#: The entry-point group. What an entry point names is called with `host=` and returns a `Transport`.
+GROUP = "tailrace.transport"
+
+
+class Exportable(Protocol):
+    """Memory that others may read: a `Segment`, a staging buffer, or the like."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+        ...
+
+    @property
+    def fd(self) -> int:
+        """The same bytes as a file to the kernel, or negative."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """How messages call it; the name of its segment if it has one."""
+        ...
+
+
+class Export(Protocol):
+    """Memory that can be read from elsewhere until `close`."""
+
+    @property
+    def descriptor(self) -> dict[str, Any]:
+        """What the reader needs, as a JSON object. It holds a secret: send it only to who may read."""
+        ...
+
+    def close(self) -> None:
+        """Serve it no longer, and give back what serving it took. The memory itself stays. Twice is no error."""
+        ...
+
+
+class Source(Protocol):
+    """Another process's exported memory. One thread at a time uses it."""
+
+    def read_into(self, view: memoryview, offset: int, timeout_s: float) -> None:
+        """Fill a writable buffer with the bytes from `offset` on.
+
+        After an error the buffer holds anything, and the source can only be closed; after `ProtocolError` for a range
+        that sticks out, nothing was written and the source goes on.
+
+        Args:
+            view: a contiguous buffer; all of it is filled.
+            offset: of the first byte in the exported memory.
+            timeout_s: for the whole range.
+
+        Raises:
+            ProtocolError: the range sticks out of the exported memory, or the exporter broke the protocol.
+            RelayTimeout: it took longer, so the exporter is suspended, cut off or too slow.
+            RelayUnreachable: the exporter died, closed the export, or the connection to it broke.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give it back. Twice is no error."""
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """One way to read another process's memory.
+
+    A transport is made with `host`, the address under which this process can be reached from the reader.
+    """
+
+    name: str
+
+    def unavailable(self) -> str | None:
+        """Why it cannot be used here (a package to install, a platform), or None if it can."""
+        ...
+
+    def export(self, memory: Exportable) -> Export:
+        """Let others read this memory.
+
+        Raises:
+            TransportUnavailable: it cannot be used here, or cannot export this kind of memory.
+        """
+        ...
+
+    def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> Source:
+        """Reach exported memory. Every field is checked before it is used.
+
+        Raises:
+            ProtocolError: the descriptor is malformed, or of another transport.
+            AuthenticationFailed: the exporter does not know its secret.
+            RelayTimeout: the exporter did not answer in time.
+            RelayUnreachable: nobody exports this, or not any more.
+            TransportUnavailable: it cannot be used here.
+        """
+        ...
