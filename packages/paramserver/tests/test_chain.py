@@ -4,8 +4,9 @@ import signal
 import pytest
 
 from tailrace.paramserver import Publisher, RelayReader, RelayUnreachable, relay_status, set_chain
-from tailrace.paramserver.authentication import connect
+from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import Manifest, TensorSpec, checksum
+from tailrace.paramserver.wire.authentication import connect
 
 CHUNK = 4096
 
@@ -42,7 +43,7 @@ def test_chunks_go_on_before_the_version_is_complete(serve, token, until):
     set_chain([relay.address for relay in relays], token=token)
     data = os.urandom(4 * CHUNK)
     manifest = Manifest(1, 1, CHUNK, len(data), (TensorSpec("w", "uint8", (len(data),), 0, len(data)),))
-    channel, _ = connect(relays[0].address, token=token, timeout_s=10, stall_s=10)
+    channel, _ = connect(HOST, relays[0].address, token=token, timeout_s=10, stall_s=10)
     channel.request({"op": "offer", "manifest": manifest.to_wire()}, 10)
     for index in range(4):
         offset, nbytes = manifest.chunk(index)

@@ -19,9 +19,10 @@ from tailrace.paramserver import (
     RelayStartFailed,
     relay_status,
 )
-from tailrace.paramserver.authentication import connect
+from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.machine.segments import PREFIX, Segment, unlink
 from tailrace.paramserver.manifest import Manifest, TensorSpec
-from tailrace.paramserver.segments import PREFIX, Segment, unlink
+from tailrace.paramserver.wire.authentication import connect
 
 PARENT = """
 import os, sys, threading, time
@@ -114,7 +115,7 @@ def test_wrong_options_fail_at_the_start(spawn, serve, relay_name):
 def test_too_little_shared_memory(serve, token, weights):
     relay, huge = serve(), 2**50
     manifest = Manifest(1, 1, 2**31, huge, (TensorSpec("w", "uint8", (huge,), 0, huge),))
-    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
     with pytest.raises(NotEnoughSharedMemory, match="enlarge /dev/shm"):
         channel.request({"op": "offer", "manifest": manifest.to_wire()}, 20)
     channel.close()

@@ -8,11 +8,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tailrace.paramserver import SlotBusy, VersionNotYet, VersionRetired
+from tailrace.paramserver.machine.host import Host
+from tailrace.paramserver.machine.segments import SegmentOwner
 from tailrace.paramserver.manifest import Manifest, TensorSpec
-from tailrace.paramserver.segments import SegmentOwner
-from tailrace.paramserver.slots import SlotState, SlotTable
+from tailrace.paramserver.relays.slots import SlotState, SlotTable
 
 NBYTES = 8
+
+
+class HeldClock(Host):
+    """The host, with a clock that only the test moves."""
+
+    def __init__(self, test):
+        self._test = test
+
+    def now(self):
+        return self._test.now
 
 
 class Slots(RuleBasedStateMachine):
@@ -22,7 +33,7 @@ class Slots(RuleBasedStateMachine):
         super().__init__()
         self.owner = SegmentOwner(f"slots-{uuid.uuid4().hex}")
         self.now = 0.0
-        self.table = SlotTable(self.owner, 3, lambda: self.now)
+        self.table = SlotTable(self.owner, 3, HeldClock(self))
         self.stamp = 0
         self.newest = None
         self.writing = None

@@ -20,9 +20,10 @@ from tailrace.paramserver import (
     RelayUnreachable,
     relay_status,
 )
-from tailrace.paramserver.address import format_address, parse_address
-from tailrace.paramserver.authentication import connect
+from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import Manifest, TensorSpec
+from tailrace.paramserver.wire.address import format_address, parse_address
+from tailrace.paramserver.wire.authentication import connect
 
 ONE = Manifest(1, 1, 64, 64, (TensorSpec("w", "uint8", (64,), 0, 64),))
 
@@ -64,7 +65,7 @@ def test_a_relay_without_the_token_is_refused():
 
     threading.Thread(target=impostor, daemon=True).start()
     with pytest.raises(AuthenticationFailed, match="did not prove"):
-        connect(address, token="secret", timeout_s=10, stall_s=10)
+        connect(HOST, address, token="secret", timeout_s=10, stall_s=10)
     listener.close()
 
 
@@ -107,7 +108,7 @@ REQUESTS = [
 @pytest.mark.parametrize("request_", REQUESTS, ids=str)
 def test_a_request_that_is_none_is_refused_by_name(serve, token, request_):
     relay = serve()
-    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
     with pytest.raises(ProtocolError, match="found"):
         channel.request(request_, 10)
     channel.close()
@@ -116,7 +117,7 @@ def test_a_request_that_is_none_is_refused_by_name(serve, token, request_):
 
 def test_limits_hold_before_anything_is_allocated(serve, token, capfd):
     relay = serve(max_bytes=63)
-    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
     with pytest.raises(ManifestInvalid, match="at most 63"):
         channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10)
     assert relay._table.slots[0].segment is None
@@ -130,7 +131,7 @@ def test_limits_hold_before_anything_is_allocated(serve, token, capfd):
 @pytest.mark.parametrize("header", [(1, 64), (0, 63), (0, 65), (0, 2**32 - 1)])
 def test_a_chunk_of_another_manifest_is_refused(serve, token, header):
     relay = serve()
-    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
     assert channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10) == {"go": True}
     channel._send_all(struct.pack("!IIQ", *header, 0))
     with pytest.raises(ProtocolError, match="expected 0 of 64"):
@@ -142,7 +143,7 @@ def test_a_chunk_of_another_manifest_is_refused(serve, token, header):
 @pytest.mark.parametrize("end", ["close", "stall"])
 def test_a_publisher_that_stops_midway_leaves_nothing(serve, token, weights, until, end):
     relay = serve(stall_s=0.3)
-    channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+    channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
     assert channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10) == {"go": True}
     channel._send_all(struct.pack("!IIQ", 0, 64, 0) + os.urandom(30))
     if end == "close":
@@ -162,7 +163,7 @@ def test_a_pull_never_waits_for_a_push(serve, token, weights, check):
         publisher.publish(0, weights(0))
         publisher.wait(0, 20)
         newest = dataclasses.replace(ONE, stamp=2**62)
-        channel, _ = connect(relay.address, token=token, timeout_s=10, stall_s=10)
+        channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
         assert channel.request({"op": "offer", "manifest": newest.to_wire()}, 10) == {"go": True}
         channel._send_all(struct.pack("!IIQ", 0, 64, 0) + os.urandom(30))
         began = time.monotonic()

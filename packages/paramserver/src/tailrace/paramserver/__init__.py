@@ -1,8 +1,8 @@
 """Weight versions for RL post-training: relays in shared memory, chain-pipelined broadcast, leases and checksums."""
 
-from tailrace.paramserver.authentication import new_token
-from tailrace.paramserver.broadcast_time import chain_broadcast_time_s, optimal_chunks
-from tailrace.paramserver.chain import RelayStatus, relay_status, set_chain
+from tailrace.paramserver.clients.lease_view import WeightLease
+from tailrace.paramserver.clients.publisher import Publisher
+from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import (
     AuthenticationFailed,
     ChunkDamaged,
@@ -22,13 +22,13 @@ from tailrace.paramserver.errors import (
     VersionRetired,
     VersionSuperseded,
 )
-from tailrace.paramserver.lease_view import WeightLease
+from tailrace.paramserver.group.broadcast_time import chain_broadcast_time_s, optimal_chunks
+from tailrace.paramserver.group.chain import RelayStatus, relay_status, set_chain
 from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest, TensorSpec
-from tailrace.paramserver.process import RelayProcess
-from tailrace.paramserver.publisher import Publisher
-from tailrace.paramserver.reader import RelayReader
-from tailrace.paramserver.server import RelayServer
+from tailrace.paramserver.relays.process import RelayProcess
+from tailrace.paramserver.relays.server import RelayServer
 from tailrace.paramserver.tensors import RawTensor
+from tailrace.paramserver.wire.authentication import new_token
 
 __all__ = [
     "AuthenticationFailed",

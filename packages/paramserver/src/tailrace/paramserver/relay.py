@@ -16,9 +16,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from tailrace.paramserver.authentication import TOKEN_VARIABLE
 from tailrace.paramserver.errors import ParamServerError, to_wire
-from tailrace.paramserver.server import SLOT_TIMEOUT_S, STALL_S, RelayServer
+from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S, RelayServer
+from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
 
 _PARENT_POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1

@@ -1,0 +1,1 @@
+"""The two ends of a version's way: the trainer's publisher and a replica's reader."""

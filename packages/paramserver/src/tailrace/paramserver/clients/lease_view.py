@@ -1,0 +1,118 @@
+"""What a reader holds during a lease: the tensors of one version, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from tailrace.paramserver.errors import ChunkDamaged, LeaseExpired
+from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.manifest import Manifest, checksum
+from tailrace.paramserver.tensors import RawTensor, as_torch, flat_torch
+
+
+class WeightLease(Mapping[str, Any]):
+    """Tensors of one version in order of publication; values are torch tensors, views without a copy.
+
+    On the relay's host the views are on shared memory that other processes read too: never write to them (the memory is
+    mapped read-only, a write kills the process), and copy what must outlive the lease.
+
+    Args:
+        manifest: the version's layout.
+        view: the version's bytes.
+        checksums: of its chunks.
+        deadline: monotonic time at which the lease ends, infinite for a local copy.
+        extend: asks the relay for so many more seconds; False if the lease is lost.
+        now: the clock of `deadline`.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        view: memoryview,
+        checksums: list[int],
+        deadline: float = math.inf,
+        extend: Callable[[float], bool] = lambda _: True,
+        now: Callable[[], float] = HOST.now,
+    ) -> None:
+        self.manifest = manifest
+        self._view, self._checksums = view, checksums
+        self._deadline, self._extend, self._now = deadline, extend, now
+        self._specs = {spec.name: spec for spec in manifest.tensors}
+        self._flat: Any = None
+
+    @property
+    def version(self) -> int:
+        """The version's number."""
+        return self.manifest.version
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Other names of tensors that share memory with one in here, and that one's name."""
+        return self.manifest.tied
+
+    @property
+    def deadline(self) -> float:
+        """When the lease ends, in seconds of `time.monotonic`."""
+        return self._deadline
+
+    def raw(self) -> dict[str, RawTensor]:
+        """The same tensors without torch: dtype, shape and a read-only view of the bytes.
+
+        Raises:
+            LeaseExpired: the lease is over.
+        """
+        self._check()
+        return {
+            spec.name: RawTensor(spec.dtype, spec.shape, self._view[spec.offset : spec.offset + spec.nbytes])
+            for spec in self.manifest.tensors
+        }
+
+    def renew(self, hold_s: float) -> None:
+        """Hold the lease for so many seconds from now.
+
+        Raises:
+            LeaseExpired: the relay has given the memory away.
+        """
+        self._check()
+        if not self._extend(hold_s):
+            raise LeaseExpired(f"the lease on version {self.version} is lost; lease a version again")
+        if self._deadline < math.inf:
+            self._deadline = self._now() + hold_s
+
+    def verify(self) -> None:
+        """Compare every chunk with its checksum.
+
+        Raises:
+            ChunkDamaged: one differs.
+        """
+        for index, expected in enumerate(self._checksums):
+            offset, nbytes = self.manifest.chunk(index)
+            found = checksum(self._view[offset : offset + nbytes])
+            if found != expected:
+                raise ChunkDamaged(
+                    f"chunk {index} of version {self.version} has the checksum {found:016x} in memory, "
+                    f"expected {expected:016x}; pull the version again"
+                )
+
+    def end(self) -> None:
+        """No tensor is handed out any more."""
+        self._deadline = -math.inf
+
+    def __getitem__(self, name: str) -> Any:
+        self._check()
+        spec = self._specs[name]
+        if self._flat is None:
+            self._flat = flat_torch(self._view)
+        return as_torch(spec, self._flat)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._specs)
+
+    def __len__(self) -> int:
+        return len(self._specs)
+
+    def _check(self) -> None:
+        if self._now() >= self._deadline:
+            raise LeaseExpired(f"the lease on version {self.version} is over; lease longer (hold_s) or renew in time")

@@ -1,0 +1,347 @@
+"""Publishing from the trainer: one local copy is the only stall (Laminar, section 4.2).
+
+    consumes     `publish` calls
+    waits for    the master relay, on a thread of its own
+    unblocked by the relay's answer, `retarget`, `close`
+
+There are two staging buffers. While one is pushed, the other takes the newest version, and each further version takes
+that one's place: the trainer never waits, and nothing queues up. A pushed version stays staged, so that it can go to
+another master if the first one is lost (`retarget`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any
+
+from tailrace.paramserver.clients.staging import StagingBuffer
+from tailrace.paramserver.errors import (
+    ChunkDamaged,
+    ParamServerError,
+    ProtocolError,
+    PublishTimeout,
+    RelayUnreachable,
+    VersionSuperseded,
+)
+from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest, checksum
+from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
+from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
+from tailrace.paramserver.wire.channel import Channel
+from tailrace.paramserver.wire.transfer import send_version
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 3  # at a push whose chunks were damaged on the way
+_REMEMBERED = 1024  # outcomes
+
+
+class _State(StrEnum):
+    EMPTY = "empty"
+    FILLING = "filling"
+    WAITING = "waiting"
+    PUSHING = "pushing"
+    HELD = "held"
+
+
+@dataclasses.dataclass(eq=False)
+class _Staged:
+    """A staging buffer and the version in it. `checksums` outlive a failed push."""
+
+    memory: StagingBuffer
+    state: _State = _State.EMPTY
+    manifest: Manifest | None = None
+    checksums: dict[int, int] = dataclasses.field(default_factory=dict)
+
+    @property
+    def version(self) -> int:
+        return -1 if self.manifest is None else self.manifest.version
+
+
+class Publisher:
+    """Publishes weights to the master relay, in the background.
+
+    Args:
+        address: of the master relay.
+        token: shared secret.
+        on_published: called on the background thread with each version and None once it is visible on the master, or
+            the error that kept it from there (`VersionSuperseded` if a newer one took its place). A version that
+            failed may be reported again after `retarget`.
+        chunk_bytes: size of the chunks.
+        slot_timeout_s: how long the relay may take to free a slot.
+        stall_s: how long the relay may make no progress.
+        machine: where it runs.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str,
+        on_published: Callable[[int, ParamServerError | None], None] | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+        slot_timeout_s: float = SLOT_TIMEOUT_S,
+        stall_s: float = STALL_S,
+        machine: Machine = HOST,
+    ) -> None:
+        self._address, self._token = address, check_token(token)
+        self._on_published, self._chunk_bytes = on_published, chunk_bytes
+        self._slot_timeout_s, self._stall_s, self._machine = slot_timeout_s, stall_s, machine
+        self._changed = machine.condition()
+        self._filling = machine.lock()
+        self._staged = [_Staged(StagingBuffer()), _Staged(StagingBuffer())]
+        self._outcomes: dict[int, ParamServerError | None] = {}
+        self._superseded: list[int] = []
+        self._reports: list[tuple[int, ParamServerError | None]] = []
+        self._channel: Channel | None = None
+        self._epoch, self._closed = 0, False
+        self._thread = machine.spawn(self._run, "tailrace publisher")
+
+    @property
+    def address(self) -> str:
+        """The master relay."""
+        return self._address
+
+    @property
+    def superseded(self) -> list[int]:
+        """Versions that were never pushed because a newer one came first, in order."""
+        with self._changed:
+            return list(self._superseded)
+
+    def publish(self, version: int, weights: Iterable[tuple[str, Any]]) -> float:
+        """Copy the weights and return; they become visible on the master relay later.
+
+        Args:
+            version: the version's number, from 0.
+            weights: names and torch tensors (on any device), `RawTensor`s or buffers. May be a generator.
+
+        Returns:
+            Seconds that the copy took: the trainer's stall.
+
+        Raises:
+            ManifestInvalid: the weights cannot be published.
+            RelayUnreachable: the publisher is closed.
+        """
+        start = time.perf_counter()
+        with self._filling:
+            staged = self._claim(version)
+            try:
+                manifest = staged.memory.fill(weights, version, self._chunk_bytes)
+            except BaseException:
+                self._set(staged, _State.EMPTY, None)
+                raise
+            self._set(staged, _State.WAITING, manifest)
+        return time.perf_counter() - start
+
+    def wait(self, version: int, timeout_s: float) -> None:
+        """Wait until a version is visible on the master relay.
+
+        Raises:
+            PublishTimeout: not within `timeout_s`.
+            VersionSuperseded: it never will be, a newer one took its place.
+            ParamServerError: why the last push failed.
+        """
+        deadline = self._machine.now() + timeout_s
+        with self._changed:
+            while version not in self._outcomes:
+                remaining = deadline - self._machine.now()
+                if remaining <= 0 or not self._changed.wait(remaining):
+                    raise PublishTimeout(
+                        f"version {version} was not visible on the master relay {self._address} in {timeout_s:.3g} s; "
+                        f"staged: {', '.join(f'{s.version} {s.state}' for s in self._staged if s.manifest) or 'nothing'}"
+                    )
+            outcome = self._outcomes[version]
+        if outcome is not None:
+            raise outcome
+
+    def retarget(self, address: str) -> None:
+        """Publish to another master relay from now on, first of all the newest version if that relay lacks it."""
+        with self._changed:
+            self._address, self._epoch = address, self._epoch + 1
+            if self._channel is not None:
+                self._channel.shutdown()
+            candidates = [staged for staged in self._staged if staged.manifest and staged.state is not _State.FILLING]
+            newest = max(candidates, key=_order, default=None)
+            if newest is not None and newest.state is _State.HELD:
+                newest.state = _State.WAITING
+                self._outcomes.pop(newest.version, None)
+            self._changed.notify_all()
+
+    def close(self, *, timeout_s: float = 10.0) -> None:
+        """Stop. What is being pushed has `timeout_s` to arrive.
+
+        Raises:
+            PublishTimeout: the push did not end in time; it was cut off.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+        late = self._thread.is_alive()
+        if late:
+            with self._changed:
+                self._epoch += 1
+                if self._channel is not None:
+                    self._channel.shutdown()
+            self._thread.join(HANDSHAKE_S)
+        for staged in self._staged:
+            staged.memory.close()
+        if late:
+            raise PublishTimeout(f"the last push to {self._address} did not end in {timeout_s:.3g} s and was cut off")
+
+    def __enter__(self) -> Publisher:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _claim(self, version: int) -> _Staged:
+        """The buffer for a new version: an unused one, else the older of those not being pushed."""
+        with self._changed:
+            if self._closed:
+                raise RelayUnreachable("the publisher is closed")
+            free = [staged for staged in self._staged if staged.state is not _State.PUSHING]
+            staged = min(free, key=lambda staged: (staged.state is not _State.EMPTY, _order(staged)))
+            if staged.state is _State.WAITING:
+                self._supersede(staged, version)
+            staged.state, staged.manifest = _State.FILLING, None
+            staged.checksums.clear()
+            self._outcomes.pop(version, None)
+            return staged
+
+    def _supersede(self, staged: _Staged, by: int) -> None:
+        error = VersionSuperseded(f"version {staged.version} was superseded by version {by} before it was pushed")
+        self._superseded.append(staged.version)
+        self._record(staged.version, error)
+        staged.state, staged.manifest = _State.EMPTY, None
+
+    def _set(self, staged: _Staged, state: _State, manifest: Manifest | None) -> None:
+        with self._changed:
+            if state is _State.WAITING and manifest is not None and (older := self._next()) is not None:
+                self._supersede(older, manifest.version)
+            staged.state = state
+            # Stamps order publications; a clock that was set back must not reorder ours.
+            others = [other.manifest.stamp for other in self._staged if other is not staged and other.manifest]
+            stamp = max([self._machine.time_ns(), *(value + 1 for value in others)])
+            staged.manifest = None if manifest is None else dataclasses.replace(manifest, stamp=stamp)
+            self._changed.notify_all()
+
+    def _record(self, version: int, error: ParamServerError | None) -> None:
+        """Under the condition."""
+        self._outcomes[version] = error
+        while len(self._outcomes) > _REMEMBERED:
+            del self._outcomes[next(iter(self._outcomes))]
+        self._reports.append((version, error))
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (staged := self._next()) and not self._reports and not self._closed:
+                    self._changed.wait()
+                reports, self._reports = self._reports, []
+                if staged is not None:
+                    staged.state = _State.PUSHING
+                elif self._closed and not reports:
+                    break
+                epoch = self._epoch
+            for version, error in reports:
+                self._report(version, error)
+            if staged is not None:
+                self._push(staged, epoch)
+        self._drop_channel()
+
+    def _next(self) -> _Staged | None:
+        return next((staged for staged in self._staged if staged.state is _State.WAITING), None)
+
+    def _report(self, version: int, error: ParamServerError | None) -> None:
+        if self._on_published is None:
+            return
+        try:
+            self._on_published(version, error)
+        except Exception:  # the caller's code, on our thread: it must not end publishing
+            _log.exception("on_published raised for version %d", version)
+
+    def _push(self, staged: _Staged, epoch: int) -> None:
+        outcome: ParamServerError | None = None
+        try:
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    self._send(staged, epoch)
+                    break
+                except ChunkDamaged:
+                    if attempt == _ATTEMPTS:
+                        raise
+        except ParamServerError as error:
+            outcome = error
+        except OSError as error:
+            outcome = RelayUnreachable(f"pushing version {staged.version} to {self._address} failed: {error}")
+        if outcome is not None:
+            self._drop_channel()
+        with self._changed:
+            if epoch != self._epoch and not self._closed:
+                # Retargeted meanwhile: to the new master with it, whatever became of it, unless a newer one waits.
+                if self._next() is None:
+                    staged.state = _State.WAITING
+                    return
+                staged.state = _State.HELD
+                self._supersede(staged, next(s.version for s in self._staged if s.state is _State.WAITING))
+                return
+            staged.state = _State.HELD
+            self._record(staged.version, outcome)
+
+    def _send(self, staged: _Staged, epoch: int) -> None:
+        channel = self._open(epoch)
+        newest = self._newest_stamp(channel)
+        with self._changed:
+            manifest = staged.manifest
+            if manifest is None:
+                raise RuntimeError("a staged version has a manifest")
+            if newest is not None and newest[1] > manifest.stamp:
+                # Published by a trainer on a host whose clock was ahead of ours.
+                manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest[1] + 1)
+
+        def chunk_checksum(index: int) -> int:
+            if index not in staged.checksums:
+                offset, nbytes = manifest.chunk(index)
+                staged.checksums[index] = checksum(staged.memory.view[offset : offset + nbytes])
+            return staged.checksums[index]
+
+        send_version(
+            channel, manifest, staged.memory, chunk_checksum, go_timeout_s=self._slot_timeout_s + self._stall_s
+        )
+
+    def _newest_stamp(self, channel: Channel) -> tuple[int, int] | None:
+        held = channel.request({"op": "versions"}, self._stall_s).get("versions")
+        if not isinstance(held, list) or any(not isinstance(v, list) or [*map(type, v)] != [int, int] for v in held):
+            raise ProtocolError(f"{channel.peer} sent no list of versions")
+        return (held[-1][0], held[-1][1]) if held else None
+
+    def _open(self, epoch: int) -> Channel:
+        with self._changed:
+            if self._channel is not None and epoch == self._epoch and not self._channel.readable(0):
+                return self._channel
+            address = self._address
+        self._drop_channel()
+        channel, _ = connect(self._machine, address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s)
+        with self._changed:
+            self._channel = channel
+            if epoch != self._epoch:
+                raise RelayUnreachable("retargeted")
+        return channel
+
+    def _drop_channel(self) -> None:
+        with self._changed:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
+
+
+def _order(staged: _Staged) -> int:
+    return -1 if staged.manifest is None else staged.manifest.stamp

@@ -1,0 +1,101 @@
+"""The trainer's side of a publication: memory that is reused, into which weights are copied once."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tailrace.paramserver.errors import ManifestInvalid, NotEnoughSharedMemory
+from tailrace.paramserver.manifest import Manifest, TensorSpec, aligned
+from tailrace.paramserver.tensors import Source, source
+
+_FIRST_BYTES = 2**20
+
+
+class StagingBuffer:
+    """Memory that grows to the size of a version and is reused; an unnamed file, so that the kernel can send from it."""
+
+    def __init__(self) -> None:
+        self.fd = _unnamed_file()
+        self._size = 0
+        self._map: mmap.mmap | None = None
+        self.view = memoryview(b"")
+
+    def fill(self, weights: Iterable[tuple[str, Any]], version: int, chunk_bytes: int) -> Manifest:
+        """Copy weights in, one after the other, and describe them. The manifest's stamp is still 0.
+
+        A tensor whose memory was seen under another name is not copied again; its name goes to `Manifest.tied`.
+
+        Raises:
+            ManifestInvalid: a name repeats, or a tensor is of an unsupported kind.
+            NotEnoughSharedMemory: they do not fit in memory.
+        """
+        specs, tied, end = list[TensorSpec](), dict[str, str](), 0
+        seen: dict[tuple[Any, ...], tuple[str, Callable[[], object]]] = {}
+        for name, value in weights:
+            item = source(name, value)
+            known = seen.get(item.memory)
+            # A generator may free a tensor and reuse its address for the next one: only a living one can be tied.
+            if known is not None and item.nbytes and known[1]() is not None:
+                tied[name] = known[0]
+                continue
+            seen[item.memory] = (name, item.alive)
+            end = self._append(specs, name, item, end)
+        if not specs:
+            raise ManifestInvalid("found no tensors to publish, expected at least one")
+        manifest = Manifest(version, 0, chunk_bytes, end, tuple(specs), tied)
+        return Manifest.from_wire(manifest.to_wire())  # a relay would refuse it later, where the trainer cannot see it
+
+    def close(self) -> None:
+        """Give the memory back."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd, self.view = -1, memoryview(b"")
+
+    def _append(self, specs: list[TensorSpec], name: str, item: Source, end: int) -> int:
+        offset = aligned(end)
+        self._reserve(offset + item.nbytes)
+        item.copy_to(self.view[offset : offset + item.nbytes])
+        specs.append(TensorSpec(name, item.dtype, item.shape, offset, item.nbytes))
+        return offset + item.nbytes
+
+    def _reserve(self, nbytes: int) -> None:
+        if nbytes <= self._size:
+            return
+        size = max(_FIRST_BYTES, nbytes, 2 * self._size if self._size < 2**30 else self._size + 2**30)
+        size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            os.ftruncate(self.fd, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(self.fd, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise
+            raise NotEnoughSharedMemory(
+                f"found too little memory to stage {nbytes} bytes ({error.strerror})"
+            ) from error
+        self.view = memoryview(b"")
+        self._map = _grown(self._map, self.fd, size)
+        self.view, self._size = memoryview(self._map), size
+
+
+def _grown(old: mmap.mmap | None, fd: int, size: int) -> mmap.mmap:
+    if old is not None and hasattr(os, "memfd_create"):
+        try:
+            old.resize(size)  # on Linux what is mapped stays mapped; a new mapping would fault it in again
+        except BufferError:  # the traceback of a copy that failed refers to it
+            pass
+        else:
+            return old
+    return mmap.mmap(fd, size, flags=mmap.MAP_SHARED)
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("tailrace-staging", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

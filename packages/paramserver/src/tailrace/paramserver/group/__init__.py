@@ -1,0 +1,1 @@
+"""Relays together: their order, and how long a broadcast takes."""

@@ -1,0 +1,86 @@
+"""Control of a chain of relays: its order, and what each relay says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.paramserver.errors import ProtocolError
+from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.relays.server import STALL_S
+from tailrace.paramserver.wire.authentication import connect
+
+
+@dataclass(frozen=True, slots=True)
+class RelayStatus:
+    """A relay's account of itself.
+
+    Args:
+        name: the relay's name.
+        pid: its process.
+        versions: visible versions, oldest publication first.
+        receiving: versions that are arriving, with how far they are.
+        leases: versions that are being read, with who reads them.
+        next: address of the next relay of the chain.
+        forward_error: why the next relay does not have everything, or None.
+    """
+
+    name: str
+    pid: int
+    versions: tuple[int, ...]
+    receiving: dict[str, str]
+    leases: dict[str, str]
+    next: str | None
+    forward_error: str | None
+
+
+def set_chain(addresses: Sequence[str], *, token: str, timeout_s: float = 10.0) -> None:
+    """Make these relays a chain in this order, the first being the master (Laminar, section 4.3).
+
+    Every relay is told its next hop, the last first, and then sends on what its next hop lacks. To repair a chain, call
+    this with the relays that live; put one with the newest version first, and `Publisher.retarget` to it.
+
+    Args:
+        addresses: of the relays, without repetition.
+        token: shared secret.
+        timeout_s: for each relay.
+
+    Raises:
+        ValueError: an address is there twice.
+        RelayUnreachable: a relay does not answer; those behind it are rewired already, those before it are not.
+    """
+    if len(set(addresses)) != len(addresses):
+        raise ValueError(f"found a relay twice in the chain {list(addresses)}, expected each once")
+    for index in reversed(range(len(addresses))):
+        following = addresses[index + 1] if index + 1 < len(addresses) else None
+        _ask(addresses[index], {"op": "set_next", "address": following}, token, timeout_s)
+
+
+def relay_status(address: str, *, token: str, timeout_s: float = 10.0) -> RelayStatus:
+    """Ask a relay how it is.
+
+    Raises:
+        RelayUnreachable: it does not answer.
+    """
+    answer = _ask(address, {"op": "status"}, token, timeout_s)
+    try:
+        return RelayStatus(
+            name=str(answer["name"]),
+            pid=int(answer["pid"]),
+            versions=tuple(int(version) for version in answer["versions"]),
+            receiving=dict(answer["receiving"]),
+            leases=dict(answer["leases"]),
+            next=answer["next"],
+            forward_error=answer["forward_error"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the relay {address} sent a status without or with a wrong {error}") from error
+
+
+def _ask(address: str, message: dict[str, object], token: str, timeout_s: float) -> dict[str, Any]:
+    channel, _ = connect(HOST, address, token=token, timeout_s=timeout_s, stall_s=min(timeout_s, STALL_S))
+    try:
+        return channel.request(message, timeout_s)
+    finally:
+        channel.close()

@@ -1,0 +1,1 @@
+"""The machine under the protocol: clock, threads, connections and shared memory."""

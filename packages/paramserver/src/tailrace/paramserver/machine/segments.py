@@ -1,0 +1,184 @@
+"""POSIX shared-memory segments and who owns them.
+
+Names are a function of the relay's name, so the next relay of that name finds what a crashed one left. They are opened
+through `_posixshmem`, since the resource tracker behind `multiprocessing.shared_memory` unlinks segments of which
+another process is the owner.
+"""
+
+from __future__ import annotations
+
+import _posixshmem  # type: ignore[import-not-found]  # of the standard library, without stubs
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tailrace.paramserver.errors import NotEnoughSharedMemory, RelayNameTaken
+from tailrace.paramserver.machine.liveness import ProcessId
+
+PREFIX = "tailrace-"
+MAX_SLOTS = 16
+_OWNER_BYTES = 4096
+
+
+class Segment:
+    """A mapped piece of shared memory. `create` makes one for writing, `attach` maps another process's for reading.
+
+    A write through an attached segment's view is refused, so a reader cannot damage what others read.
+    """
+
+    def __init__(self, name: str, fd: int, size: int, writable: bool) -> None:
+        self.name, self.fd, self.size = name, fd, size
+        populate = getattr(mmap, "MAP_POPULATE", 0)  # page faults now rather than in the middle of a transfer
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | populate, prot=protection)
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def create(cls, name: str, size: int) -> Segment:
+        """A new segment with all its memory allocated.
+
+        Raises:
+            NotEnoughSharedMemory: it does not fit; nothing is left behind.
+        """
+        size = max(size, mmap.PAGESIZE)
+        fd = _posixshmem.shm_open(f"/{name}", os.O_CREAT | os.O_EXCL | os.O_RDWR, mode=0o600)
+        try:
+            os.ftruncate(fd, size)
+            if hasattr(os, "posix_fallocate"):  # without it a full tmpfs is a SIGBUS at the first write
+                os.posix_fallocate(fd, 0, size)
+            return cls(name, fd, size, writable=True)
+        except OSError as error:
+            os.close(fd)
+            unlink(name)
+            if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+                raise
+            raise NotEnoughSharedMemory(
+                f"found too little shared memory for {size} bytes ({error.strerror}); "
+                "enlarge /dev/shm (docker: --shm-size), or use fewer slots or a smaller model"
+            ) from error
+
+    @classmethod
+    def attach(cls, name: str) -> Segment:
+        """Map an existing segment, read-only.
+
+        Raises:
+            FileNotFoundError: there is none of this name on this host.
+        """
+        fd = _posixshmem.shm_open(f"/{name}", os.O_RDONLY, mode=0)
+        try:
+            return cls(name, fd, os.fstat(fd).st_size, writable=False)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Give the descriptor back. The memory goes when nothing refers to it any more."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class SegmentOwner:
+    """The segments of one relay: claims the name, cleans up after a dead owner, unlinks on close.
+
+    Raises:
+        RelayNameTaken: a living relay of this host and user has the name.
+    """
+
+    def __init__(self, relay: str) -> None:
+        digest = hashlib.blake2b(f"{os.getuid()}/{relay}".encode(), digest_size=6).hexdigest()
+        self._base = f"{PREFIX}{digest}"  # macOS allows 30 characters
+        self.nonce = secrets.token_hex(16)
+        with _claiming():
+            self.cleaned = self._claim(relay)
+
+    def slot_name(self, slot: int) -> str:
+        """Name of a slot's segment."""
+        return f"{self._base}-{slot}"
+
+    def create(self, slot: int, nbytes: int) -> Segment:
+        """New memory for a slot; the name that its old memory had goes first.
+
+        Raises:
+            NotEnoughSharedMemory: it does not fit.
+        """
+        name = self.slot_name(slot)
+        unlink(name)
+        return Segment.create(name, nbytes)
+
+    @property
+    def owner_name(self) -> str:
+        """Name of the segment that says who owns the others."""
+        return f"{self._base}-o"
+
+    def introduction(self) -> dict[str, str]:
+        """What a reader needs to find out whether it sees the same shared memory."""
+        return {"owner_segment": self.owner_name, "nonce": self.nonce}
+
+    def close(self) -> None:
+        """Unlink everything. Readers that have a segment mapped keep it."""
+        self._unlink_all()
+
+    def _claim(self, relay: str) -> list[str]:
+        found = read_owner(self.owner_name)
+        if found is not None and found[0].alive():
+            raise RelayNameTaken(
+                f"found a living relay named {relay!r} (pid {found[0].pid}) on this host; "
+                "stop it or choose another name"
+            )
+        cleaned = self._unlink_all()
+        me = ProcessId.current()
+        record = {"pid": me.pid, "started": me.started, "namespace": me.namespace, "nonce": self.nonce, "relay": relay}
+        segment = Segment.create(self.owner_name, _OWNER_BYTES)
+        text = json.dumps(record).encode()
+        segment.view[: len(text)] = text
+        segment.close()
+        return cleaned
+
+    def _unlink_all(self) -> list[str]:
+        names = [*(self.slot_name(slot) for slot in range(MAX_SLOTS)), self.owner_name]
+        return [name for name in names if unlink(name)]
+
+
+@contextlib.contextmanager
+def _claiming() -> Iterator[None]:
+    """One claim at a time on this host: two relays that start at once must not both see a dead owner."""
+    path = Path(tempfile.gettempdir()) / f"{PREFIX}{os.getuid()}.lock"
+    fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def read_owner(name: str) -> tuple[ProcessId, str] | None:
+    """The owner that an owner segment records, and its nonce; None where there is no such record."""
+    try:
+        segment = Segment.attach(name)
+    except (FileNotFoundError, ValueError):  # ValueError: of size 0, its maker died in the middle
+        return None
+    try:
+        data = json.loads(bytes(segment.view).rstrip(b"\0"))
+        return ProcessId(data["pid"], data["started"], data["namespace"]), str(data["nonce"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    finally:
+        segment.close()
+
+
+def unlink(name: str) -> bool:
+    """Remove a segment's name; whether there was one."""
+    try:
+        _posixshmem.shm_unlink(f"/{name}")
+    except FileNotFoundError:
+        return False
+    return True

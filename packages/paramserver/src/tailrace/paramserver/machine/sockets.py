@@ -1,0 +1,136 @@
+"""Connections over TCP."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+
+from tailrace.paramserver.errors import PortInUse, RelayUnreachable
+from tailrace.paramserver.wire.address import format_address, parse_address
+
+_NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK, errno.ENODEV}
+
+
+class SocketStream:
+    """A connected stream socket."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sendfile = hasattr(os, "sendfile")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, data: memoryview, timeout_s: float) -> int:
+        """See `Stream`."""
+        self._sock.settimeout(timeout_s)
+        return self._sock.send(data)
+
+    def send_file(self, fd: int, offset: int, nbytes: int, timeout_s: float) -> int:
+        """See `Stream`."""
+        if not self._sendfile or fd < 0:
+            return 0
+        self._sock.settimeout(timeout_s)  # makes the descriptor non-blocking
+        while True:
+            try:
+                count = os.sendfile(self._sock.fileno(), fd, offset, nbytes)
+            except BlockingIOError:
+                if not _ready(self._sock, select.POLLOUT, timeout_s):
+                    raise TimeoutError from None
+                continue
+            except OSError as error:
+                if error.errno not in _NO_SENDFILE:
+                    raise
+                self._sendfile = False
+                return 0
+            if count == 0:
+                raise OSError(errno.EIO, f"the memory to send ended {nbytes} bytes early")
+            return count
+
+    def receive_into(self, view: memoryview, timeout_s: float | None) -> int:
+        """See `Stream`."""
+        self._sock.settimeout(timeout_s)
+        return self._sock.recv_into(view)
+
+    def readable(self, timeout_s: float) -> bool:
+        """See `Stream`."""
+        return _ready(self._sock, select.POLLIN, timeout_s)
+
+    def shutdown(self) -> None:
+        """See `Stream`."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            if error.errno not in (errno.ENOTCONN, errno.EBADF):
+                raise
+
+    def close(self) -> None:
+        """See `Stream`."""
+        self._sock.close()
+
+
+class SocketListener:
+    """A listening socket.
+
+    Raises:
+        PortInUse: another process has the port.
+        RelayUnreachable: the interface cannot be listened on.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self._sock = socket.create_server((host, port), family=family, backlog=128)
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise PortInUse(f"port {port} on {host} is in use; stop what listens there, or use port 0") from error
+            raise RelayUnreachable(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+        self._closed = False
+
+    @property
+    def port(self) -> int:
+        """See `Listener`."""
+        return int(self._sock.getsockname()[1])
+
+    def accept(self) -> tuple[SocketStream, str] | None:
+        """See `Listener`."""
+        try:
+            sock, peer = self._sock.accept()
+        except OSError:
+            if self._closed:
+                return None
+            raise
+        return SocketStream(sock), format_address(*peer[:2])
+
+    def close(self) -> None:
+        """See `Listener`."""
+        self._closed = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)  # wakes accept on Linux; elsewhere close does
+        except OSError as error:
+            if error.errno != errno.ENOTCONN:
+                raise
+        self._sock.close()
+
+
+def dial(address: str, timeout_s: float) -> SocketStream:
+    """Connect.
+
+    Raises:
+        RelayUnreachable: nobody listens there, or not in time.
+    """
+    try:
+        return SocketStream(socket.create_connection(parse_address(address), timeout=timeout_s))
+    except (OSError, UnicodeError) as error:  # UnicodeError: not even a host name
+        why = getattr(error, "strerror", None) or error
+        raise RelayUnreachable(
+            f"cannot reach the relay {address}: {why}; is it running, and is the port right?"
+        ) from error
+
+
+def _ready(sock: socket.socket, event: int, timeout_s: float) -> bool:
+    poll = select.poll()  # not select(): an engine's process may have descriptors over 1024
+    poll.register(sock, event)
+    return bool(poll.poll(1000 * timeout_s))

@@ -1,0 +1,53 @@
+"""Leases: the right to go on reading a slot. A slot is rewritten only when nobody holds one on it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from tailrace.paramserver.machine.liveness import ProcessId
+
+
+@dataclass(eq=False)
+class Lease:
+    """One reader's hold on a slot.
+
+    Args:
+        id: unique within the relay.
+        holder: who reads, for messages.
+        deadline: clock time after which a writer may take the slot anyway.
+        process: the reader's process where its pid means something to the relay.
+    """
+
+    id: int
+    holder: str
+    deadline: float = math.inf
+    process: ProcessId | None = None
+
+    def dead(self, now: float) -> bool:
+        """Whether a writer need not respect it any more."""
+        return now >= self.deadline or (self.process is not None and not self.process.alive())
+
+
+@dataclass
+class LeaseBook:
+    """The leases on one slot."""
+
+    held: dict[int, Lease] = field(default_factory=dict)
+
+    def add(self, lease: Lease) -> None:
+        """Grant it."""
+        self.held[lease.id] = lease
+
+    def remove(self, lease_id: int) -> bool:
+        """Give it back; False if it was reclaimed before."""
+        return self.held.pop(lease_id, None) is not None
+
+    def reclaim_dead(self, now: float) -> None:
+        """Forget the leases whose deadline has passed or whose process is gone."""
+        for lease in [lease for lease in self.held.values() if lease.dead(now)]:
+            del self.held[lease.id]
+
+    def holders(self) -> str:
+        """Who holds leases, for a message."""
+        return ", ".join(sorted(lease.holder for lease in self.held.values()))

@@ -1,0 +1,118 @@
+"""A relay in a process of its own: a trainer's or a replica's crash leaves it alone, and its crash leaves them alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+
+from tailrace.paramserver.errors import RelayStartFailed, from_wire
+from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
+from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE, check_token
+
+_CLOSE_S = 15.0
+
+
+class RelayProcess:
+    """A relay process that this process started. It ends when this process does. Make one with `start`."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], address: str, cleaned: list[str]) -> None:
+        self.name, self.address, self.cleaned = name, address, cleaned
+        self._process = process
+
+    @classmethod
+    def start(
+        cls,
+        name: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str,
+        slots: int = 2,
+        max_bytes: int | None = None,
+        slot_timeout_s: float = SLOT_TIMEOUT_S,
+        stall_s: float = STALL_S,
+        timeout_s: float = 30.0,
+    ) -> RelayProcess:
+        """Start a relay and wait until it serves. The arguments are those of `RelayServer`.
+
+        Raises:
+            PortInUse, RelayNameTaken: see their messages.
+            RelayStartFailed: it ended, or did not serve within `timeout_s`.
+        """
+        command = [sys.executable, "-m", "tailrace.paramserver.relay", "--name", name, "--host", host]
+        command += ["--port", str(port), "--slots", str(slots), "--parent-pid", str(os.getpid())]
+        command += ["--slot-timeout-s", str(slot_timeout_s), "--stall-s", str(stall_s)]
+        if max_bytes is not None:
+            command += ["--max-bytes", str(max_bytes)]
+        environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
+        process = subprocess.Popen(  # noqa: S603  our own module, no shell
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        try:
+            if process.stdin is None:
+                raise RuntimeError("the relay's standard input is a pipe")
+            process.stdin.write(check_token(token).encode() + b"\n")
+            process.stdin.close()
+            answer = json.loads(_first_line(process, name, timeout_s))
+            if "error" in answer:
+                raise from_wire(answer) if answer["error"] else RelayStartFailed(str(answer["message"]))
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return cls(name, process, answer["address"], answer["cleaned"])
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would. Its shared memory stays until a relay of the same name starts."""
+        self._process.kill()
+        self._reap(_CLOSE_S)
+
+    def close(self) -> None:
+        """Stop it and remove its shared memory; kill it if it does not stop in time."""
+        self._process.terminate()
+        try:
+            self._reap(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def __enter__(self) -> RelayProcess:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _reap(self, timeout_s: float) -> None:
+        self._process.wait(timeout=timeout_s)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _first_line(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> bytes:
+    if process.stdout is None:
+        raise RuntimeError("the relay's standard output is a pipe")
+    deadline, line = time.monotonic() + timeout_s, b""
+    poll = select.poll()
+    poll.register(process.stdout, select.POLLIN)
+    while not line.endswith(b"\n"):
+        if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+            raise RelayStartFailed(f"relay {name!r} did not serve within {timeout_s:.3g} s")
+        part = os.read(process.stdout.fileno(), 65536)
+        if not part:
+            raise RelayStartFailed(
+                f"relay {name!r} ended with status {process.wait()} before it served; see its stderr"
+            )
+        line += part
+    return line

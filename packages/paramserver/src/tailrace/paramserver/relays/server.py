@@ -1,0 +1,162 @@
+"""A relay: serves one host's replicas from shared memory and keeps the next relay of the chain supplied.
+
+    consumes     offers of versions (a publisher, or the relay before it), leases and pulls of readers, control messages
+    waits for    chunks; readers to leave the slot that a new version needs (deadline: `slot_timeout_s`)
+    unblocked by the peer's next message, a lease's end, a change of the slot table, `close`
+
+One thread for each connection, one for forwarding. What a connection holds ends with it, so a reader that is killed
+gives its leases back.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import sys
+
+from tailrace.paramserver.errors import ParamServerError, PeerClosed
+from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.machine.protocol import Machine, Thread
+from tailrace.paramserver.relays.forward import Forwarder
+from tailrace.paramserver.relays.session import Session
+from tailrace.paramserver.relays.slots import SlotTable
+from tailrace.paramserver.wire.address import format_address
+from tailrace.paramserver.wire.authentication import admit, check_token
+from tailrace.paramserver.wire.channel import Channel
+
+STALL_S = 10.0
+SLOT_TIMEOUT_S = 60.0
+_MAX_CONNECTIONS = 512
+
+
+class RelayServer:
+    """A relay in this process. `tailrace.paramserver.RelayProcess` runs one in a process of its own.
+
+    Args:
+        name: unique among the relays of this user on this host; segments that a crashed relay of the same name left
+            are removed.
+        host: interface to listen on.
+        port: 0 takes a free one.
+        token: shared secret.
+        slots: versions held at once, 2 to 16.
+        max_bytes: the largest version to accept; by default what shared memory holds.
+        slot_timeout_s: how long a new version waits for the readers of the version that it replaces.
+        stall_s: how long a peer may make no progress inside a transfer.
+        machine: where it runs.
+
+    Raises:
+        PortInUse, RelayNameTaken, AuthenticationFailed: see their messages.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str,
+        slots: int = 2,
+        max_bytes: int | None = None,
+        slot_timeout_s: float = SLOT_TIMEOUT_S,
+        stall_s: float = STALL_S,
+        machine: Machine = HOST,
+    ) -> None:
+        self.name, self._token = name, check_token(token)
+        self._max_bytes, self._slot_timeout_s, self._stall_s = max_bytes, slot_timeout_s, stall_s
+        self._machine = machine
+        self._listener = machine.listen(host, port)
+        self.address = format_address(host, self._listener.port)
+        try:
+            self._owner = machine.claim(name)
+            try:
+                self._table = SlotTable(self._owner, slots, machine)
+            except BaseException:
+                self._owner.close()
+                raise
+        except BaseException:
+            self._listener.close()
+            raise
+        self.cleaned = self._owner.cleaned
+        self._forwarder = Forwarder(
+            self._table, name, token, stall_s=stall_s, slot_timeout_s=slot_timeout_s, machine=machine
+        )
+        self._connections: dict[Channel, Thread | None] = {}
+        self._lock = machine.lock()
+        self._closed = False
+        self._acceptor = machine.spawn(self._accept, f"{name} acceptor")
+        self._forwarder.start()
+
+    def close(self) -> None:
+        """Stop serving and remove the shared memory. Readers keep what they have mapped."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            connections = dict(self._connections)
+        self._listener.close()
+        self._table.close()
+        self._forwarder.close()
+        for channel in connections:
+            channel.shutdown()
+        for thread in (self._acceptor, *connections.values()):
+            if thread is not None:
+                thread.join(self._stall_s)
+        self._owner.close()
+
+    def __enter__(self) -> RelayServer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                accepted = self._listener.accept()
+            except OSError as error:
+                if error.errno in (errno.ECONNABORTED, errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._log(f"cannot accept a connection: {error.strerror}")
+                    self._machine.sleep(0.1)  # out of descriptors: others must end first
+                    continue
+                raise
+            if accepted is None:
+                return
+            stream, peer = accepted
+            channel = Channel(stream, self._stall_s, peer)
+            with self._lock:
+                if self._closed or len(self._connections) >= _MAX_CONNECTIONS:
+                    channel.close()
+                    continue
+                self._connections[channel] = None
+            thread = self._machine.spawn(functools.partial(self._serve, channel), f"{self.name} {peer}")
+            with self._lock:
+                if channel in self._connections:
+                    self._connections[channel] = thread
+
+    def _serve(self, channel: Channel) -> None:
+        session = Session(
+            channel,
+            self._table,
+            self._forwarder,
+            name=self.name,
+            max_bytes=self._max_bytes,
+            slot_timeout_s=self._slot_timeout_s,
+        )
+        try:
+            admit(channel, self._token, {"name": self.name, "pid": os.getpid(), **self._owner.introduction()})
+            while not self._closed:
+                session.handle(channel.receive(None))
+        except PeerClosed:
+            pass  # the usual end
+        except (ParamServerError, OSError) as error:
+            if not self._closed:
+                self._log(f"{channel.peer}: {error}")
+        finally:
+            session.release_all()
+            channel.close()
+            with self._lock:
+                self._connections.pop(channel, None)
+
+    def _log(self, text: str) -> None:
+        sys.stderr.write(f"tailrace relay {self.name}: {text}\n")

@@ -1,0 +1,1 @@
+"""Connections: addresses, authentication, messages and the exchange that moves a version."""
