@@ -175,3 +175,44 @@ def test_recovery_policy_may_end_the_run():
     world.run()
     assert controller.failure is not None
     assert "replica" in controller.failure
+
+
+def pulls(commands):
+    return [command.version for command in commands if isinstance(command, c.Pull)]
+
+
+def failed(controller, now):
+    return controller.handle_all([c.PullFailed("r0", 0, "the relay is gone")], now)
+
+
+def one_replica_pulling():
+    static = load("tailrace.provisioning", "static")(count=1)
+    controller = Controller(spec(provisioning=static))
+    started = [c.Tick(), c.Up("trainer", "0", 0), c.Published(0), c.Up("replica", "r0")]
+    assert pulls(controller.handle_all(started, 0.0)) == [0]
+    return controller
+
+
+def test_a_pull_that_failed_is_tried_again_later_and_later():
+    controller = one_replica_pulling()
+    now = 1.0
+    for pause_s in (0.5, 1.0, 2.0, 4.0):
+        assert not pulls(failed(controller, now))
+        assert not pulls(controller.handle(c.Tick(), now + pause_s - 0.1))
+        now += pause_s
+        assert pulls(controller.handle(c.Tick(), now)) == [0]
+    failed(controller, now)
+    assert controller.over
+    assert controller.failure is not None
+    assert "r0 failed 5 times to pull version 0: the relay is gone" in controller.failure
+
+
+def test_a_relay_that_went_down_clears_the_replicas_that_could_not_pull():
+    controller = one_replica_pulling()
+    now = 1.0
+    for _ in range(12):  # each relay dies while it is pulled from
+        failed(controller, now)
+        controller.handle(c.Down("relay", "0", "killed"), now + 0.1)
+        assert pulls(controller.handle(c.Tick(), now + 0.5)) == [0]
+        now += 1.0
+    assert not controller.over

@@ -34,6 +34,9 @@ from tailrace.pipeline.spec import PipelineSpec
 TRAINER = "trainer"
 REPLICA = "replica"
 RELAY = "relay"
+PULL_ATTEMPTS = 4
+PULL_PAUSE_S = 0.5
+"""Before a pull that failed is tried again, twice as long after each further failure: 7.5 s in all."""
 
 _TRAIN, _EVAL, _DONE = c.Purpose.TRAIN, c.Purpose.EVAL, Phase.DONE
 
@@ -63,6 +66,7 @@ class Controller:
         self.relays = relays
         self.failures: dict[str, int] = {}
         self.replica_restarts = 0
+        self.now = 0.0
         self.started = False
         self.finished = False
         self.failure: str | None = None
@@ -102,6 +106,7 @@ class Controller:
         """
         if self.over:
             return []
+        self.now = now
         if not self.started:
             self._start(now)
         if self._take_in(events):
@@ -185,6 +190,9 @@ class Controller:
             return
         if event.role == TRAINER:
             self.learner.went_down()
+        elif event.role == RELAY:  # what failed to be pulled from it says nothing of the replicas
+            for replica in self.fleet.replicas.values():
+                replica.failed_pulls = 0
         failures = self.failures[event.role] = self.failures.get(event.role, 0) + 1
         action = self.spec.recovery.on_down(event.role, event.id, failures)
         if action is c.RecoveryAction.RESTART:
@@ -252,8 +260,12 @@ class Controller:
         replica.failed_pulls += 1
         if event.version != self.learner.published:
             self._version_gone(event.version)
-        elif replica.failed_pulls >= 3:
-            self._fail(f"replica {replica.id} failed three times to pull version {event.version}: {event.reason}")
+        elif replica.failed_pulls > PULL_ATTEMPTS:
+            self._fail(
+                f"replica {replica.id} failed {replica.failed_pulls} times to pull version {event.version}: {event.reason}"
+            )
+        else:  # its relay may be dead and not known to be yet
+            replica.pulls_from_s = self.now + PULL_PAUSE_S * 2 ** (replica.failed_pulls - 1)
 
     def _version_gone(self, version: int) -> None:
         """What only the weights of a version could continue begins anew, in the store too.

@@ -312,6 +312,8 @@ class Coordinator:
                 self._pull(replica, published, decision.why)
 
     def _pull(self, replica: ReplicaState, version: int, why: str) -> None:
+        if self.last_cycle_s < replica.pulls_from_s:
+            return
         if replica.assigned:
             self.interrupting_pulls += 1
             self._interrupt(replica, tuple(replica.assigned), f"{replica.id} pulls version {version}: {why}")

@@ -32,7 +32,8 @@ class ReplicaState:
     """One replica. `assigned` holds what was routed and has not come back, `incoming` what is on its way by a move.
 
     `sent` is the number of the last command to this incarnation, `evaluating` counts evaluation trajectories in `assigned`,
-    `aborted` those that left it by an `Abort` that its snapshots do not show yet.
+    `aborted` those that left it by an `Abort` that its snapshots do not show yet. After pulls that failed it is not told to
+    pull before `pulls_from_s`, on the run's clock.
     """
 
     id: str
@@ -55,6 +56,7 @@ class ReplicaState:
     moving_out: bool = False
     failures: int = 0
     failed_pulls: int = 0
+    pulls_from_s: float = 0.0
 
     @property
     def in_flight(self) -> int:
