@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from tailrace.paramserver.clients.copy_into import copy_tensors
 from tailrace.paramserver.errors import ChunkDamaged, LeaseExpired
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import Manifest, checksum
@@ -68,6 +69,26 @@ class WeightLease(Mapping[str, Any]):
             spec.name: RawTensor(spec.dtype, spec.shape, self._view[spec.offset : spec.offset + spec.nbytes])
             for spec in self.manifest.tensors
         }
+
+    def copy_into(self, targets: Mapping[str, Any], *, verify: bool = True) -> None:
+        """Copy tensors into the caller's own, which outlive the lease. Only what is named is read.
+
+        On the relay's host this with ``lease(..., verify=False)`` is a whole pull: every byte is copied once and
+        checked where it was copied to.
+
+        Args:
+            targets: for names of tensors (tied ones too): torch tensors or parameters, `RawTensor`s or writable buffers
+                (numpy arrays) of the same dtype and shape. A plain buffer of bytes stands for a tensor of its size.
+            verify: compare every chunk that has a part of them with its checksum.
+
+        Raises:
+            ManifestInvalid: a name is not in the version, or its target does not fit; nothing was written.
+            ChunkDamaged: a chunk differs from its checksum; the targets hold a mixture.
+            LeaseExpired: the lease is over, or was over before the copy was done; the targets may hold a mixture.
+        """
+        self._check()
+        copy_tensors(self.manifest, self._view, self._checksums, targets, verify=verify)
+        self._check()
 
     def renew(self, hold_s: float) -> None:
         """Hold the lease for so many seconds from now.

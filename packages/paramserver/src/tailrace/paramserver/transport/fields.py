@@ -1,0 +1,94 @@
+"""Checks of what comes from a peer: descriptors, and ranges of exported memory."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.paramserver.errors import ProtocolError
+from tailrace.paramserver.transport.door import SECRET_BYTES
+
+_MAX_BYTES = 2**48
+_MAX_TEXT = 2**20
+
+
+class Fields:
+    """The fields of a descriptor, each checked as it is read.
+
+    Args:
+        transport: the transport that it must be of.
+        descriptor: what came over the wire.
+
+    Raises:
+        ProtocolError: from the constructor and every method: what was found, what was expected.
+    """
+
+    def __init__(self, transport: str, descriptor: Mapping[str, Any]) -> None:
+        if not isinstance(descriptor, Mapping):
+            raise ProtocolError(f"found a {type(descriptor).__name__}, expected a descriptor of exported memory")
+        self._transport, self._data = transport, descriptor
+        if descriptor.get("transport") != transport:
+            raise self._wrong("transport", repr(transport))
+
+    def text(self, field: str, limit: int = 256) -> str:
+        """A short text."""
+        value = self._data.get(field)
+        if not isinstance(value, str) or not 0 < len(value) <= limit or not value.isprintable():
+            raise self._wrong(field, f"1 to {limit} printable characters")
+        return value
+
+    def number(self, field: str, low: int, high: int) -> int:
+        """An integer in a range."""
+        value = self._data.get(field)
+        if type(value) is not int or not low <= value <= high:
+            raise self._wrong(field, f"an integer from {low} to {high}")
+        return value
+
+    def nbytes(self) -> int:
+        """The size of the exported memory."""
+        return self.number("nbytes", 0, _MAX_BYTES)
+
+    def port(self) -> int:
+        """A TCP port."""
+        return self.number("port", 1, 65535)
+
+    def secret(self) -> str:
+        """The export's secret."""
+        value = self._data.get("secret")
+        if not isinstance(value, str) or len(value) != 2 * SECRET_BYTES or set(value) - set("0123456789abcdef"):
+            raise ProtocolError(  # without what was found: it may be one
+                f"secret: the descriptor of a {self._transport} export has none of {2 * SECRET_BYTES} hex digits"
+            )
+        return value
+
+    def blob(self, field: str) -> bytes:
+        """Bytes in base64."""
+        try:
+            return base64.b64decode(self.text(field, _MAX_TEXT).encode("ascii"), validate=True)
+        except (binascii.Error, UnicodeError) as error:
+            raise self._wrong(field, "base64") from error
+
+    def _wrong(self, field: str, expected: str) -> ProtocolError:
+        found = str(self._data.get(field))[:40]
+        return ProtocolError(
+            f"{field}: found {found!r} in the descriptor of a {self._transport} export, expected {expected}"
+        )
+
+
+def check_range(view: memoryview, offset: int, size: int) -> None:
+    """Refuse to read what is not there, or into what cannot be written.
+
+    Raises:
+        ProtocolError: the range sticks out, or the buffer is read-only or has gaps.
+    """
+    if type(offset) is not int or offset < 0 or offset + view.nbytes > size:
+        raise ProtocolError(f"found a range of {view.nbytes} bytes at {offset!r}, expected it within {size} bytes")
+    if view.readonly or not view.c_contiguous:
+        raise ProtocolError("found a read-only buffer or one with gaps, expected a writable contiguous one")
+
+
+def text_of(blob: bytes) -> str:
+    """Bytes as a descriptor's field holds them."""
+    return base64.b64encode(blob).decode("ascii")
