@@ -1,0 +1,99 @@
+"""What one rank sends to another: the slices of a plan, and where their bytes lie at both ends and in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tailrace.paramserver.layout.boxes import contains, extent
+from tailrace.paramserver.layout.errors import LayoutMismatch
+from tailrace.paramserver.layout.plan import ReshardPlan
+from tailrace.paramserver.layout.sharding import Layout
+from tailrace.paramserver.layout.slices import Slice
+from tailrace.paramserver.layout.strided import dense_strides
+from tailrace.paramserver.manifest import DTYPES, byte_size
+
+
+class Place(NamedTuple):
+    """Where a slice lies in a buffer: bytes from its start, and bytes per step in each of the slice's dimensions."""
+
+    buffer: str
+    offset: int
+    strides: tuple[int, ...]
+
+
+class Move(NamedTuple):
+    """A slice at both ends and in the message.
+
+    Args:
+        slice: which one.
+        extent: its size in each dimension.
+        itemsize: bytes of an element.
+        at: its first byte in the message, a multiple of `itemsize`. There it is row-major and without gaps.
+        source: where it lies at the sender.
+        target: where it goes at the receiver.
+    """
+
+    slice: Slice
+    extent: tuple[int, ...]
+    itemsize: int
+    at: int
+    source: Place
+    target: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """All that one rank sends to another for a version.
+
+    Args:
+        sender, receiver: ranks; the same for what a rank copies.
+        moves: the slices, those with the largest elements first, so that each is aligned without padding.
+        nbytes: size of the packed message: the sum of the slices.
+        source_bytes, target_bytes: size of every buffer that is read, and that is written.
+    """
+
+    sender: str
+    receiver: str
+    moves: tuple[Move, ...]
+    nbytes: int
+    source_bytes: Mapping[str, int]
+    target_bytes: Mapping[str, int]
+
+
+def message(plan: ReshardPlan, sender: str, receiver: str) -> Message:
+    """What `sender` sends to `receiver` under a plan. Both ends work it out for themselves, and agree.
+
+    Raises:
+        LayoutMismatch: the plan has nothing for this pair.
+    """
+    numbers = plan.pairs.get((sender, receiver))
+    if numbers is None:
+        raise LayoutMismatch(f"the plan moves nothing from {sender!r} to {receiver!r}")
+    dtypes = {name: DTYPES[tensor.dtype] for name, tensor in plan.source.tensor.items()}
+    slices = sorted((plan.slices[number] for number in numbers), key=lambda item: (-dtypes[item.tensor], item))
+    moves, at = [], 0
+    source_bytes: dict[str, int] = {}
+    target_bytes: dict[str, int] = {}
+    for piece in slices:
+        size = dtypes[piece.tensor]
+        source = _place(plan.source, sender, piece, size, source_bytes)
+        target = _place(plan.target, receiver, piece, size, target_bytes)
+        moves.append(Move(piece, extent(piece.box), size, at, source, target))
+        at += piece.nbytes
+    return Message(sender, receiver, tuple(moves), at, source_bytes, target_bytes)
+
+
+def _place(layout: Layout, rank: str, piece: Slice, itemsize: int, sizes: dict[str, int]) -> Place:
+    for buffer, held in layout.shards[rank].pieces[piece.tensor]:
+        if contains(held.box, piece.box):
+            sizes[buffer.name] = byte_size(buffer.dtype, buffer.shape)
+            strides = dense_strides(buffer.shape, itemsize)
+            leading = len(buffer.shape) - len(piece.box)
+            start = list(held.at)
+            for dimension, ((begin, _), (held_begin, _)) in enumerate(zip(piece.box, held.box, strict=True)):
+                start[leading + dimension] += begin - held_begin
+            offset = sum(index * stride for index, stride in zip(start, strides, strict=True))
+            return Place(buffer.name, offset, strides[leading:])
+    raise LayoutMismatch(f"{piece.tensor!r}: rank {rank!r} does not hold {piece.box} in one piece")

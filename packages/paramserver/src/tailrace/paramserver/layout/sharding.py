@@ -1,0 +1,179 @@
+"""One description of how a model is spread over workers, whatever framework spread it (StaleFlow, Appendix A.1).
+
+    Layout ── tensors: what the model consists of, in Hugging Face names
+       └───── shards: what each rank holds ── buffers: its local parameters ── pieces: box of a tensor -> place in the buffer
+
+A tensor that is cut has pieces on several ranks, a replicated one has the same box on several ranks, and a fused
+parameter (`qkv_proj`, `gate_up_proj`) is a buffer with pieces of several tensors. Elements of a buffer in no piece are padding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from tailrace.paramserver.layout.boxes import Box, extent
+
+
+class GlobalTensor(NamedTuple):
+    """A tensor of the model before it is cut.
+
+    Args:
+        name: Hugging Face parameter name.
+        dtype: a key of `tailrace.paramserver.manifest.DTYPES`.
+        shape: dimensions.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Piece(NamedTuple):
+    """A box of a tensor in a buffer.
+
+    Args:
+        tensor: its name.
+        box: which elements, not empty.
+        at: position of the box's first element in the buffer. The box lies in the buffer's last dimensions; where the
+            buffer has more dimensions than the tensor, as with experts stacked in one parameter, `at` picks the index in them.
+    """
+
+    tensor: str
+    box: Box
+    at: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A local parameter of a rank: dense, row-major memory.
+
+    Args:
+        name: what the rank calls it.
+        dtype: that of every piece.
+        shape: local dimensions.
+        pieces: what it holds. Elements in no piece are padding, which is never read or written.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", tuple(sorted(self.pieces, key=lambda piece: piece.at)))
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank holds. Ranks that hold the same share one `Shard`.
+
+    Args:
+        buffers: kept in order of name, so that equal shards are equal whatever order they were made in.
+    """
+
+    buffers: tuple[Buffer, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffers", tuple(sorted(self.buffers, key=lambda buffer: buffer.name)))
+
+    @classmethod
+    def of_boxes(cls, tensors: Iterable[GlobalTensor], boxes: Mapping[str, Sequence[Box]]) -> Shard:
+        """A shard with a buffer of its own for every box: `name`, or `name#0`, `name#1` where a tensor has several."""
+        buffers = []
+        for tensor in tensors:
+            held = [tuple((int(start), int(stop)) for start, stop in box) for box in boxes.get(tensor.name, ())]
+            for index, box in enumerate(held):
+                name = tensor.name if len(held) == 1 else f"{tensor.name}#{index}"
+                piece = Piece(tensor.name, box, (0,) * len(box))
+                buffers.append(Buffer(name, tensor.dtype, extent(box), (piece,)))
+        return cls(tuple(buffers))
+
+    @cached_property
+    def pieces(self) -> Mapping[str, tuple[tuple[Buffer, Piece], ...]]:
+        """The pieces of every tensor, and the buffers that they lie in."""
+        found: dict[str, list[tuple[Buffer, Piece]]] = {}
+        for buffer in self.buffers:
+            for piece in buffer.pieces:
+                found.setdefault(piece.tensor, []).append((buffer, piece))
+        return {name: tuple(held) for name, held in found.items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model, and which rank holds which part of it.
+
+    Checked when it is made: every element of every tensor is held by a rank, no rank holds one twice, and dtypes, shapes
+    and positions agree. The order of `tensors` and `shards` carries no meaning: two layouts are equal, and have the same
+    `digest`, when their content is.
+
+    Args:
+        tensors: the model. A tensor that is tied to another one is left out: it is the other one.
+        shards: what each rank holds, by the rank's name. One name is one process, in every layout that it appears in.
+
+    Raises:
+        LayoutInvalid: names the tensor or buffer and the rank.
+    """
+
+    tensors: tuple[GlobalTensor, ...]
+    shards: Mapping[str, Shard]
+
+    def __post_init__(self) -> None:
+        from tailrace.paramserver.layout.validation import check  # it needs the types above
+
+        object.__setattr__(self, "tensors", tuple(sorted(self.tensors, key=lambda tensor: tensor.name)))
+        known: dict[Shard, Shard] = {}
+        seen: dict[int, Shard] = {}
+        shards = {}
+        for rank in sorted(self.shards):
+            shard = self.shards[rank]
+            # Hashing a large shard takes a while; replicas mostly come as one object.
+            if id(shard) not in seen:
+                seen[id(shard)] = known.setdefault(shard, shard)
+            shards[rank] = seen[id(shard)]
+        object.__setattr__(self, "shards", shards)
+        check(self)
+
+    @classmethod
+    def of_boxes(cls, tensors: Sequence[GlobalTensor], boxes: Mapping[str, Mapping[str, Sequence[Box]]]) -> Layout:
+        """A layout from the boxes of each tensor on each rank (`boxes[rank][tensor]`), each in a buffer of its own.
+
+        Raises:
+            LayoutInvalid: see the class.
+        """
+        return cls(tuple(tensors), {rank: Shard.of_boxes(tensors, held) for rank, held in boxes.items()})
+
+    @classmethod
+    def replicated(cls, tensors: Sequence[GlobalTensor], ranks: Iterable[str]) -> Layout:
+        """The whole model on every rank: StaleFlow's parameter server workers, or replicas on one device each.
+
+        Raises:
+            LayoutInvalid: see the class.
+        """
+        shard = Shard.of_boxes(tensors, {tensor.name: [tuple((0, n) for n in tensor.shape)] for tensor in tensors})
+        return cls(tuple(tensors), dict.fromkeys(ranks, shard))
+
+    @cached_property
+    def tensor(self) -> Mapping[str, GlobalTensor]:
+        """The tensors by name."""
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    @cached_property
+    def groups(self) -> tuple[tuple[Shard, tuple[str, ...]], ...]:
+        """Every shard that differs from the others, and the ranks that hold it, in order of their names."""
+        found: dict[int, tuple[Shard, list[str]]] = {}
+        for rank, shard in self.shards.items():
+            found.setdefault(id(shard), (shard, []))[1].append(rank)
+        return tuple((shard, tuple(ranks)) for shard, ranks in found.values())
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the content: the same in every process."""
+        from tailrace.paramserver.layout.wire import to_wire
+
+        text = json.dumps(to_wire(self), separators=(",", ":"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
