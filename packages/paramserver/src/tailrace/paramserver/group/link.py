@@ -1,0 +1,222 @@
+"""The group's connection to one relay, for one life of it: heartbeats up, orders down.
+
+    consumes     `SetNext` orders (of several, the newest), `evict`, `stop`
+    waits for    the relay's answers (deadline: `patience_s`), the time of the next heartbeat
+    unblocked by an order, `evict` and `stop`, which also end a request that is under way
+
+After `evict` it knocks until the relay answers again, tells the group so, and ends: the relay's next life has a link of
+its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tailrace.paramserver.errors import ParamServerError, ProtocolError
+from tailrace.paramserver.group.messages import Event, Heard, Join, Lost, Report, SetNext, Watch
+from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.wire.authentication import connect
+from tailrace.paramserver.wire.channel import Channel
+
+_LAST_KNOCK_S = 1.0
+
+
+class Link:
+    """Watches one relay. It begins at once.
+
+    Args:
+        watch: the relay, and which life of it this is.
+        site: of the relay, for its next joining.
+        post: where events go.
+        token: shared secret.
+        heartbeat_s: seconds between two heartbeats.
+        patience_s: how long the relay may take for any answer.
+        machine: where it runs.
+    """
+
+    def __init__(
+        self,
+        watch: Watch,
+        site: str,
+        post: Callable[[Event], None],
+        *,
+        token: str,
+        heartbeat_s: float,
+        patience_s: float,
+        machine: Machine,
+    ) -> None:
+        self._watch, self._site, self._post = watch, site, post
+        self._token, self._heartbeat_s, self._patience_s, self._machine = token, heartbeat_s, patience_s, machine
+        self._changed = machine.condition()
+        self._order: SetNext | None = None
+        self._orders = 0  # carried out
+        self._channel: Channel | None = None
+        self._incarnation: tuple[object, ...] | None = None
+        self._evicted = self._stopped = False
+        self._thread = machine.spawn(self._run, f"link to {watch.name}")
+
+    @property
+    def life(self) -> int:
+        """Which life of the relay it watches."""
+        return self._watch.life
+
+    def order(self, command: SetNext) -> None:
+        """Carry this order out in place of any earlier one."""
+        with self._changed:
+            self._order = command
+            self._changed.notify_all()
+
+    def evict(self) -> None:
+        """The relay is dead: only knock from now on."""
+        with self._changed:
+            self._evicted = True
+            self._interrupt()
+
+    def stop(self) -> None:
+        """End. Does not wait for the thread, which may be the caller's; `join` does."""
+        with self._changed:
+            self._stopped = True
+            self._interrupt()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end after `stop`."""
+        self._thread.join(timeout_s)
+
+    def _interrupt(self) -> None:
+        if self._channel is not None:
+            self._channel.shutdown()
+        self._changed.notify_all()
+
+    def _run(self) -> None:
+        failed = False  # the last attempt at a connection
+        while not self._over():
+            try:
+                channel, welcome = self._connect()
+            except ParamServerError as error:
+                gone = isinstance(error.__cause__, ConnectionRefusedError)
+                self._post(Lost(self._watch.name, self.life, gone, str(error)))
+                failed = True
+            else:
+                failed = False
+                self._converse(channel, (welcome.get("pid"), welcome.get("nonce")))
+            if failed:
+                self._pause(self._heartbeat_s)
+        self._knock()
+
+    def _converse(self, channel: Channel, incarnation: tuple[object, ...]) -> None:
+        """Heartbeats and orders until the connection breaks."""
+        with self._changed:
+            known, self._incarnation = self._incarnation, incarnation
+            self._channel = channel
+            if self._evicted or self._stopped:  # `_interrupt` came before there was a channel
+                channel.shutdown()
+        try:
+            if known not in (None, incarnation):  # another process at the same address, which knows nothing
+                self._rejoin()
+                return
+            self._beat(channel)
+        except ParamServerError as error:
+            self._post(Lost(self._watch.name, self.life, False, str(error)))
+        finally:
+            with self._changed:
+                self._channel = None
+            channel.close()
+
+    def _beat(self, channel: Channel) -> None:
+        while not self._over():
+            with self._changed:
+                order, self._order = self._order, None
+            if order is not None:
+                try:
+                    channel.request(_set_next(order.addresses), self._patience_s)
+                except BaseException:
+                    with self._changed:
+                        self._order = self._order or order  # for the next connection
+                    raise
+                self._orders = order.order
+            report = read_report(channel, self._patience_s)
+            self._post(Heard(self._watch.name, self.life, self._orders, report))
+            self._pause(self._heartbeat_s)
+
+    def _knock(self) -> None:
+        wait_s = self._heartbeat_s
+        while not self._ended():
+            self._pause(wait_s, orders=False)
+            wait_s = min(_LAST_KNOCK_S, 2 * wait_s)
+            if not self._ended() and self._answers():
+                self._rejoin()
+                return
+
+    def _answers(self) -> bool:
+        """Whether the relay works again; that something listens is not enough."""
+        try:
+            channel, _ = self._connect()
+        except ParamServerError:
+            return False
+        try:
+            channel.request({"op": "versions"}, self._patience_s)
+        except ParamServerError:
+            return False
+        finally:
+            channel.close()
+        return True
+
+    def _connect(self) -> tuple[Channel, dict[str, Any]]:
+        return connect(
+            self._machine,
+            self._watch.address,
+            token=self._token,
+            timeout_s=self._patience_s,
+            stall_s=self._patience_s,
+        )
+
+    def _rejoin(self) -> None:
+        self._post(Join(self._watch.name, self._watch.address, self._site))
+
+    def _over(self) -> bool:
+        with self._changed:
+            return self._evicted or self._stopped
+
+    def _ended(self) -> bool:
+        with self._changed:
+            return self._stopped
+
+    def _pause(self, seconds: float, *, orders: bool = True) -> None:
+        """Until so much time has passed, or there is something to do."""
+        deadline = self._machine.now() + seconds
+        with self._changed:
+            while (remaining := deadline - self._machine.now()) > 0:
+                if self._stopped or (orders and (self._evicted or self._order is not None)):
+                    return
+                self._changed.wait(remaining)
+
+
+def read_report(channel: Channel, timeout_s: float) -> Report:
+    """Ask a relay for its account of itself.
+
+    Raises:
+        ProtocolError: it is not what a relay says.
+        RelayUnreachable, RelayTimeout: none came.
+    """
+    versions: Any = channel.request({"op": "versions"}, timeout_s).get("versions")
+    status = channel.request({"op": "status"}, timeout_s)
+    try:
+        arriving = {int(version): int(text.partition("/")[0]) for version, text in status["receiving"].items()}
+        return Report(
+            versions=tuple((int(version), int(stamp)) for version, stamp in versions),
+            arriving=arriving,
+            next=_next(status["next"]),
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(f"{channel.peer} sent a status without or with a wrong {error}") from error
+
+
+def _set_next(addresses: tuple[str, ...]) -> dict[str, Any]:
+    return {"op": "set_next", "addresses": list(addresses), "address": addresses[0] if addresses else None}
+
+
+def _next(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    return tuple(str(address) for address in value or ())

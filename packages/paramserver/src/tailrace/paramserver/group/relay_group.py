@@ -1,0 +1,395 @@
+"""A group of relays under one coordinator: who lives, who is master, and the edges between them, kept by itself.
+
+    consumes     heartbeats of every relay (one connection and thread each), `join`, `leave`, readers' asks for a source
+    waits for    nothing itself but the clock: a tick every half heartbeat
+    unblocked by `close`
+
+The coordinator decides, this class carries out: `SetNext` on the relay's own connection, `Fetch` on one of its own,
+`Retarget` as a call of `on_master` on a thread that does nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from tailrace.paramserver.errors import ParamServerError, PublishTimeout, RelayUnreachable, VersionNotYet
+from tailrace.paramserver.group.coordinator import Coordinator, MemberState
+from tailrace.paramserver.group.link import Link
+from tailrace.paramserver.group.messages import (
+    Ask,
+    Command,
+    Deny,
+    Done,
+    Event,
+    Evict,
+    Fetch,
+    Fetched,
+    Grant,
+    Join,
+    Leave,
+    Retarget,
+    SetNext,
+    Tick,
+    Watch,
+)
+from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.wire.authentication import check_token, connect
+
+_log = logging.getLogger(__name__)
+HEARTBEAT_S = 0.1
+DEAD_AFTER_S = 1.0
+_CLOSE_S = 5.0
+
+OnMaster = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A relay as the group sees it.
+
+    Args:
+        name: in the group.
+        address: where it listens.
+        site: its datacenter.
+        state: see `MemberState`.
+        life: number of its joining, from 1.
+        versions: visible versions, oldest publication first.
+        arriving: chunks in place of each version that is arriving.
+        next: addresses that it sends to.
+        why: why it is not alive, or what went wrong last.
+    """
+
+    name: str
+    address: str
+    site: str
+    state: MemberState
+    life: int
+    versions: tuple[int, ...]
+    arriving: Mapping[int, int]
+    next: tuple[str, ...]
+    why: str
+
+
+class RelayGroup:
+    """Watches relays, keeps the broadcast forest among the living, and names the master.
+
+    Args:
+        relays: addresses, in the order of the chain; or names and their addresses. A bare address is its own name.
+        token: shared secret.
+        sites: datacenter of each relay by name; those left out are at `home`.
+        home: the trainer's datacenter.
+        on_master: called with the master's address when another relay becomes master, on a thread of its own:
+            `publisher.retarget`. For several data-parallel roots one for each, in order of their rank.
+        heartbeat_s: seconds between two heartbeats.
+        dead_after_s: silence after which a relay is evicted. A process that ended is seen at once, by its connection.
+        fetch_after_s: how long a relay that lacks the newest version may make no progress before it fetches it from
+            another one than its predecessor.
+        fetch_timeout_s: how long such a fetch may take.
+        timeout_s: how long the first contact may take.
+        machine: where it runs.
+
+    Raises:
+        ValueError: no relay, or one is there twice.
+        RelayUnreachable: none of the relays answers.
+    """
+
+    def __init__(
+        self,
+        relays: Sequence[str] | Mapping[str, str],
+        *,
+        token: str,
+        sites: Mapping[str, str] | None = None,
+        home: str = "",
+        on_master: OnMaster | Sequence[OnMaster] | None = None,
+        heartbeat_s: float = HEARTBEAT_S,
+        dead_after_s: float = DEAD_AFTER_S,
+        fetch_after_s: float = 2.0,
+        fetch_timeout_s: float = 60.0,
+        timeout_s: float = 10.0,
+        machine: Machine = HOST,
+    ) -> None:
+        addresses = dict(relays) if isinstance(relays, Mapping) else {address: address for address in relays}
+        if not addresses or len(set(addresses.values())) < len(relays):
+            raise ValueError(f"found the relays {list(addresses.values())}, expected at least one, and each once")
+        if not 0 < heartbeat_s < dead_after_s:
+            raise ValueError(f"found heartbeats every {heartbeat_s} s and death after {dead_after_s} s, expected less")
+        self._token, self._machine, self._home = check_token(token), machine, home
+        self._sites = dict(sites or {})
+        self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
+        self._fetch_timeout_s = fetch_timeout_s
+        callbacks = [on_master] if on_master is None or callable(on_master) else on_master
+        self._on_master: list[OnMaster | None] = list(callbacks)
+        self._coordinator = Coordinator(
+            dead_after_s=dead_after_s,
+            home=home,
+            roots=len(self._on_master),
+            fetch_after_s=fetch_after_s,
+            fetch_timeout_s=fetch_timeout_s,
+        )
+        self._changed = machine.condition()
+        self._links: dict[str, Link] = {}
+        self._ended: list[Link] = []
+        self._announce: list[Retarget] = []
+        self._answers: dict[str, Grant | Deny] = {}
+        self._pullers = itertools.count(1)
+        self._closed = False
+        for name, address in addresses.items():
+            self._post(Join(name, address, self._site(name)))
+        self._threads = [machine.spawn(self._tick, "group ticks"), machine.spawn(self._announcer, "group announcer")]
+        try:
+            self._form(list(addresses.values()), timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def master(self) -> str:
+        """Address of the relay to publish to.
+
+        Raises:
+            RelayUnreachable: no relay lives.
+        """
+        return self.masters[0]
+
+    @property
+    def masters(self) -> list[str]:
+        """Address of the master of every root that has one, in order of their rank.
+
+        Raises:
+            RelayUnreachable: no relay lives.
+        """
+        with self._changed:
+            found = [self._coordinator.master(root) for root in range(len(self._on_master))]
+        masters = [member.address for member in found if member is not None]
+        if not masters:
+            raise RelayUnreachable("no relay of the group lives; start one, or tell the group of one with `join`")
+        return masters
+
+    def follow(self, on_master: OnMaster, root: int = 0) -> None:
+        """Call this from now on when another relay becomes the root's master, and soon with the present one."""
+        with self._changed:
+            self._on_master[root] = on_master
+            master = self._coordinator.master(root)
+            if master is not None:
+                self._announce.append(Retarget(root, master.name, master.address))
+                self._changed.notify_all()
+
+    def addresses(self) -> list[str]:
+        """Addresses of the living relays, in the order in which they joined."""
+        with self._changed:
+            return [member.address for member in self._coordinator.living()]
+
+    def locate(self, version: int | None = None) -> list[str]:
+        """Addresses of living relays that hold a version completely; of all living ones for None.
+
+        For readers: what one of them began, another one goes on with.
+        """
+        with self._changed:
+            return [
+                member.address
+                for member in self._coordinator.living()
+                if version is None or version in [held for held, _ in member.report.versions]
+            ]
+
+    @contextmanager
+    def source(self, version: int, *, site: str | None = None, timeout_s: float = 30.0) -> Iterator[str]:
+        """Address of a relay to pull a version from over the network, which serves nobody else meanwhile.
+
+        Pullers wait in order; sources of the same site come first (RobustRL, section 5.2.1). Leave the context with a
+        `ParamServerError` to say that the source failed, and ask again for another one.
+
+        Raises:
+            VersionNotYet: no source was free within `timeout_s`, or none holds the version.
+        """
+        deadline = self._machine.now() + timeout_s
+        with self._changed:
+            puller = f"reader {next(self._pullers)}"
+            self._post(Ask(puller, self._home if site is None else site, version, deadline))
+            while puller not in self._answers and (remaining := deadline - self._machine.now()) > 0:
+                self._changed.wait(remaining)
+            answer = self._answers.pop(puller, None)
+        try:
+            if not isinstance(answer, Grant):
+                raise answer.error if answer else VersionNotYet(f"no source for version {version} in {timeout_s:.3g} s")
+            yield answer.address
+        finally:
+            self._post(Done(puller))
+            with self._changed:
+                self._answers.pop(puller, None)
+
+    def wait(self, version: int, timeout_s: float) -> None:
+        """Wait until every living relay shows a version.
+
+        Raises:
+            PublishTimeout: not within `timeout_s`; names the relays that lack it.
+            RelayUnreachable: no relay lives, or the group is closed.
+        """
+        deadline = self._machine.now() + timeout_s
+        with self._changed:
+            while True:
+                living = self._coordinator.living()
+                late = [m.name for m in living if version not in [held for held, _ in m.report.versions]]
+                if self._closed or not living:
+                    raise RelayUnreachable("the group is closed" if self._closed else "no relay of the group lives")
+                if not late:
+                    return
+                remaining = deadline - self._machine.now()
+                if remaining <= 0:
+                    raise PublishTimeout(f"version {version} did not reach {', '.join(late)} in {timeout_s:.3g} s")
+                self._changed.wait(remaining)
+
+    def join(self, address: str, *, name: str | None = None, site: str | None = None) -> None:
+        """Take a relay in, at the tail: a new one, or one that came back at another address. Returns at once."""
+        name = address if name is None else name
+        with self._changed:
+            if site is not None:
+                self._sites[name] = site
+            self._post(Join(name, address, self._site(name)))
+
+    def leave(self, name: str) -> None:
+        """Let a relay go. It keeps what it holds. Returns at once."""
+        self._post(Leave(name))
+
+    def status(self) -> dict[str, MemberStatus]:
+        """Every relay that belongs to the group, the dead ones too, by name."""
+        with self._changed:
+            return {
+                name: MemberStatus(
+                    name=name,
+                    address=member.address,
+                    site=member.site,
+                    state=member.state,
+                    life=member.life,
+                    versions=tuple(version for version, _ in member.report.versions),
+                    arriving=dict(member.report.arriving),
+                    next=member.report.next,
+                    why=member.why,
+                )
+                for name, member in self._coordinator.members.items()
+            }
+
+    def close(self) -> None:
+        """Stop watching. The relays go on as they are."""
+        with self._changed:
+            self._closed = True
+            links = [*self._links.values(), *self._ended]
+            self._changed.notify_all()
+        for link in links:
+            link.stop()
+        deadline = self._machine.now() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - self._machine.now()))
+        for link in links:
+            link.join(max(0.0, deadline - self._machine.now()))
+
+    def __enter__(self) -> RelayGroup:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _site(self, name: str) -> str:
+        return self._sites.get(name, self._home)
+
+    def _form(self, addresses: list[str], timeout_s: float) -> None:
+        deadline = self._machine.now() + timeout_s
+        with self._changed:
+            while not self._coordinator.formed and (remaining := deadline - self._machine.now()) > 0:
+                self._changed.wait(remaining)
+            if not self._coordinator.living():
+                why = "; ".join(f"{m.name}: {m.why}" for m in self._coordinator.members.values())
+                raise RelayUnreachable(f"found no living relay among {', '.join(addresses)}, expected one: {why}")
+
+    def _post(self, event: Event) -> None:
+        """Tell the coordinator, and carry out what it orders. Nothing here waits."""
+        with self._changed:
+            if self._closed:
+                return
+            for command in self._coordinator.handle(event, self._machine.now()):
+                self._carry_out(command)
+            self._changed.notify_all()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case Watch(name):
+                site = self._coordinator.members[name].site
+                self._links[name] = Link(
+                    command,
+                    site,
+                    self._post,
+                    token=self._token,
+                    heartbeat_s=self._heartbeat_s,
+                    patience_s=self._dead_after_s,
+                    machine=self._machine,
+                )
+            case Evict(name, life, reason, again):
+                _log.warning("relay %s (life %d) is out of the group: %s", name, life, reason)
+                link = self._links.get(name)
+                if link is not None and link.life == life and again:
+                    link.evict()
+                elif link is not None and link.life == life:
+                    link.stop()
+                    self._ended.append(self._links.pop(name))
+            case SetNext(name, life):
+                link = self._links.get(name)
+                if link is not None and link.life == life:
+                    link.order(command)
+            case Retarget():
+                self._announce.append(command)
+            case Fetch():
+                self._machine.spawn(functools.partial(self._fetch, command), f"fetch for {command.name}")
+            case Grant() | Deny():
+                self._answers[command.puller] = command
+
+    def _tick(self) -> None:
+        while True:
+            with self._changed:
+                if self._closed:
+                    return
+            self._post(Tick())
+            self._machine.sleep(self._heartbeat_s / 2)
+
+    def _announcer(self) -> None:
+        while True:
+            with self._changed:
+                while not self._announce and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                command = self._announce.pop(0)
+                callback = self._on_master[command.root]
+            try:
+                if callback is not None:
+                    callback(command.address)
+            except Exception:  # a user's callback must not end the group's care for the relays
+                _log.exception("on_master failed for root %d and the relay %s", command.root, command.address)
+
+    def _fetch(self, command: Fetch) -> None:
+        address = self._address(command.name, command.life)
+        if address is None:
+            return
+        error: str | None = None
+        try:
+            channel, _ = connect(
+                self._machine, address, token=self._token, timeout_s=self._dead_after_s, stall_s=self._dead_after_s
+            )
+            try:
+                message = {"op": "fetch", "version": command.version, "source": command.address}
+                channel.request(message, self._fetch_timeout_s)
+            finally:
+                channel.close()
+        except ParamServerError as failure:
+            error = str(failure)
+            _log.warning("relay %s cannot fetch from %s: %s", command.name, command.source, error)
+        self._post(Fetched(command.name, command.life, command.version, command.source, error))
+
+    def _address(self, name: str, life: int) -> str | None:
+        with self._changed:
+            member = self._coordinator.members.get(name)
+            return member.address if member is not None and member.life == life else None

@@ -1,0 +1,201 @@
+"""Real relays in real processes, really killed."""
+
+import itertools
+import os
+import signal
+import threading
+
+import pytest
+
+from tailrace.paramserver import (
+    Publisher,
+    PublishTimeout,
+    RelayReader,
+    RelayUnreachable,
+    VersionNotYet,
+    relay_status,
+)
+from tailrace.paramserver.group.coordinator import MemberState
+from tailrace.paramserver.group.relay_group import RelayGroup
+
+CHUNK = 64 * 2**10
+
+
+@pytest.fixture
+def big(weights):
+    """Weights that take a while."""
+    return lambda version: weights(version, tensors=4, nbytes=8 * 2**20)
+
+
+def all_have(group, token, version, check, timeout_s=30):
+    """Every living relay shows the version, whole and with matching checksums."""
+    group.wait(version, timeout_s)
+    for address in group.addresses():
+        with RelayReader(address, token=token) as reader, reader.lease(version) as held:
+            held.verify()
+            check(held, version)
+
+
+def names(relays):
+    return {relay.name: relay.address for relay in relays}
+
+
+def test_a_group_needs_no_further_care(spawn, token, weights, check):
+    relays = [spawn() for _ in range(3)]
+    with RelayGroup(names(relays), token=token) as group:
+        assert group.master == relays[0].address
+        with Publisher(group.master, token=token, chunk_bytes=CHUNK) as publisher:
+            for version in range(3):
+                publisher.publish(version, weights(version))
+                all_have(group, token, version, check)
+        status = group.status()
+    assert [status[relay.name].state for relay in relays] == [MemberState.ALIVE] * 3
+    assert status[relays[0].name].next == (relays[1].address,)
+    assert status[relays[2].name].versions == (1, 2)
+
+
+@pytest.mark.parametrize("place", [1, 2])
+def test_a_relay_killed_in_the_middle_of_a_broadcast(spawn, token, big, check, until, place):
+    relays = [spawn() for _ in range(4)]
+    with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
+        publisher.publish(0, big(0))
+        all_have(group, token, 0, check)
+        publisher.publish(1, big(1))
+        relays[place].kill()
+        until(lambda: group.status()[relays[place].name].state is MemberState.DEAD, "the death")
+        all_have(group, token, 1, check)
+        left = [relay for index, relay in enumerate(relays) if index != place]
+        assert group.addresses() == [relay.address for relay in left]
+        for before, after in itertools.pairwise(left):
+            assert group.status()[before.name].next == (after.address,)
+
+
+def test_the_master_killed_in_the_middle_of_a_push(spawn, token, big, check, until):
+    relays = [spawn() for _ in range(3)]
+    with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
+        group.follow(publisher.retarget)
+        publisher.publish(0, big(0))
+        all_have(group, token, 0, check)
+        publisher.publish(1, big(1))
+        relays[0].kill()
+        until(lambda: group.master != relays[0].address, "another master")
+        until(lambda: publisher.address == group.master, "the publisher to be told")
+        all_have(group, token, 1, check)
+        publisher.publish(2, big(2))
+        all_have(group, token, 2, check)
+
+
+def test_a_suspended_relay_is_bridged_and_catches_up(spawn, token, big, check, until):
+    relays = [spawn(stall_s=1.0) for _ in range(3)]
+    with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
+        publisher.publish(0, big(0))
+        all_have(group, token, 0, check)
+        os.kill(relays[1].pid, signal.SIGSTOP)
+        try:
+            until(lambda: group.status()[relays[1].name].state is MemberState.DEAD, "the eviction")
+            publisher.publish(1, big(1))
+            all_have(group, token, 1, check)
+            assert relays[1].address not in group.addresses()
+        finally:
+            os.kill(relays[1].pid, signal.SIGCONT)
+        until(lambda: relays[1].address in group.addresses(), "its return")
+        assert group.addresses()[-1] == relays[1].address  # at the tail
+        all_have(group, token, 1, check)
+
+
+def test_a_relay_comes_back_at_another_address_and_is_caught_up(spawn, token, weights, check, until):
+    relays = [spawn() for _ in range(2)]
+    with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
+        publisher.publish(0, weights(0))
+        all_have(group, token, 0, check)
+        relays[1].kill()
+        until(lambda: group.addresses() == [relays[0].address], "the death")
+        back = spawn(relays[1].name)
+        group.join(back.address, name=back.name)
+        until(lambda: group.addresses() == [relays[0].address, back.address], "its return")
+        all_have(group, token, 0, check)
+        assert group.status()[back.name].life == 2
+
+
+def test_a_restart_at_the_same_address_is_seen_as_one(spawn, token, weights, check, until):
+    relays = [spawn() for _ in range(2)]
+    with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
+        group.follow(publisher.retarget)
+        relays[0].kill()
+        back = spawn(relays[0].name, port=int(relays[0].address.rpartition(":")[2]))
+        until(lambda: group.addresses() == [relays[1].address, back.address], "its return at the tail")
+        assert group.master == relays[1].address
+        publisher.publish(0, weights(0))
+        all_have(group, token, 0, check)
+
+
+def test_all_relays_dead(spawn, token, until):
+    relay = spawn()
+    with RelayGroup([relay.address], token=token) as group:
+        relay.kill()
+        until(lambda: group.addresses() == [], "the death")
+        with pytest.raises(RelayUnreachable, match="no relay of the group lives"):
+            _ = group.master
+        with pytest.raises(RelayUnreachable, match="no relay"):
+            group.wait(1, 5)
+        with pytest.raises(VersionNotYet, match=r"held by no living source|no source"), group.source(1, timeout_s=0.3):
+            pass
+    with pytest.raises(RelayUnreachable, match="found no living relay"):
+        RelayGroup([relay.address], token=token, timeout_s=3)
+
+
+def test_waits_name_who_is_late(serve, token):
+    relay = serve("late-one")
+    with RelayGroup({"late-one": relay.address}, token=token) as group:
+        with pytest.raises(PublishTimeout, match="version 3 did not reach late-one"):
+            group.wait(3, 0.2)
+        assert group.locate() == [relay.address]
+        assert group.locate(3) == []
+
+
+def test_a_source_serves_one_reader_at_a_time(serve, token, weights):
+    relays = [serve() for _ in range(2)]
+    with RelayGroup([relay.address for relay in relays], token=token) as group:
+        with Publisher(group.master, token=token) as publisher:
+            publisher.publish(0, weights(0))
+            group.wait(0, 20)
+        with group.source(0) as first, group.source(0) as second:
+            assert {first, second} == {relay.address for relay in relays}
+            with pytest.raises(VersionNotYet), group.source(0, timeout_s=0.3):
+                pass
+        with group.source(0, timeout_s=5) as again:
+            assert again in (first, second)
+
+
+def test_a_callback_that_fails_or_hangs_costs_the_relays_nothing(spawn, token, until, caplog):
+    relays = [spawn() for _ in range(3)]
+    release = threading.Event()
+
+    def callback(address):
+        release.wait(20)
+        raise RuntimeError(f"cannot go to {address}")
+
+    with RelayGroup([relay.address for relay in relays], token=token, on_master=callback) as group:
+        relays[0].kill()
+        relays[1].kill()
+        until(lambda: group.addresses() == [relays[2].address], "both deaths")
+        assert group.master == relays[2].address
+        release.set()
+        until(lambda: f"the relay {relays[2].address}" in caplog.text, "the last call")
+
+
+def test_what_is_no_group(token):
+    for relays in ([], ["127.0.0.1:1", "127.0.0.1:1"], {"a": "127.0.0.1:1", "b": "127.0.0.1:1"}):
+        with pytest.raises(ValueError, match="expected at least one"):
+            RelayGroup(relays, token=token)
+    with pytest.raises(ValueError, match="expected less"):
+        RelayGroup(["127.0.0.1:1"], token=token, heartbeat_s=2, dead_after_s=1)
+
+
+def test_orders_reach_the_relays_as_next_hops(serve, token, until):
+    relays = [serve() for _ in range(3)]
+    with RelayGroup([relay.address for relay in relays], token=token) as group:
+        until(lambda: relay_status(relays[1].address, token=token).next, "the edge")
+        group.leave(relays[1].address)
+        until(lambda: len(group.status()) == 2, "its leaving")
+        until(lambda: group.status()[relays[0].address].next == (relays[2].address,), "the bridge")
