@@ -1,5 +1,6 @@
 """What a layout accepts, and what its errors say."""
 
+import ast
 import copy
 import json
 import random
@@ -55,7 +56,7 @@ def test_ranks_that_hold_the_same_share_a_shard():
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(0, 5), st.integers(1, 6)), max_size=4))
 def test_finds_every_gap_and_every_overlap(spans):
     boxes = [((a, min(a + h, 4)), (b, min(b + w, 6))) for a, h, b, w in spans]
-    count = {index: 0 for index in elements(((0, 4), (0, 6)))}
+    count = dict.fromkeys(elements(((0, 4), (0, 6))), 0)
     for box in boxes:
         for index in elements(box):
             count[index] += 1
@@ -74,7 +75,7 @@ def test_finds_every_gap_and_every_overlap(spans):
     else:
         with pytest.raises(LayoutInvalid, match="no rank holds") as error:
             Layout.of_boxes([W], spread)
-        named = eval(str(error.value).split("holds ")[1].split(", expected")[0])  # noqa: S307
+        named = ast.literal_eval(str(error.value).split("holds ")[1].split(", expected")[0])
         assert all(count[index] == 0 for index in elements(named))
 
 
@@ -123,7 +124,7 @@ def test_what_is_wrong_is_named(make, says):
 
 def test_two_pieces_in_one_place_are_refused():
     pieces = (Piece("w", ((0, 2), (0, 6)), (0, 0)), Piece("w", ((2, 4), (0, 6)), (1, 0)))
-    with pytest.raises(LayoutInvalid, match="rank 'a', buffer 'b'.*share memory"):
+    with pytest.raises(LayoutInvalid, match=r"rank 'a', buffer 'b'.*share memory"):
         Layout((W,), {"a": Shard((Buffer("b", "float32", (4, 6), pieces),))})
 
 
@@ -131,7 +132,7 @@ def test_a_tensor_without_dimensions_and_one_without_elements():
     tensors = [GlobalTensor("scale", "float32", ()), GlobalTensor("none", "float32", (0, 3))]
     layout = Layout.of_boxes(tensors, {"a": {"scale": [()]}})
     assert from_wire(to_wire(layout)) == layout
-    with pytest.raises(LayoutInvalid, match="'scale'.*no rank holds"):
+    with pytest.raises(LayoutInvalid, match=r"'scale'.*no rank holds"):
         Layout.of_boxes(tensors, {"a": {}})
 
 

@@ -139,7 +139,7 @@ def _union(members: list[list[int]], groups: tuple[int, ...]) -> tuple[int, ...]
 def _cost(links: LinkCosts, ranks: tuple[str, ...]) -> Cost:
     if not links.between:
         bandwidth, latency_s = links.bandwidth, links.latency_s
-        return lambda sender, receiver, nbytes: nbytes / bandwidth + latency_s
+        return lambda _sender, _receiver, nbytes: nbytes / bandwidth + latency_s
     known: dict[tuple[int, int], float] = {}
 
     def cost(sender: int, receiver: int, nbytes: int) -> float:

@@ -1,0 +1,88 @@
+"""The layout of an FSDP2 model: DTensors on a device mesh. torch is imported when the converter is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
+from typing import Any
+
+from tailrace.paramserver.layout.errors import LayoutInvalid
+from tailrace.paramserver.layout.mesh_splits import Cut, held_intervals, local_boxes
+from tailrace.paramserver.layout.sharding import Buffer, GlobalTensor, Layout, Piece, Shard
+
+
+def from_fsdp2(
+    state_dict: Mapping[str, Any],
+    *,
+    rank_name: Callable[[int], str] = "rank{}".format,
+    ranks: Iterable[int] | None = None,
+) -> Layout:
+    """The layout of all ranks, worked out on one of them from its own state dict, without communication.
+
+    A rank's buffer of a tensor is called as the tensor and is its local tensor (`dtensor.to_local()`).
+
+    Args:
+        state_dict: of the model after `fully_shard`, tensor parallelism, or both: DTensors with Shard and Replicate
+            placements, on one or several meshes, and plain tensors, which every rank holds. Tied parameters may appear under
+            each name; they are then several tensors. It need not be loaded: DTensors on the meta device do.
+        rank_name: the name of a global rank of torch.distributed.
+        ranks: all global ranks; by default those in the meshes.
+
+    Raises:
+        LayoutInvalid: a tensor has a placement that is not a part of it (`Partial`), or there are neither meshes nor ranks.
+    """
+    from torch.distributed.tensor import DTensor
+
+    meshes = {key: tensor.device_mesh for key, tensor in state_dict.items() if isinstance(tensor, DTensor)}
+    everyone = set(ranks or ())
+    for mesh in {id(mesh): mesh for mesh in meshes.values()}.values():
+        everyone.update(int(rank) for rank in mesh.mesh.flatten())
+    if not everyone:
+        raise LayoutInvalid("found no DTensor, so no ranks; expected a sharded state dict, or `ranks`")
+    coordinates: dict[int, dict[int, tuple[int, ...]]] = {}
+    tensors: list[GlobalTensor] = []
+    held: dict[int, list[Buffer]] = {rank: [] for rank in everyone}
+    for name, value in state_dict.items():
+        tensor = GlobalTensor(name, str(value.dtype).removeprefix("torch."), tuple(int(size) for size in value.shape))
+        tensors.append(tensor)
+        if name not in meshes:
+            whole = _buffer(tensor, [[(0, size)] if size else [] for size in tensor.shape])
+            for rank in everyone:
+                held[rank].append(whole)
+            continue
+        mesh = meshes[name]
+        if id(mesh) not in coordinates:
+            coordinates[id(mesh)] = _coordinates(mesh)
+        placements = [_cut(placement, tensor) for placement in value.placements]
+        size, made = tuple(mesh.shape), dict[tuple[int, ...], Buffer]()
+        for rank, coordinate in coordinates[id(mesh)].items():
+            # Ranks that differ only where the tensor is replicated hold the same.
+            key = tuple(-1 if cut is None else index for cut, index in zip(placements, coordinate, strict=True))
+            if key not in made:
+                made[key] = _buffer(tensor, held_intervals(tensor.shape, size, coordinate, placements))
+            held[rank].append(made[key])
+    return Layout(tuple(tensors), {rank_name(rank): Shard(tuple(buffers)) for rank, buffers in held.items()})
+
+
+def _buffer(tensor: GlobalTensor, intervals: list[list[tuple[int, int]]]) -> Buffer:
+    shape = tuple(sum(stop - start for start, stop in line) for line in intervals)
+    pieces = tuple(Piece(tensor.name, box, at) for box, at in local_boxes(intervals))
+    return Buffer(tensor.name, tensor.dtype, shape, pieces)
+
+
+def _coordinates(mesh: Any) -> dict[int, tuple[int, ...]]:
+    size = tuple(mesh.shape)
+    places = product(*(range(length) for length in size))
+    return {int(rank): place for rank, place in zip(mesh.mesh.flatten().tolist(), places, strict=True)}
+
+
+def _cut(placement: Any, tensor: GlobalTensor) -> Cut | None:
+    from torch.distributed.tensor import Replicate
+
+    if isinstance(placement, Replicate):
+        return None
+    dimension = getattr(placement, "dim", None)
+    # torch's strided shard is private and has had several base classes; its factor is what tells it apart.
+    if dimension is None or placement.is_partial() or not 0 <= dimension < len(tensor.shape):
+        raise LayoutInvalid(f"{tensor.name!r}: found the placement {placement}, expected Shard or Replicate")
+    return Cut(int(dimension), int(getattr(placement, "split_factor", 1)))
