@@ -1,0 +1,77 @@
+"""An obvious repair of the tree: whoever answers is ordered by what it holds, and wired anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simulation.scheduler import Process
+from simulation.world import TOKEN, Relay, World
+
+from tailrace.paramserver.errors import ParamServerError
+from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.wire.authentication import connect
+
+HOST = "10.0.0.99"
+_ANSWER_S = 1.0
+
+
+def start_repair(world: World) -> Process:
+    """Wires the relays at first, and after every fault that is noticed."""
+
+    def main(process: Process) -> None:
+        machine = world.machine(process)
+        while any(not relay.serving for relay in world.relays.values()):
+            machine.sleep(0.01)
+        while True:
+            if _wire(world, machine):
+                world.ready.give()
+            else:
+                world.want_repair()
+            if world.repairs.take() is None:
+                return
+
+    return world.start("repair", HOST, 0.0, main)
+
+
+def _wire(world: World, machine: Machine) -> bool:
+    """Whether everybody who lives answered, and was wired."""
+    living = world.living()
+    held = list[tuple[int, int, Relay]]()
+    complete = bool(living)
+    for relay in living:
+        try:
+            versions = ask(machine, relay.address, {"op": "versions"})["versions"]
+        except ParamServerError as error:
+            world.judge(f"asked {relay.name}", error)
+            complete = False
+        else:
+            held.append((-max((stamp for _, stamp in versions), default=0), relay.index, relay))
+    order = [relay for _, _, relay in sorted(held, key=lambda item: item[:2])]
+    fanout = world.schedule.fanout
+    for place in reversed(range(len(order))):
+        following = [relay.address for relay in order[fanout * place + 1 : fanout * place + 1 + fanout]]
+        try:
+            ask(machine, order[place].address, set_next(following))
+        except ParamServerError as error:
+            world.judge(f"wired {order[place].name}", error)
+            complete = False
+    if order:
+        world.scheduler.note(f"wired {' '.join(relay.name for relay in order)}")
+        world.master = order[0].address
+        if world.orders:
+            world.orders[-1].put(world.master)
+    return complete
+
+
+def set_next(following: list[str]) -> dict[str, Any]:
+    """The message that names a relay's next hops."""
+    return {"op": "set_next", "address": following[0] if following else None}
+
+
+def ask(machine: Machine, address: str, message: dict[str, Any]) -> dict[str, Any]:
+    """One request on a connection of its own."""
+    channel, _ = connect(machine, address, token=TOKEN, timeout_s=_ANSWER_S, stall_s=_ANSWER_S)
+    try:
+        return channel.request(message, _ANSWER_S)
+    finally:
+        channel.close()
