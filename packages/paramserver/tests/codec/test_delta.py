@@ -265,8 +265,8 @@ def test_refuses(case):
 def test_refuses_blocks(case):
     where, message = BAD_BLOCKS[case]
     assert reference_decode(GOOD, bytes(BLOCKS)) == applied(GOOD, bytes(BLOCKS), BLOCKS)
+    payload = payload_of(BLOCKS, count=2, where=where, steps=b"\x01\xff")
     with pytest.raises(PayloadMalformed, match=message):
-        payload = payload_of(BLOCKS, count=2, where=where, steps=b"\x01\xff")
         ALWAYS.decode(memoryview(payload), memoryview(bytes(BLOCKS)), memoryview(bytearray(BLOCKS)))
 
 
