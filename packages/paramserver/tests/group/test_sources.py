@@ -63,14 +63,19 @@ def test_a_source_that_dies_is_replaced_and_its_puller_comes_first():
     assert schedule.holds("b", HELD) == [Assign("a", 7, "b"), Assign("c", 7, "t")]
 
 
-def test_a_source_that_fails_but_lives_comes_last():
+def test_sources_that_fail_but_live_are_tried_once_each():
     schedule = Watched()
     schedule.holds("s", HELD)
     schedule.request("a", 7, FAR)
-    assert schedule.failed("a") == [Assign("a", 7, "s")]  # there is no other
-    assert schedule.holds("t", HELD) == []
+    schedule.holds("t", HELD)
     assert schedule.failed("a") == [Assign("a", 7, "t")]
-    assert schedule.failed("nobody") == []
+    schedule.request("b", 7, FAR)
+    (ended,) = schedule.failed("a")
+    assert (ended.puller, ended.version) == ("a", 7)
+    assert "none of s, t" in str(ended.error)
+    assert schedule.assignments == {"b": "s"}
+    assert schedule.failed("a") == []
+    assert schedule.request("a", 7, FAR) == [Assign("a", 7, "t")]  # a new pull tries all again
 
 
 def test_one_receiver_into_a_site_and_then_neighbours():

@@ -343,6 +343,7 @@ class RelayGroup:
             case Retarget():
                 self._announce.append(command)
             case Fetch():
+                _log.info("relay %s lacks version %d, fetches from %s", command.name, command.version, command.source)
                 self._machine.spawn(functools.partial(self._fetch, command), f"fetch for {command.name}")
             case Grant() | Deny():
                 self._answers[command.puller] = command

@@ -108,15 +108,19 @@ class PullSchedule:
             self._pulls[puller] = _Pull(version, next(self._order), deadline)
         return self._assign()
 
-    def failed(self, puller: str) -> list[Assign]:
-        """A pull broke off although its source may live: another source is tried, and this one only after all others."""
+    def failed(self, puller: str) -> list[Expire | Assign]:
+        """A pull broke off although its source may live: another source is tried, and when all failed, the pull ends."""
         pull = self._pulls.get(puller)
         if pull is None or pull.source is None:
             return []
         self._serving.pop(pull.source, None)
         pull.refused |= {pull.source}
         pull.source = None
-        return self._assign()
+        if self._holders(pull.version) - {puller} <= pull.refused:
+            self._end(puller)
+            why = f"version {pull.version} for {puller} could be pulled from none of {', '.join(sorted(pull.refused))}"
+            return [Expire(puller, pull.version, VersionNotYet(why)), *self._assign()]
+        return [*self._assign()]
 
     def expire(self, now: float) -> list[Expire | Assign]:
         """End the pulls whose deadline has passed; their sources serve the next ones."""
@@ -126,7 +130,7 @@ class PullSchedule:
 
     def _expired(self, puller: str) -> Expire:
         pull = self._pulls[puller]
-        holders = sorted(node for node, versions in self._holdings.items() if pull.version in versions)
+        holders = sorted(self._holders(pull.version))
         why = f"was being pulled from {pull.source}" if pull.source else f"waited for one of {', '.join(holders)}"
         if not holders:
             why = "is held by no living source"
@@ -150,13 +154,15 @@ class PullSchedule:
 
     def _source_for(self, puller: str) -> str | None:
         pull, site = self._pulls[puller], self._site(puller)
-        holders = [node for node, versions in self._holdings.items() if pull.version in versions and node != puller]
-        trusted = [node for node in holders if node not in pull.refused] or holders
+        trusted = self._holders(pull.version) - pull.refused - {puller}
         near = [node for node in trusted if self._site(node) == site]
         if not near and self._crosses(pull.version, site):
             return None
         free = [node for node in near or trusted if node not in self._serving]  # a busy neighbour is waited for
         return min(free, default=None)
+
+    def _holders(self, version: int) -> set[str]:
+        return {node for node, versions in self._holdings.items() if version in versions}
 
     def _crosses(self, version: int, site: str) -> bool:
         """Whether somebody of that site pulls the version from another site now."""
