@@ -21,6 +21,7 @@ class Snapshot:
         last_seq: number of the last command that the replica has carried out.
         tokens_per_s: response tokens generated per second since the last snapshot.
         kv_capacity_tokens: tokens that its KV cache holds; 0 if the engine does not say.
+        in_environment: trajectories that neither run nor queue, since a tool or an environment works on their next turn.
     """
 
     replica: str
@@ -32,6 +33,7 @@ class Snapshot:
     last_seq: int
     tokens_per_s: float = 0.0
     kv_capacity_tokens: int = 0
+    in_environment: int = 0
 
 
 @record

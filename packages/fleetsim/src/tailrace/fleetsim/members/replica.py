@@ -192,11 +192,12 @@ class Replica:
             self.id,
             engine.kv_share,
             engine.running,
-            engine.waiting + engine.in_environment,
+            engine.waiting,
             self.finished,
             self.version,
             self.last_seq,
             kv_capacity_tokens=self.simulation.fleet.kv_capacity_tokens,
+            in_environment=engine.in_environment,
         )
 
     @property

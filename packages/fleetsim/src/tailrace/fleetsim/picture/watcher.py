@@ -125,7 +125,7 @@ class Watcher:
 
     def _seen(self, event: c.Event) -> bool:
         """Whether it may change what a watched member does. A snapshot of one that works does not."""
-        if isinstance(event, c.Snapshot) and (event.running or event.waiting):
+        if isinstance(event, c.Snapshot) and (event.running or event.waiting or event.in_environment):
             return False
         replica = getattr(event, "replica", None)
         return replica is None or replica in self._watched

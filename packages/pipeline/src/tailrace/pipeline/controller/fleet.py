@@ -171,7 +171,8 @@ class Fleet:
         replica.kv_peak = max(replica.kv_peak, snapshot.kv)
         replica.fresh = snapshot.last_seq >= replica.sent
         if replica.fresh:
-            surplus = snapshot.running + snapshot.waiting - len(replica.assigned)
+            held = snapshot.running + snapshot.waiting + snapshot.in_environment
+            surplus = held - len(replica.assigned)
             if surplus == 0:
                 replica.aborted = 0
             elif not 0 < surplus <= replica.aborted:
