@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from simulation.oracle import raw_bytes
 from simulation.schedule import SLOT_TIMEOUT_S, STALL_S, Publication, ReaderPlan
 from simulation.scheduler import Process
-from simulation.waiting import Mailbox
+from simulation.waiting import Mailbox, Signal
 from simulation.world import TOKEN, Relay, World
 
 from tailrace.paramserver.clients.publisher import Publisher
@@ -71,6 +71,7 @@ def start_publisher(world: World, index: int) -> Process:
     """A trainer: it publishes what the schedule says and goes to another master when it is told to."""
     schedule, orders = world.schedule, Mailbox(world.scheduler)
     world.orders.append(orders)
+    world.published_all = published_all = Signal(world.scheduler)
 
     def main(process: Process) -> None:
         machine, scheduler = world.machine(process), world.scheduler
@@ -103,7 +104,7 @@ def start_publisher(world: World, index: int) -> Process:
         for publication in schedule.publications[index]:
             machine.sleep(max(0.0, start + publication.at_s - scheduler.now))
             _publish(world, publisher, index, publication)
-        world.published_all.give()
+        published_all.give()
         world.stop_publishers.wait()
         orders.put(None)
         obeying.join()
