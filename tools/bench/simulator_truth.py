@@ -2,16 +2,16 @@
 
     uv run python tools/bench/simulator_truth.py [--apps laminar staleflow] [--profile FILE] [--repeats N] [--json FILE]
 
-    profile              without --profile, `tailrace profile laminar` first: one short run, on other prompts. Both apps are
-                         simulated from it: they have the same model, engine and trainer.
+    profile              without --profile, `tailrace profile APP` first, for each app: one short run, on other prompts. What a
+                         model learns when groups without a signal are left out is another workload than when they are not.
     throughput           tokens trained on per second, prompts included, from the tenth batch to the last, on both sides:
                          start-up, first batches and what follows training (the controls are left out) do not count.
     mean staleness       over the same batches, by the versions that generated each trajectory.
     repacks              replicas emptied by relocation, over the whole run.
 
 The simulation knows the profile and the configuration, and nothing of the run that it is compared with: other prompts, other
-samples. The profile is a run of its own, of `laminar`: what changes while the model learns (the share of groups whose rewards
-differ, which `staleflow` filters by) is taken from there, version by version. Simulated figures are means over seeds. The
+samples. The profile is a run of its own: what changes while the model learns (the share of groups whose rewards differ, which
+`staleflow` filters by) is taken from there, version by version. Simulated figures are means over seeds. The
 real run has the machine to itself: how many cores other programs kept busy is printed, and on a busy machine the comparison
 says nothing. Exit status 0, whatever it finds: it is a measurement.
 """
@@ -51,14 +51,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tailrace-truth-") as scratch:
-        profile = options.profile or measured_profile(Path(scratch) / "machine.toml", options.settings)
-        rows = [row for app in options.apps for row in compared(app, profile, options, Path(scratch))]
+        rows = []
+        for app in options.apps:
+            profile = options.profile or measured_profile(app, Path(scratch) / f"{app}.toml", options.settings)
+            rows += compared(app, profile, options, Path(scratch))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
-def measured_profile(path: Path, settings: list[str]) -> Path:
-    command = [*tailrace("profile"), "laminar", "--out", str(path), *with_settings(settings)]
+def measured_profile(app: str, path: Path, settings: list[str]) -> Path:
+    command = [*tailrace("profile"), app, "--out", str(path), *with_settings(settings)]
     subprocess.run(command, check=True, timeout=TIMEOUT_S)
     print(flush=True)
     return path
