@@ -1,0 +1,187 @@
+"""The engine behind vLLM's weight transfer backend `tailrace`. Only vLLM imports this file.
+
+A version is loaded by vLLM's own layerwise reload, which repacks weights for the kernels in use, on GPU and on CPU. What
+that reload misses is repaired here: a layer that shares its weight with another one gets no weights of its own, so on CPU,
+where the output layer keeps a repacked copy, a model with tied embeddings would go on with its old logits.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+from tailrace.paramserver.bridges.checkpoint_shapes import check_complete, checkpoint_shapes, engine_names
+from tailrace.paramserver.bridges.errors import BridgeStateInvalid, WeightsMismatch
+from tailrace.paramserver.clients.lease_view import WeightLease
+from tailrace.paramserver.clients.reader import RelayReader
+from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
+
+
+@dataclass
+class RelayInitInfo(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
+    """Where the versions are.
+
+    Args:
+        address: of the relay, best one on this host.
+        token: shared secret; None takes it from TAILRACE_RELAY_TOKEN.
+        check_names: compare a version with the names and shapes of the engine's checkpoint, if that is a directory with
+            safetensors. Off for models whose trainer names tensors in another way that vLLM understands too.
+    """
+
+    address: str
+    token: str | None = None
+    check_names: bool = True
+
+
+@dataclass
+class RelayUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ignore]
+    """What to load.
+
+    Args:
+        version: its number: all workers of an engine must take the same one, so there is no "newest" here.
+        timeout_s: how long to wait for it to become visible.
+        hold_s: how long the relay keeps it while it is loaded.
+    """
+
+    version: int
+    timeout_s: float = 30.0
+    hold_s: float = 300.0
+
+
+class RelayWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc, unused-ignore]
+    """A worker's end: each worker reads the version from its relay and cuts its part as it does from a checkpoint."""
+
+    init_info_cls = RelayInitInfo
+    update_info_cls = RelayUpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(self, config: Any, vllm_config: Any, device: Any, model: Any) -> None:
+        super().__init__(config, vllm_config, device, model)
+        self._reader: RelayReader | None = None
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def init_transfer_engine(self, init_info: RelayInitInfo) -> None:
+        """Connect to the relay, in place of any former one.
+
+        Raises:
+            BridgeStateInvalid: no token.
+            WeightsMismatch: the engine's checkpoint cannot be read.
+            ParamServerError: the relay does not answer, or has another token.
+        """
+        token = init_info.token or os.environ.get(TOKEN_VARIABLE)
+        if not token:
+            raise BridgeStateInvalid(f"found no token for the relay {init_info.address}; set {TOKEN_VARIABLE}")
+        shapes = checkpoint_shapes(self.model_config.model) if init_info.check_names else {}
+        reader = RelayReader(init_info.address, token=token)
+        try:
+            reader.versions()
+        except BaseException:
+            reader.close()
+            raise
+        self.shutdown()
+        self._reader, self._shapes = reader, shapes
+
+    def start_weight_update(self) -> None:
+        """Nothing to prepare: the model is touched only once the whole version is there."""
+
+    def finish_weight_update(self) -> None:
+        """Nothing to finish: `receive_weights` returns when the version is in use."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load a version (see `receive_weights`); the next step uses it."""
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: RelayUpdateInfo) -> None:
+        """Wait for a version, compare it with the checkpoint, verify it and load it.
+
+        Raises:
+            BridgeStateInvalid: before `init_transfer_engine`. Nothing was changed.
+            WeightsMismatch: the version does not fit; unless the message says otherwise, nothing was changed.
+            ParamServerError: what `RelayReader.lease` raises. Nothing was changed, except for LeaseExpired.
+        """
+        if self._reader is None:
+            raise BridgeStateInvalid("found no relay to load from; call init_weight_transfer_engine first")
+        tied = bool(getattr(self.model_config.hf_text_config, "tie_word_embeddings", False))
+        with self._reader.lease(
+            update_info.version, timeout_s=update_info.timeout_s, hold_s=update_info.hold_s
+        ) as weights:
+            check_complete(weights, self._shapes, tied_embeddings=tied)
+            self._load(weights, tied)
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
+
+    def shutdown(self) -> None:
+        """Let go of the relay."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _load(self, weights: WeightLease, tied: bool) -> None:
+        names = engine_names(weights, tied_embeddings=tied)
+
+        def arriving() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, stored in names:
+                yield name, weights[stored]
+
+        shared = _sharing_layers(self.model)
+        initialize_layerwise_reload(self.model)
+        try:
+            self.model.load_weights(arriving())
+            missing = _incomplete_layers(self.model, shared)
+        except Exception as error:
+            raise WeightsMismatch(
+                f"version {weights.version} does not load: {type(error).__name__}: {error}; "
+                "the engine may hold a part of it: load a whole version before it generates"
+            ) from error
+        finally:
+            # Also after an error: the layers that got no weights take back those that they had.
+            finalize_layerwise_reload(self.model, self.model_config)
+            for layer in shared:
+                layer.quant_method.process_weights_after_loading(layer)
+        if missing:
+            raise WeightsMismatch(
+                f"version {weights.version} has no or not all weights for {len(missing)} layers, the first is "
+                f"{missing[0]!r}; the engine holds the rest of it: load a whole version before it generates"
+            )
+
+
+def _sharing_layers(model: torch.nn.Module) -> list[Any]:
+    """Layers whose parameter belongs to an earlier layer too, which is the one that gets the weights."""
+    seen: dict[int, Any] = {}
+    sharing = []
+    for layer in model.modules():
+        for parameter in layer._parameters.values():
+            if parameter is None or not parameter.numel():
+                continue
+            if seen.setdefault(id(parameter), layer) is not layer and hasattr(layer, "quant_method"):
+                sharing.append(layer)
+    return sharing
+
+
+def _incomplete_layers(model: torch.nn.Module, shared: list[Any]) -> list[str]:
+    """Layers that wait for weights although all have arrived. Call before the reload is finalized."""
+    found = []
+    for name, layer in model.named_modules():
+        info = get_layerwise_info(layer)
+        if not info.can_load() or not layer._parameters or any(layer is other for other in shared):
+            continue
+        wanted = sum(p.numel() for p in layer._parameters.values() if p is not None)
+        # Other layers than these may be padded, and are then complete with fewer elements than they have.
+        exact = isinstance(getattr(layer, "quant_method", None), UnquantizedLinearMethod)
+        exact = exact and not isinstance(layer, VocabParallelEmbedding)
+        if info.load_numel < (wanted if exact else min(wanted, 1)):
+            found.append(name)
+    return found

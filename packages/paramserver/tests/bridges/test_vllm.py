@@ -1,0 +1,217 @@
+"""vLLM on CPU takes versions from a relay: log-probabilities are those of plain transformers with the new weights."""
+
+import os
+
+import pytest
+
+pytest.importorskip("vllm")
+pytest.importorskip("transformers")
+
+import torch
+
+from tailrace.paramserver import AuthenticationFailed, Publisher, VersionNotYet, new_token
+from tailrace.paramserver.bridges.errors import BridgeStateInvalid, WeightsMismatch
+from tailrace.paramserver.bridges.torch_module import publish_module
+from tailrace.paramserver.bridges.vllm import BACKEND, register
+
+TOLERANCE = 1e-4
+VOCABULARY = 149
+PROMPTS = [(3, 1, 4), (1, 5, 9, 2, 6, 5, 3, 5), tuple(range(40))]
+LENGTH = 16
+
+
+def save_model(path, seed, *, tied):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        config = Qwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+            max_position_embeddings=128,
+            tie_word_embeddings=tied,
+            initializer_range=0.15,
+            bos_token_id=None,
+            eos_token_id=None,
+        )
+        model = Qwen3ForCausalLM(config).eval()
+    model.save_pretrained(path)
+    return model
+
+
+def expected(model, prompt, response):
+    with torch.no_grad():
+        logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+        return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
+
+
+class Engine:
+    """vLLM in process, and how far its log-probabilities are from a model's."""
+
+    def __init__(self, path):
+        from vllm import LLM, SamplingParams
+        from vllm.config import WeightTransferConfig
+
+        self.sampling = SamplingParams(temperature=0, max_tokens=LENGTH, logprobs=0, detokenize=False)
+        self.llm = LLM(
+            str(path),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            enforce_eager=True,
+            max_model_len=128,
+            max_num_seqs=4,
+            kv_cache_memory_bytes=32 << 20,
+            logprobs_mode="processed_logprobs",
+            generation_config="vllm",
+            distributed_executor_backend="uni",
+            async_scheduling=False,
+            disable_log_stats=True,
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        )
+
+    def gap(self, model):
+        prompts = [{"prompt_token_ids": list(prompt)} for prompt in PROMPTS]
+        worst = 0.0
+        for prompt, request in zip(PROMPTS, self.llm.generate(prompts, self.sampling, use_tqdm=False), strict=True):
+            (output,) = request.outputs
+            assert len(output.token_ids) == LENGTH
+            found = [by_token[token].logprob for token, by_token in zip(output.token_ids, output.logprobs, strict=True)]
+            wanted = expected(model, prompt, tuple(output.token_ids))
+            worst = max(worst, *(abs(a - b) for a, b in zip(found, wanted, strict=True)))
+        return worst
+
+    def connect(self, relay, token, **info):
+        self.llm.init_weight_transfer_engine({"init_info": {"address": relay.address, "token": token, **info}})
+
+    def update(self, version, **info):
+        self.llm.start_weight_update()
+        self.llm.update_weights({"update_info": {"version": version, **info}})
+        self.llm.finish_weight_update(weight_version=str(version))
+        assert self.llm.reset_prefix_cache()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def built(request, tmp_path_factory):
+    environment = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    before, set_num_threads = {name: os.environ.get(name) for name in environment}, torch.set_num_threads
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    folder = tmp_path_factory.mktemp("models")
+    models = [save_model(folder / str(seed), seed, tied=request.param) for seed in (1, 2, 3)]
+    register()
+    register()
+    engine = Engine(folder / "1")
+    yield engine, models
+    engine.llm.llm_engine.engine_core.shutdown()
+    torch.set_num_threads = set_num_threads  # vLLM on CPU replaces it by one that does nothing
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+
+
+@pytest.fixture
+def trained(built, serve, token):
+    """The engine with the first model's weights, the models, and a publisher on the engine's relay."""
+    engine, models = built
+    relay = serve()
+    with Publisher(relay.address, token=token) as publisher:
+        engine.connect(relay, token)
+        publish_module(publisher, 0, models[0])
+        engine.update(0)
+        yield engine, models, publisher, relay
+        engine.llm.shutdown_weight_transfer_engine()
+
+
+def test_new_weights_are_served_and_the_old_are_not(trained):
+    engine, models, publisher, _ = trained
+    assert engine.gap(models[0]) < TOLERANCE
+    for version, model in ((1, models[1]), (2, models[2]), (3, models[0])):
+        publish_module(publisher, version, model)
+        engine.update(version)
+        for other in models:
+            if other is model:
+                assert engine.gap(other) < TOLERANCE
+            else:
+                assert engine.gap(other) > 0.1
+        assert engine.llm.get_weight_version() == str(version)
+
+
+def test_a_version_by_the_trainers_parameter_names_is_enough(trained, token):
+    engine, models, publisher, relay = trained
+    publisher.publish(1, models[1].named_parameters())
+    engine.connect(relay, token)
+    engine.update(1)
+    assert engine.gap(models[1]) < TOLERANCE
+
+
+def _drop(name):
+    return lambda named: {key: value for key, value in named.items() if key != name}
+
+
+DAMAGES = [
+    (_drop("model.layers.0.self_attn.k_proj.weight"), "lacks 1 tensors, the first is 'model.layers.0.self_attn.k_proj"),
+    (_drop("model.norm.weight"), "lacks 1 tensors, the first is 'model.norm.weight'"),
+    (lambda named: {**named, "model.other.weight": torch.zeros(2)}, "lacks 1 tensors, the first is 'model.other.weight"),
+    (
+        lambda named: {**named, "model.norm.weight": torch.zeros(63)},
+        r"'model.norm.weight': found the shape \[63\] in version 1, expected \[64\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES)
+def test_a_version_that_does_not_fit_changes_nothing(trained, damage, message):
+    engine, models, publisher, _ = trained
+    publisher.publish(1, damage(dict(models[1].named_parameters())).items())
+    with pytest.raises(WeightsMismatch, match=message):
+        engine.update(1, timeout_s=10)
+    assert engine.gap(models[0]) < TOLERANCE
+    publish_module(publisher, 2, models[1])
+    engine.update(2)
+    assert engine.gap(models[1]) < TOLERANCE
+
+
+def test_a_version_that_is_missing_changes_nothing(trained):
+    engine, models, _, _ = trained
+    with pytest.raises(VersionNotYet, match="version 9"):
+        engine.update(9, timeout_s=0.2)
+    assert engine.gap(models[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.v_proj.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+def test_without_the_names_of_the_checkpoint_a_missing_part_still_shows(trained, token, name):
+    engine, models, publisher, relay = trained
+    engine.connect(relay, token, check_names=False)
+    publisher.publish(1, _drop(name)(dict(models[1].named_parameters())).items())
+    with pytest.raises(WeightsMismatch, match=r"for 1 layers, the first is 'model\.(layers\.1\.|norm)"):
+        engine.update(1)
+    publish_module(publisher, 2, models[1])
+    engine.update(2)
+    assert engine.gap(models[1]) < TOLERANCE
+
+
+def test_an_engine_that_cannot_reach_its_relay_says_so(built, serve, token, monkeypatch):
+    engine, models = built
+    relay = serve()
+    monkeypatch.delenv("TAILRACE_RELAY_TOKEN", raising=False)
+    with pytest.raises(BridgeStateInvalid, match="TAILRACE_RELAY_TOKEN"):
+        engine.connect(relay, None)
+    with pytest.raises(AuthenticationFailed):
+        engine.connect(relay, new_token())
+    with pytest.raises(BridgeStateInvalid, match="init_weight_transfer_engine first"):
+        engine.update(1)
+    with pytest.raises(ValueError, match="init_info"):
+        engine.llm.init_weight_transfer_engine({"init_info": {"adress": relay.address}})
+    monkeypatch.setenv("TAILRACE_RELAY_TOKEN", token)
+    engine.connect(relay, None)
+    engine.llm.shutdown_weight_transfer_engine()
