@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
+from simulation.deadlines import within
 from simulation.oracle import raw_bytes
 from simulation.schedule import SLOT_TIMEOUT_S, STALL_S, Publication, ReaderPlan
 from simulation.scheduler import Process
@@ -19,20 +17,6 @@ from tailrace.paramserver.wire.authentication import HANDSHAKE_S
 
 # What a connection may cost before a request: dialling, the greeting, the proof, and one stall for each of three sends.
 CONNECT_S = 3 * HANDSHAKE_S + 3 * STALL_S
-
-
-@contextmanager
-def within(world: World, seconds: float, what: str) -> Iterator[None]:
-    """What happens in here must be over in so many seconds of virtual time, whatever becomes of it."""
-    scheduler = world.scheduler
-    process, start = scheduler.current.process, scheduler.now
-    suspended_before = process.suspended_s
-    try:
-        yield
-    finally:
-        took = scheduler.now - start - (process.suspended_s - suspended_before)
-        if not process.dead and took > seconds + 1e-6:
-            scheduler.fail(f"{process.name}: {what} took {took:.3f} s, which is over its deadline of {seconds:.3f} s")
 
 
 def start_relay(world: World, index: int) -> Relay:
@@ -52,6 +36,7 @@ def start_relay(world: World, index: int) -> Relay:
         ) as server:
             relay.address, relay.cleaned = server.address, server.cleaned
             world.scheduler.note(f"serves on {server.address}, cleaned {server.cleaned}")
+            world.want_repair()
             if bool(server.cleaned) != relay.left_memory:
                 world.scheduler.fail(f"{relay.name} cleaned {server.cleaned}, was there something? {relay.left_memory}")
             world.stop_relays.wait()
@@ -79,7 +64,8 @@ def start_publisher(world: World, index: int) -> Process:
         def report(version: int, error: ParamServerError | None) -> None:
             if error is not None:
                 world.judge(f"version {version} was not published", error)
-                world.want_repair()
+                again = orders.put if world.schedule.grouped else lambda _: world.repairs.put("repair")
+                scheduler.at(scheduler.now + schedule.detect_s, lambda: again(world.master))
             else:
                 scheduler.note(f"version {version} is on the master")
 
@@ -106,7 +92,7 @@ def start_publisher(world: World, index: int) -> Process:
             _publish(world, publisher, index, publication)
         published_all.give()
         world.stop_publishers.wait()
-        orders.put(None)
+        orders.close()
         obeying.join()
         try:
             with within(world, 10.0 + HANDSHAKE_S, "Publisher.close"):

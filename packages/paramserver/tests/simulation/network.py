@@ -109,11 +109,12 @@ class Network:
             # As SYN is sent again: a link that heals in time is noticed a little later.
             scheduler.block(f"an answer of {address}", min(deadline, scheduler.now + 0.5))
             if scheduler.now >= deadline:
-                raise RelayUnreachable(f"cannot reach the relay {address}: timed out")
+                raise RelayUnreachable(f"cannot reach the relay {address}: timed out") from TimeoutError("timed out")
         scheduler.block(f"an answer of {address}", scheduler.now + there.latency_s + back.latency_s)
         listener = self.listeners.get((host, port))
         if listener is None or there.cut:
-            raise RelayUnreachable(f"cannot reach the relay {address}: Connection refused")
+            refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+            raise RelayUnreachable(f"cannot reach the relay {address}: Connection refused") from refused
         self._ports += 1
         pipes = (Pipe(scheduler, there, self.capacity), Pipe(scheduler, back, self.capacity))
         near = SimulatedStream(self, process, process.host, host, pipes[1], pipes[0])

@@ -1,17 +1,21 @@
-"""An obvious repair of the tree: whoever answers is ordered by what it holds, and wired anew."""
+"""Who repairs: the relay group, or an obvious script, by which whoever answers is ordered by what it holds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from simulation.deadlines import within
 from simulation.scheduler import Process
 from simulation.world import TOKEN, Relay, World
 
 from tailrace.paramserver.errors import ParamServerError
+from tailrace.paramserver.group.relay_group import RelayGroup
 from tailrace.paramserver.machine.protocol import Machine
 from tailrace.paramserver.wire.authentication import connect
 
 HOST = "10.0.0.99"
+HEARTBEAT_S, DEAD_AFTER_S = 0.3, 1.0
 _ANSWER_S = 1.0
 
 
@@ -30,7 +34,45 @@ def start_repair(world: World) -> Process:
             if world.repairs.take() is None:
                 return
 
-    return world.start("repair", HOST, 0.0, main)
+    return world.start("repair", HOST, 0.0, _grouped(world) if world.schedule.grouped else main)
+
+
+def _grouped(world: World) -> Callable[[Process], None]:
+    """A relay group; that a relay has begun a new life is all that it is told."""
+    scheduler = world.scheduler
+
+    def main(process: Process) -> None:
+        machine = world.machine(process)
+        while any(not relay.serving for relay in world.relays.values()):
+            machine.sleep(0.01)
+        known = {relay.name: relay.address for relay in world.relays.values()}
+
+        def on_master(address: str) -> None:
+            scheduler.note(f"the master is {address}")
+            world.master = address
+            if world.orders:
+                world.orders[-1].put(address)
+            world.ready.give()
+
+        group = RelayGroup(
+            known,
+            token=TOKEN,
+            on_master=on_master,
+            sites={relay.name: world.schedule.hosts[relay.index].rpartition(".")[0] for relay in world.relays.values()},
+            home=world.schedule.publisher_hosts[0].rpartition(".")[0],
+            heartbeat_s=HEARTBEAT_S,
+            dead_after_s=DEAD_AFTER_S,
+            machine=machine,
+        )
+        while world.repairs.take() is not None:
+            for relay in world.living():
+                if known[relay.name] != relay.address:
+                    known[relay.name] = relay.address
+                    group.join(relay.address, name=relay.name)
+        with within(world, 6.0, "RelayGroup.close"):
+            group.close()
+
+    return main
 
 
 def _wire(world: World, machine: Machine) -> bool:
@@ -65,7 +107,7 @@ def _wire(world: World, machine: Machine) -> bool:
 
 def set_next(following: list[str]) -> dict[str, Any]:
     """The message that names a relay's next hops."""
-    return {"op": "set_next", "address": following[0] if following else None}
+    return {"op": "set_next", "addresses": following, "address": following[0] if following else None}
 
 
 def ask(machine: Machine, address: str, message: dict[str, Any]) -> dict[str, Any]:

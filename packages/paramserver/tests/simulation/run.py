@@ -84,7 +84,7 @@ def _drive(world: World, converged: list[float]) -> None:
     schedule, scheduler = world.schedule, world.scheduler
     for index in range(len(schedule.hosts)):
         actors.start_relay(world, index)
-    repair.start_repair(world)
+    repairing = repair.start_repair(world)
     if not world.ready.wait(30.0):
         scheduler.fail("the relays were not wired in 30 s, before any fault")
     actors.start_publisher(world, 0)
@@ -100,7 +100,8 @@ def _drive(world: World, converged: list[float]) -> None:
     _wait(world, lambda: all(not reader.tasks for reader in world.readers), "the readers to end")
     world.stop_publishers.give()
     _wait(world, lambda: not any(publisher.tasks for publisher in world.publishers), "the publishers to end")
-    world.repairs.put(None)
+    world.repairs.close()
+    _wait(world, lambda: not repairing.tasks, "the repair to end")
     world.stop_relays.give()
     _wait(world, lambda: not any(p.tasks for p in scheduler.processes[1:]), "the relays to end")
     for host, memory in world.memories.items():

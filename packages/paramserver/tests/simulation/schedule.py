@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 STALL_S = 1.0
 SLOT_TIMEOUT_S = 3.0
@@ -77,7 +77,7 @@ class Schedule:
     readers: tuple[ReaderPlan, ...]
     faults: tuple[Fault, ...]
     detect_s: float
-    options: dict[str, object] = field(default_factory=dict)
+    grouped: bool  # a relay group repairs, or a script
 
     def describe(self) -> str:
         """The schedule as text."""
@@ -85,7 +85,8 @@ class Schedule:
             f"seed {self.seed}: {len(self.hosts)} relays on {', '.join(self.hosts)}, fan-out {self.fanout}, "
             f"{self.slots} slots, chunks of {self.chunk_bytes} bytes, {self.bandwidth:.0f} bytes/s, "
             f"latency {self.latency_s:.4f} s, buffers of {self.capacity} bytes, short {self.short}, "
-            f"preemption {self.preempt}, detection {self.detect_s:.2f} s",
+            f"preemption {self.preempt}, detection {self.detect_s:.2f} s, "
+            f"repaired by {'a group' if self.grouped else 'a script'}",
             *(f"  publisher {i} on {self.publisher_hosts[i]}: {p}" for i, ps in enumerate(self.publications) for p in ps),
             *(f"  reader {i}: {reader}" for i, reader in enumerate(self.readers)),
             *(f"  fault: {fault}" for fault in self.faults),
@@ -125,6 +126,7 @@ def draw(seed: int) -> Schedule:
         readers=tuple(_reader(rng, hosts) for _ in range(rng.choice([1, 2, 3, 4]))),
         faults=tuple(faults),
         detect_s=rng.choice([0.05, 0.3, 1.0]),
+        grouped=rng.random() < 0.4,
     )
 
 

@@ -118,6 +118,7 @@ class Mailbox:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._messages: list[Any] = []
+        self._closed = False
         self._arrived = Signal(scheduler)
 
     def put(self, message: Any) -> None:
@@ -125,13 +126,17 @@ class Mailbox:
         self._messages.append(message)
         self._arrived.give()
 
-    def take(self, timeout_s: float = math.inf) -> Any:
-        """The next message, or None if none came in time."""
-        if not self._messages:
+    def close(self) -> None:
+        """Whoever takes gets None from now on."""
+        self._closed = True
+        self._arrived.give()
+
+    def take(self) -> Any:
+        """The next message; None after `close`."""
+        if not self._messages and not self._closed:
             self._arrived = Signal(self._scheduler)
-            if not self._arrived.wait(timeout_s):
-                return None
-        return self._messages.pop(0)
+            self._arrived.wait()
+        return None if self._closed else self._messages.pop(0)
 
 
 class SimulatedThread:
