@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tailrace.paramserver import dlpack
+from tailrace.paramserver.copying import copy
 from tailrace.paramserver.errors import ManifestInvalid
 from tailrace.paramserver.manifest import DTYPES, TensorSpec, byte_size
 
@@ -164,7 +165,7 @@ def _buffer_source(name: str, dtype: str, shape: tuple[int, ...], view: memoryvi
     nbytes = _check_size(repr(name), dtype, shape, view)
 
     def copy_to(target: memoryview) -> None:
-        target[:] = view
+        copy(target, view)
 
     return Source(dtype, shape, nbytes, copy_to, (id(owner), dtype, shape), _weakly(owner))
 

@@ -1,0 +1,105 @@
+"""How fast a link and a codec are, from what was observed. Pure: seconds come from whoever measured them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tailrace.paramserver.errors import ParamServerError
+
+_KEPT = 0.75  # of the weight of all earlier observations, at each new one: the last nine make up 92 %
+
+
+class ObservationInvalid(ParamServerError, ValueError):  # noqa: N818  named for what happened, as in errors.py
+    """What was observed cannot be: negative bytes, or no time."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpeed:
+    """The speed of a link: an exponentially weighted mean of observed transfers, each weighted by its size too.
+
+    The mean is bytes over seconds, so it lies between the slowest and the fastest transfer observed.
+
+    Args:
+        weighted_bytes: bytes, newer ones at a higher weight.
+        weighted_s: the seconds that they took, at the same weights.
+    """
+
+    weighted_bytes: float = 0.0
+    weighted_s: float = 0.0
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Bytes per second; None if nothing was observed."""
+        return self.weighted_bytes / self.weighted_s if self.weighted_bytes > 0 else None
+
+    def observe(self, nbytes: int, seconds: float) -> LinkSpeed:
+        """With a transfer of so many bytes that took so long.
+
+        Raises:
+            ObservationInvalid: not more than 0 of either.
+        """
+        _check("a transfer", nbytes, seconds)
+        return LinkSpeed(_KEPT * self.weighted_bytes + nbytes, _KEPT * self.weighted_s + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class CodecSpeed:
+    """How long a codec takes for a byte of a chunk, and what it makes of it; weighted as in `LinkSpeed`.
+
+    Args:
+        weighted_bytes: of chunks that were encoded.
+        payload_bytes: that were sent for them. A chunk that was not worth encoding was sent raw: its own size.
+        encode_s: seconds that encoding took.
+        decode_bytes: of chunks of which the decoding was observed.
+        decode_s: seconds that it took.
+    """
+
+    weighted_bytes: float = 0.0
+    payload_bytes: float = 0.0
+    encode_s: float = 0.0
+    decode_bytes: float = 0.0
+    decode_s: float = 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """Bytes sent per byte of a chunk; None if nothing was observed."""
+        return self.payload_bytes / self.weighted_bytes if self.weighted_bytes > 0 else None
+
+    @property
+    def encode_bytes_per_s(self) -> float | None:
+        """Bytes of chunks per second of encoding."""
+        return self.weighted_bytes / self.encode_s if self.weighted_bytes > 0 else None
+
+    @property
+    def decode_bytes_per_s(self) -> float | None:
+        """Bytes of chunks per second of decoding."""
+        return self.decode_bytes / self.decode_s if self.decode_bytes > 0 else None
+
+    def observe_encode(self, nbytes: int, payload_bytes: int | None, seconds: float) -> CodecSpeed:
+        """With a chunk that was encoded; a payload of None says that it was not worth it.
+
+        Raises:
+            ObservationInvalid: not more than 0 bytes and seconds.
+        """
+        _check("an encoding", nbytes, seconds)
+        sent = nbytes if payload_bytes is None else payload_bytes
+        return replace(
+            self,
+            weighted_bytes=_KEPT * self.weighted_bytes + nbytes,
+            payload_bytes=_KEPT * self.payload_bytes + sent,
+            encode_s=_KEPT * self.encode_s + seconds,
+        )
+
+    def observe_decode(self, nbytes: int, seconds: float) -> CodecSpeed:
+        """With a chunk that was decoded, as the receiver says.
+
+        Raises:
+            ObservationInvalid: not more than 0 of either.
+        """
+        _check("a decoding", nbytes, seconds)
+        return replace(self, decode_bytes=_KEPT * self.decode_bytes + nbytes, decode_s=_KEPT * self.decode_s + seconds)
+
+
+def _check(what: str, nbytes: int, seconds: float) -> None:
+    if not (nbytes > 0 and 0 < seconds < float("inf")):
+        raise ObservationInvalid(f"found {what} of {nbytes} bytes in {seconds} s, expected more than 0 of both")
