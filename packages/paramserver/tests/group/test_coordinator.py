@@ -207,6 +207,30 @@ def test_a_relay_that_gets_nothing_is_told_to_fetch():
     assert len(world.of(Fetch)) == 1
 
 
+def test_a_relay_whose_predecessor_waits_too_lets_it_fetch_first():
+    world = World(fetch_after_s=1.0)
+    world.versions = {"a": ((1, 10),)}
+    world.beat(1.5)
+    assert world.of(Fetch) == [Fetch("b", 1, 1, "a", "a:1")]
+    world.beat(2)
+    assert [fetch.name for fetch in world.of(Fetch)] == ["b"]  # c and d could, but a serves b
+    world.versions["b"] = ((1, 10),)
+    world.beat(2)
+    assert [fetch.name for fetch in world.of(Fetch)][:2] == ["b", "c"]
+
+
+def test_what_another_root_publishes_is_not_missed():
+    """Every root stamps its own publications."""
+    world = World(roots=2, fetch_after_s=0.5)
+    assert world.coordinator.forest.trees == (("a", "c"), ("b", "d"))
+    assert [(told.root, told.name) for told in world.of(Retarget)] == [(0, "a"), (1, "b")]
+    world.versions = {"a": ((1, 10),), "c": ((1, 10),), "b": ((1, 11),), "d": ((1, 11),)}
+    world.beat(3)
+    assert world.of(Fetch) == []
+    grants = [world.tell(Ask(f"r{index}", "", 1, 99.0))[0].source for index in range(4)]
+    assert sorted(grants) == list("abcd")
+
+
 def test_a_relay_that_makes_progress_is_left_alone():
     world = World("ab", fetch_after_s=0.5)
     world.versions = {"a": ((1, 10),)}

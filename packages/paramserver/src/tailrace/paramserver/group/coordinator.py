@@ -42,6 +42,8 @@ from tailrace.paramserver.group.messages import (
 from tailrace.paramserver.group.sources import Assign, Expire, PullSchedule
 from tailrace.paramserver.group.topology import Forest, Progress, plan
 
+_PATIENCE = 3
+
 
 class MemberState(StrEnum):
     """Lifecycle of a relay in a group; owned by `Coordinator`."""
@@ -104,7 +106,8 @@ class Coordinator:
         dead_after_s: silence after which a relay is dead.
         home: the trainer's site.
         roots: data-parallel ranks that publish.
-        fetch_after_s: how long a relay that lacks the newest version may make no progress before it is told to fetch it.
+        fetch_after_s: how long a relay that lacks the newest version may make no progress before it is told to fetch it;
+            `_PATIENCE` times as long if its predecessor lacks the version too.
         fetch_timeout_s: how long it may take to get a source and fetch.
     """
 
@@ -114,7 +117,7 @@ class Coordinator:
         dead_after_s: float,
         home: str = "",
         roots: int = 1,
-        fetch_after_s: float = 2.0,
+        fetch_after_s: float = 3.0,
         fetch_timeout_s: float = 60.0,
     ) -> None:
         self.members: dict[str, Member] = {}
@@ -258,15 +261,22 @@ class Coordinator:
 
     # Pulls
 
-    def _newest(self) -> tuple[int, int] | None:
-        """Version and stamp of the newest publication that a living relay holds."""
-        held = [key for member in self.living() for key in member.report.versions]
+    def _with(self, member: Member) -> list[Member]:
+        """Living relays that get the same publications: each root stamps its own, and root 0 feeds the other sites."""
+        trees = () if self.forest is None else self.forest.trees[1:]
+        mine = next((tree for tree in trees if member.name in tree), None)
+        others = {name for tree in trees for name in tree}
+        return [m for m in self.living() if (m.name in mine if mine else m.name not in others)]
+
+    def _newest(self, member: Member) -> tuple[int, int] | None:
+        """Version and stamp of the newest publication that it should have."""
+        held = [key for other in self._with(member) for key in other.report.versions]
         return max(held, key=lambda key: key[1], default=None)
 
     def _holdings(self, member: Member) -> list[Assign]:
         """After a rollback of the trainer one number has two publications: only the newer one is a source."""
         newest: dict[int, int] = {}
-        for other in self.living():
+        for other in self._with(member):
             for version, stamp in other.report.versions:
                 newest[version] = max(stamp, newest.get(version, -1))
         current = frozenset(version for version, stamp in member.report.versions if newest[version] == stamp)
@@ -274,19 +284,27 @@ class Coordinator:
 
     def _fetch_what_is_late(self, now: float) -> list[Command]:
         """A relay that lacks the newest version and gets nothing, whatever is wrong with the edge to it, fetches it."""
-        newest = self._newest()
         fetching = {*self._pulls.assignments, *self._pulls.waiting}
         commands: list[Command] = []
         for member in self.living():
+            newest = self._newest(member)
             if newest is None or newest in member.report.versions:
                 member.behind_since = None
                 continue
             if member.behind_since is None:
                 member.behind_since = now
-            late = now - max(member.behind_since, member.moved_at) >= self._fetch_after_s
+            fed = self._predecessor_has(member, newest)
+            patience_s = self._fetch_after_s if fed else _PATIENCE * self._fetch_after_s
+            late = now - max(member.behind_since, member.moved_at) >= patience_s
             if late and member.name not in fetching:
                 commands += self._start(self._pulls.request(member.name, newest[0], now + self._fetch_timeout_s))
         return commands
+
+    def _predecessor_has(self, member: Member, key: tuple[int, int]) -> bool:
+        """Else it waits with us: what it fetches comes down to us."""
+        hops = {} if self.forest is None else self.forest.next_hops()
+        sender = next((name for name, into in hops.items() if member.name in into), None)
+        return sender is None or key in self.members[sender].report.versions
 
     def _start(self, pulls: Iterable[Assign | Expire]) -> list[Command]:
         commands: list[Command] = []

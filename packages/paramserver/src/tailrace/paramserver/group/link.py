@@ -83,6 +83,10 @@ class Link:
         """Wait for the end after `stop`."""
         self._thread.join(timeout_s)
 
+    def alive(self) -> bool:
+        """Whether its thread still runs."""
+        return self._thread.is_alive()
+
     def _interrupt(self) -> None:
         if self._channel is not None:
             self._channel.shutdown()
@@ -202,11 +206,12 @@ def read_report(channel: Channel, timeout_s: float) -> Report:
     versions: Any = channel.request({"op": "versions"}, timeout_s).get("versions")
     status = channel.request({"op": "status"}, timeout_s)
     try:
-        arriving = {int(version): int(text.partition("/")[0]) for version, text in status["receiving"].items()}
+        under_way = {**status.get("partial", {}), **status["receiving"]}  # "3/40 chunks"
+        arriving = {int(version): int(text.partition("/")[0]) for version, text in under_way.items()}
         return Report(
             versions=tuple((int(version), int(stamp)) for version, stamp in versions),
             arriving=arriving,
-            next=_next(status["next"]),
+            next=tuple(status["hops"]) if "hops" in status else _next(status["next"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"{channel.peer} sent a status without or with a wrong {error}") from error

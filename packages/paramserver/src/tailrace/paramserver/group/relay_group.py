@@ -109,7 +109,7 @@ class RelayGroup:
         on_master: OnMaster | Sequence[OnMaster] | None = None,
         heartbeat_s: float = HEARTBEAT_S,
         dead_after_s: float = DEAD_AFTER_S,
-        fetch_after_s: float = 2.0,
+        fetch_after_s: float = 3.0,
         fetch_timeout_s: float = 60.0,
         timeout_s: float = 10.0,
         machine: Machine = HOST,
@@ -318,6 +318,7 @@ class RelayGroup:
     def _carry_out(self, command: Command) -> None:
         match command:
             case Watch(name):
+                self._end_link(name)  # it knocks, if the relay was dead
                 site = self._coordinator.members[name].site
                 self._links[name] = Link(
                     command,
@@ -334,8 +335,7 @@ class RelayGroup:
                 if link is not None and link.life == life and again:
                     link.evict()
                 elif link is not None and link.life == life:
-                    link.stop()
-                    self._ended.append(self._links.pop(name))
+                    self._end_link(name)
             case SetNext(name, life):
                 link = self._links.get(name)
                 if link is not None and link.life == life:
@@ -347,6 +347,12 @@ class RelayGroup:
                 self._machine.spawn(functools.partial(self._fetch, command), f"fetch for {command.name}")
             case Grant() | Deny():
                 self._answers[command.puller] = command
+
+    def _end_link(self, name: str) -> None:
+        self._ended = [link for link in self._ended if link.alive()]
+        if (link := self._links.pop(name, None)) is not None:
+            link.stop()
+            self._ended.append(link)
 
     def _tick(self) -> None:
         while True:
