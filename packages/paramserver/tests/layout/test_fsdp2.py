@@ -96,7 +96,7 @@ def test_partial_tensors_and_states_without_ranks_are_refused(every_rank):
 
     def make():
         mesh = init_device_mesh("cpu", (2,))
-        with pytest.raises(LayoutInvalid, match="'grad'.*expected Shard or Replicate"):
+        with pytest.raises(LayoutInvalid, match=r"'grad'.*expected Shard or Replicate"):
             from_fsdp2({"grad": DTensor.from_local(torch.zeros(4), mesh, [Partial()])})
         with pytest.raises(LayoutInvalid, match="no DTensor"):
             from_fsdp2({"w": torch.zeros(4)})
