@@ -5,6 +5,9 @@ import uuid
 import pytest
 
 from tailrace.paramserver import RelayProcess, RelayServer, new_token
+from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.manifest import Manifest, TensorSpec, checksum
+from tailrace.paramserver.wire.authentication import connect
 
 
 @pytest.fixture(scope="session")
@@ -81,3 +84,46 @@ def check():
             assert bytes(raw.data) == bytes([version % 251]) * len(raw.data), (version, name)
 
     return same
+
+
+class Peer:
+    """Speaks the protocol by hand."""
+
+    def __init__(self, token):
+        self._token = token
+
+    def dial(self, relay, stall_s=10):
+        address = relay if isinstance(relay, str) else relay.address
+        channel, _ = connect(HOST, address, token=self._token, timeout_s=10, stall_s=stall_s)
+        return channel
+
+    def ask(self, relay, message, timeout_s=20):
+        channel = self.dial(relay)
+        try:
+            return channel.request(message, timeout_s)
+        finally:
+            channel.close()
+
+    def status(self, relay):
+        return self.ask(relay, {"op": "status"})
+
+    def transfers(self, relay):
+        return self.status(relay)["transfers"]
+
+    def manifest(self, data, chunk_bytes, version=1, stamp=1):
+        spec = TensorSpec("w", "uint8", (len(data),), 0, len(data))
+        return Manifest(version, stamp, chunk_bytes, len(data), (spec,))
+
+    def offer(self, channel, manifest, **fields):
+        return channel.request({"op": "offer", "manifest": manifest.to_wire(), **fields}, 10)
+
+    def send(self, channel, manifest, data, *indices):
+        for index in indices:
+            offset, nbytes = manifest.chunk(index)
+            value = checksum(data[offset : offset + nbytes])
+            channel.send_chunk(index, value, -1, memoryview(data), offset, nbytes)
+
+
+@pytest.fixture
+def peer(token):
+    return Peer(token)

@@ -68,7 +68,7 @@ class Slots(RuleBasedStateMachine):
         slot, self.writing = self.writing, None
         manifest = slot.publication.manifest
         slot.memory.view[:NBYTES] = manifest.stamp.to_bytes(NBYTES, "big")
-        self.table.arrived(slot.publication, 0)
+        self.table.arrived(slot.publication, 0, 0)
         self.table.complete(slot)
         self.newest = manifest.key
 
@@ -76,7 +76,7 @@ class Slots(RuleBasedStateMachine):
     @rule()
     def fail(self):
         slot, self.writing = self.writing, None
-        self.table.fail(slot)
+        self.table.interrupt(slot)
 
     @rule(version=st.integers(0, 12), hold_s=st.sampled_from([1.0, 5.0, 100.0]))
     def lease(self, version, hold_s):

@@ -28,6 +28,9 @@ from tailrace.paramserver.wire.authentication import connect
 ONE = Manifest(1, 1, 64, 64, (TensorSpec("w", "uint8", (64,), 0, 64),))
 
 
+GO = {"go": True, "missing": [[0, 1]], "transport": "inline", "codec": None, "base": None}
+
+
 @pytest.mark.parametrize("client", ["publisher", "reader", "status"])
 def test_a_wrong_token_is_refused(serve, token, weights, client):
     relay = serve()
@@ -57,7 +60,7 @@ def test_a_relay_without_the_token_is_refused():
 
     def impostor():
         sock, _ = listener.accept()
-        sock.sendall(message(b'{"tailrace": 1, "nonce": "0123"}'))
+        sock.sendall(message(b'{"tailrace": 2, "nonce": "0123"}'))
         answer = sock.recv(4096)
         proof = json.loads(answer[4:])["proof"]
         sock.sendall(message(json.dumps({"proof": proof, "relay": {}}).encode()))
@@ -128,13 +131,13 @@ def test_limits_hold_before_anything_is_allocated(serve, token, capfd):
     assert "announced a message of 4294967295 bytes, expected at most" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("header", [(1, 64), (0, 63), (0, 65), (0, 2**32 - 1)])
+@pytest.mark.parametrize("header", [(1, 64), (2**32 - 1, 64), (0, 63), (0, 65), (0, 2**32 - 1)])
 def test_a_chunk_of_another_manifest_is_refused(serve, token, header):
     relay = serve()
     channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
-    assert channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10) == {"go": True}
-    channel._send_all(struct.pack("!IIQ", *header, 0))
-    with pytest.raises(ProtocolError, match="expected 0 of 64"):
+    assert channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10) == GO
+    channel._send_all(struct.pack("!IIQIB", *header, 0, header[1], 0))
+    with pytest.raises(ProtocolError, match=r"expected 0 of 64|expected one of \[0, 1\]"):
         channel.answer(10)
     channel.close()
     assert relay_status(relay.address, token=token).receiving == {}
@@ -144,8 +147,8 @@ def test_a_chunk_of_another_manifest_is_refused(serve, token, header):
 def test_a_publisher_that_stops_midway_leaves_nothing(serve, token, weights, until, end):
     relay = serve(stall_s=0.3)
     channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
-    assert channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10) == {"go": True}
-    channel._send_all(struct.pack("!IIQ", 0, 64, 0) + os.urandom(30))
+    assert channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10) == GO
+    channel._send_all(struct.pack("!IIQIB", 0, 64, 0, 64, 0) + os.urandom(30))
     if end == "close":
         channel.close()
     until(lambda: relay_status(relay.address, token=token).receiving == {}, "the relay to give up")
@@ -164,8 +167,8 @@ def test_a_pull_never_waits_for_a_push(serve, token, weights, check):
         publisher.wait(0, 20)
         newest = dataclasses.replace(ONE, stamp=2**62)
         channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
-        assert channel.request({"op": "offer", "manifest": newest.to_wire()}, 10) == {"go": True}
-        channel._send_all(struct.pack("!IIQ", 0, 64, 0) + os.urandom(30))
+        assert channel.request({"op": "offer", "manifest": newest.to_wire()}, 10) == GO
+        channel._send_all(struct.pack("!IIQIB", 0, 64, 0, 64, 0) + os.urandom(30))
         began = time.monotonic()
         for _ in range(20):
             with reader.lease(0, timeout_s=5) as held:

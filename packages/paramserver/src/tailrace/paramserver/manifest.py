@@ -97,6 +97,11 @@ class Manifest:
         offset = index * self.chunk_bytes
         return offset, min(self.chunk_bytes, self.total_bytes - offset)
 
+    def same_layout(self, other: Manifest) -> bool:
+        """Whether the same tensors lie at the same places and are cut the same way, so that chunks can be compared."""
+        mine = (self.chunk_bytes, self.total_bytes, self.tensors)
+        return mine == (other.chunk_bytes, other.total_bytes, other.tensors)
+
     def to_wire(self) -> dict[str, Any]:
         """The manifest as a JSON object."""
         return {

@@ -14,10 +14,11 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
+from tailrace.paramserver.clients.staged import StagedSupply
 from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.errors import (
     ChunkDamaged,
@@ -29,11 +30,14 @@ from tailrace.paramserver.errors import (
 )
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import Machine
-from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest, checksum
+from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
+from tailrace.paramserver.wire.agreement import Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.transfer import send_version
+from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.means import Means, default_transports
+from tailrace.paramserver.wire.sending import send_version
 
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 3  # at a push whose chunks were damaged on the way
@@ -50,12 +54,13 @@ class _State(StrEnum):
 
 @dataclasses.dataclass(eq=False)
 class _Staged:
-    """A staging buffer and the version in it. `checksums` outlive a failed push."""
+    """A staging buffer and the version in it. `checksums` outlive a failed push; `sent` is of the present master."""
 
     memory: StagingBuffer
     state: _State = _State.EMPTY
     manifest: Manifest | None = None
     checksums: dict[int, int] = dataclasses.field(default_factory=dict)
+    sent: set[int] = dataclasses.field(default_factory=set)
 
     @property
     def version(self) -> int:
@@ -74,7 +79,11 @@ class Publisher:
         chunk_bytes: size of the chunks.
         slot_timeout_s: how long the relay may take to free a slot.
         stall_s: how long the relay may make no progress.
+        transports: for chunks, beside the connection itself, best first; None takes shared memory where there is any.
         machine: where it runs.
+
+    Raises:
+        TransportUnavailable: a transport cannot be used here.
     """
 
     def __init__(
@@ -86,8 +95,11 @@ class Publisher:
         chunk_bytes: int = CHUNK_BYTES,
         slot_timeout_s: float = SLOT_TIMEOUT_S,
         stall_s: float = STALL_S,
+        transports: Sequence[str] | None = None,
         machine: Machine = HOST,
     ) -> None:
+        self._means = Means(default_transports(machine) if transports is None else transports)
+        self._counts = Counts()
         self._address, self._token = address, check_token(token)
         self._on_published, self._chunk_bytes = on_published, chunk_bytes
         self._slot_timeout_s, self._stall_s, self._machine = slot_timeout_s, stall_s, machine
@@ -111,6 +123,11 @@ class Publisher:
         """Versions that were never pushed because a newer one came first, in order."""
         with self._changed:
             return list(self._superseded)
+
+    @property
+    def transfers(self) -> dict[str, int]:
+        """What was pushed, counted (see `Counts`)."""
+        return self._counts.to_wire()
 
     def publish(self, version: int, weights: Iterable[tuple[str, Any]]) -> float:
         """Copy the weights and return; they become visible on the master relay later.
@@ -166,6 +183,8 @@ class Publisher:
                 self._channel.shutdown()
             candidates = [staged for staged in self._staged if staged.manifest and staged.state is not _State.FILLING]
             newest = max(candidates, key=_order, default=None)
+            for staged in candidates:
+                staged.sent.clear()
             if newest is not None and newest.state is _State.HELD:
                 newest.state = _State.WAITING
                 self._outcomes.pop(newest.version, None)
@@ -212,6 +231,7 @@ class Publisher:
                 self._supersede(staged, version)
             staged.state, staged.manifest = _State.FILLING, None
             staged.checksums.clear()
+            staged.sent.clear()
             self._outcomes.pop(version, None)
             return staged
 
@@ -307,15 +327,15 @@ class Publisher:
                 # Published by a trainer on a host whose clock was ahead of ours.
                 manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest[1] + 1)
 
-        def chunk_checksum(index: int) -> int:
-            if index not in staged.checksums:
-                offset, nbytes = manifest.chunk(index)
-                staged.checksums[index] = checksum(staged.memory.view[offset : offset + nbytes])
-            return staged.checksums[index]
-
-        send_version(
-            channel, manifest, staged.memory, chunk_checksum, go_timeout_s=self._slot_timeout_s + self._stall_s
-        )
+        with self._means.exported(staged.memory, manifest.total_bytes) as transports:
+            send_version(
+                channel,
+                Offer(manifest, False, transports),
+                StagedSupply(manifest, staged.memory, staged.checksums),
+                self._counts,
+                go_timeout_s=self._slot_timeout_s + self._stall_s,
+                sent=staged.sent,
+            )
 
     def _newest_stamp(self, channel: Channel) -> tuple[int, int] | None:
         held = channel.request({"op": "versions"}, self._stall_s).get("versions")

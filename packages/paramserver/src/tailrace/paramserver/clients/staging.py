@@ -20,6 +20,7 @@ class StagingBuffer:
     """Memory that grows to the size of a version and is reused; an unnamed file, so that the kernel can send from it."""
 
     def __init__(self) -> None:
+        self.name = "the publisher's staging memory"
         self.fd = _unnamed_file()
         self._size = 0
         self._map: mmap.mmap | None = None

@@ -1,186 +1,243 @@
-"""Forwarding along the chain: one thread of a relay that keeps the next hop supplied.
+"""Forwarding along the tree: one thread of a relay that keeps one next hop supplied.
 
-    consumes     versions that are complete here or arriving at this moment, newest first
-    waits for    the next chunk from upstream; the next hop's slot; `set_next`
-    unblocked by every change of the slot table, `set_next`, `close`
+    consumes     versions that are whole here or arriving at this moment, newest first; orders to retire
+    waits for    the next chunk from upstream; the next hop's slot; `retry`
+    unblocked by every change of the slot table, `retry`, `close`
 
 Chunks go on as they arrive, so a chain of any length takes hardly longer than one hop (Laminar, Appendix C). A next hop
-that fails costs this relay nothing: the error is kept for `status`, and delivery is tried again after `set_next`, and at
+that fails costs this relay nothing: the error is kept for `status`, and delivery is tried again after `retry`, and at
 growing intervals without it.
 """
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
-from tailrace.paramserver.errors import (
-    ParamServerError,
-    RelayTimeout,
-    RelayUnreachable,
-    VersionRetired,
-    VersionSuperseded,
-)
+from tailrace.paramserver.errors import ParamServerError, RelayUnreachable, VersionRetired, VersionSuperseded
 from tailrace.paramserver.machine.protocol import Machine, Thread
-from tailrace.paramserver.relays.slots import Publication, Slot, SlotState, SlotTable
+from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
+from tailrace.paramserver.relays.slots import SlotTable
+from tailrace.paramserver.relays.supply import SlotSupply
+from tailrace.paramserver.wire.agreement import Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.transfer import send_version
+from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.means import Means
+from tailrace.paramserver.wire.sending import send_version
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 15.0
+_PASSED_ON = (SlotState.RECEIVING, SlotState.COMPLETE, SlotState.SEALED)
+_KEPT = (*_PASSED_ON, SlotState.PARTIAL, SlotState.RETIRING)
+_Key = tuple[int, int]
+
+
+@dataclass
+class _Retry:
+    """When to try a version again."""
+
+    at: float = 0.0
+    pause_s: float = _FIRST_RETRY_S
 
 
 class Forwarder:
-    """Delivers every version of a slot table to the next relay of the chain.
+    """Delivers every version of a slot table to one other relay. It begins at once.
 
     Args:
+        address: of the other relay.
         table: where versions appear.
         name: of this relay, for messages.
         token: shared secret.
+        means: transports to offer.
+        counts: what is sent is added to these.
         stall_s: how long the next hop may make no progress.
         slot_timeout_s: how long the next hop may take to free a slot.
         machine: where it runs.
     """
 
     def __init__(
-        self, table: SlotTable, name: str, token: str, *, stall_s: float, slot_timeout_s: float, machine: Machine
+        self,
+        address: str,
+        table: SlotTable,
+        name: str,
+        token: str,
+        *,
+        means: Means,
+        counts: Counts,
+        stall_s: float,
+        slot_timeout_s: float,
+        machine: Machine,
     ) -> None:
-        self._table, self._name, self._token = table, name, token
+        self.address, self._table, self._name, self._token = address, table, name, token
+        self._means, self._counts = means, counts
         self._stall_s, self._slot_timeout_s, self._machine = stall_s, slot_timeout_s, machine
-        self._next: str | None = None
-        self._epoch = 0  # of the chain: what was begun for an earlier one stops
         self._closed = False
-        self._delivered: set[tuple[int, int]] = set()
-        self._retry_at, self._retry_s = 0.0, _FIRST_RETRY_S
-        self._error: str | None = None
+        self._delivered: set[tuple[_Key, bool]] = set()  # with whether it was delivered sealed
+        self._told: set[_Key] = set()  # retirements
+        self._sent: dict[_Key, set[int]] = {}
+        self._retries: dict[_Key | None, _Retry] = {}
+        self.error: str | None = None
         self._channel: Channel | None = None
-        self._thread: Thread | None = None
+        self._thread: Thread = machine.spawn(self._run, f"{name} to {address}")
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread = self._machine.spawn(self._run, f"{self._name} forwarder")
-
-    def set_next(self, address: str | None) -> None:
-        """Deliver to this relay from now on, first of all whatever it lacks; None ends the chain here."""
+    def retry(self) -> None:
+        """Look again at once at what the next hop lacks; it may be another relay at the same address."""
         with self._table.changed:
-            self._next, self._epoch = address, self._epoch + 1
             self._delivered.clear()
-            self._error, self._retry_at, self._retry_s = None, 0.0, _FIRST_RETRY_S
-            if self._channel is not None:
-                self._channel.shutdown()
+            self._told.clear()
+            self._retries.clear()
+            self.error = None
             self._table.changed.notify_all()
 
-    def status(self) -> dict[str, object]:
-        """The next hop and the last error on the way to it."""
-        with self._table.changed:
-            return {"next": self._next, "forward_error": self._error}
-
     def close(self) -> None:
-        """Stop, and wait for the thread."""
+        """Stop. The thread ends soon; `join` waits for it."""
         with self._table.changed:
             self._closed = True
             if self._channel is not None:
                 self._channel.shutdown()
             self._table.changed.notify_all()
-        if self._thread is not None:
-            self._thread.join(2 * HANDSHAKE_S)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the end after `close`."""
+        self._thread.join(timeout_s)
+
+    def alive(self) -> bool:
+        """Whether its thread still runs."""
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         while True:
             with self._table.changed:
-                address, epoch, work = self._next, self._epoch, self._work()
                 if self._closed:
                     self._drop_channel()
                     return
-                if address is None or work is None:
+                retired, work = self._retirements(), self._work()
+                if not retired and work is None:
                     self._table.changed.wait(self._pause())
                     continue
-            self._deliver(address, epoch, work)
+            if retired:
+                self._tell(retired)
+            elif work is not None:
+                self._deliver(work)
 
     def _pause(self) -> float | None:
-        remaining = self._retry_at - self._machine.now()
-        return remaining if self._next is not None and remaining > 0 else None
+        now = self._machine.now()
+        return min((retry.at - now for retry in self._retries.values() if retry.at > now), default=None)
+
+    def _may_try(self, key: _Key | None) -> bool:
+        retry = self._retries.get(key)
+        return retry is None or self._machine.now() >= retry.at
+
+    def _retirements(self) -> list[_Key]:
+        """What the next hop was not told to retire yet."""
+        if not self._may_try(None):
+            return []
+        return [key for key in self._table.retired() if key not in self._told]
 
     def _work(self) -> Publication | None:
         """The newest version that the next hop is not known to have, unless it is too early to try again."""
-        if self._machine.now() < self._retry_at:
-            return None
+        here = {p.manifest.key for slot in self._table.slots if (p := slot.publication) and slot.state in _KEPT}
+        for key in [key for key in self._retries if key is not None and key not in here]:
+            self._succeeded(key)  # it went away, and its error with it
+        for key in [key for key in self._sent if key not in here]:
+            del self._sent[key]
         waiting = [
             publication
             for slot in self._table.slots
             if (publication := slot.publication) is not None
-            and slot.state in (SlotState.RECEIVING, SlotState.COMPLETE)
-            and not publication.failed
-            and publication.manifest.key not in self._delivered
+            and slot.state in _PASSED_ON
+            and (publication.manifest.key, publication.sealed) not in self._delivered
+            and (publication.manifest.key, False) not in self._delivered
+            and self._may_try(publication.manifest.key)
         ]
         return max(waiting, key=lambda publication: publication.manifest.stamp, default=None)
 
-    def _deliver(self, address: str, epoch: int, publication: Publication) -> None:
-        leased = self._table.lease_for_forwarding(publication, f"forwarding to {address}")
+    def _tell(self, retired: list[_Key]) -> None:
+        try:
+            self._open().request({"op": "retire", "keys": [list(key) for key in retired]}, self._stall_s)
+        except (ParamServerError, OSError) as error:
+            self._drop_channel()
+            self._failed(None, f"retirements to {self.address}: {error}")
+        else:
+            with self._table.changed:
+                self._told.update(retired)
+                self._succeeded(None)
+
+    def _deliver(self, publication: Publication) -> None:
+        leased = self._table.lease_for_forwarding(publication, f"forwarding to {self.address}")
         if leased is None:
             return
+        key, sealed = publication.manifest.key, publication.sealed
+        whole = False
         try:
-            channel = self._open(address, epoch)
-            self._send(channel, leased[0], publication, epoch)
+            whole = self._send(self._open(), leased[0], publication, sealed)
         except VersionRetired:  # the next hop holds newer ones
-            self._settle(epoch, publication, None)
+            whole, sealed = True, False
         except VersionSuperseded:  # the next hop has no slot, and a writer here needs ours
             self._drop_channel()
         except (ParamServerError, OSError) as error:
             self._drop_channel()
-            self._settle(epoch, publication, f"version {publication.manifest.version} to {address}: {error}")
-        else:
-            self._settle(epoch, publication, None)
+            self._failed(key, f"version {publication.manifest.version} to {self.address}: {error}")
         finally:
             self._table.release(*leased)
-
-    def _send(self, channel: Channel, slot: Slot, publication: Publication, epoch: int) -> None:
-        def chunk_checksum(index: int) -> int:
+        if whole:
             with self._table.changed:
-                while len(publication.checksums) <= index:
-                    if publication.failed:
-                        raise RelayUnreachable("the version stopped arriving from upstream")
-                    self._check_current(epoch)
-                    if not self._table.changed.wait(2 * self._stall_s):
-                        raise RelayTimeout(f"upstream sent nothing for {2 * self._stall_s} s")
-                return publication.checksums[index]
+                self._delivered.add((key, sealed))
+                self._sent.pop(key, None)
+                self._succeeded(key)
 
-        send_version(
-            channel,
-            publication.manifest,
-            slot.memory,
-            chunk_checksum,
-            go_timeout_s=self._slot_timeout_s + self._stall_s,
-            give_up=lambda: self._table.wanted(slot) or self._closed or publication.failed,
+    def _send(self, channel: Channel, slot: Slot, publication: Publication, sealed: bool) -> bool:
+        manifest = publication.manifest
+        supply = SlotSupply(
+            self._table,
+            slot,
+            publication,
+            patience_s=self._stall_s / 2,
+            now=self._machine.now,
+            check=self._check_open,
         )
+        with self._means.exported(slot.memory, manifest.total_bytes) as transports:
+            return send_version(
+                channel,
+                Offer(manifest, sealed, transports),
+                supply,
+                self._counts,
+                go_timeout_s=self._slot_timeout_s + self._stall_s,
+                give_up=lambda: self._table.wanted(slot) or self._closed,
+                sent=self._sent.setdefault(manifest.key, set()),
+            )
 
-    def _check_current(self, epoch: int) -> None:
-        if self._closed or epoch != self._epoch:
-            raise RelayUnreachable("the chain was rebuilt")
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RelayUnreachable("the relay is no longer a next hop")
 
-    def _open(self, address: str, epoch: int) -> Channel:
+    def _open(self) -> Channel:
         if self._channel is not None and not self._channel.readable(0):  # readable between requests: the peer closed
             return self._channel
         self._drop_channel()
-        channel, _ = connect(self._machine, address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s)
+        channel, _ = connect(
+            self._machine, self.address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s
+        )
         with self._table.changed:
             self._channel = channel
             self._delivered.clear()  # it may be another relay at the same address
-            self._check_current(epoch)
+            self._told.clear()
+            self._check_open()
         return channel
 
-    def _settle(self, epoch: int, publication: Publication, error: str | None) -> None:
+    def _succeeded(self, key: _Key | None) -> None:
+        self._retries.pop(key, None)
+        if not self._retries:
+            self.error = None
+
+    def _failed(self, key: _Key | None, error: str) -> None:
         with self._table.changed:
-            if epoch != self._epoch or self._closed:
+            if self._closed:
                 return
-            if error is None:
-                self._delivered.add(publication.manifest.key)
-                self._error, self._retry_s = None, _FIRST_RETRY_S
-                return
-            if publication.failed:  # upstream's fault; a complete copy will come as another publication
-                return
-            self._error = error
-            self._retry_at = self._machine.now() + self._retry_s
-            self._retry_s = min(_LAST_RETRY_S, 2 * self._retry_s)
+            retry = self._retries.setdefault(key, _Retry())
+            retry.at = self._machine.now() + retry.pause_s
+            retry.pause_s = min(_LAST_RETRY_S, 2 * retry.pause_s)
+            self.error = error
         sys.stderr.write(f"tailrace relay {self._name}: cannot forward {error}\n")
 
     def _drop_channel(self) -> None:

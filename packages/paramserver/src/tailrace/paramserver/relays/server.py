@@ -1,10 +1,10 @@
-"""A relay: serves one host's replicas from shared memory and keeps the next relay of the chain supplied.
+"""A relay: serves one host's replicas from shared memory and keeps the next relays of the tree supplied.
 
     consumes     offers of versions (a publisher, or the relay before it), leases and pulls of readers, control messages
     waits for    chunks; readers to leave the slot that a new version needs (deadline: `slot_timeout_s`)
     unblocked by the peer's next message, a lease's end, a change of the slot table, `close`
 
-One thread for each connection, one for forwarding. What a connection holds ends with it, so a reader that is killed
+One thread for each connection, one for each next hop. What a connection holds ends with it, so a reader that is killed
 gives its leases back.
 """
 
@@ -14,16 +14,21 @@ import errno
 import functools
 import os
 import sys
+from collections.abc import Sequence
 
 from tailrace.paramserver.errors import ParamServerError, PeerClosed
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import Machine, Thread
+from tailrace.paramserver.relays.context import Context
 from tailrace.paramserver.relays.forward import Forwarder
+from tailrace.paramserver.relays.hops import Hops
 from tailrace.paramserver.relays.session import Session
-from tailrace.paramserver.relays.slots import SlotTable
+from tailrace.paramserver.relays.slots import PARTIAL_S, TAKEOVER_S, SlotTable
 from tailrace.paramserver.wire.address import format_address
-from tailrace.paramserver.wire.authentication import admit, check_token
+from tailrace.paramserver.wire.authentication import HANDSHAKE_S, admit, check_token
 from tailrace.paramserver.wire.channel import Channel
+from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.means import Means, default_transports
 
 STALL_S = 10.0
 SLOT_TIMEOUT_S = 60.0
@@ -43,10 +48,13 @@ class RelayServer:
         max_bytes: the largest version to accept; by default what shared memory holds.
         slot_timeout_s: how long a new version waits for the readers of the version that it replaces.
         stall_s: how long a peer may make no progress inside a transfer.
+        partial_s: how long what arrived of an interrupted version is kept for another sender to go on with.
+        takeover_s: how long a transfer may stand still while another sender of it waits.
+        transports: for chunks, beside the connection itself, best first; None takes shared memory where there is any.
         machine: where it runs.
 
     Raises:
-        PortInUse, RelayNameTaken, AuthenticationFailed: see their messages.
+        PortInUse, RelayNameTaken, AuthenticationFailed, TransportUnavailable: see their messages.
     """
 
     def __init__(
@@ -60,17 +68,20 @@ class RelayServer:
         max_bytes: int | None = None,
         slot_timeout_s: float = SLOT_TIMEOUT_S,
         stall_s: float = STALL_S,
+        partial_s: float = PARTIAL_S,
+        takeover_s: float = TAKEOVER_S,
+        transports: Sequence[str] | None = None,
         machine: Machine = HOST,
     ) -> None:
         self.name, self._token = name, check_token(token)
-        self._max_bytes, self._slot_timeout_s, self._stall_s = max_bytes, slot_timeout_s, stall_s
-        self._machine = machine
+        self._stall_s, self._machine = stall_s, machine
+        means = Means(default_transports(machine) if transports is None else transports, host=host)
         self._listener = machine.listen(host, port)
         self.address = format_address(host, self._listener.port)
         try:
             self._owner = machine.claim(name)
             try:
-                self._table = SlotTable(self._owner, slots, machine)
+                self._table = SlotTable(self._owner, slots, machine, partial_s=partial_s, takeover_s=takeover_s)
             except BaseException:
                 self._owner.close()
                 raise
@@ -78,14 +89,29 @@ class RelayServer:
             self._listener.close()
             raise
         self.cleaned = self._owner.cleaned
-        self._forwarder = Forwarder(
-            self._table, name, token, stall_s=stall_s, slot_timeout_s=slot_timeout_s, machine=machine
+        counts = Counts()
+
+        def forwarder(address: str) -> Forwarder:
+            return Forwarder(
+                address,
+                self._table,
+                name,
+                token,
+                means=means,
+                counts=counts,
+                stall_s=stall_s,
+                slot_timeout_s=slot_timeout_s,
+                machine=machine,
+            )
+
+        self._hops = Hops(forwarder, machine.lock())
+        self._context = Context(
+            name, token, self._table, self._hops, means, counts, max_bytes, slot_timeout_s, stall_s, machine
         )
         self._connections: dict[Channel, Thread | None] = {}
         self._lock = machine.lock()
         self._closed = False
         self._acceptor = machine.spawn(self._accept, f"{name} acceptor")
-        self._forwarder.start()
 
     def close(self) -> None:
         """Stop serving and remove the shared memory. Readers keep what they have mapped."""
@@ -96,7 +122,7 @@ class RelayServer:
             connections = dict(self._connections)
         self._listener.close()
         self._table.close()
-        self._forwarder.close()
+        self._hops.close(2 * HANDSHAKE_S)
         for channel in connections:
             channel.shutdown()
         for thread in (self._acceptor, *connections.values()):
@@ -135,14 +161,7 @@ class RelayServer:
                     self._connections[channel] = thread
 
     def _serve(self, channel: Channel) -> None:
-        session = Session(
-            channel,
-            self._table,
-            self._forwarder,
-            name=self.name,
-            max_bytes=self._max_bytes,
-            slot_timeout_s=self._slot_timeout_s,
-        )
+        session = Session(channel, self._context)
         try:
             admit(channel, self._token, {"name": self.name, "pid": os.getpid(), **self._owner.introduction()})
             while not self._closed:

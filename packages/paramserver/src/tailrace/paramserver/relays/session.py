@@ -15,16 +15,24 @@ from tailrace.paramserver.errors import (
     RelayUnreachable,
     to_wire,
 )
-from tailrace.paramserver.machine.liveness import ProcessId
-from tailrace.paramserver.manifest import Manifest
-from tailrace.paramserver.relays.forward import Forwarder
+from tailrace.paramserver.relays.context import Context
+from tailrace.paramserver.relays.fetch import fetch_version
 from tailrace.paramserver.relays.leases import Lease
-from tailrace.paramserver.relays.slots import Slot, SlotTable
-from tailrace.paramserver.wire.address import parse_address
+from tailrace.paramserver.relays.receive import receive_version
+from tailrace.paramserver.relays.requests import (
+    address_of,
+    flag_of,
+    hops_of,
+    process_of,
+    seconds_of,
+    stamp_of,
+    version_of,
+)
+from tailrace.paramserver.relays.slot import Slot
+from tailrace.paramserver.relays.supply import SlotSupply
+from tailrace.paramserver.wire.agreement import Offer, key_from_wire
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.transfer import receive_version, stream_version
-
-_MAX_WAIT_S = 3600.0
+from tailrace.paramserver.wire.sending import send_version
 
 
 class Session:
@@ -32,25 +40,11 @@ class Session:
 
     Args:
         channel: the connection.
-        table: the relay's versions.
-        forwarder: the relay's link to the next one.
-        name: of the relay.
-        max_bytes: the largest version to accept.
-        slot_timeout_s: how long a new version may wait for readers.
+        relay: what the relay's connections have in common.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        table: SlotTable,
-        forwarder: Forwarder,
-        *,
-        name: str,
-        max_bytes: int | None,
-        slot_timeout_s: float,
-    ) -> None:
-        self._channel, self._table, self._forwarder = channel, table, forwarder
-        self._name, self._max_bytes, self._slot_timeout_s = name, max_bytes, slot_timeout_s
+    def __init__(self, channel: Channel, relay: Context) -> None:
+        self._channel, self._relay, self._table = channel, relay, relay.table
         self._leases: dict[int, tuple[Slot, Lease]] = {}
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "offer": self._offer,
@@ -59,6 +53,9 @@ class Session:
             "release": self._release,
             "renew": self._renew,
             "pull": self._pull,
+            "fetch": self._fetch,
+            "reveal": self._reveal,
+            "retire": self._retire,
             "set_next": self._set_next,
             "status": lambda _: self._status(),
         }
@@ -89,23 +86,27 @@ class Session:
         self._leases.clear()
 
     def _offer(self, message: dict[str, Any]) -> None:
-        manifest = Manifest.from_wire(message.get("manifest"), max_bytes=self._max_bytes)
-        receive_version(self._channel, self._table, manifest, self._slot_timeout_s)
+        relay = self._relay
+        offer = Offer.from_wire(message, max_bytes=relay.max_bytes)
+        receive_version(
+            self._channel,
+            self._table,
+            offer,
+            relay.means,
+            relay.counts,
+            slot_timeout_s=relay.slot_timeout_s,
+            now=relay.machine.now,
+        )
 
     def _versions(self) -> dict[str, Any]:
         return {"versions": self._table.versions()}
 
     def _lease(self, message: dict[str, Any]) -> dict[str, Any]:
-        process = None
-        if (pid := message.get("pid")) is not None:
-            namespace, started = message.get("namespace"), message.get("started")
-            if not isinstance(namespace, str) or type(pid) is not int or not isinstance(started, int | None):
-                raise ProtocolError(f"pid: found {pid!r}, expected it with started and namespace")
-            process = ProcessId(pid, started, namespace)
+        process = process_of(message)
         slot, lease = self._table.lease(
-            _version(message),
-            wait_s=_seconds(message, "wait_s"),
-            hold_s=_seconds(message, "hold_s"),
+            version_of(message),
+            wait_s=seconds_of(message, "wait_s"),
+            hold_s=seconds_of(message, "hold_s"),
             holder=f"pid {process.pid}" if process else self._channel.peer,
             process=process,
         )
@@ -118,7 +119,7 @@ class Session:
             "segment": slot.memory.name,
             "generation": slot.generation,
             "manifest": publication.manifest.to_wire(),
-            "checksums": publication.checksums,
+            "checksums": publication.in_order(),
         }
 
     def _release(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -127,39 +128,77 @@ class Session:
         return {"kept": self._table.release(slot, lease)}
 
     def _renew(self, message: dict[str, Any]) -> dict[str, Any]:
-        return {"kept": self._table.renew(*self._held(message), _seconds(message, "hold_s"))}
+        return {"kept": self._table.renew(*self._held(message), seconds_of(message, "hold_s"))}
 
     def _pull(self, message: dict[str, Any]) -> None:
+        """Offer the version that is asked for to the one who asks."""
+        relay = self._relay
         slot, lease = self._table.lease(
-            _version(message),
-            wait_s=_seconds(message, "wait_s"),
+            None if message.get("version") is None else version_of(message),
+            wait_s=seconds_of(message, "wait_s"),
             hold_s=math.inf,  # the transfer has its own deadline
             holder=f"{self._channel.peer} pulling",
             process=None,
+            arriving=flag_of(message, "arriving"),
         )
         try:
             publication = slot.publication
             if publication is None:
                 raise RuntimeError("a leased slot has a publication")
-            self._channel.send({"manifest": publication.manifest.to_wire()})
-            stream_version(self._channel, publication.manifest, slot.memory, publication.checksums)
+            manifest = publication.manifest
+            supply = SlotSupply(self._table, slot, publication, patience_s=relay.stall_s / 2, now=relay.machine.now)
+            with relay.means.exported(slot.memory, manifest.total_bytes) as transports:
+                send_version(
+                    self._channel,
+                    Offer(manifest, publication.sealed, transports),
+                    supply,
+                    relay.counts,
+                    go_timeout_s=relay.slot_timeout_s + relay.stall_s,
+                )
         finally:
             self._table.release(slot, lease)
 
+    def _fetch(self, message: dict[str, Any]) -> dict[str, Any]:
+        relay = self._relay
+        key = fetch_version(
+            None if message.get("version") is None else version_of(message),
+            address_of(message.get("source")),
+            table=self._table,
+            machine=relay.machine,
+            token=relay.token,
+            means=relay.means,
+            counts=relay.counts,
+            max_bytes=relay.max_bytes,
+            stall_s=relay.stall_s,
+            timeout_s=relay.slot_timeout_s if message.get("timeout_s") is None else seconds_of(message, "timeout_s"),
+        )
+        return {"fetched": list(key)}
+
+    def _reveal(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"revealed": list(self._table.reveal(version_of(message), stamp_of(message)))}
+
+    def _retire(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Of `version` (with a `stamp` or without), or of all `keys`."""
+        keys = message.get("keys")
+        if keys is None:
+            return {"retired": [list(key) for key in self._table.retire(version_of(message), stamp_of(message))]}
+        if not isinstance(keys, list):
+            raise ProtocolError(f"keys: found {str(keys)[:40]!r}, expected versions with stamps")
+        checked = [key_from_wire(key, "keys") for key in keys]
+        return {"retired": [list(key) for version, stamp in checked for key in self._table.retire(version, stamp)]}
+
     def _set_next(self, message: dict[str, Any]) -> dict[str, Any]:
-        address = message.get("address")
-        if address is not None:
-            parse_address(str(address))
-        self._forwarder.set_next(None if address is None else str(address))
+        self._relay.hops.set_next(hops_of(message))
         return {"ok": True}
 
     def _status(self) -> dict[str, Any]:
         return {
-            "name": self._name,
+            "name": self._relay.name,
             "pid": os.getpid(),
             "versions": [version for version, _ in self._table.versions()],
             **self._table.status(),
-            **self._forwarder.status(),
+            **self._relay.hops.status(),
+            "transfers": {**self._relay.counts.to_wire(), "takeovers": self._table.takeovers},
         }
 
     def _held(self, message: dict[str, Any]) -> tuple[Slot, Lease]:
@@ -168,17 +207,3 @@ class Session:
         if held is None:
             raise LeaseExpired(f"found no lease {message.get('lease')!r} on this connection")
         return held
-
-
-def _version(message: dict[str, Any]) -> int:
-    version = message.get("version")
-    if type(version) is not int:
-        raise ProtocolError(f"version: found {version!r}, expected an integer")
-    return version
-
-
-def _seconds(message: dict[str, Any], field: str) -> float:
-    value = message.get(field)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MAX_WAIT_S:
-        raise ProtocolError(f"{field}: found {value!r}, expected seconds from 0 to {_MAX_WAIT_S:.0f}")
-    return float(value)

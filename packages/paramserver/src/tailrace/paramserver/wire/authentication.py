@@ -1,6 +1,6 @@
 """Both ends of a connection prove that they hold the token, which itself never crosses the wire.
 
-    server -> client   {"tailrace": 1, "nonce": S}
+    server -> client   {"tailrace": 2, "nonce": S}
     client -> server   {"nonce": C, "proof": HMAC(token, "client" S C)}
     server -> client   {"proof": HMAC(token, "server" S C), "relay": {...}}   or an error
 
@@ -18,7 +18,7 @@ from tailrace.paramserver.machine.protocol import Machine
 from tailrace.paramserver.wire.channel import Channel
 
 TOKEN_VARIABLE = "TAILRACE_RELAY_TOKEN"  # noqa: S105  the variable's name, not a token
-_PROTOCOL = 1
+_PROTOCOL = 2
 _LIMIT = 4096  # bytes of a message from a peer that has proved nothing yet
 HANDSHAKE_S = 10.0
 

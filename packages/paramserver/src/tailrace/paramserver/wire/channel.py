@@ -1,7 +1,13 @@
 """A connection: length-prefixed JSON messages with raw payload between them, every wait with a deadline.
 
     message := length (4 bytes, big-endian) + JSON object
-    chunk   := index (4) + size (4) + xxh3 checksum (8) + payload
+    chunk   := index (4) + size (4) + xxh3 checksum of the full chunk (8) + payload size (4) + kind (1) + payload
+
+    kind      payload
+    RAW       the chunk
+    ENCODED   the chunk as a codec made it, smaller than the chunk
+    READY     nothing: the chunk can be read from the sender's exported memory
+    STOP      nothing, and no chunk: the sender sends no more of this version for now
 
 Nothing that arrives is evaluated or unpickled. Lengths are checked before memory is allocated for them.
 """
@@ -10,14 +16,37 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from tailrace.paramserver.errors import PeerClosed, ProtocolError, RelayTimeout, RelayUnreachable, from_wire
 from tailrace.paramserver.machine.protocol import Stream
 
 _LENGTH = struct.Struct("!I")
-_CHUNK = struct.Struct("!IIQ")
+_CHUNK = struct.Struct("!IIQIB")
 MAX_MESSAGE = 64 * 2**20
+
+
+class Kind(IntEnum):
+    """How a chunk comes."""
+
+    RAW = 0
+    ENCODED = 1
+    READY = 2
+    STOP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHeader:
+    """What precedes a chunk's payload. Nothing of it is checked yet but that the kind exists and the sizes fit."""
+
+    index: int
+    nbytes: int
+    checksum: int
+    payload_bytes: int
+    kind: Kind
 
 
 class Channel:
@@ -93,21 +122,51 @@ class Channel:
 
         The kernel may still refer to that memory when this returns, until the peer acknowledges what it has received.
         """
-        self._send_all(_CHUNK.pack(index, nbytes, checksum))
+        self._send_all(_CHUNK.pack(index, nbytes, checksum, nbytes, Kind.RAW))
         sent = self._send_file(fd, offset, nbytes)
         if sent < nbytes:
             self._send_all(view[offset + sent : offset + nbytes])
 
-    def receive_chunk_header(self) -> tuple[int, int, int]:
-        """Index, size in bytes and checksum of the chunk that comes next."""
+    def send_encoded(self, index: int, checksum: int, nbytes: int, payload: bytes) -> None:
+        """Send a chunk of `nbytes` as a codec made it."""
+        self._send_all(_CHUNK.pack(index, nbytes, checksum, len(payload), Kind.ENCODED))
+        self._send_all(payload)
+
+    def send_ready(self, index: int, checksum: int, nbytes: int) -> None:
+        """Say that a chunk can be read from the memory that was exported."""
+        self._send_all(_CHUNK.pack(index, nbytes, checksum, 0, Kind.READY))
+
+    def send_stop(self) -> None:
+        """Say that no more chunks come for now."""
+        self._send_all(_CHUNK.pack(0, 0, 0, 0, Kind.STOP))
+
+    def receive_chunk_header(self) -> ChunkHeader:
+        """What comes next.
+
+        Raises:
+            ProtocolError: no such kind of chunk, or a payload whose size does not go with it.
+        """
         header = bytearray(_CHUNK.size)
         self._receive_all(memoryview(header), self.stall_s)
-        index, nbytes, checksum = _CHUNK.unpack(header)
-        return index, nbytes, checksum
+        index, nbytes, checksum, payload_bytes, kind = _CHUNK.unpack(header)
+        if kind not in Kind.__members__.values():
+            raise ProtocolError(f"{self.peer} sent a chunk of kind {kind}, expected 0 to {max(Kind)}")
+        low, high = {
+            Kind.RAW: (nbytes, nbytes),
+            Kind.ENCODED: (0, nbytes - 1),
+            Kind.READY: (0, 0),
+            Kind.STOP: (0, 0),
+        }[Kind(kind)]
+        if not low <= payload_bytes <= high:
+            raise ProtocolError(
+                f"{self.peer} announced {payload_bytes} bytes for chunk {index} of {nbytes} bytes, expected "
+                f"{low if low == high else f'{low} to {high}'} ({Kind(kind).name.lower()})"
+            )
+        return ChunkHeader(index, nbytes, checksum, payload_bytes, Kind(kind))
 
-    def receive_into(self, view: memoryview) -> None:
-        """Fill a buffer with payload."""
-        self._receive_all(view, self.stall_s)
+    def receive_into(self, view: memoryview, seen: Callable[[memoryview], object] | None = None) -> None:
+        """Fill a buffer with payload. `seen` gets each part of it as it arrives, still in the processor's cache."""
+        self._receive_all(view, self.stall_s, seen=seen)
 
     def shutdown(self) -> None:
         """End the connection under a thread that waits on it."""
@@ -141,13 +200,22 @@ class Channel:
         except OSError as error:
             raise self._broken(error) from error
 
-    def _receive_all(self, view: memoryview, timeout_s: float | None, *, may_end: bool = False) -> None:
+    def _receive_all(
+        self,
+        view: memoryview,
+        timeout_s: float | None,
+        *,
+        may_end: bool = False,
+        seen: Callable[[memoryview], object] | None = None,
+    ) -> None:
         got = 0
         try:
             while got < view.nbytes:
                 count = self._stream.receive_into(view[got:], self.stall_s if got else timeout_s)
                 if count == 0:
                     raise PeerClosed(f"{self.peer} closed the connection" + ("" if may_end and not got else " midway"))
+                if seen is not None:
+                    seen(view[got : got + count])
                 got += count
         except TimeoutError as error:
             raise self._stalled("sent", None if got else timeout_s) from error

@@ -1,0 +1,83 @@
+"""A relay takes a version that was offered to it, by a publisher, another relay, or one that it fetches from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace.paramserver.errors import RelayTimeout
+from tailrace.paramserver.relays.slot import Publication, Slot
+from tailrace.paramserver.relays.slots import SlotTable
+from tailrace.paramserver.wire.agreement import Answer, Offer
+from tailrace.paramserver.wire.channel import Channel
+from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.means import Means
+from tailrace.paramserver.wire.receiving import Intake, receive_chunks
+
+
+def receive_version(
+    channel: Channel,
+    table: SlotTable,
+    offer: Offer,
+    means: Means,
+    counts: Counts,
+    *,
+    slot_timeout_s: float,
+    now: Callable[[], float],
+    deadline: float | None = None,
+) -> bool:
+    """Answer an offer and receive what is missing of it.
+
+    Args:
+        slot_timeout_s: how long the version may wait for a slot.
+        deadline: clock time by which all of it must be there.
+
+    Returns:
+        Whether the version is here now, visible or sealed: False if the sender stopped before.
+
+    Raises:
+        ParamServerError: the version is not here; what of it arrived waits for another offer.
+    """
+    slot = table.reserve(offer.manifest, slot_timeout_s, sealed=offer.sealed, abort=channel.shutdown)
+    if slot is None or slot.publication is None:
+        channel.send({"have": True})
+        return True
+    sink = _SlotSink(table, slot, slot.publication, now, deadline)
+    try:
+        missing = slot.publication.missing()
+        transport, source = means.open(offer.transports) if missing else ("inline", None)
+        intake = Intake(source)
+        try:
+            channel.send(Answer(tuple(missing), transport).to_wire())
+            whole = receive_chunks(channel, offer.manifest, missing, sink, intake, counts)
+        finally:
+            intake.close()
+    except BaseException:
+        table.interrupt(slot)
+        raise
+    if not whole:
+        table.interrupt(slot)
+        return False
+    table.complete(slot)
+    channel.send({"complete": True})
+    return True
+
+
+class _SlotSink:
+    """Chunks into a slot (see `Sink`)."""
+
+    def __init__(
+        self, table: SlotTable, slot: Slot, publication: Publication, now: Callable[[], float], deadline: float | None
+    ) -> None:
+        self._table, self._publication, self._now, self._deadline = table, publication, now, deadline
+        self.view = slot.memory.view
+
+    def progress(self) -> None:
+        self._publication.progress_at = self._now()
+        if self._deadline is not None and self._publication.progress_at > self._deadline:
+            raise RelayTimeout(
+                f"version {self._publication.manifest.version} was not here in time; "
+                f"{self._publication.extent()} are, and are kept"
+            )
+
+    def arrived(self, index: int, checksum: int) -> None:
+        self._table.arrived(self._publication, index, checksum)

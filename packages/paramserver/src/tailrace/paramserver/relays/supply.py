@@ -1,0 +1,63 @@
+"""The chunks of a version that a relay holds or is receiving, for those that it sends them to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace.paramserver.machine.protocol import Segment
+from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
+from tailrace.paramserver.relays.slots import SlotTable
+
+
+class SlotSupply:
+    """A `Supply` from a leased slot. Chunks go out as they arrive.
+
+    Args:
+        table: the relay's slots.
+        slot: leased for as long as this is in use.
+        publication: the version in it.
+        patience_s: how long to wait for the next chunk from upstream before the receiver is let go for now. Less than a
+            peer may be silent, so that a slow upstream never looks like a dead relay.
+        check: called before every chunk; raises to end the transfer.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        slot: Slot,
+        publication: Publication,
+        *,
+        patience_s: float,
+        now: Callable[[], float],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._table, self._slot, self._publication = table, slot, publication
+        self._patience_s, self._now, self._check = patience_s, now, check
+
+    @property
+    def memory(self) -> Segment:
+        """See `Supply`."""
+        return self._slot.memory
+
+    def next(self, wanted: list[int]) -> int | None:
+        """See `Supply`."""
+        deadline = self._now() + self._patience_s
+        with self._table.changed:
+            while True:
+                self._check()
+                there = self._publication.checksums
+                for position, index in enumerate(wanted):
+                    if index in there:
+                        return position
+                remaining = deadline - self._now()
+                if self._slot.state is not SlotState.RECEIVING or remaining <= 0:
+                    return None
+                self._table.changed.wait(remaining)
+
+    def checksum(self, index: int) -> int:
+        """See `Supply`."""
+        return self._publication.checksums[index]
+
+    def encode(self, index: int, codec: str, base: tuple[int, int]) -> bytes | None:
+        """See `Supply`."""
+        return None

@@ -1,0 +1,138 @@
+"""What sender and receiver of a version agree on before the first chunk.
+
+    sender -> receiver   {"op": "offer", "manifest": {...}, "sealed": false,
+                          "transports": {"shm": {...}}, "codecs": ["delta"], "bases": [[version, stamp], ...]}
+    receiver -> sender   {"have": true}, or an error, or
+                         {"go": true, "missing": [[first, end], ...],
+                          "transport": "inline", "codec": null, "base": null}
+
+The receiver chooses, among what the sender can. Whatever it chooses, each chunk is compared with the checksum of the
+full chunk before it counts as arrived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailrace.paramserver.errors import ProtocolError
+from tailrace.paramserver.manifest import Manifest
+from tailrace.paramserver.transport.registry import INLINE
+from tailrace.paramserver.wire.ranges import from_ranges, to_ranges
+
+_MAX_NAMES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A version, and how its sender can send it.
+
+    Args:
+        manifest: the version.
+        sealed: it must not be visible yet.
+        transports: descriptors of the sender's exported memory, by transport.
+        codecs: that the sender can encode with.
+        bases: versions of the same layout that the sender holds.
+    """
+
+    manifest: Manifest
+    sealed: bool = False
+    transports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    codecs: tuple[str, ...] = ()
+    bases: tuple[tuple[int, int], ...] = ()
+
+    def to_wire(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "op": "offer",
+            "manifest": self.manifest.to_wire(),
+            "sealed": self.sealed,
+            "transports": {name: dict(descriptor) for name, descriptor in self.transports.items()},
+            "codecs": list(self.codecs),
+            "bases": [list(key) for key in self.bases],
+        }
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any], *, max_bytes: int | None = None) -> Offer:
+        """An offer that a peer made. Fields that it left out are empty.
+
+        Raises:
+            ManifestInvalid, ProtocolError: it is none.
+        """
+        manifest = Manifest.from_wire(data.get("manifest"), max_bytes=max_bytes)
+        sealed, transports = data.get("sealed", False), data.get("transports", {})
+        codecs, bases = data.get("codecs", []), data.get("bases", [])
+        if type(sealed) is not bool:
+            raise ProtocolError(f"sealed: found {str(sealed)[:40]!r}, expected true or false")
+        if (
+            not isinstance(transports, dict)
+            or len(transports) > _MAX_NAMES
+            or not all(isinstance(descriptor, dict) for descriptor in transports.values())
+        ):
+            raise ProtocolError(f"transports: found {str(transports)[:60]}, expected descriptors by name")
+        if not isinstance(codecs, list) or len(codecs) > _MAX_NAMES or not all(isinstance(c, str) for c in codecs):
+            raise ProtocolError(f"codecs: found {str(codecs)[:60]}, expected names")
+        if not isinstance(bases, list) or len(bases) > _MAX_NAMES:
+            raise ProtocolError(f"bases: found {str(bases)[:60]}, expected versions with stamps")
+        return cls(manifest, sealed, transports, tuple(codecs), tuple(key_from_wire(base, "bases") for base in bases))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the receiver wants of an offer.
+
+    Args:
+        missing: chunks that it lacks, ascending.
+        transport: that it reads with; `INLINE` for bytes on the connection.
+        codec: to encode with against `base`, or None.
+        base: key of the version that both hold, or None.
+    """
+
+    missing: tuple[int, ...]
+    transport: str = INLINE
+    codec: str | None = None
+    base: tuple[int, int] | None = None
+
+    def to_wire(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "go": True,
+            "missing": to_ranges(self.missing),
+            "transport": self.transport,
+            "codec": self.codec,
+            "base": None if self.base is None else list(self.base),
+        }
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any], offer: Offer) -> Answer | None:
+        """What a peer answered to our offer; None if it has the version.
+
+        Raises:
+            ProtocolError: it chose what was not offered.
+        """
+        if data.get("have") is True:
+            return None
+        if data.get("go") is not True:
+            raise ProtocolError(f"found the answer {str(data)[:60]} to an offer, expected have or go")
+        missing = from_ranges(data.get("missing"), offer.manifest.chunk_count)
+        transport, codec, base = data.get("transport", INLINE), data.get("codec"), data.get("base")
+        if transport != INLINE and transport not in offer.transports:
+            raise ProtocolError(f"transport: found {str(transport)[:40]!r}, expected one of {sorted(offer.transports)}")
+        if codec is None:
+            return cls(tuple(missing), str(transport))
+        key = key_from_wire(base, "base")
+        if codec not in offer.codecs or key not in offer.bases:
+            raise ProtocolError(f"found the codec {str(codec)[:40]!r} on the base {key}, expected what was offered")
+        return cls(tuple(missing), str(transport), str(codec), key)
+
+
+def key_from_wire(value: object, where: str) -> tuple[int, int]:
+    """A version and its stamp that a peer sent.
+
+    Raises:
+        ProtocolError: it is none.
+    """
+    if not isinstance(value, list) or [*map(type, value)] != [int, int] or min(value) < 0:
+        raise ProtocolError(f"{where}: found {str(value)[:60]}, expected a version and its stamp")
+    return (value[0], value[1])

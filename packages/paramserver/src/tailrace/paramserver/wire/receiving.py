@@ -1,0 +1,159 @@
+"""Receiving the chunks of one version over one connection (see `sending` for the exchange)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import xxhash
+
+from tailrace.paramserver.codec.protocol import Codec
+from tailrace.paramserver.errors import ChunkDamaged, ParamServerError, ProtocolError
+from tailrace.paramserver.manifest import Manifest, checksum
+from tailrace.paramserver.transport.protocol import Source
+from tailrace.paramserver.wire.channel import Channel, ChunkHeader, Kind
+from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.ranges import to_ranges
+from tailrace.paramserver.wire.sending import ROUNDS
+
+
+class Sink(Protocol):
+    """Where the chunks of a version go."""
+
+    @property
+    def view(self) -> memoryview:
+        """Writable memory of at least the version's size."""
+        ...
+
+    def progress(self) -> None:
+        """Something came."""
+        ...
+
+    def arrived(self, index: int, checksum: int) -> None:
+        """A chunk is in its place, and matched its checksum."""
+        ...
+
+
+class Intake:
+    """How chunks come in one transfer, as it was agreed.
+
+    Args:
+        source: the sender's exported memory, or None.
+        codec: that the sender encodes with, or None.
+        base: the bytes of the version that it encodes against.
+    """
+
+    def __init__(
+        self, source: Source | None = None, codec: Codec | None = None, base: memoryview | None = None
+    ) -> None:
+        self._source, self._codec, self._base = source, codec, base
+        self._payload = bytearray()
+
+    def take(self, channel: Channel, header: ChunkHeader, offset: int, sink: Sink) -> int | None:
+        """Bring a chunk to its place.
+
+        Returns:
+            The checksum of what is there now, or None if the chunk could not be brought this way.
+
+        Raises:
+            ProtocolError: it comes in a way that was not agreed.
+            RelayUnreachable, RelayTimeout: the connection broke.
+        """
+        part = sink.view[offset : offset + header.nbytes]
+        if header.kind is Kind.RAW:
+            hasher = xxhash.xxh3_64()
+
+            def seen(piece: memoryview) -> None:
+                hasher.update(piece)
+                sink.progress()
+
+            channel.receive_into(part, seen)
+            return int(hasher.intdigest())
+        if header.kind is Kind.ENCODED:
+            if self._codec is None or self._base is None:
+                raise ProtocolError(f"{channel.peer} sent chunk {header.index} encoded, expected it raw")
+            return self._decode(channel, header, offset, part, self._codec, self._base)
+        if self._source is None:
+            return None
+        try:
+            self._source.read_into(part, offset, channel.stall_s)
+        except ParamServerError:  # the rest comes on the connection, which works
+            self.close()
+            return None
+        sink.progress()
+        return checksum(part)
+
+    def close(self) -> None:
+        """Give the sender's memory back."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _decode(
+        self, channel: Channel, header: ChunkHeader, offset: int, part: memoryview, codec: Codec, base: memoryview
+    ) -> int | None:
+        if len(self._payload) < header.payload_bytes:
+            self._payload = bytearray(header.payload_bytes)
+        payload = memoryview(self._payload)[: header.payload_bytes]
+        channel.receive_into(payload)
+        try:
+            codec.decode(payload, base[offset : offset + header.nbytes], part)
+        except ParamServerError:
+            return None
+        return checksum(part)
+
+
+def receive_chunks(
+    channel: Channel, manifest: Manifest, missing: list[int], sink: Sink, intake: Intake, counts: Counts
+) -> bool:
+    """Fill memory with the chunks of a version that are missing. The caller then says that it is complete.
+
+    A chunk that does not match its checksum is asked for again, raw, and it alone.
+
+    Returns:
+        Whether all of them arrived: False if the sender stopped, which has been answered.
+
+    Raises:
+        ProtocolError: the chunks are not those that are missing.
+        ChunkDamaged: a chunk came damaged too often. The rest of them has arrived, and the two ends agree on that.
+    """
+    for attempt in range(1, ROUNDS + 1):
+        wanted, damaged, why = set(missing), list[int](), ""
+        while wanted:
+            header = channel.receive_chunk_header()
+            if header.kind is Kind.STOP:
+                channel.send({"partial": True})
+                return False
+            if header.index not in wanted:
+                raise ProtocolError(
+                    f"{channel.peer} sent chunk {header.index} of version {manifest.version}, "
+                    f"expected one of {str(to_ranges(sorted(wanted))[:3])[1:-1]}"
+                )
+            offset, nbytes = manifest.chunk(header.index)
+            if header.nbytes != nbytes:
+                raise ProtocolError(
+                    f"{channel.peer} sent chunk {header.index} of {header.nbytes} bytes, "
+                    f"expected {header.index} of {nbytes}"
+                )
+            found = intake.take(channel, header, offset, sink)
+            counts.payload_received += header.payload_bytes
+            wanted.discard(header.index)
+            if found == header.checksum:
+                sink.arrived(header.index, found)
+                counts.chunks_received += 1
+                counts.bytes_received += nbytes
+                continue
+            damaged.append(header.index)
+            if header.kind is not Kind.RAW:
+                counts.fallbacks += 1
+                continue
+            counts.chunks_damaged += 1
+            why = (
+                f"chunk {header.index} of version {manifest.version} from {channel.peer} has the checksum {found:016x}, "
+                f"expected {header.checksum:016x}; it was damaged on the way and is not used"
+            )
+        if not damaged:
+            return True
+        missing = sorted(damaged)
+        if attempt < ROUNDS:
+            channel.send({"again": to_ranges(missing)})
+    raise ChunkDamaged(why)
