@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import logging
 import secrets
+import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,13 +27,16 @@ from collections.abc import Callable, Iterator
 from tailrace.paramserver.errors import (
     AuthenticationFailed,
     ParamServerError,
+    ProtocolError,
     RelayTimeout,
     RelayUnreachable,
     TransportUnavailable,
 )
 from tailrace.paramserver.wire.address import format_address
 
+_log = logging.getLogger(__name__)
 SECRET_BYTES = 32
+_LENGTH = struct.Struct("!I")
 _KNOCK_S = 10.0
 _CLOSE_S = 5.0
 _MAX_READERS = 256
@@ -98,6 +104,8 @@ class Door:
             self._serve(sock)
         except (OSError, EOFError):
             pass  # the reader died or went away: nothing here depends on it
+        except ParamServerError as error:
+            _log.warning("an export serves a reader no longer: %s", error)
         finally:
             with self._lock:
                 self._readers.pop(sock, None)
@@ -188,6 +196,30 @@ def fill(sock: socket.socket, view: memoryview, deadline: float | None) -> None:
         if count == 0:
             raise EOFError
         got += count
+
+
+def send_blob(sock: socket.socket, data: bytes) -> None:
+    """Send bytes with their length."""
+    sock.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_blob(sock: socket.socket, limit: int = 2**20) -> bytes:
+    """What `send_blob` sent. EOFError, TimeoutError, OSError.
+
+    Raises:
+        ProtocolError: it is longer than the limit.
+    """
+    (length,) = _LENGTH.unpack(receive(sock, _LENGTH.size))
+    if length > limit:
+        raise ProtocolError(f"a peer announced {length} bytes, expected at most {limit}")
+    return receive(sock, length)
+
+
+def ended(sock: socket.socket) -> bool:
+    """Whether the other end of a connection that should be silent now is gone."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _shutdown(sock: socket.socket) -> None:

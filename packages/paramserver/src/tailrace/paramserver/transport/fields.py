@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.paramserver.errors import ProtocolError
+from tailrace.paramserver.errors import ProtocolError, TransportUnavailable
+from tailrace.paramserver.transport.device import DeviceMemory
 from tailrace.paramserver.transport.door import SECRET_BYTES
+from tailrace.paramserver.transport.protocol import Exportable
 
 _MAX_BYTES = 2**48
-_MAX_TEXT = 2**20
 
 
 class Fields:
@@ -63,13 +62,6 @@ class Fields:
             )
         return value
 
-    def blob(self, field: str) -> bytes:
-        """Bytes in base64."""
-        try:
-            return base64.b64decode(self.text(field, _MAX_TEXT).encode("ascii"), validate=True)
-        except (binascii.Error, UnicodeError) as error:
-            raise self._wrong(field, "base64") from error
-
     def _wrong(self, field: str, expected: str) -> ProtocolError:
         found = str(self._data.get(field))[:40]
         return ProtocolError(
@@ -89,6 +81,13 @@ def check_range(view: memoryview, offset: int, size: int) -> None:
         raise ProtocolError("found a read-only buffer or one with gaps, expected a writable contiguous one")
 
 
-def text_of(blob: bytes) -> str:
-    """Bytes as a descriptor's field holds them."""
-    return base64.b64encode(blob).decode("ascii")
+def check_host_memory(transport: str, memory: Exportable) -> None:
+    """Refuse device memory.
+
+    Raises:
+        TransportUnavailable: it is on a device.
+    """
+    if isinstance(memory, DeviceMemory):
+        raise TransportUnavailable(
+            f"{memory.name!r}: found memory of a device, which {transport} cannot export; use ucx or nixl"
+        )

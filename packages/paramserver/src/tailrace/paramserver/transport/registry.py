@@ -39,8 +39,9 @@ def load(name: str, *, host: str = "127.0.0.1") -> Transport:
         TransportUnavailable: nobody registers the name, it does not load, is no transport, or cannot be used here.
     """
     try:
-        # A built-in needs no metadata, so a source tree that is not installed has it too.
-        factory: Any = _built_in(BUILT_IN[name]) if name in BUILT_IN else plugins.load(GROUP, name)
+        # The entry points of this package say the same; without its metadata (a source tree) the built-ins work too.
+        registered = name in plugins.names(GROUP) or name not in BUILT_IN
+        factory: Any = plugins.load(GROUP, name) if registered else _built_in(BUILT_IN[name])
     except PluginError as error:
         if name in known():
             raise TransportUnavailable(str(error)) from error

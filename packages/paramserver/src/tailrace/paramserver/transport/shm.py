@@ -12,7 +12,6 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-import select
 import socket
 import sys
 import time
@@ -21,8 +20,8 @@ from typing import Any
 
 from tailrace.paramserver.copying import copy
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, TransportUnavailable
-from tailrace.paramserver.transport.door import Door, knock, left, naming
-from tailrace.paramserver.transport.fields import Fields, check_range
+from tailrace.paramserver.transport.door import Door, ended, knock, left, naming
+from tailrace.paramserver.transport.fields import Fields, check_host_memory, check_range
 from tailrace.paramserver.transport.protocol import Exportable
 
 _PREFIX = "tailrace-export-"
@@ -47,6 +46,7 @@ class SharedMemory:
 
     def export(self, memory: Exportable) -> SharedExport:
         """See `Transport`."""
+        check_host_memory(self.name, memory)
         if memory.fd < 0:
             raise TransportUnavailable(f"found {memory.name!r} without a file descriptor, expected shared memory")
         return SharedExport(memory)
@@ -118,8 +118,6 @@ class SharedSource:
     def __init__(self, sock: socket.socket, mapped: mmap.mmap | None, nbytes: int) -> None:
         self._sock, self._map, self._nbytes = sock, mapped, nbytes
         self._view = memoryview(b"") if mapped is None else memoryview(mapped)
-        self._poll = select.poll()
-        self._poll.register(sock, select.POLLIN)
 
     def read_into(self, view: memoryview, offset: int, timeout_s: float) -> None:  # noqa: ARG002  a copy does not wait
         """See `Source`."""
@@ -137,7 +135,7 @@ class SharedSource:
             self._map = None
 
     def _check_exported(self) -> None:
-        if self._sock.fileno() < 0 or self._poll.poll(0):
+        if self._sock.fileno() < 0 or ended(self._sock):
             raise RelayUnreachable(f"{_WHERE} died, or exports this no longer")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from tailrace.paramserver.errors import ProtocolError
 from tailrace.paramserver.transport.door import Door, fill, knock, left, listen, naming, receive
-from tailrace.paramserver.transport.fields import Fields, check_range
+from tailrace.paramserver.transport.fields import Fields, check_host_memory, check_range
 from tailrace.paramserver.transport.protocol import Exportable
 from tailrace.paramserver.wire.address import format_address
 
@@ -45,6 +45,7 @@ class Tcp:
 
     def export(self, memory: Exportable) -> TcpExport:
         """See `Transport`."""
+        check_host_memory(self.name, memory)
         return TcpExport(memory, self.host)
 
     def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> TcpSource:

@@ -1,0 +1,225 @@
+"""UCX through ucxx: the exporter sends the range that the reader asks for, over whatever UCX finds between the two.
+
+    reader -> exporter    the address of its UCX worker; then for each range: offset (8), size (8)      through the door
+    exporter -> reader    the range, as one tagged UCX message
+
+ucxx has no one-sided reads, so the exporter takes part. Each connection has its own worker, used by one thread, which asks
+for progress itself: ucxx's blocking progress is half as fast, and shared memory reports a lost peer to neither. So UCX's
+own error handling is off (shared memory needs that), and the door's connection tells both ends when the other is gone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.paramserver.copying import Address, at
+from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
+from tailrace.paramserver.transport.device import DeviceMemory
+from tailrace.paramserver.transport.door import (
+    Door,
+    ended,
+    knock,
+    left,
+    listen,
+    naming,
+    receive,
+    receive_blob,
+    send_blob,
+)
+from tailrace.paramserver.transport.fields import Fields
+from tailrace.paramserver.transport.protocol import Exportable
+from tailrace.paramserver.transport.reading import await_transfer, check_destination
+from tailrace.paramserver.wire.address import format_address
+
+_REQUEST = struct.Struct("!QQ")
+_TAG = 0x7461696C
+
+
+class Ucx:
+    """Ranges as tagged UCX messages: shared memory, TCP, InfiniBand, NVLink.
+
+    Args:
+        host: the interface on which the door of an export listens, and under which readers reach it.
+    """
+
+    name = "ucx"
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self.host = host
+
+    def unavailable(self) -> str | None:
+        """See `Transport`."""
+        if importlib.util.find_spec("ucxx") is None:
+            return "ucxx is not installed; pip install 'tailrace-paramserver[ucx]'"
+        try:
+            _library()
+        except (ImportError, OSError) as error:
+            return f"ucxx does not load: {error}"
+        return None
+
+    def export(self, memory: Exportable) -> UcxExport:
+        """See `Transport`."""
+        return UcxExport(memory, self.host)
+
+    def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> UcxSource:
+        """See `Transport`."""
+        fields = Fields(self.name, descriptor)
+        host, port, nbytes, secret = fields.text("host"), fields.port(), fields.nbytes(), fields.secret()
+        deadline = time.monotonic() + timeout_s
+        where = f"the exporter {format_address(host, port)}"
+        sock = knock(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port), secret, timeout_s)
+        try:
+            with naming(where, timeout_s):
+                return UcxSource(sock, nbytes, where, deadline)
+        except BaseException:
+            sock.close()
+            raise
+
+
+class UcxExport:
+    """See `Export`."""
+
+    def __init__(self, memory: Exportable, host: str) -> None:
+        self._memory = memory
+        self._nbytes = memory.nbytes if isinstance(memory, DeviceMemory) else memory.view.nbytes
+        listener = listen(host)
+        self._door = Door(listener, self._serve)
+        host, port = listener.getsockname()[:2]
+        self.descriptor: dict[str, Any] = {
+            "transport": Ucx.name,
+            "host": host,
+            "port": port,
+            "nbytes": self._nbytes,
+            "secret": self._door.secret,
+        }
+
+    def close(self) -> None:
+        """See `Export`."""
+        self._door.close()
+
+    def _serve(self, sock: socket.socket) -> None:
+        library = _library()
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        worker = _worker()
+        address = library.UCXAddress.create_from_buffer(receive_blob(sock, 65536))
+        endpoint = worker.create_endpoint_from_worker_address(address, endpoint_error_handling=False)
+        sock.sendall(b"+")
+        while True:
+            offset, nbytes = _REQUEST.unpack(receive(sock, _REQUEST.size))
+            if nbytes == 0 or offset + nbytes > self._nbytes:
+                raise EOFError  # the reader checks its ranges: this is no reader of ours
+            self._send(worker, endpoint, offset, nbytes, sock)
+
+    def _send(self, worker: Any, endpoint: Any, offset: int, nbytes: int, sock: socket.socket) -> None:
+        library = _library()
+        with _Buffer(self._memory, offset, nbytes, writable=False) as buffer:
+            try:
+                request = endpoint.tag_send(buffer, library.UCXXTag(_TAG))
+                await_transfer(lambda: _done(worker, request), sock, None)
+                request.check_error()
+            except library.UCXError as error:
+                raise RelayUnreachable(f"UCX cannot send to a reader: {error}") from error
+            except BaseException:
+                worker.cancel_inflight_requests()
+                raise
+
+
+class UcxSource:
+    """See `Source`. Memory of a device can be read into, too."""
+
+    def __init__(self, sock: socket.socket, nbytes: int, where: str, deadline: float) -> None:
+        self._sock, self._nbytes, self._where = sock, nbytes, where
+        self._library = _library()
+        self._worker: Any = _worker()
+        sock.settimeout(left(deadline))
+        send_blob(sock, self._worker.address.tobytes())
+        if receive(sock, 1) != b"+":
+            raise ProtocolError(f"{where} does not speak UCX")
+
+    def read_into(self, view: memoryview | DeviceMemory, offset: int, timeout_s: float) -> None:
+        """See `Source`."""
+        check_destination(view, offset, self._nbytes)
+        if self._worker is None:
+            raise RelayUnreachable(f"the source at {self._where} is closed")
+        if view.nbytes == 0:
+            return
+        deadline = time.monotonic() + timeout_s
+        with naming(self._where, timeout_s), _Buffer(view, 0, view.nbytes, writable=True) as buffer:
+            if ended(self._sock):
+                raise EOFError
+            request = self._worker.tag_recv(buffer, self._library.UCXXTag(_TAG))
+            try:
+                self._sock.settimeout(left(deadline))
+                self._sock.sendall(_REQUEST.pack(offset, view.nbytes))
+                await_transfer(lambda: _done(self._worker, request), self._sock, deadline)
+                request.check_error()
+            except BaseException as error:
+                worker, self._worker = self._worker, None
+                worker.cancel_inflight_requests()  # nothing may be written later
+                if isinstance(error, self._library.UCXError):
+                    raise RelayUnreachable(f"{self._where} cannot be read from: UCX says {error}") from error
+                raise
+
+    def close(self) -> None:
+        """See `Source`."""
+        self._worker = None
+        self._sock.close()
+
+
+class _Buffer:
+    """A range of memory as ucxx takes it: an object with the buffer protocol or the CUDA array interface."""
+
+    def __init__(self, memory: Any, offset: int, nbytes: int, *, writable: bool) -> None:
+        self._memory, self._offset, self._nbytes, self._writable = memory, offset, nbytes, writable
+        self._held: Address | None = None
+
+    def __enter__(self) -> Any:
+        library = _library()
+        if isinstance(self._memory, DeviceMemory):
+            return library.Array(self._memory.part(self._offset, self._nbytes))
+        view = self._memory if isinstance(self._memory, memoryview) else self._memory.view
+        self._held = Address(view, writable=self._writable).__enter__()
+        return library.Array(at(self._held.start + self._offset, self._nbytes))
+
+    def __exit__(self, *exc: object) -> None:
+        if self._held is not None:
+            self._held.__exit__(None, None, None)
+
+
+class _Library:
+    """The names of ucxx that are used here."""
+
+    def __init__(self) -> None:
+        exceptions = importlib.import_module("ucxx.exceptions")
+        arr, libucxx = importlib.import_module("ucxx._lib.arr"), importlib.import_module("ucxx._lib.libucxx")
+        self.Array = arr.Array
+        self.UCXAddress, self.UCXXTag = libucxx.UCXAddress, libucxx.UCXXTag
+        self.UCXContext, self.UCXWorker, self.Feature = libucxx.UCXContext, libucxx.UCXWorker, libucxx.Feature
+        self.UCXError = exceptions.UCXError
+
+
+_loaded: list[Any] = []  # the library, then a context: one for each process
+
+
+def _library() -> Any:
+    if not _loaded:
+        _loaded.append(_Library())
+    return _loaded[0]
+
+
+def _worker() -> Any:
+    library = _library()
+    if len(_loaded) < 2:
+        _loaded.append(library.UCXContext({}, (library.Feature.TAG,)))
+    return library.UCXWorker(_loaded[1])
+
+
+def _done(worker: Any, request: Any) -> bool:
+    worker.progress()
+    return bool(request.completed)
