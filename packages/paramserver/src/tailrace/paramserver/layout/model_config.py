@@ -36,9 +36,14 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     heads = size(config, "num_attention_heads")
     kv_heads = size(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads
     head_dim = size(config, "head_dim") if config.get("head_dim") else size(config, "hidden_size") // heads
-    # Dense configs of some models carry the field too, as 0 or None.
-    experts = size(config, "num_experts") if config.get("num_experts") else 0
-    return ModelShape(size(config, "num_hidden_layers"), heads, kv_heads, head_dim, experts)
+    return ModelShape(size(config, "num_hidden_layers"), heads, kv_heads, head_dim, expert_count(config))
+
+
+def expert_count(config: Mapping[str, Any]) -> int:
+    """Experts in a layer: `num_experts` in checkpoints, `num_local_experts` in dicts that transformers 5 makes; or 0."""
+    # Dense configs of some models carry a field too, as 0 or None.
+    keys = [key for key in ("num_experts", "num_local_experts") if config.get(key)]
+    return size(config, keys[0]) if keys else 0
 
 
 def size(config: Mapping[str, Any], key: str) -> int:

@@ -58,7 +58,7 @@ def _mlp(config: Mapping[str, Any], model: str, hidden: int, layer: int) -> Iter
     if not sparse or (layer + 1) % config.get("decoder_sparse_step", 1):
         yield from _gated("mlp", hidden, size(config, "intermediate_size"))
         return
-    experts = size(config, "num_experts")
+    experts = model_shape(config).experts or size(config, "num_experts")  # a typed error where there are none
     yield "mlp.gate.weight", (experts, hidden)
     for expert in range(experts):
         yield from _gated(f"mlp.experts.{expert}", hidden, size(config, "moe_intermediate_size"))
