@@ -29,7 +29,7 @@ from hosts import Hosts
 
 from tailrace.paramserver import Publisher, RelayProcess, RelayReader, chain_broadcast_time_s, new_token, relay_status
 from tailrace.paramserver.group.chunk_size import broadcast_chunk_bytes
-from tailrace.paramserver.group.coordinator import MemberState
+from tailrace.paramserver.group.member import MemberState
 from tailrace.paramserver.group.relay_group import RelayGroup
 
 RELAYS = (2, 4, 8)

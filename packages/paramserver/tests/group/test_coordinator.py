@@ -5,7 +5,8 @@ import random
 import pytest
 
 from tailrace.paramserver import VersionNotYet
-from tailrace.paramserver.group.coordinator import Coordinator, MemberState
+from tailrace.paramserver.group.coordinator import Coordinator
+from tailrace.paramserver.group.member import MemberState
 from tailrace.paramserver.group.messages import (
     Ask,
     Deny,

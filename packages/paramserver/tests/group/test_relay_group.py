@@ -15,7 +15,7 @@ from tailrace.paramserver import (
     VersionNotYet,
     relay_status,
 )
-from tailrace.paramserver.group.coordinator import MemberState
+from tailrace.paramserver.group.member import MemberState
 from tailrace.paramserver.group.relay_group import RelayGroup
 
 CHUNK = 64 * 2**10

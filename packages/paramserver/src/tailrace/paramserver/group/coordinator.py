@@ -16,9 +16,8 @@ Pure: no clock, no I/O; the same events give the same commands.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from enum import StrEnum
 
+from tailrace.paramserver.group.member import Member, MemberState
 from tailrace.paramserver.group.messages import (
     Ask,
     Command,
@@ -40,63 +39,9 @@ from tailrace.paramserver.group.messages import (
     Watch,
 )
 from tailrace.paramserver.group.sources import Assign, Expire, PullSchedule
-from tailrace.paramserver.group.topology import Forest, Progress, plan
+from tailrace.paramserver.group.topology import Forest, plan
 
 _PATIENCE = 3
-
-
-class MemberState(StrEnum):
-    """Lifecycle of a relay in a group; owned by `Coordinator`."""
-
-    JOINING = "joining"
-    ALIVE = "alive"
-    SUSPECTED = "suspected"
-    DEAD = "dead"
-
-
-@dataclass(slots=True)
-class Member:
-    """What the coordinator knows of a relay.
-
-    Args:
-        name: its name in the group.
-        address: where it listens.
-        site: its datacenter.
-        life: number of its joining.
-        state: see `MemberState`.
-        heard_at: time of the last sign of life, or of joining.
-        moved_at: time of the last progress of any transfer to it, or of a fetch that failed.
-        behind_since: since when it lacks the newest version, None if it does not.
-        report: what it said last.
-        hops: addresses that it was told last, None before the first order of this life.
-        orders: how many orders it was given in this life.
-        why: of its state, for people.
-    """
-
-    name: str
-    address: str
-    site: str
-    life: int
-    state: MemberState
-    heard_at: float
-    moved_at: float
-    behind_since: float | None = None
-    report: Report = field(default_factory=Report)
-    hops: tuple[str, ...] | None = None
-    orders: int = 0
-    why: str = ""
-
-    @property
-    def lives(self) -> bool:
-        """Whether it takes part in the broadcast."""
-        return self.state in (MemberState.ALIVE, MemberState.SUSPECTED)
-
-    @property
-    def progress(self) -> Progress:
-        """How far it is, see `topology.elect`."""
-        newest = max((stamp for _, stamp in self.report.versions), default=-1)
-        arriving = max(self.report.arriving, default=-1)
-        return (newest, arriving, self.report.arriving.get(arriving, 0))
 
 
 class Coordinator:

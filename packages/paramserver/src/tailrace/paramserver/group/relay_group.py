@@ -5,7 +5,7 @@
     unblocked by `close`
 
 The coordinator decides, this class carries out: `SetNext` on the relay's own connection, `Fetch` on one of its own,
-`Retarget` as a call of `on_master` on a thread that does nothing else.
+`Retarget` as a call of `on_master` (see `Announcer`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from tailrace.paramserver.errors import ParamServerError, PublishTimeout, RelayUnreachable, VersionNotYet
-from tailrace.paramserver.group.coordinator import Coordinator, MemberState
+from tailrace.paramserver.group.announcer import Announcer, OnMaster
+from tailrace.paramserver.group.coordinator import Coordinator
 from tailrace.paramserver.group.link import Link
+from tailrace.paramserver.group.member import MemberStatus
 from tailrace.paramserver.group.messages import (
     Ask,
     Command,
@@ -38,42 +39,13 @@ from tailrace.paramserver.group.messages import (
     Watch,
 )
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import Machine, Thread
 from tailrace.paramserver.wire.authentication import check_token, connect
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.1
 DEAD_AFTER_S = 1.0
 _CLOSE_S = 5.0
-
-OnMaster = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class MemberStatus:
-    """A relay as the group sees it.
-
-    Args:
-        name: in the group.
-        address: where it listens.
-        site: its datacenter.
-        state: see `MemberState`.
-        life: number of its joining, from 1.
-        versions: visible versions, oldest publication first.
-        arriving: chunks in place of each version that is arriving.
-        next: addresses that it sends to.
-        why: why it is not alive, or what went wrong last.
-    """
-
-    name: str
-    address: str
-    site: str
-    state: MemberState
-    life: int
-    versions: tuple[int, ...]
-    arriving: Mapping[int, int]
-    next: tuple[str, ...]
-    why: str
 
 
 class RelayGroup:
@@ -123,25 +95,24 @@ class RelayGroup:
         self._sites = dict(sites or {})
         self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
         self._fetch_timeout_s = fetch_timeout_s
-        callbacks = [on_master] if on_master is None or callable(on_master) else on_master
-        self._on_master: list[OnMaster | None] = list(callbacks)
+        callbacks = [on_master] if on_master is None or callable(on_master) else list(on_master)
+        self._announcer = Announcer(callbacks, machine)
         self._coordinator = Coordinator(
             dead_after_s=dead_after_s,
             home=home,
-            roots=len(self._on_master),
+            roots=self._announcer.roots,
             fetch_after_s=fetch_after_s,
             fetch_timeout_s=fetch_timeout_s,
         )
         self._changed = machine.condition()
         self._links: dict[str, Link] = {}
         self._ended: list[Link] = []
-        self._announce: list[Retarget] = []
         self._answers: dict[str, Grant | Deny] = {}
         self._pullers = itertools.count(1)
         self._closed = False
         for name, address in addresses.items():
             self._post(Join(name, address, self._site(name)))
-        self._threads = [machine.spawn(self._tick, "group ticks"), machine.spawn(self._announcer, "group announcer")]
+        self._ticks = machine.spawn(self._tick, "group ticks")
         try:
             self._form(list(addresses.values()), timeout_s)
         except BaseException:
@@ -165,7 +136,7 @@ class RelayGroup:
             RelayUnreachable: no relay lives.
         """
         with self._changed:
-            found = [self._coordinator.master(root) for root in range(len(self._on_master))]
+            found = [self._coordinator.master(root) for root in range(self._announcer.roots)]
         masters = [member.address for member in found if member is not None]
         if not masters:
             raise RelayUnreachable("no relay of the group lives; start one, or tell the group of one with `join`")
@@ -174,11 +145,10 @@ class RelayGroup:
     def follow(self, on_master: OnMaster, root: int = 0) -> None:
         """Call this from now on when another relay becomes the root's master, and soon with the present one."""
         with self._changed:
-            self._on_master[root] = on_master
+            self._announcer.follow(on_master, root)
             master = self._coordinator.master(root)
             if master is not None:
-                self._announce.append(Retarget(root, master.name, master.address))
-                self._changed.notify_all()
+                self._announcer.put(Retarget(root, master.name, master.address))
 
     def addresses(self) -> list[str]:
         """Addresses of the living relays, in the order in which they joined."""
@@ -259,20 +229,7 @@ class RelayGroup:
     def status(self) -> dict[str, MemberStatus]:
         """Every relay that belongs to the group, the dead ones too, by name."""
         with self._changed:
-            return {
-                name: MemberStatus(
-                    name=name,
-                    address=member.address,
-                    site=member.site,
-                    state=member.state,
-                    life=member.life,
-                    versions=tuple(version for version, _ in member.report.versions),
-                    arriving=dict(member.report.arriving),
-                    next=member.report.next,
-                    why=member.why,
-                )
-                for name, member in self._coordinator.members.items()
-            }
+            return {name: MemberStatus.of(member) for name, member in self._coordinator.members.items()}
 
     def close(self) -> None:
         """Stop watching. The relays go on as they are."""
@@ -282,11 +239,11 @@ class RelayGroup:
             self._changed.notify_all()
         for link in links:
             link.stop()
+        self._announcer.close()
         deadline = self._machine.now() + _CLOSE_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - self._machine.now()))
-        for link in links:
-            link.join(max(0.0, deadline - self._machine.now()))
+        endings: list[Thread | Announcer | Link] = [self._ticks, self._announcer, *links]
+        for ending in endings:
+            ending.join(max(0.0, deadline - self._machine.now()))
 
     def __enter__(self) -> RelayGroup:
         return self
@@ -341,7 +298,7 @@ class RelayGroup:
                 if link is not None and link.life == life:
                     link.order(command)
             case Retarget():
-                self._announce.append(command)
+                self._announcer.put(command)
             case Fetch():
                 _log.info("relay %s lacks version %d, fetches from %s", command.name, command.version, command.source)
                 self._machine.spawn(functools.partial(self._fetch, command), f"fetch for {command.name}")
@@ -361,21 +318,6 @@ class RelayGroup:
                     return
             self._post(Tick())
             self._machine.sleep(self._heartbeat_s / 2)
-
-    def _announcer(self) -> None:
-        while True:
-            with self._changed:
-                while not self._announce and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                command = self._announce.pop(0)
-                callback = self._on_master[command.root]
-            try:
-                if callback is not None:
-                    callback(command.address)
-            except Exception:  # a user's callback must not end the group's care for the relays
-                _log.exception("on_master failed for root %d and the relay %s", command.root, command.address)
 
     def _fetch(self, command: Fetch) -> None:
         address = self._address(command.name, command.life)
