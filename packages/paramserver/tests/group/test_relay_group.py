@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -19,12 +20,13 @@ from tailrace.paramserver.group.member import MemberState
 from tailrace.paramserver.group.relay_group import RelayGroup
 
 CHUNK = 64 * 2**10
+BIG = 4 * 16 * 2**20
 
 
 @pytest.fixture
 def big(weights):
     """Weights that take a while."""
-    return lambda version: weights(version, tensors=4, nbytes=8 * 2**20)
+    return lambda version: weights(version, tensors=4, nbytes=BIG // 4)
 
 
 def all_have(group, token, version, check, timeout_s=30):
@@ -54,35 +56,87 @@ def test_a_group_needs_no_further_care(spawn, token, weights, check):
     assert status[relays[2].name].versions == (1, 2)
 
 
+def kill_midway(group, publisher, victim, watched, token, big, timeout_s=30):
+    """Publish until the victim could be killed while the watched relay had a part of a version. That version."""
+    deadline = time.monotonic() + timeout_s
+    for version in itertools.count(2):
+        assert time.monotonic() < deadline, "no broadcast was slow enough to be hit"
+        publisher.publish(version, big(version))
+        while version not in (status := relay_status(watched.address, token=token)).versions:
+            if str(version) in status.receiving and not status.receiving[str(version)].startswith("0/"):
+                victim.kill()
+                return version
+        group.wait(version, timeout_s)
+    return None
+
+
+def received(relays, token):
+    return {relay.name: relay_status(relay.address, token=token).transfers["chunks_received"] for relay in relays}
+
+
 @pytest.mark.parametrize("place", [1, 2])
 def test_a_relay_killed_in_the_middle_of_a_broadcast(spawn, token, big, check, until, place):
     relays = [spawn() for _ in range(4)]
-    with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
-        publisher.publish(0, big(0))
-        all_have(group, token, 0, check)
+    living = [relay for relay in relays if relay is not relays[place]]
+    with (
+        RelayGroup(names(relays), token=token) as group,
+        Publisher(group.master, token=token, chunk_bytes=CHUNK) as publisher,
+    ):
         publisher.publish(1, big(1))
-        relays[place].kill()
-        until(lambda: group.status()[relays[place].name].state is MemberState.DEAD, "the death")
         all_have(group, token, 1, check)
-        left = [relay for index, relay in enumerate(relays) if index != place]
-        assert group.addresses() == [relay.address for relay in left]
-        for before, after in itertools.pairwise(left):
+        version = kill_midway(group, publisher, relays[place], relays[3], token, big)
+        until(lambda: group.status()[relays[place].name].state is MemberState.DEAD, "the death")
+        all_have(group, token, version, check)
+        assert group.addresses() == [relay.address for relay in living]
+        for before, after in itertools.pairwise(living):
             assert group.status()[before.name].next == (after.address,)
+        each = -(-BIG // CHUNK)  # and no chunk of any version arrived anywhere twice
+        assert received(living, token) == {relay.name: version * each for relay in living}
 
 
 def test_the_master_killed_in_the_middle_of_a_push(spawn, token, big, check, until):
     relays = [spawn() for _ in range(3)]
-    with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
+    with (
+        RelayGroup(names(relays), token=token) as group,
+        Publisher(group.master, token=token, chunk_bytes=CHUNK) as publisher,
+    ):
         group.follow(publisher.retarget)
-        publisher.publish(0, big(0))
-        all_have(group, token, 0, check)
         publisher.publish(1, big(1))
-        relays[0].kill()
+        all_have(group, token, 1, check)
+        version = kill_midway(group, publisher, relays[0], relays[2], token, big)
         until(lambda: group.master != relays[0].address, "another master")
         until(lambda: publisher.address == group.master, "the publisher to be told")
-        all_have(group, token, 1, check)
-        publisher.publish(2, big(2))
-        all_have(group, token, 2, check)
+        all_have(group, token, version, check)
+        publisher.publish(version + 1, big(version + 1))
+        all_have(group, token, version + 1, check)
+        each = -(-BIG // CHUNK)
+        assert received(relays[1:], token) == {relay.name: (version + 1) * each for relay in relays[1:]}
+
+
+def test_a_source_killed_in_the_middle_of_a_pull(spawn, token, big, check, until):
+    relays = [spawn() for _ in range(3)]
+    with (
+        RelayGroup(names(relays), token=token) as group,
+        Publisher(group.master, token=token, chunk_bytes=CHUNK) as publisher,
+        RelayReader(group.locate, token=token, same_host=False) as reader,
+    ):
+        publisher.publish(1, big(1))
+        group.wait(1, 30)
+        pulled = []
+
+        def pull():
+            with reader.lease(1, timeout_s=30) as held:
+                check(held, 1)
+                pulled.append(reader.transfers["chunks_received"])
+
+        pulling = threading.Thread(target=pull)
+        pulling.start()
+        until(lambda: reader.transfers["chunks_received"] > 10, "the pull to begin")
+        source = next(relay for relay in relays if relay.address == reader.address)
+        source.kill()
+        pulling.join(30)
+        assert pulled == [-(-BIG // CHUNK)]  # none twice
+        until(lambda: source.address not in group.locate(1), "the death")
 
 
 def test_a_suspended_relay_is_bridged_and_catches_up(spawn, token, big, check, until):

@@ -22,8 +22,12 @@ class RelayStatus:
         versions: visible versions, oldest publication first.
         receiving: versions that are arriving, with how far they are.
         leases: versions that are being read, with who reads them.
-        next: address of the next relay of the chain.
-        forward_error: why the next relay does not have everything, or None.
+        next: address of the next relay of the chain, the first one in a tree.
+        forward_error: why the next relays do not have everything, or None.
+        hops: addresses of all next relays, and why each does not have everything, or None.
+        partial: versions whose transfer broke off, with how far they are; another sender can go on with them.
+        sealed: versions that are whole but not to be shown yet.
+        transfers: what it sent and received, counted since its start (see `wire.counts.Counts`).
     """
 
     name: str
@@ -33,6 +37,10 @@ class RelayStatus:
     leases: dict[str, str]
     next: str | None
     forward_error: str | None
+    hops: dict[str, str | None]
+    partial: dict[str, str]
+    sealed: tuple[int, ...]
+    transfers: dict[str, int]
 
 
 def set_chain(addresses: Sequence[str], *, token: str, timeout_s: float = 10.0) -> None:
@@ -53,8 +61,8 @@ def set_chain(addresses: Sequence[str], *, token: str, timeout_s: float = 10.0) 
     if len(set(addresses)) != len(addresses):
         raise ValueError(f"found a relay twice in the chain {list(addresses)}, expected each once")
     for index in reversed(range(len(addresses))):
-        following = addresses[index + 1] if index + 1 < len(addresses) else None
-        _ask(addresses[index], {"op": "set_next", "address": following}, token, timeout_s)
+        following = list(addresses[index + 1 : index + 2])
+        _ask(addresses[index], {"op": "set_next", "addresses": following}, token, timeout_s)
 
 
 def relay_status(address: str, *, token: str, timeout_s: float = 10.0) -> RelayStatus:
@@ -71,10 +79,14 @@ def relay_status(address: str, *, token: str, timeout_s: float = 10.0) -> RelayS
             versions=tuple(int(version) for version in answer["versions"]),
             receiving=dict(answer["receiving"]),
             leases=dict(answer["leases"]),
-            next=answer["next"],
+            next=next(iter(answer["hops"]), None),
             forward_error=answer["forward_error"],
+            hops=dict(answer["hops"]),
+            partial=dict(answer["partial"]),
+            sealed=tuple(int(version) for version in answer["sealed"]),
+            transfers={str(what): int(count) for what, count in answer["transfers"].items()},
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"the relay {address} sent a status without or with a wrong {error}") from error
 
 

@@ -133,7 +133,7 @@ class Link:
                 order, self._order = self._order, None
             if order is not None:
                 try:
-                    channel.request(_set_next(order.addresses), self._patience_s)
+                    channel.request({"op": "set_next", "addresses": list(order.addresses)}, self._patience_s)
                 except BaseException:
                     with self._changed:
                         self._order = self._order or order  # for the next connection
@@ -206,22 +206,12 @@ def read_report(channel: Channel, timeout_s: float) -> Report:
     versions: Any = channel.request({"op": "versions"}, timeout_s).get("versions")
     status = channel.request({"op": "status"}, timeout_s)
     try:
-        under_way = {**status.get("partial", {}), **status["receiving"]}  # "3/40 chunks"
+        under_way = {**status["partial"], **status["receiving"]}  # "3/40 chunks"
         arriving = {int(version): int(text.partition("/")[0]) for version, text in under_way.items()}
         return Report(
             versions=tuple((int(version), int(stamp)) for version, stamp in versions),
             arriving=arriving,
-            next=tuple(status["hops"]) if "hops" in status else _next(status["next"]),
+            next=tuple(status["hops"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"{channel.peer} sent a status without or with a wrong {error}") from error
-
-
-def _set_next(addresses: tuple[str, ...]) -> dict[str, Any]:
-    return {"op": "set_next", "addresses": list(addresses), "address": addresses[0] if addresses else None}
-
-
-def _next(value: Any) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return (value,)
-    return tuple(str(address) for address in value or ())

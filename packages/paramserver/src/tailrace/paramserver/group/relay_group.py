@@ -330,7 +330,7 @@ class RelayGroup:
             )
             try:
                 message = {"op": "fetch", "version": command.version, "source": command.address}
-                channel.request(message, self._fetch_timeout_s)
+                channel.request({**message, "timeout_s": self._fetch_timeout_s}, self._fetch_timeout_s + 1.0)
             finally:
                 channel.close()
         except ParamServerError as failure:
