@@ -104,9 +104,9 @@ _WIRE: dict[str, type[ParamServerError]] = {
 
 
 def to_wire(error: ParamServerError) -> dict[str, str]:
-    """The error as a JSON object: its wire name and its message."""
-    name = type(error).__name__
-    return {"error": name if name in _WIRE else "ProtocolError", "message": str(error)}
+    """The error as a JSON object: its message, and its wire name or that of the nearest kind of error that has one."""
+    names = (kind.__name__ for kind in type(error).__mro__)
+    return {"error": next((name for name in names if name in _WIRE), "ProtocolError"), "message": str(error)}
 
 
 def from_wire(data: dict[str, object]) -> ParamServerError:

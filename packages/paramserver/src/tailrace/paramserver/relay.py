@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_bytes=options.max_bytes,
             slot_timeout_s=options.slot_timeout_s,
             stall_s=options.stall_s,
+            transports=None if options.transports is None else [name for name in options.transports.split(",") if name],
         )
     except (ParamServerError, ValueError) as error:
         _say(to_wire(error) if isinstance(error, ParamServerError) else {"error": "", "message": str(error)})
@@ -79,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-bytes", type=int, default=None, help="largest version to accept")
     parser.add_argument("--slot-timeout-s", type=float, default=SLOT_TIMEOUT_S, help="longest wait for readers")
     parser.add_argument("--stall-s", type=float, default=STALL_S, help="longest time without progress in a transfer")
+    parser.add_argument("--transports", default=None, help="for chunks, best first, by comma; '' for none but TCP")
     parser.add_argument("--parent-pid", type=int, default=None, help="exit when this parent process is gone")
     return parser
 

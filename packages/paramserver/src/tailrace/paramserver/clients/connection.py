@@ -45,12 +45,12 @@ class Connection:
             deadline: clock time until which relays that have failed are tried again. Each is tried once without it.
 
         Raises:
-            RelayUnreachable, RelayTimeout, ChunkDamaged: of the last relay that was tried.
+            RelayUnreachable, RelayTimeout, ProtocolError, ChunkDamaged: of the last relay that was tried.
         """
         while True:
             try:
                 result = act()
-            except (RelayUnreachable, RelayTimeout, ChunkDamaged):
+            except (RelayUnreachable, RelayTimeout, ProtocolError, ChunkDamaged):
                 self.drop()
                 if self.addresses.single:
                     raise

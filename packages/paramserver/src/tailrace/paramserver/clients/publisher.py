@@ -26,6 +26,7 @@ from tailrace.paramserver.errors import (
     ProtocolError,
     PublishTimeout,
     RelayUnreachable,
+    VersionRetired,
     VersionSuperseded,
 )
 from tailrace.paramserver.machine.host import HOST
@@ -61,10 +62,15 @@ class _Staged:
     manifest: Manifest | None = None
     checksums: dict[int, int] = dataclasses.field(default_factory=dict)
     sent: set[int] = dataclasses.field(default_factory=set)
+    pinned: int | None = None  # the stamp that the caller chose
+    sealed: bool = False
 
     @property
     def version(self) -> int:
         return -1 if self.manifest is None else self.manifest.version
+
+    def __str__(self) -> str:
+        return f"{self.version} {self.state}{', sealed' if self.sealed else ''}"
 
 
 class Publisher:
@@ -129,12 +135,18 @@ class Publisher:
         """What was pushed, counted (see `Counts`)."""
         return self._counts.to_wire()
 
-    def publish(self, version: int, weights: Iterable[tuple[str, Any]]) -> float:
+    def publish(
+        self, version: int, weights: Iterable[tuple[str, Any]], *, stamp: int | None = None, sealed: bool = False
+    ) -> float:
         """Copy the weights and return; they become visible on the master relay later.
 
         Args:
             version: the version's number, from 0.
             weights: names and torch tensors (on any device), `RawTensor`s or buffers. May be a generator.
+            stamp: of the publication, larger than all before. With several masters each has a publisher of its own, which
+                all publish one version with the same bytes and one stamp: relays then take it from any of them. None
+                takes the wall clock's nanoseconds.
+            sealed: it travels to all relays but stays invisible until `reveal` (RR-3: its checkpoint is durable).
 
         Returns:
             Seconds that the copy took: the trainer's stall.
@@ -146,6 +158,7 @@ class Publisher:
         start = time.perf_counter()
         with self._filling:
             staged = self._claim(version)
+            staged.pinned, staged.sealed = stamp, sealed
             try:
                 manifest = staged.memory.fill(weights, version, self._chunk_bytes)
             except BaseException:
@@ -153,6 +166,44 @@ class Publisher:
                 raise
             self._set(staged, _State.WAITING, manifest)
         return time.perf_counter() - start
+
+    def reveal(self, version: int, *, timeout_s: float = 10.0) -> None:
+        """Let a sealed version be seen, on every relay that has it or gets it later.
+
+        A version that is still on its way becomes visible when it has arrived; `wait` waits for that. A version of an
+        earlier publisher, which died before it could reveal it, can be revealed too.
+
+        Raises:
+            VersionRetired: the master relay does not have it.
+            ParamServerError: the master relay does not answer.
+        """
+        with self._changed:
+            staged = next((s for s in self._staged if s.manifest and s.version == version), None)
+            stamp = None
+            if staged is not None and staged.manifest is not None:
+                staged.sealed, stamp = False, staged.manifest.stamp
+                if staged.state in (_State.WAITING, _State.PUSHING):
+                    return
+        self._ask({"op": "reveal", "version": version, "stamp": stamp}, timeout_s)
+        with self._changed:
+            self._record(version, None)
+
+    def retire(self, version: int, *, timeout_s: float = 10.0) -> None:
+        """Let no relay serve a version any more. Readers that hold it keep it until their leases end.
+
+        Raises:
+            ParamServerError: the master relay does not answer.
+        """
+        with self._changed:
+            staged = next((s for s in self._staged if s.manifest and s.version == version), None)
+            stamp = None
+            if staged is not None and staged.manifest is not None:
+                stamp = staged.manifest.stamp
+                if staged.state is _State.WAITING:
+                    self._record(version, VersionRetired(f"version {version} was retired before it was pushed"))
+                if staged.state in (_State.WAITING, _State.HELD):
+                    staged.state, staged.manifest = _State.EMPTY, None
+        self._ask({"op": "retire", "version": version, "stamp": stamp}, timeout_s)
 
     def wait(self, version: int, timeout_s: float) -> None:
         """Wait until a version is visible on the master relay.
@@ -169,7 +220,7 @@ class Publisher:
                 if remaining <= 0 or not self._changed.wait(remaining):
                     raise PublishTimeout(
                         f"version {version} was not visible on the master relay {self._address} in {timeout_s:.3g} s; "
-                        f"staged: {', '.join(f'{s.version} {s.state}' for s in self._staged if s.manifest) or 'nothing'}"
+                        f"staged: {', '.join(str(s) for s in self._staged if s.manifest) or 'nothing'}"
                     )
             outcome = self._outcomes[version]
         if outcome is not None:
@@ -220,6 +271,16 @@ class Publisher:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _ask(self, message: dict[str, Any], timeout_s: float) -> None:
+        """A request of the caller's own thread, on a connection of its own."""
+        channel, _ = connect(
+            self._machine, self._address, token=self._token, timeout_s=timeout_s, stall_s=min(timeout_s, self._stall_s)
+        )
+        try:
+            channel.request(message, timeout_s)
+        finally:
+            channel.close()
+
     def _claim(self, version: int) -> _Staged:
         """The buffer for a new version: an unused one, else the older of those not being pushed."""
         with self._changed:
@@ -249,6 +310,8 @@ class Publisher:
             # Stamps order publications; a clock that was set back must not reorder ours.
             others = [other.manifest.stamp for other in self._staged if other is not staged and other.manifest]
             stamp = max([self._machine.time_ns(), *(value + 1 for value in others)])
+            if staged.pinned is not None:
+                stamp = staged.pinned
             staged.manifest = None if manifest is None else dataclasses.replace(manifest, stamp=stamp)
             self._changed.notify_all()
 
@@ -314,7 +377,10 @@ class Publisher:
                 self._supersede(staged, next(s.version for s in self._staged if s.state is _State.WAITING))
                 return
             staged.state = _State.HELD
-            self._record(staged.version, outcome)
+            if outcome is None and staged.sealed:
+                self._changed.notify_all()  # visible, and reported, once it is revealed
+            else:
+                self._record(staged.version, outcome)
 
     def _send(self, staged: _Staged, epoch: int) -> None:
         channel = self._open(epoch)
@@ -323,25 +389,27 @@ class Publisher:
             manifest = staged.manifest
             if manifest is None:
                 raise RuntimeError("a staged version has a manifest")
-            if newest is not None and newest[1] > manifest.stamp:
+            if newest > manifest.stamp and staged.pinned is None:
                 # Published by a trainer on a host whose clock was ahead of ours.
-                manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest[1] + 1)
-
+                manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest + 1)
+            sealed = staged.sealed
         with self._means.exported(staged.memory, manifest.total_bytes) as transports:
             send_version(
                 channel,
-                Offer(manifest, False, transports),
+                Offer(manifest, sealed, transports),
                 StagedSupply(manifest, staged.memory, staged.checksums),
                 self._counts,
                 go_timeout_s=self._slot_timeout_s + self._stall_s,
                 sent=staged.sent,
             )
+        if sealed and not staged.sealed:  # `reveal` came meanwhile
+            channel.request({"op": "reveal", "version": manifest.version, "stamp": manifest.stamp}, self._stall_s)
 
-    def _newest_stamp(self, channel: Channel) -> tuple[int, int] | None:
-        held = channel.request({"op": "versions"}, self._stall_s).get("versions")
-        if not isinstance(held, list) or any(not isinstance(v, list) or [*map(type, v)] != [int, int] for v in held):
-            raise ProtocolError(f"{channel.peer} sent no list of versions")
-        return (held[-1][0], held[-1][1]) if held else None
+    def _newest_stamp(self, channel: Channel) -> int:
+        newest = channel.request({"op": "versions"}, self._stall_s).get("newest_stamp")
+        if type(newest) is not int:
+            raise ProtocolError(f"{channel.peer} did not tell its newest stamp")
+        return newest
 
     def _open(self, epoch: int) -> Channel:
         with self._changed:

@@ -9,36 +9,22 @@ from __future__ import annotations
 from typing import Any
 
 from tailrace.paramserver.errors import RelayTimeout, VersionNotYet
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.relays.context import Context
 from tailrace.paramserver.relays.receive import receive_version
-from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.agreement import Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.means import Means
 
 _SLICE_S = 1.0  # of a wait for the source
 _GRACE_S = 0.5  # for an answer to come back
 
 
-def fetch_version(
-    version: int | None,
-    source: str,
-    *,
-    table: SlotTable,
-    machine: Machine,
-    token: str,
-    means: Means,
-    counts: Counts,
-    max_bytes: int | None,
-    stall_s: float,
-    timeout_s: float,
-) -> tuple[int, int]:
+def fetch_version(version: int | None, source: str, relay: Context, timeout_s: float) -> tuple[int, int]:
     """Get a version from another relay. Its key.
 
     Args:
         version: its number; None for the newest that the source has, arriving or not.
         source: the other relay's address.
+        relay: this one.
         timeout_s: for all of it.
 
     Raises:
@@ -46,9 +32,14 @@ def fetch_version(
         VersionNotYet, VersionRetired: the source does not have it.
         ParamServerError: what the source answered, or what happened to the connection.
     """
+    machine = relay.machine
     deadline = machine.now() + timeout_s
     channel, _ = connect(
-        machine, source, token=token, timeout_s=min(HANDSHAKE_S, timeout_s), stall_s=min(stall_s, timeout_s)
+        machine,
+        source,
+        token=relay.token,
+        timeout_s=min(HANDSHAKE_S, timeout_s),
+        stall_s=min(relay.stall_s, timeout_s),
     )
     try:
         while True:
@@ -63,11 +54,9 @@ def fetch_version(
                 if remaining <= _SLICE_S:
                     raise
                 continue
-            offer = Offer.from_wire(answer, max_bytes=max_bytes)
+            offer = Offer.from_wire(answer, max_bytes=relay.max_bytes)
             left = max(_GRACE_S, deadline - machine.now())
-            if receive_version(
-                channel, table, offer, means, counts, slot_timeout_s=left, now=machine.now, deadline=deadline
-            ):
+            if receive_version(channel, offer, relay, slot_timeout_s=left, deadline=deadline):
                 return offer.manifest.key
     finally:
         channel.close()

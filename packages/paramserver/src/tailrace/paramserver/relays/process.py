@@ -8,6 +8,7 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from tailrace.paramserver.errors import RelayStartFailed, from_wire
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
@@ -35,6 +36,7 @@ class RelayProcess:
         max_bytes: int | None = None,
         slot_timeout_s: float = SLOT_TIMEOUT_S,
         stall_s: float = STALL_S,
+        transports: Sequence[str] | None = None,
         timeout_s: float = 30.0,
     ) -> RelayProcess:
         """Start a relay and wait until it serves. The arguments are those of `RelayServer`.
@@ -46,6 +48,8 @@ class RelayProcess:
         command = [sys.executable, "-m", "tailrace.paramserver.relay", "--name", name, "--host", host]
         command += ["--port", str(port), "--slots", str(slots), "--parent-pid", str(os.getpid())]
         command += ["--slot-timeout-s", str(slot_timeout_s), "--stall-s", str(stall_s)]
+        if transports is not None:
+            command += ["--transports", ",".join(transports)]
         if max_bytes is not None:
             command += ["--max-bytes", str(max_bytes)]
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}

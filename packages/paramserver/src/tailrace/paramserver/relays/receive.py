@@ -5,29 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.paramserver.errors import RelayTimeout
+from tailrace.paramserver.relays.context import Context
 from tailrace.paramserver.relays.slot import Publication, Slot
 from tailrace.paramserver.relays.slots import SlotTable
+from tailrace.paramserver.transport.registry import INLINE
 from tailrace.paramserver.wire.agreement import Answer, Offer
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.means import Means
 from tailrace.paramserver.wire.receiving import Intake, receive_chunks
 
 
 def receive_version(
-    channel: Channel,
-    table: SlotTable,
-    offer: Offer,
-    means: Means,
-    counts: Counts,
-    *,
-    slot_timeout_s: float,
-    now: Callable[[], float],
-    deadline: float | None = None,
+    channel: Channel, offer: Offer, relay: Context, *, slot_timeout_s: float, deadline: float | None = None
 ) -> bool:
     """Answer an offer and receive what is missing of it.
 
     Args:
+        relay: that takes it.
         slot_timeout_s: how long the version may wait for a slot.
         deadline: clock time by which all of it must be there.
 
@@ -37,18 +30,19 @@ def receive_version(
     Raises:
         ParamServerError: the version is not here; what of it arrived waits for another offer.
     """
+    table = relay.table
     slot = table.reserve(offer.manifest, slot_timeout_s, sealed=offer.sealed, abort=channel.shutdown)
     if slot is None or slot.publication is None:
         channel.send({"have": True})
         return True
-    sink = _SlotSink(table, slot, slot.publication, now, deadline)
+    sink = _SlotSink(table, slot, slot.publication, relay.machine.now, deadline)
     try:
         missing = slot.publication.missing()
-        transport, source = means.open(offer.transports) if missing else ("inline", None)
+        transport, source = relay.means.open(offer.transports) if missing else (INLINE, None)
         intake = Intake(source)
         try:
             channel.send(Answer(tuple(missing), transport).to_wire())
-            whole = receive_chunks(channel, offer.manifest, missing, sink, intake, counts)
+            whole = receive_chunks(channel, offer.manifest, missing, sink, intake, relay.counts)
         finally:
             intake.close()
     except BaseException:

@@ -88,18 +88,10 @@ class Session:
     def _offer(self, message: dict[str, Any]) -> None:
         relay = self._relay
         offer = Offer.from_wire(message, max_bytes=relay.max_bytes)
-        receive_version(
-            self._channel,
-            self._table,
-            offer,
-            relay.means,
-            relay.counts,
-            slot_timeout_s=relay.slot_timeout_s,
-            now=relay.machine.now,
-        )
+        receive_version(self._channel, offer, relay, slot_timeout_s=relay.slot_timeout_s)
 
     def _versions(self) -> dict[str, Any]:
-        return {"versions": self._table.versions()}
+        return {"versions": self._table.versions(), "newest_stamp": self._table.newest_stamp()}
 
     def _lease(self, message: dict[str, Any]) -> dict[str, Any]:
         process = process_of(message)
@@ -160,18 +152,13 @@ class Session:
 
     def _fetch(self, message: dict[str, Any]) -> dict[str, Any]:
         relay = self._relay
-        key = fetch_version(
-            None if message.get("version") is None else version_of(message),
-            address_of(message.get("source")),
-            table=self._table,
-            machine=relay.machine,
-            token=relay.token,
-            means=relay.means,
-            counts=relay.counts,
-            max_bytes=relay.max_bytes,
-            stall_s=relay.stall_s,
-            timeout_s=relay.slot_timeout_s if message.get("timeout_s") is None else seconds_of(message, "timeout_s"),
-        )
+        version = None if message.get("version") is None else version_of(message)
+        source = address_of(message.get("source"))
+        timeout_s = relay.slot_timeout_s if message.get("timeout_s") is None else seconds_of(message, "timeout_s")
+        try:
+            key = fetch_version(version, source, relay, timeout_s)
+        except ParamServerError as error:  # of the source, or on the way to it: this connection is none the worse
+            return dict(to_wire(error))
         return {"fetched": list(key)}
 
     def _reveal(self, message: dict[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,12 @@ class SlotTable:
         """Version and stamp of what is visible, oldest publication first."""
         return [publication.manifest.key for slot in self.complete_slots() if (publication := slot.publication)]
 
+    def newest_stamp(self) -> int:
+        """The largest stamp of anything that is or was here, visible or not; -1 without one."""
+        with self.changed:
+            stamps = [slot.stamp for slot in self.slots] + [stamp for _, stamp in self._retired]
+            return max(stamps, default=-1)
+
     def retired(self) -> list[tuple[int, int]]:
         """Publications that were retired by name, oldest order first."""
         with self.changed:

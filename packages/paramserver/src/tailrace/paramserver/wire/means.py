@@ -11,7 +11,7 @@ from tailrace.paramserver.errors import ParamServerError, TransportUnavailable
 from tailrace.paramserver.machine.host import Host
 from tailrace.paramserver.machine.protocol import Machine
 from tailrace.paramserver.transport.protocol import Exportable, Source, Transport
-from tailrace.paramserver.transport.registry import INLINE, load, negotiate
+from tailrace.paramserver.transport.registry import INLINE, load, negotiate, usable
 
 _log = logging.getLogger(__name__)
 _OPEN_S = 2.0
@@ -21,7 +21,7 @@ WORTH_BYTES = 4 * 2**20
 
 def default_transports(machine: Machine) -> tuple[str, ...]:
     """Shared memory on a real host: it works exactly where the two ends share memory."""
-    return ("shm",) if isinstance(machine, Host) else ()
+    return tuple(usable(("shm",))) if isinstance(machine, Host) else ()
 
 
 class Means:

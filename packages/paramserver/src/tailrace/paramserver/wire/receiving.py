@@ -9,7 +9,7 @@ import xxhash
 from tailrace.paramserver.codec.protocol import Codec
 from tailrace.paramserver.errors import ChunkDamaged, ParamServerError, ProtocolError
 from tailrace.paramserver.manifest import Manifest, checksum
-from tailrace.paramserver.transport.protocol import Source
+from tailrace.paramserver.transport.protocol import HashingSource, Source
 from tailrace.paramserver.wire.channel import Channel, ChunkHeader, Kind
 from tailrace.paramserver.wire.counts import Counts
 from tailrace.paramserver.wire.ranges import to_ranges
@@ -75,12 +75,16 @@ class Intake:
         if self._source is None:
             return None
         try:
-            self._source.read_into(part, offset, channel.stall_s)
+            if isinstance(self._source, HashingSource):
+                found = self._source.read_hashed(part, offset, channel.stall_s)
+            else:
+                self._source.read_into(part, offset, channel.stall_s)
+                found = checksum(part)
         except ParamServerError:  # the rest comes on the connection, which works
             self.close()
             return None
         sink.progress()
-        return checksum(part)
+        return found
 
     def close(self) -> None:
         """Give the sender's memory back."""
