@@ -54,18 +54,27 @@ def copy(into: memoryview, source: memoryview) -> None:
         move(target.start, origin.start, origin.nbytes)
 
 
-def verified_copy(into: memoryview, source: memoryview, expected_xxh3: int) -> None:
-    """Copy a buffer and compare the xxh3 64-bit checksum of what was written with the expected one.
+def hashed_copy(into: memoryview, source: memoryview) -> int:
+    """Copy a buffer; the xxh3 64-bit checksum of what was written.
 
     Raises:
-        ChunkDamaged: they differ; `into` holds the damaged bytes.
         ValueError, BufferError: see `copy`.
     """
     with Address(into, writable=True) as target, Address(source) as origin:
         _check_sizes(target, origin)
         hasher = Hasher()
         hasher.copy(target.start, origin.start, origin.nbytes)
-    if (found := hasher.value()) != expected_xxh3:
+        return hasher.value()
+
+
+def verified_copy(into: memoryview, source: memoryview, expected_xxh3: int) -> None:
+    """Copy a buffer and compare the checksum of what was written with the expected one.
+
+    Raises:
+        ChunkDamaged: they differ; `into` holds the damaged bytes.
+        ValueError, BufferError: see `copy`.
+    """
+    if (found := hashed_copy(into, source)) != expected_xxh3:
         raise ChunkDamaged(
             f"found the checksum {found:016x} in {source.nbytes} copied bytes, expected {expected_xxh3:016x}"
         )

@@ -15,6 +15,8 @@ from tailrace.paramserver.errors import (
     RelayTimeout,
     RelayUnreachable,
 )
+from tailrace.paramserver.manifest import checksum
+from tailrace.paramserver.transport.protocol import HashingSource
 
 SLACK_S = 8.0  # over a deadline, on a machine that is busy with other things
 #: These read what the exporter's process need not send.
@@ -56,6 +58,21 @@ def test_random_ranges_arrive_right(exporter, opened):
         )
     for offset, nbytes in ranges:
         assert read(source, offset, nbytes) == content[offset : offset + nbytes], (seed, offset, nbytes)
+
+
+def test_a_source_that_hashes_says_what_it_wrote(exporter, opened, name):
+    descriptor, content = exporter.export(1_500_003, 4)
+    source = opened(descriptor)
+    if not isinstance(source, HashingSource):
+        pytest.skip(f"{name} does not copy by itself")
+    buffer = bytearray(1_400_000)
+    assert source.read_hashed(memoryview(buffer), 77, 20.0) == checksum(content[77:1_400_077])
+    assert buffer == content[77:1_400_077]
+    with pytest.raises(ProtocolError, match="expected it within"):
+        source.read_hashed(memoryview(buffer), 1_000_000, 20.0)
+    exporter.ask(do="close", seed=4)
+    with pytest.raises(RelayUnreachable):
+        source.read_hashed(memoryview(buffer), 0, 20.0)
 
 
 def test_many_sources_of_several_exports_read_at_the_same_time(exporter, opened):

@@ -79,6 +79,15 @@ class Source(Protocol):
 
 
 @runtime_checkable
+class HashingSource(Source, Protocol):
+    """A source whose reads are copies by this process: it hashes while the bytes are in the processor's cache."""
+
+    def read_hashed(self, view: memoryview, offset: int, timeout_s: float) -> int:
+        """See `Source.read_into`; the xxh3 64-bit checksum of what was written."""
+        ...
+
+
+@runtime_checkable
 class Transport(Protocol):
     """One way to read another process's memory.
 

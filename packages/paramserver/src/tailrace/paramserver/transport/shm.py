@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.paramserver.copying import copy
+from tailrace.paramserver.copying import copy, hashed_copy
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, TransportUnavailable
 from tailrace.paramserver.transport.door import Door, ended, knock, left, naming
 from tailrace.paramserver.transport.fields import Fields, check_host_memory, check_range
@@ -125,6 +125,14 @@ class SharedSource:
         self._check_exported()
         copy(view, self._view[offset : offset + view.nbytes])
         self._check_exported()  # closed in the middle: the exporter may have written over it
+
+    def read_hashed(self, view: memoryview, offset: int, timeout_s: float) -> int:  # noqa: ARG002
+        """See `HashingSource`."""
+        check_range(view, offset, self._nbytes)
+        self._check_exported()
+        found = hashed_copy(view, self._view[offset : offset + view.nbytes])
+        self._check_exported()
+        return found
 
     def close(self) -> None:
         """See `Source`."""
