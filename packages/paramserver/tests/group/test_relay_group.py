@@ -139,6 +139,26 @@ def test_a_source_killed_in_the_middle_of_a_pull(spawn, token, big, check, until
         until(lambda: source.address not in group.locate(1), "the death")
 
 
+def test_two_roots_and_another_site(spawn, token, weights, check):
+    first, second, receiver, neighbour = relays = [spawn() for _ in range(4)]
+    told = [[], []]
+    sites = {receiver.name: "far", neighbour.name: "far"}
+    with (
+        RelayGroup(names(relays), token=token, sites=sites, on_master=[told[0].append, told[1].append]) as group,
+        Publisher(group.masters[0], token=token, chunk_bytes=CHUNK) as rank0,
+        Publisher(group.masters[1], token=token, chunk_bytes=CHUNK) as rank1,
+    ):
+        assert group.masters == [first.address, second.address]
+        for version in (1, 2):
+            for publisher in (rank0, rank1):
+                publisher.publish(version, weights(version, nbytes=2**20))
+            all_have(group, token, version, check)
+        status = group.status()
+        assert [status[relay.name].next for relay in relays] == [(receiver.address,), (), (neighbour.address,), ()]
+        assert set(received(relays, token).values()) == {2 * 4 * 2**20 // CHUNK}
+    assert told == [[first.address], [second.address]]
+
+
 def test_a_suspended_relay_is_bridged_and_catches_up(spawn, token, big, check, until):
     relays = [spawn(stall_s=1.0) for _ in range(3)]
     with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
