@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,15 @@ class Exporter:
         self.process.send_signal(number)
         if number == signal.SIGKILL:
             self.process.wait()
+        while number == signal.SIGSTOP and not all(self._stopped(task) for task in self._tasks()):
+            time.sleep(0.001)  # a thread that was running stops a little later
+
+    def _tasks(self):
+        return Path(f"/proc/{self.process.pid}/task").iterdir()
+
+    @staticmethod
+    def _stopped(task):
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def close(self):
         self.process.kill()  # also while it is stopped
