@@ -5,8 +5,9 @@
             RelayProcess.start("third", host=hosts.addresses[2], token=token)
 
 Linux, as root, with `ip` and `tc` (iproute2). Nothing is added to the machine's own network: the switch has a namespace
-too. The namespaces bear this process's id; they are removed on leaving, and those that a killed process left at the next
-start. Hosts share the file system, /dev/shm and the processes of the machine, so relays need different names.
+too. The namespaces bear this process's id; they are removed on leaving, also by Ctrl-C and SIGTERM, and those that a
+killed process left at the next start. Hosts share the file system, /dev/shm and the processes of the machine, so relays
+need different names.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +51,7 @@ class Hosts:
 
     def __enter__(self) -> Hosts:
         _remove_left_overs()
+        self._terminated = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             self._build()
         except BaseException:
@@ -96,6 +100,7 @@ class Hosts:
     def _remove(self) -> None:
         for name in (*self._names, self._switch):
             _delete(name)
+        signal.signal(signal.SIGTERM, self._terminated)
 
 
 def _enter(descriptor: int) -> None:

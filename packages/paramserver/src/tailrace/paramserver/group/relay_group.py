@@ -44,7 +44,7 @@ from tailrace.paramserver.wire.authentication import check_token, connect
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.1
-DEAD_AFTER_S = 1.0
+DEAD_AFTER_S = 2.0
 _CLOSE_S = 5.0
 
 
