@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tailrace.paramserver import ManifestInvalid, ParamServerError, RawTensor, WeightLease
 from tailrace.paramserver.clients.staging import StagingBuffer
-from tailrace.paramserver.dlpack import ExportImpossible
+from tailrace.paramserver.dlpack import ExportImpossible, torch_view
 from tailrace.paramserver.manifest import DTYPES
 from tailrace.paramserver.tensors import source
 
@@ -277,6 +277,14 @@ def test_a_dtype_that_cannot_travel_is_named():
 def test_an_array_that_is_no_tensor_is_refused(value):
     with pytest.raises(ManifestInvalid, match="'w'"):
         source("w", value)
+
+
+def test_a_negative_stride_does_not_end_the_process():
+    array = np.arange(8, dtype=np.complex64)[::-1]
+    with pytest.raises(ManifestInvalid, match="'w': found the dtype complex64"):
+        source("w", array)
+    with pytest.raises(ManifestInvalid, match="expected none below 0 for torch"):
+        torch_view("w", Producer(np.arange(8)[::-1]))
 
 
 @pytest.mark.parametrize("device", [(2, 0), (10, 1), (99, 0)])

@@ -121,7 +121,7 @@ def torch_view(name: str, value: Any) -> Any:
     """A producer's memory, on any device, as a torch tensor without a copy.
 
     Raises:
-        ManifestInvalid: torch is missing, or refuses.
+        ManifestInvalid: torch is missing, or refuses, or would end the process over a negative stride (torch 2.13).
     """
     kind = type(value).__name__
     where = int(value.__dlpack_device__()[0])
@@ -133,6 +133,9 @@ def torch_view(name: str, value: Any) -> Any:
             f"{name!r}: found a {kind} in {device} memory, which torch must read; "
             "pip install 'tailrace-paramserver[torch]', or hand over a buffer"
         ) from error
+    array = numpy_view(value) if where in _HOST else None
+    if array is not None and min(array.strides, default=0) < 0:
+        raise ManifestInvalid(f"{name!r}: found a {kind} with strides {array.strides}, expected none below 0 for torch")
     try:
         return torch.from_dlpack(value)
     except _FOREIGN as error:

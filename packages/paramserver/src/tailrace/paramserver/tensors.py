@@ -147,10 +147,14 @@ def _torch_source(torch: Any, name: str, tensor: Any) -> Source:
 
 def _dlpack_source(name: str, value: Any) -> Source:
     array = dlpack.numpy_view(value) if dlpack.on_host(name, value) else None
-    if array is None or array.dtype.name not in DTYPES:
+    if array is None:
         tensor = dlpack.torch_view(name, value)
         return replace(_torch_source(sys.modules["torch"], name, tensor), alive=_weakly(value))
     dtype, shape = array.dtype.name, tuple(array.shape)
+    if dtype not in DTYPES:
+        raise ManifestInvalid(
+            f"{name!r}: found the dtype {dtype}, expected one of {', '.join(DTYPES)}; or wrap its bytes in RawTensor"
+        )
 
     def copy_to(view: memoryview) -> None:
         if view.nbytes:
