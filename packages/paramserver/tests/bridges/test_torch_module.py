@@ -7,7 +7,9 @@ import textwrap
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from tailrace.paramserver import ManifestInvalid, Publisher, RelayReader, VersionNotYet
 from tailrace.paramserver.bridges import torch_module
@@ -91,7 +93,7 @@ def test_the_newest_version_is_taken_and_a_named_one_can_be(place):
 
 
 def test_waiting_for_a_first_version_ends(place):
-    publisher, reader = place
+    _, reader = place
     target = Model(1)
     before = state(target)
     with pytest.raises(VersionNotYet, match="no version"):

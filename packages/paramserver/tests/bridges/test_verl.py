@@ -1,4 +1,4 @@
-"""The checkpoint engine for verl: its own behaviour, its signatures as in the release, and verl's own classes if it is there."""
+"""The checkpoint engine for verl: what it does, its signatures as in the release, and verl's own classes if it is there."""
 
 import asyncio
 import importlib.util
@@ -8,7 +8,9 @@ import uuid
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from tailrace.paramserver import LeaseExpired, VersionNotYet
 from tailrace.paramserver.bridges.errors import BridgeStateInvalid
@@ -27,7 +29,11 @@ SIGNATURES = {
     "get_weights": "(self)",
 }
 #: How verl 0.9.1 constructs an engine: on an actor, and on a rollout worker.
-CONSTRUCTIONS = [{"is_master": True, "bucket_size": 2 << 30}, {"is_master": False, "bucket_size": 1}, {"bucket_size": 1}]
+CONSTRUCTIONS = [
+    {"is_master": True, "bucket_size": 2 << 30},
+    {"is_master": False, "bucket_size": 1},
+    {"bucket_size": 1},
+]
 
 
 def signature(function):
@@ -66,7 +72,12 @@ def test_it_is_constructed_as_the_release_does(token, monkeypatch):
 
 
 def metadata(host, address="", *, master=False, next_=0):
-    return {"host": host, "address": address or f"{host}:1" if address is not None else None, "master": master, "next": next_}
+    return {
+        "host": host,
+        "address": address or f"{host}:1" if address is not None else None,
+        "master": master,
+        "next": next_,
+    }
 
 
 def test_the_topology_is_a_chain_of_hosts_and_every_worker_has_its_hosts_relay():

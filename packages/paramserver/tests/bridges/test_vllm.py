@@ -161,7 +161,10 @@ def _drop(name):
 DAMAGES = [
     (_drop("model.layers.0.self_attn.k_proj.weight"), "lacks 1 tensors, the first is 'model.layers.0.self_attn.k_proj"),
     (_drop("model.norm.weight"), "lacks 1 tensors, the first is 'model.norm.weight'"),
-    (lambda named: {**named, "model.other.weight": torch.zeros(2)}, "lacks 1 tensors, the first is 'model.other.weight"),
+    (
+        lambda named: {**named, "model.other.weight": torch.zeros(2)},
+        "lacks 1 tensors, the first is 'model.other.weight",
+    ),
     (
         lambda named: {**named, "model.norm.weight": torch.zeros(63)},
         r"'model.norm.weight': found the shape \[63\] in version 1, expected \[64\]",
@@ -188,7 +191,9 @@ def test_a_version_that_is_missing_changes_nothing(trained):
     assert engine.gap(models[0]) < TOLERANCE
 
 
-@pytest.mark.parametrize("name", ["model.layers.1.self_attn.v_proj.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.self_attn.v_proj.weight", "model.layers.1.mlp.up_proj.weight", "model.norm.weight"]
+)
 def test_without_the_names_of_the_checkpoint_a_missing_part_still_shows(trained, token, name):
     engine, models, publisher, relay = trained
     engine.connect(relay, token, check_names=False)
@@ -201,7 +206,7 @@ def test_without_the_names_of_the_checkpoint_a_missing_part_still_shows(trained,
 
 
 def test_an_engine_that_cannot_reach_its_relay_says_so(built, serve, token, monkeypatch):
-    engine, models = built
+    engine, _ = built
     relay = serve()
     monkeypatch.delenv("TAILRACE_RELAY_TOKEN", raising=False)
     with pytest.raises(BridgeStateInvalid, match="TAILRACE_RELAY_TOKEN"):

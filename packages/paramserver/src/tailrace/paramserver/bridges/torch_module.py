@@ -178,7 +178,8 @@ def _plan(tensors: dict[str, Any], weights: WeightLease) -> list[tuple[Any, str]
 def _same_bytes(weights: WeightLease, first: str, second: str) -> bool:
     import torch
 
-    return torch.equal(weights[first].reshape(-1).view(torch.uint8), weights[second].reshape(-1).view(torch.uint8))
+    one, other = (weights[name].reshape(-1).view(torch.uint8) for name in (first, second))
+    return bool(torch.equal(one, other))
 
 
 def _overwrite(target: Any, source: Any) -> None:

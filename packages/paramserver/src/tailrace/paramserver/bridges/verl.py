@@ -10,7 +10,10 @@ What it does, and its settings (`engine_kwargs.tailrace`), are in `verl_engine`.
 
 from __future__ import annotations
 
-from verl.checkpoint_engine.base import CheckpointEngineRegistry, CheckpointEngineWithCache
+from verl.checkpoint_engine.base import (  # type: ignore[import-not-found, unused-ignore]
+    CheckpointEngineRegistry,
+    CheckpointEngineWithCache,
+)
 
 from tailrace.paramserver.bridges.verl_engine import BACKEND, RelayCheckpointEngine
 

@@ -1,0 +1,304 @@
+"""A running SGLang server takes versions from a relay.
+
+Written against SGLang 0.5.23: its documentation ("SGLang for RL Systems", native API) and the source of its HTTP server.
+No SGLang was run: it has no CPU build; the tests speak to a server that implements this part of the interface strictly.
+
+SGLang has three ways in, and this uses the second:
+
+* `/update_weights_from_tensor` wants every bucket as a Python pickle, in base64, in JSON, once for each rank. Objects that
+  are pickled bind both ends to one version of torch and SGLang, and such a server unpickles what anyone sends it.
+* `/update_weights_from_distributed` takes names, dtypes and shapes over HTTP and the bytes by broadcast in a process group:
+  nothing is pickled at either end, and a bucket goes from the relay's memory to the server's ranks without another copy
+  here. `gloo` needs no GPU on this side.
+* `/update_weights_from_disk` needs a copy of the version in files that both ends see, and renames the served model to them.
+
+    with RelayReader(relay.address, token=token) as reader:
+        server = SGLangServer("http://10.0.0.7:30000", api_key=key, host="10.0.0.2")
+        server.update(reader, version=7)
+
+Process groups are neither authenticated nor encrypted (they are torch's): use a network that is yours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, Literal, TypeVar
+
+from tailrace.paramserver.bridges.errors import (
+    BridgeError,
+    BridgeStateInvalid,
+    EngineRefused,
+    EngineTimeout,
+    WeightsMismatch,
+)
+from tailrace.paramserver.bridges.http_calls import HttpCalls
+from tailrace.paramserver.bridges.newest import lease_version
+from tailrace.paramserver.bridges.sglang_group import SourceGroup, free_port
+from tailrace.paramserver.clients.lease_view import WeightLease
+from tailrace.paramserver.clients.reader import RelayReader
+from tailrace.paramserver.errors import ParamServerError
+from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.manifest import TensorSpec
+
+_log = logging.getLogger(__name__)
+_BUCKET_BYTES = 256 << 20
+_MEET_S = 60.0
+_CLEAN_UP_S = 10.0
+_T = TypeVar("_T")
+
+Pause = Literal["abort", "retract", "in_place"]
+
+
+class SGLangServer:
+    """One server, with tensor parallelism; SGLang 0.5.23 takes weights this way without data parallelism only.
+
+    A server that could not be given a whole version stays paused, since it holds parts of two: the next update that
+    succeeds lets it go on.
+
+    Args:
+        url: of the server, such as http://10.0.0.7:30000.
+        api_key: its API key (or admin API key).
+        host: address of this host that the server's ranks can reach.
+        port: to meet them on; 0 takes a free one for each group.
+        backend: "gloo" sends from this host's memory; "nccl" needs a GPU here, other than the server's.
+        pause: what happens to requests under way: "abort" ends them, "retract" computes their KV cache anew with the new
+            weights, "in_place" keeps a cache that the old weights made.
+        bucket_bytes: weights in one request; the server holds one bucket beside its model.
+        check_names: names and shapes that a version must have, to refuse another one before the server is touched.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        pause: Pause = "retract",
+        bucket_bytes: int = _BUCKET_BYTES,
+        check_names: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        if bucket_bytes < 1:
+            raise BridgeStateInvalid(f"found bucket_bytes {bucket_bytes}, expected at least 1")
+        self._http = HttpCalls(url, api_key=api_key)
+        self._host, self._port, self._backend, self._pause = host, port, backend, pause
+        self._bucket_bytes, self._check_names = bucket_bytes, check_names
+        self._group: SourceGroup | None = None
+        self._groups = 0
+
+    def weight_version(self, *, timeout_s: float = 10.0) -> str:
+        """What the server says that its weights are.
+
+        Raises:
+            EngineUnreachable, EngineTimeout, EngineRefused: see their messages.
+        """
+        return str(self._call("GET", "/model_info", None, timeout_s).get("weight_version"))
+
+    def update(
+        self, reader: RelayReader, version: int | None = None, *, timeout_s: float = 300.0, hold_s: float = 600.0
+    ) -> int:
+        """Give the server a version, in buckets, and flush what the old weights had cached.
+
+        Args:
+            reader: of a relay, best one on this host.
+            version: its number; None takes the newest visible one.
+            timeout_s: for all of it.
+            hold_s: how long the relay keeps the version.
+
+        Returns:
+            The version that the server now has, and names in its answers (`weight_version`).
+
+        Raises:
+            WeightsMismatch: the version lacks one of `check_names`. The server is unchanged.
+            EngineUnreachable, EngineTimeout, EngineRefused: the server does not take it; the message says whether it is
+                unchanged, or paused with parts of two versions.
+            ParamServerError: what `RelayReader.lease` raises.
+        """
+        deadline, touched = HOST.now() + timeout_s, False
+        try:
+            with lease_version(reader, version, timeout_s=timeout_s, hold_s=hold_s) as weights:
+                if self._check_names is not None:
+                    _check_names(weights, self._check_names)
+                group = self._join(deadline)
+                session = self._pause_and_begin(deadline)
+                touched = True
+                self._send(weights, group, deadline)
+                if session:
+                    self._call("POST", "/end_weight_update", {}, deadline - HOST.now())
+                found, number = self.weight_version(timeout_s=deadline - HOST.now()), weights.version
+                if found != str(number):
+                    raise EngineRefused(f"the server names its weights {found!r}, expected {str(number)!r}")
+        except BaseException as error:
+            if touched:
+                self._leave()
+                if isinstance(error, ParamServerError):
+                    raise type(error)(
+                        f"{error}; {self._http.url} stays paused, with parts of two versions, until an update succeeds"
+                    ) from error
+            raise
+        # Only now, when the lease is known to have held until the last byte was read.
+        self._call("POST", "/continue_generation", {}, max(deadline - HOST.now(), _CLEAN_UP_S))
+        return number
+
+    def close(self) -> None:
+        """Leave the process group, and have the server leave it."""
+        self._leave()
+
+    def __enter__(self) -> SGLangServer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _join(self, deadline: float) -> SourceGroup:
+        """The group, made now if there is none."""
+        info = self._call("GET", "/server_info", None, deadline - HOST.now())
+        sizes = {name: info.get(name) for name in ("tp_size", "pp_size", "dp_size")}
+        for name, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise EngineRefused(f"{self._http.url} says {name} {str(size)[:40]!r}, expected a positive integer")
+        if sizes["pp_size"] != 1 or sizes["dp_size"] != 1:
+            raise BridgeStateInvalid(
+                f"{self._http.url} has {sizes}: SGLang takes broadcast weights with tensor parallelism only"
+            )
+        if self._group is not None:
+            return self._group
+        self._groups += 1
+        name, port = f"tailrace-{os.getpid()}-{id(self):x}-{self._groups}", self._port or free_port(self._host)
+        world_size = 1 + int(info["tp_size"])
+        body = {"master_address": self._host, "master_port": port, "rank_offset": 1, "world_size": world_size}
+        body |= {"group_name": name, "backend": self._backend}
+        wait_s = max(min(deadline - HOST.now(), _MEET_S), 0.001)
+        asked = _started(lambda: self._call("POST", "/init_weights_update_group", body, wait_s), "sglang init")
+        met = _started(
+            lambda: SourceGroup(self._host, port, world_size, name, self._backend, wait_s), "sglang rendezvous"
+        )
+        futures: list[Future[Any]] = [asked, met]
+        wait(futures, timeout=2 * wait_s, return_when=FIRST_EXCEPTION)
+        if _has_failed(asked):
+            met.add_done_callback(_close_late)
+            asked.result()
+        self._group = met.result(timeout=0.0) if met.done() else None
+        if self._group is None or not asked.done():
+            raise EngineTimeout(f"the server's ranks did not meet us on {self._host}:{port} in {wait_s:.3g} s")
+        return self._group
+
+    def _pause_and_begin(self, deadline: float) -> bool:
+        """Pause, and open a session; whether the server knows of sessions, which releases before 0.5.23 need not."""
+        body = {"selector": "all"}
+        try:
+            self._call("POST", "/pause_generation", {"mode": self._pause}, deadline - HOST.now())
+            begin = "/begin_weight_update"
+            try:
+                answer = self._http.call("POST", begin, body, max(deadline - HOST.now(), 0.001), absent_is_none=True)
+            except EngineRefused:  # of the session that a broken update left open
+                self._call("POST", "/end_weight_update", {}, deadline - HOST.now())
+                answer = self._call("POST", begin, body, deadline - HOST.now())
+        except BridgeError:
+            try:  # nothing has changed
+                self._call("POST", "/continue_generation", {}, _CLEAN_UP_S)
+            except BridgeError as error:
+                _log.warning("the server may stay paused: %s", error)
+            raise
+        return answer is not None
+
+    def _send(self, weights: WeightLease, group: SourceGroup, deadline: float) -> None:
+        buckets = list(_buckets(_named(weights), self._bucket_bytes))
+        for index, bucket in enumerate(buckets):
+            last = index == len(buckets) - 1
+            body: dict[str, Any] = {
+                "names": [name for name, _ in bucket],
+                "dtypes": [spec.dtype for _, spec in bucket],
+                "shapes": [list(spec.shape) for _, spec in bucket],
+                "group_name": group.name,
+                "flush_cache": last and self._pause != "in_place",
+            }
+            if last:
+                body["weight_version"] = str(weights.version)
+            tensors = [weights[spec.name] for _, spec in bucket]
+            asked = self._asked(body, max(deadline - HOST.now(), 0.001))
+            try:
+                group.broadcast(tensors, deadline - HOST.now(), lambda asked=asked: _has_failed(asked))  # type: ignore[misc]
+            except BridgeError:
+                if _has_failed(asked):
+                    asked.result()  # why, rather than only that the transfer broke
+                raise
+            asked.result()
+
+    def _asked(self, body: dict[str, Any], timeout_s: float) -> Future[dict[str, Any]]:
+        return _started(
+            lambda: self._call("POST", "/update_weights_from_distributed", body, timeout_s), "sglang update"
+        )
+
+    def _leave(self) -> None:
+        group, self._group = self._group, None
+        if group is None:
+            return
+        group.close()
+        try:
+            self._call("POST", "/destroy_weights_update_group", {"group_name": group.name}, _CLEAN_UP_S)
+        except BridgeError as error:
+            _log.warning("the server may keep the group %s, which is not used again: %s", group.name, error)
+
+    def _call(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> dict[str, Any]:
+        if timeout_s <= 0:
+            raise EngineTimeout(f"no time was left for {method} {self._http.url}{path}")
+        answer = self._http.call(method, path, body, timeout_s)
+        return answer if answer is not None else {}
+
+
+def _started(run: Callable[[], _T], name: str) -> Future[_T]:
+    """Run on a thread of its own, which has a deadline but is not waited for."""
+    future: Future[_T] = Future()
+
+    def fill() -> None:
+        try:
+            future.set_result(run())
+        except BaseException as error:  # it is raised where the result is asked for
+            future.set_exception(error)
+
+    HOST.spawn(fill, name)
+    return future
+
+
+def _close_late(met: Future[SourceGroup]) -> None:
+    if met.exception() is None:
+        met.result().close()
+
+
+def _has_failed(future: Future[Any]) -> bool:
+    return future.done() and future.exception() is not None
+
+
+def _named(weights: WeightLease) -> Iterator[tuple[str, TensorSpec]]:
+    """Every name and its tensor, those of a tied one too: servers skip the names that they have tied themselves."""
+    specs = {spec.name: spec for spec in weights.manifest.tensors}
+    for name, stored in [(name, name) for name in weights] + list(weights.tied.items()):
+        if specs[stored].nbytes:
+            yield name, specs[stored]
+
+
+def _buckets(named: Iterator[tuple[str, TensorSpec]], bucket_bytes: int) -> Iterator[list[tuple[str, TensorSpec]]]:
+    bucket, size = list[tuple[str, TensorSpec]](), 0
+    for name, spec in named:
+        if bucket and size + spec.nbytes > bucket_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, spec))
+        size += spec.nbytes
+    if bucket:
+        yield bucket
+
+
+def _check_names(weights: WeightLease, expected: Mapping[str, tuple[int, ...]]) -> None:
+    found = {name: spec.shape for name, spec in _named(weights)}
+    for name, shape in expected.items():
+        if found.get(name) != tuple(shape):
+            raise WeightsMismatch(
+                f"{name!r}: found {list(found[name]) if name in found else 'nothing'} in version {weights.version}, "
+                f"expected {list(shape)}"
+            )
