@@ -9,6 +9,9 @@
     READY     nothing: the chunk can be read from the sender's exported memory
     STOP      nothing, and no chunk: the sender sends no more of this version for now
 
+The checksum is combined with one of the rest of its header, so that a chunk whose index was damaged on the way does not
+match either.
+
 Nothing that arrives is evaluated or unpickled. Lengths are checked before memory is allocated for them.
 """
 
@@ -21,11 +24,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import xxhash
+
 from tailrace.paramserver.errors import PeerClosed, ProtocolError, RelayTimeout, RelayUnreachable, from_wire
 from tailrace.paramserver.machine.protocol import Stream
 
 _LENGTH = struct.Struct("!I")
 _CHUNK = struct.Struct("!IIQIB")
+_REST = struct.Struct("!IIIB")
 MAX_MESSAGE = 64 * 2**20
 
 
@@ -122,23 +128,23 @@ class Channel:
 
         The kernel may still refer to that memory when this returns, until the peer acknowledges what it has received.
         """
-        self._send_all(_CHUNK.pack(index, nbytes, checksum, nbytes, Kind.RAW))
+        self._send_all(_header(index, nbytes, checksum, nbytes, Kind.RAW))
         sent = self._send_file(fd, offset, nbytes)
         if sent < nbytes:
             self._send_all(view[offset + sent : offset + nbytes])
 
     def send_encoded(self, index: int, checksum: int, nbytes: int, payload: bytes) -> None:
         """Send a chunk of `nbytes` as a codec made it."""
-        self._send_all(_CHUNK.pack(index, nbytes, checksum, len(payload), Kind.ENCODED))
+        self._send_all(_header(index, nbytes, checksum, len(payload), Kind.ENCODED))
         self._send_all(payload)
 
     def send_ready(self, index: int, checksum: int, nbytes: int) -> None:
         """Say that a chunk can be read from the memory that was exported."""
-        self._send_all(_CHUNK.pack(index, nbytes, checksum, 0, Kind.READY))
+        self._send_all(_header(index, nbytes, checksum, 0, Kind.READY))
 
     def send_stop(self) -> None:
         """Say that no more chunks come for now."""
-        self._send_all(_CHUNK.pack(0, 0, 0, 0, Kind.STOP))
+        self._send_all(_header(0, 0, 0, 0, Kind.STOP))
 
     def receive_chunk_header(self) -> ChunkHeader:
         """What comes next.
@@ -162,7 +168,9 @@ class Channel:
                 f"{self.peer} announced {payload_bytes} bytes for chunk {index} of {nbytes} bytes, expected "
                 f"{low if low == high else f'{low} to {high}'} ({Kind(kind).name.lower()})"
             )
-        return ChunkHeader(index, nbytes, checksum, payload_bytes, Kind(kind))
+        return ChunkHeader(
+            index, nbytes, checksum ^ _rest(index, nbytes, payload_bytes, kind), payload_bytes, Kind(kind)
+        )
 
     def receive_into(self, view: memoryview, seen: Callable[[memoryview], object] | None = None) -> None:
         """Fill a buffer with payload. `seen` gets each part of it as it arrives, still in the processor's cache."""
@@ -230,3 +238,11 @@ class Channel:
 
     def _broken(self, error: OSError) -> RelayUnreachable:
         return RelayUnreachable(f"the connection to {self.peer} broke: {error.strerror or error}")
+
+
+def _header(index: int, nbytes: int, checksum: int, payload_bytes: int, kind: Kind) -> bytes:
+    return _CHUNK.pack(index, nbytes, checksum ^ _rest(index, nbytes, payload_bytes, kind), payload_bytes, kind)
+
+
+def _rest(index: int, nbytes: int, payload_bytes: int, kind: int) -> int:
+    return int(xxhash.xxh3_64_intdigest(_REST.pack(index, nbytes, payload_bytes, kind)))
