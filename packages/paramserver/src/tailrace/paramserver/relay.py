@@ -41,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             max_bytes=options.max_bytes,
             slot_timeout_s=options.slot_timeout_s,
             stall_s=options.stall_s,
-            transports=None if options.transports is None else [name for name in options.transports.split(",") if name],
+            transports=_names(options.transports),
+            codecs=_names(options.codecs),
         )
     except (ParamServerError, ValueError) as error:
         _say(to_wire(error) if isinstance(error, ParamServerError) else {"error": "", "message": str(error)})
@@ -71,6 +72,10 @@ def _say(message: dict[str, object] | dict[str, str]) -> None:
     sys.stdout.flush()
 
 
+def _names(text: str | None) -> list[str] | None:
+    return None if text is None else [name for name in text.split(",") if name]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tailrace.paramserver.relay", description=__doc__)
     parser.add_argument("--name", required=True, help="unique among your relays on this host")
@@ -81,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--slot-timeout-s", type=float, default=SLOT_TIMEOUT_S, help="longest wait for readers")
     parser.add_argument("--stall-s", type=float, default=STALL_S, help="longest time without progress in a transfer")
     parser.add_argument("--transports", default=None, help="for chunks, best first, by comma; '' for none but TCP")
+    parser.add_argument("--codecs", default=None, help="to use where they are faster, by comma; '' for none")
     parser.add_argument("--parent-pid", type=int, default=None, help="exit when this parent process is gone")
     return parser
 

@@ -31,11 +31,12 @@ class MappedSegments:
             ProtocolError: this cannot be the name of a segment.
             RelayUnreachable: there is none of this name here, or one that is too small.
         """
-        if not name.startswith(PREFIX) or "/" in name or type(generation) is not int:
+        plain = name.isascii() and name.isprintable() and "/" not in name
+        if not name.startswith(PREFIX) or not plain or type(generation) is not int:
             raise ProtocolError(f"the relay {relay} named the segment {name[:40]!r}")
         key = (nonce, generation)
         known = self._mapped.get(name)
-        if known is not None and known[0] == key:
+        if known is not None and known[0] == key and known[1].size >= nbytes:
             return known[1]
         if known is not None:
             known[1].close()

@@ -37,7 +37,8 @@ from tailrace.paramserver.wire.agreement import Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.means import Means, default_transports
+from tailrace.paramserver.wire.encoding import Encoder
+from tailrace.paramserver.wire.means import Means, default_codecs, default_transports
 from tailrace.paramserver.wire.sending import send_version
 
 _log = logging.getLogger(__name__)
@@ -86,10 +87,12 @@ class Publisher:
         slot_timeout_s: how long the relay may take to free a slot.
         stall_s: how long the relay may make no progress.
         transports: for chunks, beside the connection itself, best first; None takes shared memory where there is any.
+        codecs: to send fewer bytes with where that is faster, best first; None takes all that there are. What is encoded
+            is the difference to the version before, if that is still staged.
         machine: where it runs.
 
     Raises:
-        TransportUnavailable: a transport cannot be used here.
+        TransportUnavailable, CodecUnknown, CodecUnavailable: a transport or codec cannot be used here.
     """
 
     def __init__(
@@ -102,9 +105,14 @@ class Publisher:
         slot_timeout_s: float = SLOT_TIMEOUT_S,
         stall_s: float = STALL_S,
         transports: Sequence[str] | None = None,
+        codecs: Sequence[str] | None = None,
         machine: Machine = HOST,
     ) -> None:
-        self._means = Means(default_transports(machine) if transports is None else transports)
+        self._means = Means(
+            default_transports(machine) if transports is None else transports,
+            default_codecs(machine) if codecs is None else codecs,
+        )
+        self._encoder = Encoder(machine.now)
         self._counts = Counts()
         self._address, self._token = address, check_token(token)
         self._on_published, self._chunk_bytes = on_published, chunk_bytes
@@ -396,14 +404,29 @@ class Publisher:
         with self._means.exported(staged.memory, manifest.total_bytes) as transports:
             send_version(
                 channel,
-                Offer(manifest, sealed, transports),
-                StagedSupply(manifest, staged.memory, staged.checksums),
+                Offer(manifest, sealed, transports, self._means.codecs, self._bases(manifest)),
+                StagedSupply(manifest, staged.memory, staged.checksums, self._base),
                 self._counts,
                 go_timeout_s=self._slot_timeout_s + self._stall_s,
+                encoder=self._encoder,
                 sent=staged.sent,
             )
         if sealed and not staged.sealed:  # `reveal` came meanwhile
             channel.request({"op": "reveal", "version": manifest.version, "stamp": manifest.stamp}, self._stall_s)
+
+    def _bases(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
+        """Versions of the same layout that are staged, and were pushed before."""
+        with self._changed:
+            held = [s.manifest for s in self._staged if s.manifest and s.state is _State.HELD]
+            return tuple(other.key for other in held if other.same_layout(manifest) and other.key != manifest.key)
+
+    def _base(self, key: tuple[int, int]) -> memoryview | None:
+        """The bytes of such a version, as long as no new one is copied over them."""
+        with self._changed:
+            for staged in self._staged:
+                if staged.manifest and staged.state is _State.HELD and staged.manifest.key == key:
+                    return staged.memory.view
+            return None
 
     def _newest_stamp(self, channel: Channel) -> int:
         newest = channel.request({"op": "versions"}, self._stall_s).get("newest_stamp")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tailrace.paramserver.manifest import Manifest, checksum
 from tailrace.paramserver.wire.sending import Memory
 
@@ -13,10 +15,17 @@ class StagedSupply:
         manifest: the version.
         memory: its bytes.
         checksums: of its chunks, as far as they are known; what is computed is added.
+        base: the bytes of another version that is staged, while it is.
     """
 
-    def __init__(self, manifest: Manifest, memory: Memory, checksums: dict[int, int]) -> None:
-        self._manifest, self._checksums = manifest, checksums
+    def __init__(
+        self,
+        manifest: Manifest,
+        memory: Memory,
+        checksums: dict[int, int],
+        base: Callable[[tuple[int, int]], memoryview | None] = lambda _: None,
+    ) -> None:
+        self._manifest, self._checksums, self._base = manifest, checksums, base
         self.memory = memory
 
     def next(self, wanted: list[int]) -> int | None:  # noqa: ARG002  all of them are there
@@ -30,6 +39,6 @@ class StagedSupply:
             self._checksums[index] = checksum(self.memory.view[offset : offset + nbytes])
         return self._checksums[index]
 
-    def encode(self, index: int, codec: str, base: tuple[int, int]) -> bytes | None:  # noqa: ARG002
+    def base(self, key: tuple[int, int]) -> memoryview | None:
         """See `Supply`."""
-        return None
+        return self._base(key)

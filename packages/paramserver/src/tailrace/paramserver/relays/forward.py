@@ -23,6 +23,7 @@ from tailrace.paramserver.wire.agreement import Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.encoding import Encoder
 from tailrace.paramserver.wire.means import Means
 from tailrace.paramserver.wire.sending import send_version
 
@@ -48,7 +49,7 @@ class Forwarder:
         table: where versions appear.
         name: of this relay, for messages.
         token: shared secret.
-        means: transports to offer.
+        means: transports and codecs to offer.
         counts: what is sent is added to these.
         stall_s: how long the next hop may make no progress.
         slot_timeout_s: how long the next hop may take to free a slot.
@@ -75,6 +76,7 @@ class Forwarder:
         self._delivered: set[tuple[_Key, bool]] = set()  # with whether it was delivered sealed
         self._told: set[_Key] = set()  # retirements
         self._sent: dict[_Key, set[int]] = {}
+        self._encoder = Encoder(machine.now)
         self._retries: dict[_Key | None, _Retry] = {}
         self.error: str | None = None
         self._channel: Channel | None = None
@@ -196,13 +198,14 @@ class Forwarder:
             now=self._machine.now,
             check=self._check_open,
         )
-        with self._means.exported(slot.memory, manifest.total_bytes) as transports:
+        with supply, self._means.exported(slot.memory, manifest.total_bytes) as transports:
             return send_version(
                 channel,
-                Offer(manifest, sealed, transports),
+                Offer(manifest, sealed, transports, self._means.codecs, self._table.bases(manifest)),
                 supply,
                 self._counts,
                 go_timeout_s=self._slot_timeout_s + self._stall_s,
+                encoder=self._encoder,
                 give_up=lambda: self._table.wanted(slot) or self._closed,
                 sent=self._sent.setdefault(manifest.key, set()),
             )

@@ -37,6 +37,7 @@ class RelayProcess:
         slot_timeout_s: float = SLOT_TIMEOUT_S,
         stall_s: float = STALL_S,
         transports: Sequence[str] | None = None,
+        codecs: Sequence[str] | None = None,
         timeout_s: float = 30.0,
     ) -> RelayProcess:
         """Start a relay and wait until it serves. The arguments are those of `RelayServer`.
@@ -50,6 +51,8 @@ class RelayProcess:
         command += ["--slot-timeout-s", str(slot_timeout_s), "--stall-s", str(stall_s)]
         if transports is not None:
             command += ["--transports", ",".join(transports)]
+        if codecs is not None:
+            command += ["--codecs", ",".join(codecs)]
         if max_bytes is not None:
             command += ["--max-bytes", str(max_bytes)]
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}

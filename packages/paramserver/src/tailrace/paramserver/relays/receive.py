@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 
+from tailrace.paramserver.codec.registry import codec
 from tailrace.paramserver.errors import RelayTimeout
 from tailrace.paramserver.relays.context import Context
 from tailrace.paramserver.relays.slot import Publication, Slot
@@ -37,14 +39,10 @@ def receive_version(
         return True
     sink = _SlotSink(table, slot, slot.publication, relay.machine.now, deadline)
     try:
-        missing = slot.publication.missing()
-        transport, source = relay.means.open(offer.transports) if missing else (INLINE, None)
-        intake = Intake(source)
-        try:
-            channel.send(Answer(tuple(missing), transport).to_wire())
-            whole = receive_chunks(channel, offer.manifest, missing, sink, intake, relay.counts)
-        finally:
-            intake.close()
+        with ExitStack() as held:
+            answer, intake = _agree(offer, slot.publication, relay, held)
+            channel.send(answer.to_wire())
+            whole = receive_chunks(channel, offer.manifest, list(answer.missing), sink, intake, relay.counts)
     except BaseException:
         table.interrupt(slot)
         raise
@@ -54,6 +52,24 @@ def receive_version(
     table.complete(slot)
     channel.send({"complete": True})
     return True
+
+
+def _agree(offer: Offer, publication: Publication, relay: Context, held: ExitStack) -> tuple[Answer, Intake]:
+    """How to receive what is missing. `held` gives back what that takes."""
+    missing = tuple(publication.missing())
+    if missing:
+        transport, source = relay.means.open(offer.transports)
+        if source is not None:
+            intake = Intake(source)
+            held.callback(intake.close)
+            return Answer(missing, transport), intake
+        name, key = relay.means.choose_codec(offer, relay.table.bases(offer.manifest))
+        if name is not None and key is not None:
+            leased = relay.table.lease_base(key, f"base of version {offer.manifest.version}")
+            if leased is not None:
+                held.callback(relay.table.release, *leased)
+                return Answer(missing, INLINE, name, key), Intake(None, codec(name), leased[0].memory.view)
+    return Answer(missing), Intake()
 
 
 class _SlotSink:

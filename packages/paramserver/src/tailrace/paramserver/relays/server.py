@@ -28,7 +28,7 @@ from tailrace.paramserver.wire.address import format_address
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, admit, check_token
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.means import Means, default_transports
+from tailrace.paramserver.wire.means import Means, default_codecs, default_transports
 
 STALL_S = 10.0
 SLOT_TIMEOUT_S = 60.0
@@ -51,6 +51,7 @@ class RelayServer:
         partial_s: how long what arrived of an interrupted version is kept for another sender to go on with.
         takeover_s: how long a transfer may stand still while another sender of it waits.
         transports: for chunks, beside the connection itself, best first; None takes shared memory where there is any.
+        codecs: to send fewer bytes with where that is faster, best first; None takes all that there are.
         machine: where it runs.
 
     Raises:
@@ -71,11 +72,16 @@ class RelayServer:
         partial_s: float = PARTIAL_S,
         takeover_s: float = TAKEOVER_S,
         transports: Sequence[str] | None = None,
+        codecs: Sequence[str] | None = None,
         machine: Machine = HOST,
     ) -> None:
         self.name, self._token = name, check_token(token)
         self._stall_s, self._machine = stall_s, machine
-        means = Means(default_transports(machine) if transports is None else transports, host=host)
+        means = Means(
+            default_transports(machine) if transports is None else transports,
+            default_codecs(machine) if codecs is None else codecs,
+            host=host,
+        )
         self._listener = machine.listen(host, port)
         self.address = format_address(host, self._listener.port)
         try:

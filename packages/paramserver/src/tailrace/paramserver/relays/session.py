@@ -32,6 +32,7 @@ from tailrace.paramserver.relays.slot import Slot
 from tailrace.paramserver.relays.supply import SlotSupply
 from tailrace.paramserver.wire.agreement import Offer, key_from_wire
 from tailrace.paramserver.wire.channel import Channel
+from tailrace.paramserver.wire.encoding import Encoder
 from tailrace.paramserver.wire.sending import send_version
 
 
@@ -45,6 +46,7 @@ class Session:
 
     def __init__(self, channel: Channel, relay: Context) -> None:
         self._channel, self._relay, self._table = channel, relay, relay.table
+        self._encoder = Encoder(relay.machine.now)
         self._leases: dict[int, tuple[Slot, Lease]] = {}
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "offer": self._offer,
@@ -139,13 +141,14 @@ class Session:
                 raise RuntimeError("a leased slot has a publication")
             manifest = publication.manifest
             supply = SlotSupply(self._table, slot, publication, patience_s=relay.stall_s / 2, now=relay.machine.now)
-            with relay.means.exported(slot.memory, manifest.total_bytes) as transports:
+            with supply, relay.means.exported(slot.memory, manifest.total_bytes) as transports:
                 send_version(
                     self._channel,
-                    Offer(manifest, publication.sealed, transports),
+                    Offer(manifest, publication.sealed, transports, relay.means.codecs, self._table.bases(manifest)),
                     supply,
                     relay.counts,
                     go_timeout_s=relay.slot_timeout_s + relay.stall_s,
+                    encoder=self._encoder,
                 )
         finally:
             self._table.release(slot, lease)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
 
 from tailrace.paramserver.machine.protocol import Segment
+from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
 from tailrace.paramserver.relays.slots import SlotTable
 
@@ -33,6 +35,7 @@ class SlotSupply:
     ) -> None:
         self._table, self._slot, self._publication = table, slot, publication
         self._patience_s, self._now, self._check = patience_s, now, check
+        self._base: tuple[tuple[int, int], Slot, Lease] | None = None
 
     @property
     def memory(self) -> Segment:
@@ -58,6 +61,29 @@ class SlotSupply:
         """See `Supply`."""
         return self._publication.checksums[index]
 
-    def encode(self, index: int, codec: str, base: tuple[int, int]) -> bytes | None:
-        """See `Supply`."""
-        return None
+    def base(self, key: tuple[int, int]) -> memoryview | None:
+        """See `Supply`. The base is held until `close`, unless a new version needs its slot."""
+        if self._base is None or self._base[0] != key:
+            self.close()
+            leased = self._table.lease_base(key, f"base of version {self._publication.manifest.version}")
+            if leased is None:
+                return None
+            self._base = (key, *leased)
+        if self._table.wanted(self._base[1]):
+            self.close()
+            return None
+        return self._base[1].memory.view
+
+    def __enter__(self) -> SlotSupply:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the base back."""
+        if self._base is not None:
+            self._table.release(self._base[1], self._base[2])
+            self._base = None

@@ -20,6 +20,7 @@ from tailrace.paramserver.transport.registry import INLINE
 from tailrace.paramserver.wire.agreement import Answer, Offer
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.encoding import Encoder
 from tailrace.paramserver.wire.ranges import from_ranges
 
 #: How often a chunk may come damaged before the receiver gives the transfer up.
@@ -60,8 +61,8 @@ class Supply(Protocol):
         """The checksum of a chunk that `next` has named."""
         ...
 
-    def encode(self, index: int, codec: str, base: tuple[int, int]) -> bytes | None:
-        """The chunk as the codec makes it against that base, or None to send it raw."""
+    def base(self, key: tuple[int, int]) -> memoryview | None:
+        """The bytes of another version that was offered as a base, or None if they are not to be had any more."""
         ...
 
 
@@ -72,6 +73,7 @@ def send_version(
     counts: Counts,
     *,
     go_timeout_s: float,
+    encoder: Encoder | None = None,
     give_up: Callable[[], bool] = lambda: False,
     sent: set[int] | None = None,
 ) -> bool:
@@ -83,6 +85,7 @@ def send_version(
         supply: its chunks.
         counts: what is sent is added to these.
         go_timeout_s: how long the receiver may take to free a slot.
+        encoder: decides which chunks to encode; None encodes none.
         give_up: asked while waiting for the slot; True abandons the offer.
         sent: chunks that this sender sent to this receiver before; those of this transfer are added.
 
@@ -105,7 +108,7 @@ def send_version(
     answer = Answer.from_wire(channel.answer(channel.stall_s), offer)
     if answer is None:
         return True
-    ledger = set[int]() if sent is None else sent
+    out = _Outgoing(channel, offer, answer, supply, counts, encoder, set() if sent is None else sent)
     wanted, raw = list(answer.missing), False
     for _ in range(ROUNDS):
         while wanted:
@@ -114,43 +117,70 @@ def send_version(
                 channel.send_stop()
                 channel.answer(channel.stall_s)
                 return False
-            _send_chunk(channel, offer, answer, supply, wanted.pop(position), counts, ledger, raw)
+            out.send(wanted.pop(position), raw)
         reply = channel.answer(channel.stall_s)
         if reply.get("complete") is True:
             return True
         wanted, raw = from_ranges(reply.get("again"), manifest.chunk_count), True
-        if not ledger.issuperset(wanted):
+        if not out.ledger.issuperset(wanted):
             raise ProtocolError(f"{channel.peer} asked again for chunks of version {manifest.version} that it had not")
     raise ProtocolError(f"{channel.peer} asked more than {ROUNDS} times for chunks of version {manifest.version}")
 
 
-def _send_chunk(
-    channel: Channel,
-    offer: Offer,
-    answer: Answer,
-    supply: Supply,
-    index: int,
-    counts: Counts,
-    ledger: set[int],
-    raw: bool,
-) -> None:
-    offset, nbytes = offer.manifest.chunk(index)
-    value, payload = supply.checksum(index), None
-    if not raw and answer.transport != INLINE:
-        channel.send_ready(index, value, nbytes)
-    else:
-        if not raw and answer.codec is not None and answer.base is not None:
-            payload = supply.encode(index, answer.codec, answer.base)
-        if payload is not None and len(payload) < nbytes:
-            channel.send_encoded(index, value, nbytes, payload)
-            counts.chunks_encoded += 1
-            counts.payload_sent += len(payload)
+class _Outgoing:
+    """The chunks of one transfer, sent as it was agreed.
+
+    Args:
+        ledger: chunks that were sent to this receiver.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        offer: Offer,
+        answer: Answer,
+        supply: Supply,
+        counts: Counts,
+        encoder: Encoder | None,
+        ledger: set[int],
+    ) -> None:
+        self._channel, self._offer, self._answer, self._supply = channel, offer, answer, supply
+        self._counts, self._encoder, self.ledger = counts, encoder, ledger
+
+    def send(self, index: int, raw: bool) -> None:
+        """Send a chunk; `raw` if the way that was agreed failed for it."""
+        offset, nbytes = self._offer.manifest.chunk(index)
+        value = self._supply.checksum(index)
+        if not raw and self._answer.transport != INLINE:
+            self._channel.send_ready(index, value, nbytes)
+        elif raw or self._answer.codec is None or self._encoder is None:
+            self._send_raw(index, value, offset, nbytes)
         else:
-            channel.send_chunk(index, value, supply.memory.fd, supply.memory.view, offset, nbytes)
-            counts.payload_sent += nbytes
-    counts.chunks_sent += 1
-    counts.bytes_sent += nbytes
-    if index in ledger:
-        counts.chunks_resent += 1
-        counts.bytes_resent += nbytes
-    ledger.add(index)
+            self._send_encoded(self._answer.codec, self._encoder, index, value, offset, nbytes)
+        self._counts.chunks_sent += 1
+        self._counts.bytes_sent += nbytes
+        if index in self.ledger:
+            self._counts.chunks_resent += 1
+            self._counts.bytes_resent += nbytes
+        self.ledger.add(index)
+
+    def _send_raw(self, index: int, value: int, offset: int, nbytes: int) -> None:
+        memory = self._supply.memory
+        self._channel.send_chunk(index, value, memory.fd, memory.view, offset, nbytes)
+        self._counts.payload_sent += nbytes
+
+    def _send_encoded(self, codec: str, encoder: Encoder, index: int, value: int, offset: int, nbytes: int) -> None:
+        key, part = self._answer.base, slice(offset, offset + nbytes)
+        payload, base = None, None if key is None else self._supply.base(key)
+        if key is not None and base is not None:
+            payload = encoder.encode(codec, base[part], self._supply.memory.view[part])
+            if self._supply.base(key) is None:  # it was given away meanwhile
+                payload = None
+        if payload is None or len(payload) >= nbytes:
+            began = encoder.now()
+            self._send_raw(index, value, offset, nbytes)
+            encoder.sent_raw(codec, nbytes, encoder.now() - began)
+            return
+        self._channel.send_encoded(index, value, nbytes, payload)
+        self._counts.chunks_encoded += 1
+        self._counts.payload_sent += len(payload)
