@@ -160,7 +160,7 @@ def _scaled(name: str, tensor: Any, original: Source) -> Iterator[tuple[str, Sou
     def copy_to(view: memoryview) -> None:
         exponents, finite = rows()
         for target, slab, exponent in _slabs(_target(view, dtype, shape), tensor, exponents):
-            scaled = slab.float() * _power_of_two(-exponent)
+            scaled = (slab.float() if original.dtype == "float64" else slab) * _power_of_two(-exponent)  # in float32
             if not finite:  # some versions of torch saturate: an infinite weight must not become a finite one
                 scaled.masked_fill_(scaled.isinf(), math.nan)
             target.copy_(scaled)
