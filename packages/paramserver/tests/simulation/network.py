@@ -162,7 +162,8 @@ class SimulatedStream:
             scheduler.at(scheduler.now + pipe.link.latency_s + self._in.link.latency_s, self.reset_here)
         else:
             # JSON and TCP guard messages; a chunk's header and payload are guarded by its checksum.
-            message = isinstance(data.obj, bytes) and (network.short > 0 or data.nbytes > 32 or data[4:5] == b"{")
+            whole = data.obj
+            message = isinstance(whole, bytes) and (network.short > 0 or len(whole) > 32 or whole[4:5] == b"{")
             pipe.send(bytes(data[:count]), weights=not message)
         self._count(count)
         return count

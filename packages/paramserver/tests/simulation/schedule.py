@@ -100,7 +100,7 @@ def draw(seed: int) -> Schedule:
     sites = rng.choice([1, 1, 2])
     count = rng.choice([2, 2, 3, 3, 4, 5, 6, 8])
     hosts = tuple(f"10.0.{rng.randrange(sites)}.{i + 1}" for i in range(count))
-    fanout = rng.choice([1, 1, 2, 3]) and 1
+    fanout = rng.choice([1, 1, 2, 3])
     publishers = 1
     faults, quiet = list[Fault](), seed % 8 == 0  # without faults nothing may fail at all
     for _ in range(0 if quiet else rng.choice([1, 1, 1, 2, 2, 3, 4])):
