@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from tailrace.paramserver.codec.speed import CodecSpeed, LinkSpeed
+from tailrace.paramserver.codec.speed import WARM_UP, CodecSpeed, LinkSpeed
 
 MARGIN = 0.1  # encoding also takes a core: it must win by more than what measurements scatter
 PROBE_BUDGET = 0.05  # of the time
@@ -134,9 +134,9 @@ class CodecChooser:
     def decide(self, nbytes: int) -> tuple[Decision, CodecChooser]:
         """What to do with the next chunk, and the chooser that remembers it."""
         choice = self.choice
-        if choice is None:  # the link first: raw is what always works
-            encode = self.link.bytes_per_s is not None
-            return Decision(encode, True, None), self
+        if choice is None or min(self.link.observed, self.codec.encoded) <= WARM_UP:
+            # The link first: raw is what always works. Then whichever was tried less.
+            return Decision(self.link.observed > self.codec.encoded, True, choice), self
         lost_s = max(0.0, choice.other_s - choice.better_s) * nbytes
         if self.since_probe >= PROBE_PAUSE and self.saved_s >= lost_s:
             after = replace(self, saved_s=self.saved_s - lost_s, since_probe=0)

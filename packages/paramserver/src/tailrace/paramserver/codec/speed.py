@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from tailrace.paramserver.errors import ParamServerError
 
 _KEPT = 0.75  # of the weight of all earlier observations, at each new one: the last nine make up 92 %
+WARM_UP = 1  # observations that a later one replaces: they pay for imports, page faults and a link's slow start
 
 
 class ObservationInvalid(ParamServerError, ValueError):  # noqa: N818  named for what happened, as in errors.py
@@ -17,15 +18,18 @@ class ObservationInvalid(ParamServerError, ValueError):  # noqa: N818  named for
 class LinkSpeed:
     """The speed of a link: an exponentially weighted mean of observed transfers, each weighted by its size too.
 
-    The mean is bytes over seconds, so it lies between the slowest and the fastest transfer observed.
+    The mean is bytes over seconds, so it lies between the slowest and the fastest transfer observed. The first one is
+    forgotten at the second.
 
     Args:
         weighted_bytes: bytes, newer ones at a higher weight.
         weighted_s: the seconds that they took, at the same weights.
+        observed: how many there were.
     """
 
     weighted_bytes: float = 0.0
     weighted_s: float = 0.0
+    observed: int = 0
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -39,7 +43,8 @@ class LinkSpeed:
             ObservationInvalid: not more than 0 of either.
         """
         _check("a transfer", nbytes, seconds)
-        return LinkSpeed(_KEPT * self.weighted_bytes + nbytes, _KEPT * self.weighted_s + seconds)
+        kept = _kept(self.observed)
+        return LinkSpeed(kept * self.weighted_bytes + nbytes, kept * self.weighted_s + seconds, self.observed + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ class CodecSpeed:
         encode_s: seconds that encoding took.
         decode_bytes: of chunks of which the decoding was observed.
         decode_s: seconds that it took.
+        encoded, decoded: how many of each were observed.
     """
 
     weighted_bytes: float = 0.0
@@ -59,6 +65,8 @@ class CodecSpeed:
     encode_s: float = 0.0
     decode_bytes: float = 0.0
     decode_s: float = 0.0
+    encoded: int = 0
+    decoded: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -82,12 +90,13 @@ class CodecSpeed:
             ObservationInvalid: not more than 0 bytes and seconds.
         """
         _check("an encoding", nbytes, seconds)
-        sent = nbytes if payload_bytes is None else payload_bytes
+        sent, kept = nbytes if payload_bytes is None else payload_bytes, _kept(self.encoded)
         return replace(
             self,
-            weighted_bytes=_KEPT * self.weighted_bytes + nbytes,
-            payload_bytes=_KEPT * self.payload_bytes + sent,
-            encode_s=_KEPT * self.encode_s + seconds,
+            weighted_bytes=kept * self.weighted_bytes + nbytes,
+            payload_bytes=kept * self.payload_bytes + sent,
+            encode_s=kept * self.encode_s + seconds,
+            encoded=self.encoded + 1,
         )
 
     def observe_decode(self, nbytes: int, seconds: float) -> CodecSpeed:
@@ -97,7 +106,17 @@ class CodecSpeed:
             ObservationInvalid: not more than 0 of either.
         """
         _check("a decoding", nbytes, seconds)
-        return replace(self, decode_bytes=_KEPT * self.decode_bytes + nbytes, decode_s=_KEPT * self.decode_s + seconds)
+        kept = _kept(self.decoded)
+        return replace(
+            self,
+            decode_bytes=kept * self.decode_bytes + nbytes,
+            decode_s=kept * self.decode_s + seconds,
+            decoded=self.decoded + 1,
+        )
+
+
+def _kept(observed: int) -> float:
+    return 0.0 if observed <= WARM_UP else _KEPT
 
 
 def _check(what: str, nbytes: int, seconds: float) -> None:
