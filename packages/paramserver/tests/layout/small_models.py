@@ -19,5 +19,6 @@ MOE = {
     "moe_intermediate_size": 8,
     "mlp_only_layers": [1],
 }
-SHARED = {**MOE, "model_type": "qwen2_moe", "mlp_only_layers": [], "shared_expert_intermediate_size": 16}
+SHARED = {key: value for key, value in MOE.items() if key not in ("head_dim", "mlp_only_layers")}
+SHARED |= {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 16}
 MODELS = {"dense": DENSE, "tied": TIED, "moe": MOE, "shared": SHARED}

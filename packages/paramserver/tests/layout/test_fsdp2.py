@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.paramserver.layout import LayoutInvalid, from_wire
+from tailrace.paramserver.layout import Layout, LayoutInvalid
 from tailrace.paramserver.layout.fsdp2 import from_fsdp2
 from tailrace.paramserver.layout.mesh_splits import Cut, held_intervals, local_boxes
 
@@ -125,7 +125,6 @@ WORKER = """
 import json, sys
 import torch, torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
-from tailrace.paramserver.layout import to_wire
 from tailrace.paramserver.layout.fsdp2 import from_fsdp2
 
 rank, path = int(sys.argv[1]), sys.argv[2]
@@ -139,21 +138,21 @@ for layer in model:
 fully_shard(model)
 state = model.state_dict()
 local = {name: [list(value.to_local().shape), value.to_local().flatten().tolist()] for name, value in state.items()}
-print(json.dumps({"layout": to_wire(from_fsdp2(state)), "local": local}))
+print(json.dumps({"layout": from_fsdp2(state).to_wire(), "local": local}))
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(290)
 def test_a_model_under_fsdp2_in_two_processes(tmp_path: Path):
     command = [sys.executable, "-c", WORKER]
     workers = [
         subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
         for rank in range(2)
     ]
-    found = [json.loads(worker.communicate(timeout=100)[0].splitlines()[-1]) for worker in workers]
-    layout = from_wire(found[0]["layout"])
-    assert layout == from_wire(found[1]["layout"])
+    found = [json.loads(worker.communicate(timeout=270)[0].splitlines()[-1]) for worker in workers]
+    layout = Layout.from_wire(found[0]["layout"])
+    assert layout == Layout.from_wire(found[1]["layout"])
     assert [piece.box for _, piece in layout.shards["rank1"].pieces["0.weight"]] == [((4, 7), (0, 5))]
     assert "1.weight" not in layout.shards["rank1"].pieces  # one row goes to the first rank, none to the second
     for rank, report in enumerate(found):

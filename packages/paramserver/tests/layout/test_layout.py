@@ -18,9 +18,7 @@ from tailrace.paramserver.layout import (
     LayoutMismatch,
     Piece,
     Shard,
-    from_wire,
     reshard_plan,
-    to_wire,
 )
 
 from .random_layouts import elements, random_layout, random_tensors
@@ -33,7 +31,7 @@ W = GlobalTensor("w", "float32", (4, 6))
 def test_survives_the_wire(seed):
     rng = random.Random(seed)
     layout = random_layout(rng, random_tensors(rng), "rank")
-    again = from_wire(json.loads(json.dumps(to_wire(layout))))
+    again = Layout.from_wire(json.loads(json.dumps(layout.to_wire())))
     assert again == layout
     assert again.digest == layout.digest
 
@@ -49,7 +47,7 @@ def test_the_digest_is_of_the_content():
 def test_ranks_that_hold_the_same_share_a_shard():
     layout = Layout.of_boxes([W], {name: {"w": [((0, 4), (0, 6))]} for name in "cab"})
     assert [ranks for _, ranks in layout.groups] == [("a", "b", "c")]
-    assert len(to_wire(layout)["shards"]) == 1
+    assert len(layout.to_wire()["shards"]) == 1
 
 
 @settings(deadline=None, max_examples=200)
@@ -131,7 +129,7 @@ def test_two_pieces_in_one_place_are_refused():
 def test_a_tensor_without_dimensions_and_one_without_elements():
     tensors = [GlobalTensor("scale", "float32", ()), GlobalTensor("none", "float32", (0, 3))]
     layout = Layout.of_boxes(tensors, {"a": {"scale": [()]}})
-    assert from_wire(to_wire(layout)) == layout
+    assert Layout.from_wire(layout.to_wire()) == layout
     with pytest.raises(LayoutInvalid, match=r"'scale'.*no rank holds"):
         Layout.of_boxes(tensors, {"a": {}})
 
@@ -148,7 +146,7 @@ def test_two_models_do_not_mix():
         reshard_plan(more, source)
 
 
-GOOD = to_wire(Layout.of_boxes([W], {"a": {"w": [((0, 4), (0, 6))]}}))
+GOOD = Layout.of_boxes([W], {"a": {"w": [((0, 4), (0, 6))]}}).to_wire()
 
 
 def paths(value, path=()):
@@ -171,7 +169,7 @@ def test_junk_anywhere_on_the_wire_is_a_typed_error(path, junk):
             place = place[key]
         place[last] = junk
     try:
-        layout = from_wire(data)
+        layout = Layout.from_wire(data)
     except LayoutInvalid:
         return
     # Another name of a tensor, a buffer or a rank is as good as the first one.

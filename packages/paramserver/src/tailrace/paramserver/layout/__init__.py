@@ -1,20 +1,35 @@
-"""Layouts of a model over ranks, and reshard plans between them."""
+"""Layouts of a model over ranks, and reshard plans between any two of them.
+
+    from_fsdp2, from_megatron, from_vllm, by_rules, Layout.of_boxes  ->  Layout
+    reshard_plan(source, target), or Planner, which keeps plans      ->  ReshardPlan
+    message(plan, sender, receiver); pack, unpack, copy              ->  bytes
+
+Pure: no threads, clocks, sockets or randomness, and the standard library only, until torch tensors are handed in.
+"""
 
 from tailrace.paramserver.layout.boxes import Box
 from tailrace.paramserver.layout.errors import LayoutInvalid, LayoutMismatch
 from tailrace.paramserver.layout.execute import copy, pack, unpack
+from tailrace.paramserver.layout.fsdp2 import from_fsdp2
 from tailrace.paramserver.layout.links import LinkCosts
+from tailrace.paramserver.layout.megatron import from_megatron
 from tailrace.paramserver.layout.message import Message, Move, Place, message
 from tailrace.paramserver.layout.plan import ReshardPlan, Transfer, reshard_plan
 from tailrace.paramserver.layout.planner import Planner
+from tailrace.paramserver.layout.qwen import qwen_tensors
+from tailrace.paramserver.layout.rules import Position, Rule, by_rules
 from tailrace.paramserver.layout.sharding import Buffer, GlobalTensor, Layout, Piece, Shard
 from tailrace.paramserver.layout.slices import Slice
-from tailrace.paramserver.layout.wire import from_wire, to_wire
+from tailrace.paramserver.layout.splits import Even, Heads, InStack, Placed, Seat, Split, Stacked, Vocabulary, Whole
+from tailrace.paramserver.layout.vllm import from_vllm
 
 __all__ = [
     "Box",
     "Buffer",
+    "Even",
     "GlobalTensor",
+    "Heads",
+    "InStack",
     "Layout",
     "LayoutInvalid",
     "LayoutMismatch",
@@ -23,16 +38,27 @@ __all__ = [
     "Move",
     "Piece",
     "Place",
+    "Placed",
     "Planner",
+    "Position",
     "ReshardPlan",
+    "Rule",
+    "Seat",
     "Shard",
     "Slice",
+    "Split",
+    "Stacked",
     "Transfer",
+    "Vocabulary",
+    "Whole",
+    "by_rules",
     "copy",
-    "from_wire",
+    "from_fsdp2",
+    "from_megatron",
+    "from_vllm",
     "message",
     "pack",
+    "qwen_tensors",
     "reshard_plan",
-    "to_wire",
     "unpack",
 ]

@@ -14,7 +14,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailrace.paramserver.layout.boxes import Box, extent
 
@@ -173,7 +173,22 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """A hash of the content: the same in every process."""
+        text = json.dumps(self.to_wire(), separators=(",", ":"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def to_wire(self) -> dict[str, Any]:
+        """The layout as a JSON object."""
         from tailrace.paramserver.layout.wire import to_wire
 
-        text = json.dumps(to_wire(self), separators=(",", ":"), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        return to_wire(self)
+
+    @classmethod
+    def from_wire(cls, data: object) -> Layout:
+        """The layout in a JSON object, from whoever it came.
+
+        Raises:
+            LayoutInvalid: a field is missing or of the wrong type, a limit is passed, or the layout itself is not valid.
+        """
+        from tailrace.paramserver.layout.wire import from_wire
+
+        return from_wire(data)

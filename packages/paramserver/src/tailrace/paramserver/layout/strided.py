@@ -44,7 +44,14 @@ def flat(value: Any, name: str, nbytes: int, *, writable: bool) -> Any:
         raise LayoutMismatch(f"{name!r}: found a buffer of {view.nbytes} bytes{gaps}, expected {nbytes} without gaps")
     if writable and view.readonly:
         raise LayoutMismatch(f"{name!r}: found a read-only buffer, expected one that can be written")
-    return view.cast("B") if nbytes else memoryview(bytearray())
+    if not nbytes:
+        return memoryview(bytearray())
+    try:
+        return view.cast("B")
+    except (TypeError, ValueError) as error:
+        raise LayoutMismatch(
+            f"{name!r}: found a buffer of format {view.format!r}, expected one of plain bytes"
+        ) from error
 
 
 def copy_box(

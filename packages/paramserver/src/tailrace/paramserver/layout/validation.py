@@ -99,13 +99,13 @@ def _check_piece(buffer: Buffer, piece: Piece, rank: str, tensors: Mapping[str, 
     return place
 
 
-def _check_memory(name: str, dtype: str, shape: tuple[int, ...], where: str) -> None:
+def _check_memory(name: str, dtype: str, shape: object, where: str) -> None:
     _check_name(name, f"a name in {where}")
     if dtype not in DTYPES:
         raise LayoutInvalid(
             f"{name!r} of {where}: found the dtype {str(dtype)[:40]!r}, expected one of {', '.join(DTYPES)}"
         )
-    if len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
+    if not isinstance(shape, tuple) or len(shape) > _MAX_DIMENSIONS or any(type(n) is not int or n < 0 for n in shape):
         raise LayoutInvalid(
             f"{name!r} of {where}: found the shape {shape}, expected up to {_MAX_DIMENSIONS} sizes from 0"
         )

@@ -6,7 +6,7 @@ Rank order is vLLM's: tensor-parallel ranks are neighbours, then pipeline stages
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tailrace.paramserver.layout.errors import LayoutInvalid
 from tailrace.paramserver.layout.model_config import ModelShape, is_tied, model_shape, positive, rank_names
@@ -89,13 +89,16 @@ def vllm_rules(tensors: Sequence[GlobalTensor], shape: ModelShape) -> list[Rule]
     sizes = (shape.heads, shape.kv_heads, shape.head_dim)
     # vLLM 0.2x keeps a layer's experts in a module of their own.
     w13, w2 = "{prefix}mlp.experts.routed_experts.w13_weight", "{prefix}mlp.experts.routed_experts.w2_weight"
+    # vLLM's mixtures of experts have these on every stage, its dense models only where they are used.
+    first: Literal["first", "every"] = "every" if shape.experts else "first"
+    last: Literal["last", "every"] = "every" if shape.experts else "last"
     one = _LAYER + r"mlp\.experts\.(?P<expert>\d+)\."
     return [
-        Rule(embedding, "model.embed_tokens.weight", _VOCABULARY, "first"),
+        Rule(embedding, "model.embed_tokens.weight", _VOCABULARY, first),
         # With pipeline stages, the last one has its own copy of a tied embedding.
         *([Rule(embedding, "model.embed_tokens.weight", _VOCABULARY, "last")] if is_tied(tensors) else []),
-        Rule(r"lm_head\.weight", "lm_head.weight", _VOCABULARY, "last"),
-        Rule(r"model\.norm\.weight", "model.norm.weight", Whole(), "last"),
+        Rule(r"lm_head\.weight", "lm_head.weight", _VOCABULARY, last),
+        Rule(r"model\.norm\.weight", "model.norm.weight", Whole(), last),
         *(
             Rule(
                 _LAYER + rf"self_attn\.{role}_proj\.(?P<kind>weight|bias)",
