@@ -13,7 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from simulation.run import run_schedule
-from simulation.schedule import draw
+from simulation.schedule import Fault, Publication, ReaderPlan, draw
 
 SEEDS = int(os.environ.get("TAILRACE_GROUP_SEEDS", "30"))
 
@@ -27,3 +27,27 @@ def test_random_faults(seed):
 def test_the_same_seed_gives_the_same_run():
     schedule = replace(draw(5), grouped=True)
     assert run_schedule(schedule).digest == run_schedule(schedule).digest
+
+
+@pytest.mark.parametrize("how", ["end", "silent"])
+def test_relays_behind_a_cut_edge_fetch_round_it(how):
+    """The first two relays do not reach each other for a minute, both live: the version takes another way."""
+    hosts = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    near = [
+        ReaderPlan(hosts[index], relay=index, at_s=40.0, pulls=False, rounds=((0.0, 0.0, 30.0, 0.5, True, False),))
+        for index in (1, 2)
+    ]
+    schedule = replace(
+        draw(5),
+        grouped=True,
+        hosts=hosts,
+        publisher_hosts=(hosts[0],),
+        skews_s=(0.0,) * 4,
+        publications=((Publication(at_s=1.0, version=0, sizes=(700, 100), wait_s=5.0),),),
+        readers=tuple(near),
+        faults=(Fault("cut", 0.5, (0, 1), 60.0, how),),
+    )
+    outcome = run_schedule(schedule)
+    assert not outcome.wrong, outcome.report()
+    read = {who for at, who, what in outcome.log if what == "read version 0" and at < 60}
+    assert {"reader0", "reader1"} <= read, outcome.report()

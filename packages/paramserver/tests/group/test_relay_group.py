@@ -15,6 +15,7 @@ from tailrace.paramserver import (
     RelayUnreachable,
     VersionNotYet,
     relay_status,
+    set_chain,
 )
 from tailrace.paramserver.group.member import MemberState
 from tailrace.paramserver.group.relay_group import RelayGroup
@@ -273,3 +274,11 @@ def test_orders_reach_the_relays_as_next_hops(serve, token, until):
         group.leave(relays[1].address)
         until(lambda: len(group.status()) == 2, "its leaving")
         until(lambda: group.status()[relays[0].address].next == (relays[2].address,), "the bridge")
+
+
+def test_edges_that_somebody_else_set_are_put_right(serve, token, until):
+    relays = [serve() for _ in range(2)]
+    with RelayGroup([relay.address for relay in relays], token=token) as group:
+        until(lambda: group.status()[relays[0].address].next, "the edge")
+        set_chain([relays[0].address], token=token)
+        until(lambda: relay_status(relays[0].address, token=token).next == relays[1].address, "the edge again")
