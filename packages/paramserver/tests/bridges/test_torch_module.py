@@ -1,6 +1,8 @@
 """A module published in one place and loaded in another."""
 
+import os
 import re
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,6 +19,7 @@ from tailrace.paramserver.bridges.errors import WeightsMismatch
 from tailrace.paramserver.bridges.torch_module import load_module, publish_module
 
 WAIT_S = 20
+TIMEOUT_S = 240  # of processes that import torch, on a machine that is busy
 
 
 class Model(torch.nn.Module):
@@ -213,7 +216,7 @@ source, target = Model(3), Model(-1)
 publisher = Publisher(address, token=token) if rank == 0 else None
 publish_module(publisher, 1, source)
 with RelayReader(address, token=token) as reader:
-    assert load_module(reader, target, timeout_s=20) == 1
+    assert load_module(reader, target, timeout_s=60) == 1
     with reader.lease(1) as weights:
         assert weights.tied == {"tied": "rows"}, weights.tied
         assert weights["rows"].shape == (5, 4)
@@ -233,8 +236,6 @@ def test_sharded_parameters_are_gathered_one_by_one_and_cut_again(spawn, token, 
     relay = spawn()
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    import os
-
     environment = {**os.environ, "TOKEN": token, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     ranks = [
@@ -247,10 +248,15 @@ def test_sharded_parameters_are_gathered_one_by_one_and_cut_again(spawn, token, 
         )
         for rank in range(2)
     ]
-    for rank, process in enumerate(ranks):
-        out, err = process.communicate(timeout=90)
-        assert process.returncode == 0, err[-3000:]
-        assert out == f"same {rank}\n"
+    try:
+        for rank, process in enumerate(ranks):
+            out, err = process.communicate(timeout=TIMEOUT_S)
+            assert process.returncode == 0, err[-3000:]
+            assert out == f"same {rank}\n"
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
 
 
 def test_the_example_is_short_and_runs_in_two_processes(tmp_path):
@@ -258,15 +264,13 @@ def test_the_example_is_short_and_runs_in_two_processes(tmp_path):
     assert len([line for line in example.splitlines() if line.strip()]) < 15
     script = tmp_path / "example.py"
     script.write_text(example.replace('"module"', f'"module-{tmp_path.name}"'))
-    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=90)
+    found = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert found.returncode == 0, found.stderr
     assert re.fullmatch(r"version 1 -?[\d.e-]+\n", found.stdout)
     assert found.stderr == ""
 
 
 def _free_port():
-    import socket
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]

@@ -95,8 +95,8 @@ class Engine:
         assert self.llm.reset_prefix_cache()
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
-def built(request, tmp_path_factory):
+@pytest.fixture(scope="module")
+def in_process():
     environment = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -106,17 +106,25 @@ def built(request, tmp_path_factory):
     before, set_num_threads = {name: os.environ.get(name) for name in environment}, torch.set_num_threads
     for name, value in environment.items():
         os.environ.setdefault(name, value)
-    folder = tmp_path_factory.mktemp("models")
-    models = [save_model(folder / str(seed), seed, tied=request.param) for seed in (1, 2, 3)]
     register()
     register()
-    engine = Engine(folder / "1")
-    yield engine, models
-    engine.llm.llm_engine.engine_core.shutdown()
+    yield
     torch.set_num_threads = set_num_threads  # vLLM on CPU replaces it by one that does nothing
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)
+
+
+def build(folder, *, tied):
+    models = [save_model(folder / str(seed), seed, tied=tied) for seed in (1, 2, 3)]
+    return Engine(folder / "1"), models
+
+
+@pytest.fixture(scope="module")
+def built(in_process, tmp_path_factory):
+    engine, models = build(tmp_path_factory.mktemp("tied"), tied=True)
+    yield engine, models
+    engine.llm.llm_engine.engine_core.shutdown()
 
 
 @pytest.fixture
@@ -132,18 +140,29 @@ def trained(built, serve, token):
         engine.llm.shutdown_weight_transfer_engine()
 
 
-def test_new_weights_are_served_and_the_old_are_not(trained):
-    engine, models, publisher, _ = trained
-    assert engine.gap(models[0]) < TOLERANCE
+def check_versions(engine, models, publisher):
     for version, model in ((1, models[1]), (2, models[2]), (3, models[0])):
         publish_module(publisher, version, model)
         engine.update(version)
         for other in models:
-            if other is model:
-                assert engine.gap(other) < TOLERANCE
-            else:
-                assert engine.gap(other) > 0.1
+            gap = engine.gap(other)
+            assert gap < TOLERANCE if other is model else gap > 0.1
         assert engine.llm.get_weight_version() == str(version)
+
+
+def test_new_weights_of_a_tied_model_are_served_and_the_old_are_not(trained):
+    engine, models, publisher, _ = trained
+    assert engine.gap(models[0]) < TOLERANCE
+    check_versions(engine, models, publisher)
+
+
+def test_new_weights_of_an_untied_model_are_served_and_the_old_are_not(in_process, serve, token, tmp_path):
+    engine, models = build(tmp_path, tied=False)
+    relay = serve()
+    with Publisher(relay.address, token=token) as publisher:
+        engine.connect(relay, token)
+        check_versions(engine, models, publisher)
+    engine.llm.llm_engine.engine_core.shutdown()
 
 
 def test_a_version_by_the_trainers_parameter_names_is_enough(trained, token):
