@@ -79,6 +79,15 @@ def test_megatron_dense():
         assert "embedding.word_embeddings.weight" not in back
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_megatron_fused_attention_also_with_more_ranks_than_groups(tp):
+    model = weights(DENSE)
+    local = local_parameters(from_megatron(qwen_tensors(DENSE, "float32"), DENSE, tp=tp), model)
+    for kind in ("weight", "bias"):
+        for part, fused in enumerate(group_by_group(model, kind, 8, 2, 2).chunk(tp)):
+            equal(local[f"rank{part}"][f"decoder.layers.2.self_attention.linear_qkv.{kind}"], fused)
+
+
 def test_megatron_tied_and_interleaved():
     model = weights(TIED)
     tensors = qwen_tensors(TIED, "float32")

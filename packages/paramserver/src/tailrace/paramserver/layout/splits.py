@@ -128,7 +128,8 @@ class Heads:
         head_dim: rows of a head.
         grouped: the order of rows in the fused parameter. False: the queries, then the keys, then the values (vLLM);
             with more ranks than key heads, each of those lies on several ranks. True: group by group the queries, the key
-            and the value of one key head (Megatron); a rank needs at least one group.
+            and the value of one key head (Megatron); with more ranks than groups, each rank has a part of a group's rows,
+            wherever that cuts.
     """
 
     role: Literal["q", "k", "v"]
@@ -152,23 +153,30 @@ class Heads:
         count, first = (queries, seat.part) if self.role == "q" else (keys, seat.part // replicas)
         before = {"q": 0, "k": queries, "v": queries + keys}[self.role]
         rows = (first * count * self.head_dim, (first + 1) * count * self.head_dim)
-        return self._placed(tensor, queries + 2 * keys, [(rows, before * self.head_dim)])
+        return self._placed(tensor, (queries + 2 * keys) * self.head_dim, [(rows, before * self.head_dim)])
 
     def _place_grouped(self, tensor: GlobalTensor, seat: Seat) -> Placed:
-        groups = share(self.kv_heads, seat.parts, "key heads (query groups)", tensor)
         queries = share(self.heads, self.kv_heads, "query heads", tensor)
-        count = queries if self.role == "q" else 1
-        before = {"q": 0, "k": queries, "v": queries + 1}[self.role]
+        group = (queries + 2) * self.head_dim
+        size = share(self.kv_heads * group, seat.parts, "fused rows", tensor)
+        first, last = seat.part * size, (seat.part + 1) * size
+        length = (queries if self.role == "q" else 1) * self.head_dim
+        before = {"q": 0, "k": queries, "v": queries + 1}[self.role] * self.head_dim
         lines = []
-        for local in range(groups):
-            group = seat.part * groups + local
-            rows = (group * count * self.head_dim, (group + 1) * count * self.head_dim)
-            lines.append((rows, (local * (queries + 2) + before) * self.head_dim))
-        return self._placed(tensor, groups * (queries + 2), lines)
+        # Only the groups that the rank's rows touch.
+        for number in range(first // group, -(-last // group)):
+            fused = (
+                number * group + before
+            )  # row of this group's part of the tensor in the fused parameter of all ranks
+            start, stop = max(fused, first), min(fused + length, last)
+            if start < stop:
+                own = number * length - fused
+                lines.append(((start + own, stop + own), start - first))
+        return self._placed(tensor, size, lines)
 
-    def _placed(self, tensor: GlobalTensor, heads: int, lines: list[tuple[tuple[int, int], int]]) -> Placed:
+    def _placed(self, tensor: GlobalTensor, rows: int, lines: list[tuple[tuple[int, int], int]]) -> Placed:
         rest, zeros = whole(tensor.shape)[1:], (0,) * (len(tensor.shape) - 1)
-        return Placed((heads * self.head_dim, *tensor.shape[1:]), [((rows, *rest), (at, *zeros)) for rows, at in lines])
+        return Placed((rows, *tensor.shape[1:]), [((held, *rest), (at, *zeros)) for held, at in lines])
 
 
 @dataclass(frozen=True, slots=True)
