@@ -38,14 +38,15 @@ def transfers(nbytes: int, repeats: int, with_peers: bool) -> tuple[list[Row], d
             close([*ours, *others])
 
 
-def stalls(nbytes: int, repeats: int) -> list[stall.Stall]:
-    found = stall.measured(COUNTS, nbytes, repeats)
+def stalls(nbytes: int, repeats: int) -> tuple[list[stall.Stall], float]:
+    found, copy_s = stall.measured(COUNTS, nbytes, repeats)
     print(f"\nThe trainer's stall for a publication of {model.total_bytes(nbytes) / 2**20:.0f} MiB, in ms")
     print(f"  {'relays and pullers':<46} {'at rest':>8} {'lowest-highest':>16}   {'at work':>8}")
     for row in found:
         spread = f"{row.low_s * 1e3:.0f}-{row.high_s * 1e3:.0f}"
         print(f"  {row.relays:<46} {row.at_rest_s * 1e3:>8.1f} {spread:>16}   {row.at_work_s * 1e3:>8.1f}")
-    return found
+    print(f"  {'a plain copy, tensor by tensor':<46} {copy_s * 1e3:>8.1f}")
+    return found, copy_s
 
 
 def chains(repeats: int) -> tuple[list[dict[str, Any]], str | None]:
@@ -93,7 +94,7 @@ def main() -> None:
         printed(title, rows)
         for name, why in missing.items():
             print(f"  {name} is missing: {why}")
-        found = stalls(2**25 if options.quick else 2**26, repeats)
+        found, copy_s = stalls(2**25 if options.quick else 2**26, repeats)
         ratios = {row.name: row.ratio for row in rows}
         report |= {
             "bytes": model.total_bytes(nbytes),
@@ -101,6 +102,8 @@ def main() -> None:
             "rows": [asdict(row) for row in rows],
             "missing": missing,
             "stalls": [asdict(row) for row in found],
+            "copy_s": copy_s,
+            "stall_over_copy": found[0].at_rest_s / copy_s,
             "shm_pull_over_memcpy": ratios["pull into separate tensors, plain"],
             "shm_verified_pull_over_memcpy": ratios["pull into separate tensors, verified"],
             "tcp_over_raw_tcp": ratios["pull over TCP, verified"],

@@ -79,8 +79,10 @@ class Fleet:
             puller.wait()
 
 
-def measured(counts: tuple[int, ...], nbytes: int, repeats: int) -> list[Stall]:
-    """The stall for each number of relays; the numbers take turns."""
+def measured(counts: tuple[int, ...], nbytes: int, repeats: int) -> tuple[list[Stall], float]:
+    """The stall for each number of relays, and the seconds of a plain copy tensor by tensor; all take turns."""
+    copies, source = list[float](), model.on(memoryview(model.arena(model.total_bytes(nbytes))), nbytes)
+    target = model.on(memoryview(model.arena(model.total_bytes(nbytes))), nbytes)
     rest: dict[int, list[float]] = {count: [] for count in counts}
     work: dict[int, list[float]] = {count: [] for count in counts}
     with ExitStack() as stack:
@@ -90,15 +92,20 @@ def measured(counts: tuple[int, ...], nbytes: int, repeats: int) -> list[Stall]:
                 fleet.publish()
                 fleet.rest()
         for _ in range(repeats):
+            start = time.perf_counter()
+            for name, tensor in source.items():
+                target[name].data[:] = tensor.data
+            copies.append(time.perf_counter() - start)
             for count, fleet in fleets.items():
                 rest[count].append(fleet.publish())
                 time.sleep(0.02)
                 work[count].append(fleet.publish())
                 fleet.rest()
-    return [
+    found = [
         Stall(count, statistics.median(rest[count]), statistics.median(work[count]), min(rest[count]), max(rest[count]))
         for count in counts
     ]
+    return found, statistics.median(copies)
 
 
 def _path() -> str:

@@ -1,9 +1,13 @@
+import importlib.util
+import tomllib
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.paramserver.errors import TransportUnavailable
-from tailrace.paramserver.transport.registry import INLINE, known, load, negotiate, usable
+from tailrace.paramserver.transport.registry import BUILT_IN, INLINE, known, load, negotiate, usable
 
 names = st.lists(st.sampled_from(["shm", "tcp", "ucx", "nixl", "other"]), unique=True)
 
@@ -66,3 +70,27 @@ def test_an_export_on_all_interfaces_is_refused(name):
         pytest.skip(str(error))
     with pytest.raises(TransportUnavailable, match="expected the address under which readers reach this process"):
         transport.export(Memory())
+
+
+@pytest.mark.parametrize(("name", "module"), [("ucx", "ucxx"), ("nixl", "nixl")])
+def test_a_transport_without_its_library_says_what_to_install(name, module, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(TransportUnavailable) as caught:
+        load(name)
+    assert str(caught.value) == (
+        f"transport {name!r} cannot be used here: {module} is not installed; pip install 'tailrace-paramserver[{name}]'"
+    )
+
+
+def test_the_package_registers_its_own_transports_like_anybody():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    registered = project.get("entry-points", {}).get("tailrace.transport")
+    if registered is None:
+        pytest.skip("the package registers no transports yet")
+    assert registered == BUILT_IN
+
+
+def test_a_plugin_that_is_no_transport_is_refused(monkeypatch):
+    monkeypatch.setitem(BUILT_IN, "odd", "builtins:dict")
+    with pytest.raises(TransportUnavailable, match="transport 'odd': found a dict, expected a Transport"):
+        load("odd")

@@ -70,20 +70,21 @@ def device_memory(array: Any, name: str = "device memory") -> DeviceMemory:
             f"{name!r}: found an array on the DLPack device {int(kind)}, expected CUDA ({_CUDA})"
         )
     capsule = array.__dlpack__()  # its stream argument left out: what was queued before is ordered before us
+    address, nbytes = _extent(capsule, name)
+    return DeviceMemory(name, address, nbytes, int(device), (array, capsule))
+
+
+def _extent(capsule: Any, name: str) -> tuple[int, int]:
+    """Address and size of what a DLPack capsule describes."""
     tensor = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
-    shape = [tensor.shape[i] for i in range(tensor.ndim)]
-    if tensor.strides:
-        expected = 1
-        for size, stride in zip(
-            reversed(shape), reversed([tensor.strides[i] for i in range(tensor.ndim)]), strict=True
-        ):
-            if size > 1 and stride != expected:
-                raise TransportUnavailable(f"{name!r}: found an array with gaps, expected a contiguous one")
-            expected *= size
-    nbytes = tensor.bits * tensor.lanes // 8
-    for size in shape:
-        nbytes *= size
-    return DeviceMemory(name, int(tensor.data or 0) + tensor.byte_offset, nbytes, int(device), (array, capsule))
+    expected, gaps = 1, False
+    for axis in reversed(range(tensor.ndim)):
+        size = tensor.shape[axis]
+        gaps = gaps or (bool(tensor.strides) and size > 1 and tensor.strides[axis] != expected)
+        expected *= size
+    if gaps and expected:
+        raise TransportUnavailable(f"{name!r}: found an array with gaps, expected a contiguous one")
+    return int(tensor.data or 0) + tensor.byte_offset, expected * tensor.bits * tensor.lanes // 8
 
 
 class _DLTensor(ctypes.Structure):
