@@ -40,6 +40,7 @@ def move_all(plan, sources, targets):
     crossed = 0
     for sender, receiver in plan.pairs:
         parcel = message(plan, sender, receiver)
+        assert all(move.at % move.itemsize == 0 for move in parcel.moves)  # torch reads no unaligned elements
         if sender == receiver:
             copy(parcel, sources[sender], targets[receiver])
             continue
