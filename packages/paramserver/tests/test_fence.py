@@ -233,3 +233,33 @@ def test_a_relay_that_was_away_learns_what_was_retired(serve, peer, token, weigh
 def test_requests_that_are_none(serve, peer, message):
     with pytest.raises(ValueError, match="found"):
         peer.ask(serve(), message)
+
+
+def test_a_relay_that_missed_the_reveal_goes_with_the_others(serve, peer, token, weights, check, until):
+    """Its predecessor revealed version 2 and has it no more: a newer version takes the place of the sealed one."""
+    first, second = serve(), serve(slot_timeout_s=1.0)
+    set_chain([first.address, second.address], token=token)
+    with Publisher(first.address, token=token) as publisher:
+        publisher.publish(1, weights(1))
+        publisher.publish(2, weights(2), sealed=True)
+        until(lambda: peer.status(second)["sealed"] == [2], "the sealed version")
+        set_chain([first.address], token=token)
+        publisher.reveal(2)
+        for version in (3, 4):
+            publisher.publish(version, weights(version))
+            publisher.wait(version, 20)
+        set_chain([first.address, second.address], token=token)
+    with RelayReader(second.address, token=token) as reader:
+        until(lambda: reader.latest() == 4, "the newest version")
+        with reader.lease(4) as held:
+            check(held, 4)
+
+
+def test_a_sealed_version_that_was_overtaken_holds_nobody_up(serve, peer, token, weights, until):
+    relay = serve(slot_timeout_s=0.5)
+    with Publisher(relay.address, token=token) as publisher:
+        publisher.publish(1, weights(1), sealed=True)
+        until(lambda: peer.status(relay)["sealed"] == [1], "the sealed version")
+        for version in (2, 3):
+            publisher.publish(version, weights(version))
+            publisher.wait(version, 20)

@@ -201,7 +201,7 @@ class Forwarder:
         with supply, self._means.exported(slot.memory, manifest.total_bytes) as transports:
             return send_version(
                 channel,
-                Offer(manifest, sealed, transports, self._means.codecs, self._table.bases(manifest)),
+                Offer(manifest, sealed, transports, self._means.codecs, self._table.bases(manifest), relayed=True),
                 supply,
                 self._counts,
                 go_timeout_s=self._slot_timeout_s + self._stall_s,

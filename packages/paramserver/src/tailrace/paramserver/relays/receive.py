@@ -11,9 +11,9 @@ from tailrace.paramserver.relays.context import Context
 from tailrace.paramserver.relays.slot import Publication, Slot
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.transport.registry import INLINE
-from tailrace.paramserver.wire.agreement import Answer, Offer
+from tailrace.paramserver.wire.agreement import IN_PLACE, Answer, Offer
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.receiving import Intake, receive_chunks
+from tailrace.paramserver.wire.receiving import InPlace, Intake, receive_chunks
 
 
 def receive_version(
@@ -33,14 +33,19 @@ def receive_version(
         ParamServerError: the version is not here; what of it arrived waits for another offer.
     """
     table = relay.table
-    slot = table.reserve(offer.manifest, slot_timeout_s, sealed=offer.sealed, abort=channel.shutdown)
+    slot = table.reserve(
+        offer.manifest, slot_timeout_s, sealed=offer.sealed, relayed=offer.relayed, abort=channel.shutdown
+    )
     if slot is None or slot.publication is None:
         channel.send({"have": True})
         return True
     sink = _SlotSink(table, slot, slot.publication, relay.machine.now, deadline)
     try:
         with ExitStack() as held:
-            answer, intake = _agree(offer, slot.publication, relay, held)
+            if loan is None:
+                answer, intake = _agree(offer, slot.publication, relay, held)
+            else:
+                answer, intake = Answer(tuple(slot.publication.missing()), IN_PLACE), Intake(InPlace())
             channel.send(answer.to_wire())
             whole = receive_chunks(channel, offer.manifest, list(answer.missing), sink, intake, relay.counts)
     except BaseException:

@@ -9,13 +9,17 @@ from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.slot import Slot, SlotState
 
 
-def make_room(slots: Sequence[Slot], manifest: Manifest) -> Slot | None:
+def make_room(slots: Sequence[Slot], manifest: Manifest, *, follow: bool = False) -> Slot | None:
     """The slot that the version is to take, or None if a sealed version is in the way that may yet be revealed.
 
     An empty slot if there is one; else the oldest interrupted transfer; else the oldest visible version. Never the newest
     visible version, which readers may need at any moment, and never an interrupted transfer of a newer version, whose
     chunks would have to come again. A sealed version goes only for one that is published in its stead, by a trainer that
-    came back from a checkpoint before it.
+    came back from a checkpoint before it; or once a newer version is visible.
+
+    Args:
+        follow: another relay passes the version on, for all to see: then a sealed version before it goes too. The reveal
+            of it may never come here, since that relay may have it no more.
 
     Raises:
         VersionRetired: newer versions hold every slot, or the version was superseded.
@@ -35,7 +39,8 @@ def make_room(slots: Sequence[Slot], manifest: Manifest) -> Slot | None:
         return older_partial[0]
     sealed = sorted((slot for slot in slots if slot.state is SlotState.SEALED), key=lambda slot: slot.stamp)
     for slot in sealed:
-        if slot.stamp < manifest.stamp and manifest.version <= slot.version:
+        overtaken = follow or (newest is not None and slot.stamp < newest.stamp)
+        if slot.stamp < manifest.stamp and (manifest.version <= slot.version or overtaken):
             return slot
     if len(visible) > 1:
         return visible[0]

@@ -21,6 +21,7 @@ from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.receive import receive_version
 from tailrace.paramserver.relays.requests import (
     address_of,
+    bytes_of,
     flag_of,
     hops_of,
     process_of,
@@ -50,6 +51,8 @@ class Session:
         self._leases: dict[int, tuple[Slot, Lease]] = {}
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "offer": self._offer,
+            "stage": self._stage,
+            "unstage": self._unstage,
             "versions": lambda _: self._versions(),
             "lease": self._lease,
             "release": self._release,
@@ -86,6 +89,18 @@ class Session:
         for slot, lease in self._leases.values():
             self._table.release(slot, lease)
         self._leases.clear()
+        self._table.staging.end(self)
+
+    def _stage(self, message: dict[str, Any]) -> dict[str, Any]:
+        nbytes = bytes_of(message, "nbytes", self._relay.max_bytes)
+        loan = self._table.staging.lend(self, nbytes, recycled=flag_of(message, "recycled"))
+        if loan is None:
+            return {"loan": None}
+        return {"loan": loan.id, "segment": loan.segment.name, "generation": loan.generation}
+
+    def _unstage(self, message: dict[str, Any]) -> dict[str, Any]:
+        self._table.staging.give_back(self, bytes_of(message, "loan", None))
+        return {"ok": True}
 
     def _offer(self, message: dict[str, Any]) -> None:
         relay = self._relay
@@ -144,7 +159,14 @@ class Session:
             with supply, relay.means.exported(slot.memory, manifest.total_bytes) as transports:
                 send_version(
                     self._channel,
-                    Offer(manifest, publication.sealed, transports, relay.means.codecs, self._table.bases(manifest)),
+                    Offer(
+                        manifest,
+                        publication.sealed,
+                        transports,
+                        relay.means.codecs,
+                        self._table.bases(manifest),
+                        relayed=True,
+                    ),
                     supply,
                     relay.counts,
                     go_timeout_s=relay.slot_timeout_s + relay.stall_s,

@@ -1,7 +1,7 @@
 """What sender and receiver of a version agree on before the first chunk.
 
-    sender -> receiver   {"op": "offer", "manifest": {...}, "sealed": false,
-                          "transports": {"shm": {...}}, "codecs": ["delta"], "bases": [[version, stamp], ...]}
+    sender -> receiver   {"op": "offer", "manifest": {...}, "sealed": false, "relayed": false,
+                          "transports": {"shm": {...}}, "codecs": ["delta"], "bases": [[version, stamp], ...], "loan": null}
     receiver -> sender   {"have": true}, or an error, or
                          {"go": true, "missing": [[first, end], ...],
                           "transport": "inline", "codec": null, "base": null}
@@ -22,6 +22,8 @@ from tailrace.paramserver.transport.registry import INLINE
 from tailrace.paramserver.wire.ranges import from_ranges, to_ranges
 
 _MAX_NAMES = 64
+#: No transport: the chunks lie in the receiver's memory already, which only has to hash them.
+IN_PLACE = "in place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class Offer:
         transports: descriptors of the sender's exported memory, by transport.
         codecs: that the sender can encode with.
         bases: versions of the same layout that the sender holds.
+        relayed: the sender is a relay, not the publisher.
     """
 
     manifest: Manifest
@@ -41,6 +44,7 @@ class Offer:
     transports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     codecs: tuple[str, ...] = ()
     bases: tuple[tuple[int, int], ...] = ()
+    relayed: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -48,9 +52,11 @@ class Offer:
             "op": "offer",
             "manifest": self.manifest.to_wire(),
             "sealed": self.sealed,
+            "relayed": self.relayed,
             "transports": {name: dict(descriptor) for name, descriptor in self.transports.items()},
             "codecs": list(self.codecs),
             "bases": [list(key) for key in self.bases],
+            "loan": self.loan,
         }
 
     @classmethod
@@ -61,10 +67,12 @@ class Offer:
             ManifestInvalid, ProtocolError: it is none.
         """
         manifest = Manifest.from_wire(data.get("manifest"), max_bytes=max_bytes)
-        sealed, transports = data.get("sealed", False), data.get("transports", {})
+        sealed, relayed = data.get("sealed", False), data.get("relayed", False)
+        transports = data.get("transports", {})
         codecs, bases = data.get("codecs", []), data.get("bases", [])
-        if type(sealed) is not bool:
-            raise ProtocolError(f"sealed: found {str(sealed)[:40]!r}, expected true or false")
+        for name, value in (("sealed", sealed), ("relayed", relayed)):
+            if type(value) is not bool:
+                raise ProtocolError(f"{name}: found {str(value)[:40]!r}, expected true or false")
         if (
             not isinstance(transports, dict)
             or len(transports) > _MAX_NAMES
@@ -75,7 +83,8 @@ class Offer:
             raise ProtocolError(f"codecs: found {str(codecs)[:60]}, expected names")
         if not isinstance(bases, list) or len(bases) > _MAX_NAMES:
             raise ProtocolError(f"bases: found {str(bases)[:60]}, expected versions with stamps")
-        return cls(manifest, sealed, transports, tuple(codecs), tuple(key_from_wire(base, "bases") for base in bases))
+        keys = tuple(key_from_wire(base, "bases") for base in bases)
+        return cls(manifest, sealed, transports, tuple(codecs), keys, relayed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +126,15 @@ class Answer:
             raise ProtocolError(f"found the answer {str(data)[:60]} to an offer, expected have or go")
         missing = from_ranges(data.get("missing"), offer.manifest.chunk_count)
         transport, codec, base = data.get("transport", INLINE), data.get("codec"), data.get("base")
-        if transport != INLINE and transport not in offer.transports:
-            raise ProtocolError(f"transport: found {str(transport)[:40]!r}, expected one of {sorted(offer.transports)}")
+        known = {INLINE, *offer.transports, *((IN_PLACE,) if offer.loan is not None else ())}
+        if not isinstance(transport, str) or transport not in known:
+            raise ProtocolError(f"transport: found {str(transport)[:40]!r}, expected one of {sorted(known)}")
         if codec is None:
-            return cls(tuple(missing), str(transport))
+            return cls(tuple(missing), transport)
         key = key_from_wire(base, "base")
         if codec not in offer.codecs or key not in offer.bases:
             raise ProtocolError(f"found the codec {str(codec)[:40]!r} on the base {key}, expected what was offered")
-        return cls(tuple(missing), str(transport), str(codec), key)
+        return cls(tuple(missing), transport, str(codec), key)
 
 
 def key_from_wire(value: object, where: str) -> tuple[int, int]:
