@@ -123,7 +123,7 @@ def test_limits_hold_before_anything_is_allocated(serve, token, capfd):
     channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
     with pytest.raises(ManifestInvalid, match="at most 63"):
         channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10)
-    assert relay._table.slots[0].segment is None
+    assert relay._table.slots[0].block.segment is None
     channel._send_all(struct.pack("!I", 2**32 - 1))
     with pytest.raises(RelayUnreachable):
         channel.answer(10)

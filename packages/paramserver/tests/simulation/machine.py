@@ -68,6 +68,10 @@ class SimulatedSegments:
         self._memory.segments[name] = bytearray(max(1, nbytes))
         return SimulatedSegment(name, self._memory.segments[name], writable=True)
 
+    def remove(self, slot: int) -> None:
+        """See `Segments`."""
+        self._memory.segments.pop(f"{self._base}-{slot}", None)
+
     def introduction(self) -> dict[str, str]:
         """See `Segments`."""
         return {"owner_segment": self._owner_name, "nonce": self._nonce}
@@ -138,12 +142,12 @@ class SimulatedMachine:
         self.scheduler.enter()
         return SimulatedSegments(self.memory, self.process, relay)
 
-    def attach(self, name: str) -> SimulatedSegment:
+    def attach(self, name: str, *, writable: bool = False) -> SimulatedSegment:
         """See `Machine`."""
         self.scheduler.enter()
         if name not in self.memory.segments:
             raise FileNotFoundError(name)
-        return SimulatedSegment(name, self.memory.segments[name], writable=False)
+        return SimulatedSegment(name, self.memory.segments[name], writable=writable)
 
     def owner_nonce(self, owner_segment: str) -> str | None:
         """See `Machine`."""

@@ -51,9 +51,9 @@ class Host:
         """See `Machine`."""
         return SegmentOwner(relay)
 
-    def attach(self, name: str) -> Segment:
+    def attach(self, name: str, *, writable: bool = False) -> Segment:
         """See `Machine`."""
-        return Segment.attach(name)
+        return Segment.attach(name, writable=writable)
 
     def owner_nonce(self, owner_segment: str) -> str | None:
         """See `Machine`."""

@@ -115,6 +115,10 @@ class Segments(Protocol):
         """New memory for a slot, in place of what it had. NotEnoughSharedMemory if it does not fit."""
         ...
 
+    def remove(self, slot: int) -> None:
+        """Give the memory of a slot up, if it has any. Those who have it mapped keep it."""
+        ...
+
     def introduction(self) -> dict[str, str]:
         """What a reader needs to find out whether it sees the same memory: `owner_segment` and `nonce`."""
         ...
@@ -163,8 +167,8 @@ class Machine(Protocol):
         """The shared memory of a relay of this name. RelayNameTaken."""
         ...
 
-    def attach(self, name: str) -> Segment:
-        """Another process's shared memory, read-only. FileNotFoundError."""
+    def attach(self, name: str, *, writable: bool = False) -> Segment:
+        """Another process's shared memory. FileNotFoundError."""
         ...
 
     def owner_nonce(self, owner_segment: str) -> str | None:

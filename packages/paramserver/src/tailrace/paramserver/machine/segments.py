@@ -66,15 +66,15 @@ class Segment:
             ) from error
 
     @classmethod
-    def attach(cls, name: str) -> Segment:
-        """Map an existing segment, read-only.
+    def attach(cls, name: str, *, writable: bool = False) -> Segment:
+        """Map an existing segment.
 
         Raises:
             FileNotFoundError: there is none of this name on this host.
         """
-        fd = _posixshmem.shm_open(f"/{name}", os.O_RDONLY, mode=0)
+        fd = _posixshmem.shm_open(f"/{name}", os.O_RDWR if writable else os.O_RDONLY, mode=0)
         try:
-            return cls(name, fd, os.fstat(fd).st_size, writable=False)
+            return cls(name, fd, os.fstat(fd).st_size, writable=writable)
         except BaseException:
             os.close(fd)
             raise
@@ -114,6 +114,10 @@ class SegmentOwner:
         unlink(name)
         return Segment.create(name, nbytes)
 
+    def remove(self, slot: int) -> None:
+        """Give the memory of a slot up, if it has any. Those who have it mapped keep it."""
+        unlink(self.slot_name(slot))
+
     @property
     def owner_name(self) -> str:
         """Name of the segment that says who owns the others."""
@@ -144,7 +148,7 @@ class SegmentOwner:
         return cleaned
 
     def _unlink_all(self) -> list[str]:
-        names = [*(self.slot_name(slot) for slot in range(MAX_SLOTS)), self.owner_name]
+        names = [*(self.slot_name(slot) for slot in range(MAX_SLOTS + 1)), self.owner_name]
         return [name for name in names if unlink(name)]
 
 

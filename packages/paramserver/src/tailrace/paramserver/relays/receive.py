@@ -33,8 +33,14 @@ def receive_version(
         ParamServerError: the version is not here; what of it arrived waits for another offer.
     """
     table = relay.table
+    loan = offer.loan if offer.loan is not None and table.staging.is_lent(offer.loan) else None
     slot = table.reserve(
-        offer.manifest, slot_timeout_s, sealed=offer.sealed, relayed=offer.relayed, abort=channel.shutdown
+        offer.manifest,
+        slot_timeout_s,
+        sealed=offer.sealed,
+        relayed=offer.relayed,
+        abort=channel.shutdown,
+        loan=loan,
     )
     if slot is None or slot.publication is None:
         channel.send({"have": True})

@@ -10,6 +10,7 @@ from tailrace.paramserver.wire.address import parse_address
 
 _MAX_WAIT_S = 3600.0
 _MAX_HOPS = 64
+_MAX_BYTES = 2**62
 
 
 def version_of(message: dict[str, Any]) -> int:
@@ -42,6 +43,14 @@ def seconds_of(message: dict[str, Any], field: str) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= _MAX_WAIT_S:
         raise ProtocolError(f"{field}: found {value!r}, expected seconds from 0 to {_MAX_WAIT_S:.0f}")
     return float(value)
+
+
+def bytes_of(message: dict[str, Any], field: str, at_most: int | None) -> int:
+    """A number of bytes, or another number that is not negative."""
+    value, high = message.get(field), _MAX_BYTES if at_most is None else at_most
+    if type(value) is not int or not 0 <= value <= high:
+        raise ProtocolError(f"{field}: found {value!r}, expected an integer from 0 to {high}")
+    return value
 
 
 def address_of(value: object) -> str:

@@ -23,7 +23,8 @@ from tailrace.paramserver.relays.context import Context
 from tailrace.paramserver.relays.forward import Forwarder
 from tailrace.paramserver.relays.hops import Hops
 from tailrace.paramserver.relays.session import Session
-from tailrace.paramserver.relays.slots import PARTIAL_S, TAKEOVER_S, SlotTable
+from tailrace.paramserver.relays.shelf import PARTIAL_S, TAKEOVER_S
+from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.address import format_address
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, admit, check_token
 from tailrace.paramserver.wire.channel import Channel

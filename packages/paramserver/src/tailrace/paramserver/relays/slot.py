@@ -14,6 +14,7 @@ from enum import StrEnum
 from tailrace.paramserver.machine.protocol import Segment
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.leases import LeaseBook
+from tailrace.paramserver.relays.memory import Block
 
 
 class SlotState(StrEnum):
@@ -60,15 +61,11 @@ class Publication:
 
 @dataclass(eq=False)
 class Slot:
-    """A place for one version. `generation` tells the successive segments of one name apart.
-
-    `abort` ends the transfer that writes it.
-    """
+    """A place for one version, in the memory of its block. `abort` ends the transfer that writes it."""
 
     index: int
+    block: Block
     state: SlotState = SlotState.EMPTY
-    segment: Segment | None = None
-    generation: int = 0
     publication: Publication | None = None
     leases: LeaseBook = field(default_factory=LeaseBook)
     abort: Callable[[], None] | None = None
@@ -76,9 +73,14 @@ class Slot:
     @property
     def memory(self) -> Segment:
         """Its segment, once it has one."""
-        if self.segment is None:
+        if self.block.segment is None:
             raise RuntimeError(f"slot {self.index} has no memory yet")
-        return self.segment
+        return self.block.segment
+
+    @property
+    def generation(self) -> int:
+        """Of its memory."""
+        return self.block.generation
 
     @property
     def stamp(self) -> int:

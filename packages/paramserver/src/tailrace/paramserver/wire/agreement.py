@@ -37,6 +37,7 @@ class Offer:
         codecs: that the sender can encode with.
         bases: versions of the same layout that the sender holds.
         relayed: the sender is a relay, not the publisher.
+        loan: the version lies in memory of the receiver's that the sender borrowed under this number, or None.
     """
 
     manifest: Manifest
@@ -45,6 +46,7 @@ class Offer:
     codecs: tuple[str, ...] = ()
     bases: tuple[tuple[int, int], ...] = ()
     relayed: bool = False
+    loan: int | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -84,7 +86,10 @@ class Offer:
         if not isinstance(bases, list) or len(bases) > _MAX_NAMES:
             raise ProtocolError(f"bases: found {str(bases)[:60]}, expected versions with stamps")
         keys = tuple(key_from_wire(base, "bases") for base in bases)
-        return cls(manifest, sealed, transports, tuple(codecs), keys, relayed)
+        loan = data.get("loan")
+        if loan is not None and type(loan) is not int:
+            raise ProtocolError(f"loan: found {str(loan)[:40]!r}, expected an integer or null")
+        return cls(manifest, sealed, transports, tuple(codecs), keys, relayed, loan)
 
 
 @dataclass(frozen=True, slots=True)

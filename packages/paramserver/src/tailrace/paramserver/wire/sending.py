@@ -75,6 +75,7 @@ def send_version(
     go_timeout_s: float,
     encoder: Encoder | None = None,
     give_up: Callable[[], bool] = lambda: False,
+    agreed: Callable[[Answer | None], None] = lambda _: None,
     sent: set[int] | None = None,
 ) -> bool:
     """Offer a version and send what of it the receiver lacks.
@@ -87,6 +88,7 @@ def send_version(
         go_timeout_s: how long the receiver may take to free a slot.
         encoder: decides which chunks to encode; None encodes none.
         give_up: asked while waiting for the slot; True abandons the offer.
+        agreed: called with the receiver's answer; None if it had the version.
         sent: chunks that this sender sent to this receiver before; those of this transfer are added.
 
     Returns:
@@ -106,6 +108,7 @@ def send_version(
         if waited_s >= go_timeout_s:
             raise RelayTimeout(f"{channel.peer} did not free a slot for version {manifest.version} in {go_timeout_s} s")
     answer = Answer.from_wire(channel.answer(channel.stall_s), offer)
+    agreed(answer)
     if answer is None:
         return True
     out = _Outgoing(channel, offer, answer, supply, counts, encoder, set() if sent is None else sent)
