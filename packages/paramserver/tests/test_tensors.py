@@ -240,10 +240,11 @@ def test_an_array_of_tvm_arrives(stage):
     assert np.array_equal(np.from_dlpack(tvm_ffi.from_dlpack(weights["w"])), values)
 
 
-def test_two_arrays_on_one_memory_are_tied_while_both_live(stage):
-    array = np.arange(4.0)
-    first, second = Producer(array), Producer(array)
-    weights = stage([("embed", first), ("head", second), ("other", Producer(array.copy()))])
+@pytest.mark.parametrize("kind", ["float64", "bfloat16"])  # numpy reads the first, torch the second
+def test_two_arrays_on_one_memory_are_tied_while_both_live(stage, kind):
+    shared, own = (torch.arange(4).to(getattr(torch, kind)) for _ in range(2))
+    first, second = Producer(shared), Producer(shared)
+    weights = stage([("embed", first), ("head", second), ("other", Producer(own))])
     assert list(weights) == ["embed", "other"]
     assert dict(weights.tied) == {"head": "embed"}
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.paramserver import ManifestInvalid, RawTensor, WeightLease
+from tailrace.paramserver import ManifestInvalid, Publisher, RawTensor, RelayReader, WeightLease
 from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.codec import cast as cast_module
 from tailrace.paramserver.codec.cast import Cast, matrices, restore
@@ -288,6 +288,18 @@ def test_whatever_publish_takes(publish, target):
     got = dict(restore(publish(Cast(target).apply(forms.items())), "float32"))
     for name in forms:
         assert torch.equal(got[name].flip(0) if name == "reversed" else got[name], got["torch"]), name
+
+
+def test_from_a_trainer_to_a_replica(serve, token):
+    relay, layer, replica = serve(), torch.nn.Linear(64, 32), torch.nn.Linear(64, 32)
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        publisher.publish(7, Cast("float8_e4m3fn").apply(layer.named_parameters()))
+        with reader.lease(7) as weights:
+            assert weights.manifest.total_bytes < 0.4 * sum(4 * p.numel() for p in layer.parameters())
+            replica.load_state_dict(dict(restore(weights, "float32")))
+    assert torch.equal(replica.bias, layer.bias)
+    error = ((replica.weight - layer.weight).abs() / layer.weight.abs()).detach()
+    assert float(error[layer.weight.abs() > 2**-7].max()) <= 2**-4
 
 
 def test_gradients_are_not_asked_for(publish):
