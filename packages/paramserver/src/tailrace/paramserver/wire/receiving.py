@@ -10,6 +10,7 @@ from tailrace.paramserver.codec.protocol import Codec
 from tailrace.paramserver.errors import ChunkDamaged, ParamServerError, ProtocolError
 from tailrace.paramserver.manifest import Manifest, checksum
 from tailrace.paramserver.transport.protocol import HashingSource, Source
+from tailrace.paramserver.wire.aside import WORTH_BYTES, HashAside
 from tailrace.paramserver.wire.channel import Channel, ChunkHeader, Kind
 from tailrace.paramserver.wire.counts import Counts
 from tailrace.paramserver.wire.ranges import to_ranges
@@ -60,7 +61,7 @@ class Intake:
         self, source: Source | None = None, codec: Codec | None = None, base: memoryview | None = None
     ) -> None:
         self._source, self._codec, self._base = source, codec, base
-        self._payload = bytearray()
+        self._payload, self._aside = bytearray(), HashAside()
 
     def take(self, channel: Channel, header: ChunkHeader, offset: int, sink: Sink) -> int | None:
         """Bring a chunk to its place.
@@ -74,6 +75,8 @@ class Intake:
         """
         part = sink.view[offset : offset + header.nbytes]
         if header.kind is Kind.RAW:
+            if header.nbytes >= WORTH_BYTES:
+                return self._receive_aside(channel, part, sink)
             hasher = xxhash.xxh3_64()
 
             def seen(piece: memoryview) -> None:
@@ -102,9 +105,20 @@ class Intake:
 
     def close(self) -> None:
         """Give the sender's memory back."""
+        self._aside.close()
         if self._source is not None:
             self._source.close()
             self._source = None
+
+    def _receive_aside(self, channel: Channel, part: memoryview, sink: Sink) -> int:
+        hasher = self._aside.chunk(part)
+
+        def seen(piece: memoryview) -> None:
+            hasher.arrived(piece.nbytes)
+            sink.progress()
+
+        channel.receive_into(part, seen)
+        return hasher.value()
 
     def _decode(
         self, channel: Channel, header: ChunkHeader, offset: int, part: memoryview, codec: Codec, base: memoryview
