@@ -1,11 +1,11 @@
 """A broadcast down a chain of relays on several hosts, beside Laminar's formula; and a relay killed in the middle of one.
 
-    sudo .venv/bin/python tools/bench/weight_transfer/chain.py [--relays 2 4 8] [--mib 128] [--rate 100e6] [--repeats 3]
+    sudo .venv/bin/python tools/bench/weight_transfer/chain.py [--relays 2 4 8] [--mib 64] [--rate 50e6] [--repeats 3]
 
 The hosts are network namespaces with limited links (`hosts.py`). The trainer stands on the master's host; `relays` counts
 the relays behind the master, so the formula has one node more. The clock runs from the call of `publish`, its local
 copy included, until the version is visible on the last relay; slots and staging memory are warm. The formula gets the
-links' rate and a startup latency measured in the same run: half a round trip of a control message between two relays.
+links' rate and a startup latency measured in the same run: what a chunk takes from one relay to the next, its bytes apart.
 """
 
 from __future__ import annotations
@@ -27,17 +27,26 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from hosts import Hosts
 
-from tailrace.paramserver import Publisher, RelayProcess, RelayReader, chain_broadcast_time_s, new_token, relay_status
+from tailrace.paramserver import (
+    Publisher,
+    RelayProcess,
+    RelayReader,
+    chain_broadcast_time_s,
+    new_token,
+    relay_status,
+    set_chain,
+)
 from tailrace.paramserver.group.chunk_size import broadcast_chunk_bytes
 from tailrace.paramserver.group.member import MemberState
 from tailrace.paramserver.group.relay_group import RelayGroup
 
 RELAYS = (2, 4, 8)
-MIB = 128
-RATE = 100e6
+MIB = 64
+RATE = 50e6
 WITHIN = 1.10  # times the formula
 REBUILT_S = 1.0
 _DEADLINE_S = 60.0
+_PROBES, _PROBE_BYTES = 1024, 1024
 
 
 class Fleet:
@@ -46,28 +55,31 @@ class Fleet:
     def __init__(self, hosts: Hosts, count: int, nbytes: int) -> None:
         self.hosts, self.token = hosts, new_token()
         self.relays: list[RelayProcess] = []
+        self.version = 0  # the next to publish
         self._open = contextlib.ExitStack()
-        for index in range(count):
-            with hosts.inside(index):
-                name = f"bench-{os.getpid()}-{index}"
-                relay = RelayProcess.start(
-                    name,
-                    host=hosts.addresses[index],
-                    token=self.token,
-                    max_bytes=2 * nbytes,
-                    transports=None if index == 0 else (),  # /dev/shm is shared here, unlike on real hosts
+        with self._open as opening:
+            for index in range(count):
+                with hosts.inside(index):
+                    relay = RelayProcess.start(
+                        f"bench-{os.getpid()}-{index}",
+                        host=hosts.addresses[index],
+                        token=self.token,
+                        max_bytes=2 * nbytes,
+                        transports=None if index == 0 else (),  # /dev/shm is shared here, unlike on real hosts
+                        codecs=(),  # the formula is of whole versions
+                    )
+                self.relays.append(opening.enter_context(relay))
+            self.startup_s = self._startup()
+            with hosts.inside(0):
+                self.group = opening.enter_context(
+                    RelayGroup({relay.name: relay.address for relay in self.relays}, token=self.token)
                 )
-            self.relays.append(self._open.enter_context(relay))
-        self.startup_s = self._startup()
-        with hosts.inside(0):
-            self.group = self._open.enter_context(
-                RelayGroup({relay.name: relay.address for relay in self.relays}, token=self.token)
-            )
+            self._open = opening.pop_all()
 
     def publisher(self, chunk_bytes: int) -> Publisher:
         """A trainer on the master's host."""
         with self.hosts.inside(0):
-            publisher = Publisher(self.relays[0].address, token=self.token, chunk_bytes=chunk_bytes)
+            publisher = Publisher(self.relays[0].address, token=self.token, chunk_bytes=chunk_bytes, codecs=())
         self.group.follow(publisher.retarget)
         return self._open.enter_context(publisher)
 
@@ -83,10 +95,25 @@ class Fleet:
         self._open.close()
 
     def _startup(self) -> float:
-        """Seconds of one message from the first relay's host to the second relay, the median of 50."""
-        with self.hosts.inside(0), RelayReader(self.relays[1].address, token=self.token, same_host=False) as reader:
+        """Seconds that a chunk takes from the first relay to the second, its bytes apart.
+
+        The difference between a version of many small chunks and one of a single chunk, medians of five.
+        """
+        took: dict[int, list[float]] = {1: [], _PROBES: []}
+        with self.hosts.inside(0):
+            set_chain([relay.address for relay in self.relays[:2]], token=self.token)
+            publisher = Publisher(self.relays[0].address, token=self.token, chunk_bytes=_PROBE_BYTES, codecs=())
+        with publisher, self.hosts.inside(1), RelayReader(self.relays[1].address, token=self.token) as reader:
             reader.versions()
-            return statistics.median(_timed(reader.versions) for _ in range(50)) / 2
+            for _ in range(6):
+                for chunks, seconds in took.items():
+                    start = time.perf_counter()
+                    publisher.publish(self.version, [("probe", bytes(chunks * _PROBE_BYTES))])
+                    with reader.lease(self.version, timeout_s=_DEADLINE_S, verify=False):
+                        seconds.append(time.perf_counter() - start)
+                    self.version += 1
+        one, many = (statistics.median(took[chunks][1:]) for chunks in (1, _PROBES))
+        return max(1e-6, (many - one) / (_PROBES - 1) - _PROBE_BYTES / self.hosts.rate)
 
 
 @contextlib.contextmanager
@@ -99,17 +126,19 @@ def fleet(count: int, nbytes: int, rate: float) -> Iterator[Fleet]:
 def broadcast(relays: int, nbytes: int, rate: float, repeats: int) -> dict[str, Any]:
     """Seconds of a broadcast to so many relays behind the master, beside the formula."""
     nodes = relays + 1
-    weights = secrets.token_bytes(nbytes)
+    weights = b""
     with fleet(nodes, nbytes, rate) as running:
         chunk_bytes = broadcast_chunk_bytes(nbytes, nodes, rate, running.startup_s)
         publisher, last = running.publisher(chunk_bytes), running.reader(relays)
         seconds, stalls = [], []
-        for version in range(repeats + 2):  # the first two fill both slots for the first time
+        first = running.version
+        for version in range(first, first + repeats + 2):  # the first two fill both slots for the first time
+            weights = secrets.token_bytes(nbytes)
             start = time.perf_counter()
             stall_s = publisher.publish(version, [("weights", weights)])
             with last.lease(version, timeout_s=_DEADLINE_S, verify=False):
                 took = time.perf_counter() - start
-            if version >= 2:
+            if version >= first + 2:
                 seconds.append(took)
                 stalls.append(stall_s)
             running.group.wait(version, _DEADLINE_S)
@@ -140,17 +169,18 @@ def kill(relays: int, nbytes: int, rate: float) -> dict[str, Any]:
         chunk_bytes = broadcast_chunk_bytes(nbytes, nodes, rate, running.startup_s)
         publisher = running.publisher(chunk_bytes)
         chunks = math.ceil(nbytes / chunk_bytes)
-        for version in (0, 1):
-            publisher.publish(version, [("weights", weights)])
+        last = running.version + 2
+        for version in (last - 2, last - 1):
+            publisher.publish(version, [("weights", secrets.token_bytes(nbytes))])
             running.group.wait(version, _DEADLINE_S)
         before, after = running.relays[victim - 1], running.relays[victim + 1]
         living = [index for index in range(nodes) if index != victim]
         received = {index: _received(running, index) for index in living}
         took_in = running.hosts.received_bytes(victim + 1)
-        publisher.publish(2, [("weights", weights)])
+        publisher.publish(last, [("weights", weights)])
         with running.hosts.inside(0):
-            _until(lambda: _arrived(after.address, running.token) >= chunks // 2)
-            had = _arrived(after.address, running.token)
+            _until(lambda: _arrived(after.address, last, running.token) >= chunks // 2)
+            had = _arrived(after.address, last, running.token)
             start = time.perf_counter()
             os.kill(running.relays[victim].pid, 9)
             name = running.relays[victim].name
@@ -158,14 +188,14 @@ def kill(relays: int, nbytes: int, rate: float) -> dict[str, Any]:
             seen_s = time.perf_counter() - start
             _until(lambda: after.address in running.group.status()[before.name].next)
             rebuilt_s = time.perf_counter() - start
-            _until(lambda: _arrived(after.address, running.token) > had + 2)
+            _until(lambda: _arrived(after.address, last, running.token) > had + 2)
             flows_s = time.perf_counter() - start
-        running.group.wait(2, _DEADLINE_S)
+        running.group.wait(last, _DEADLINE_S)
         whole_s = time.perf_counter() - start
         took_in = running.hosts.received_bytes(victim + 1) - took_in
         twice = sum(_received(running, index) - received[index] - chunks for index in living)
         for index in living:
-            with running.reader(index).lease(2) as held:
+            with running.reader(index).lease(last) as held:
                 if bytes(held.raw()["weights"].data) != weights:
                     raise SystemExit(f"relay {index} shows other weights than were published")
     return {
@@ -192,12 +222,12 @@ def measured(
     return [*rows, kill(max(4, min(relays)), nbytes, rate)]
 
 
-def _arrived(address: str, token: str) -> int:
-    """Chunks in place of version 2, all once it is visible."""
+def _arrived(address: str, version: int, token: str) -> int:
+    """Chunks in place of a version, all once it is visible."""
     status = relay_status(address, token=token)
-    if 2 in status.versions:
+    if version in status.versions:
         return sys.maxsize
-    return int((status.receiving | status.partial).get("2", "0").partition("/")[0])
+    return int((status.receiving | status.partial).get(str(version), "0").partition("/")[0])
 
 
 def _received(running: Fleet, index: int) -> int:

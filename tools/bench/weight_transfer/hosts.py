@@ -44,7 +44,7 @@ class Hosts:
             raise SystemExit("several hosts on one machine need root, and ip and tc (iproute2)")
         if not 0 < count <= 200:
             raise ValueError(f"found {count} hosts, expected 1 to 200")
-        self._rate = rate
+        self.rate = rate
         self._switch = f"{_PREFIX}-{os.getpid()}-switch"
         self._names = [f"{_PREFIX}-{os.getpid()}-{index}" for index in range(count)]
         self.addresses = [f"10.213.7.{index + 1}" for index in range(count)]
@@ -94,7 +94,7 @@ class Hosts:
             for device in ("lo", "eth0"):
                 _run("ip", "-n", name, "link", "set", device, "up")
             for namespace, device in ((name, "eth0"), (self._switch, port)):  # out of the host, and into it
-                limit = ["rate", f"{self._rate:.0f}bps", "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES)]
+                limit = ["rate", f"{self.rate:.0f}bps", "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES)]
                 _run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *limit)
 
     def _remove(self) -> None:

@@ -21,7 +21,7 @@ from tailrace.paramserver.group.member import MemberState
 from tailrace.paramserver.group.relay_group import RelayGroup
 
 CHUNK = 64 * 2**10
-BIG = 4 * 16 * 2**20
+BIG = 4 * 8 * 2**20
 
 
 @pytest.fixture
