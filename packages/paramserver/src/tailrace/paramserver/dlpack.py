@@ -1,7 +1,7 @@
 """DLPack: arrays of other libraries in, `RawTensor`s out, without a copy.
 
 Version memory is read-only, and only DLPack 1.0 can say so: its capsules carry a read-only flag. So a read-only tensor
-is exported to consumers that ask for version 1.0 or later, as numpy 2.1 and torch 2.9 do, and to others only as a copy.
+is exported to consumers that ask for version 1.0 or later, as numpy 2.3 and torch 2.13 do, and to others only as a copy.
 numpy keeps to the flag. torch has no read-only tensors and ignores it: a write through such a tensor ends the process
 when the memory is shared, as it does for the tensors of a lease.
 """
