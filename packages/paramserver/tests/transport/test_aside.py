@@ -4,8 +4,9 @@ import threading
 
 import pytest
 
+from tailrace.paramserver import Publisher, RelayReader, set_chain
 from tailrace.paramserver.manifest import checksum
-from tailrace.paramserver.wire.aside import PIECE_BYTES, HashAside
+from tailrace.paramserver.wire.aside import PIECE_BYTES, WORTH_BYTES, HashAside
 
 
 @pytest.fixture
@@ -49,3 +50,14 @@ def test_after_close_no_thread_runs_and_nobody_holds_the_memory():
     gc.collect()
     assert threading.active_count() == before
     part.append(1)  # refused while there is a view on it
+
+
+def test_relays_and_readers_leave_no_hashing_thread(serve, token):
+    first, second = serve(), serve()
+    set_chain([first.address, second.address], token=token)
+    with Publisher(first.address, token=token, chunk_bytes=WORTH_BYTES) as publisher:
+        publisher.publish(1, [("w", bytes(3 * WORTH_BYTES + 5))])
+        publisher.wait(1, 30)
+        with RelayReader(second.address, token=token, same_host=False) as reader, reader.lease(1) as weights:
+            assert bytes(weights.raw()["w"].data) == bytes(3 * WORTH_BYTES + 5)
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "tailrace hash"]

@@ -52,6 +52,7 @@ def receive_version(
                 answer, intake = _agree(offer, slot.publication, relay, held)
             else:
                 answer, intake = Answer(tuple(slot.publication.missing()), IN_PLACE), Intake(InPlace())
+            held.callback(intake.close)
             channel.send(answer.to_wire())
             whole = receive_chunks(channel, offer.manifest, list(answer.missing), sink, intake, relay.counts)
     except BaseException:
@@ -71,9 +72,7 @@ def _agree(offer: Offer, publication: Publication, relay: Context, held: ExitSta
     if missing:
         transport, source = relay.means.open(offer.transports)
         if source is not None:
-            intake = Intake(source)
-            held.callback(intake.close)
-            return Answer(missing, transport), intake
+            return Answer(missing, transport), Intake(source)
         name, key = relay.means.choose_codec(offer, relay.table.bases(offer.manifest))
         if name is not None and key is not None:
             leased = relay.table.lease_base(key, f"base of version {offer.manifest.version}")
