@@ -53,7 +53,7 @@ def test_after_close_no_thread_runs_and_nobody_holds_the_memory():
 
 
 def test_relays_and_readers_leave_no_hashing_thread(serve, token):
-    first, second = serve(), serve()
+    first, second = serve(transports=()), serve(transports=())  # so all bytes go over connections
     set_chain([first.address, second.address], token=token)
     with Publisher(first.address, token=token, chunk_bytes=WORTH_BYTES) as publisher:
         publisher.publish(1, [("w", bytes(3 * WORTH_BYTES + 5))])
