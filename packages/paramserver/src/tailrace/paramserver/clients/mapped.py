@@ -12,10 +12,11 @@ class MappedSegments:
 
     Args:
         machine: where they are.
+        writable: whether they are mapped for writing.
     """
 
-    def __init__(self, machine: Machine) -> None:
-        self._machine = machine
+    def __init__(self, machine: Machine, *, writable: bool = False) -> None:
+        self._machine, self._writable = machine, writable
         self._mapped: dict[str, tuple[tuple[str, int], Segment]] = {}
 
     def map(self, name: str, nonce: str, generation: object, nbytes: int, relay: str) -> Segment:
@@ -42,7 +43,7 @@ class MappedSegments:
             known[1].close()
             del self._mapped[name]
         try:
-            segment = self._machine.attach(name)
+            segment = self._machine.attach(name, writable=self._writable)
         except OSError as error:
             raise RelayUnreachable(
                 f"cannot map the shared memory of the relay {relay}: {error}; is it on this host?"

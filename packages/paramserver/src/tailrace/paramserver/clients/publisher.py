@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Any
 
+from tailrace.paramserver.clients.loans import Loans
 from tailrace.paramserver.clients.staged import StagedSupply
-from tailrace.paramserver.clients.staging import StagingBuffer
+from tailrace.paramserver.clients.staging import StagingBuffer, measure
 from tailrace.paramserver.errors import (
     ChunkDamaged,
     ParamServerError,
@@ -33,15 +33,17 @@ from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import Machine
 from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
-from tailrace.paramserver.wire.agreement import Offer
+from tailrace.paramserver.wire.agreement import Answer, Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.counts import Counts
 from tailrace.paramserver.wire.encoding import Encoder
-from tailrace.paramserver.wire.means import Means, default_codecs, default_transports
+from tailrace.paramserver.wire.means import WORTH_BYTES, Means, default_codecs, default_transports
 from tailrace.paramserver.wire.sending import send_version
 
 _log = logging.getLogger(__name__)
+_BORROW_S = 0.5  # to ask the relay for memory, when none is ready
+_FRESH_BYTES_PER_S = 1e9  # at which a relay makes new memory: page by page, zeroed
 _ATTEMPTS = 3  # at a push whose chunks were damaged on the way
 _REMEMBERED = 1024  # outcomes
 
@@ -89,6 +91,9 @@ class Publisher:
         transports: for chunks, beside the connection itself, best first; None takes shared memory where there is any.
         codecs: to send fewer bytes with where that is faster, best first; None takes all that there are. What is encoded
             is the difference to the version before, if that is still staged.
+        borrow_bytes: a version of at least this size is copied into memory that the relay lends, if it is on this host
+            and has some at once, and never a second time; None, or `transports` without shared memory, always copies into
+            memory of this process.
         machine: where it runs.
 
     Raises:
@@ -106,6 +111,7 @@ class Publisher:
         stall_s: float = STALL_S,
         transports: Sequence[str] | None = None,
         codecs: Sequence[str] | None = None,
+        borrow_bytes: int | None = WORTH_BYTES,
         machine: Machine = HOST,
     ) -> None:
         self._means = Means(
@@ -125,6 +131,9 @@ class Publisher:
         self._reports: list[tuple[int, ParamServerError | None]] = []
         self._channel: Channel | None = None
         self._epoch, self._closed = 0, False
+        no_memory = transports is not None and "shm" not in transports
+        self._borrow_bytes, self._loans = None if no_memory else borrow_bytes, Loans(token, machine)
+        self._last_bytes, self._nonce, self._restock = 0, "", False
         self._thread = machine.spawn(self._run, "tailrace publisher")
 
     @property
@@ -163,17 +172,19 @@ class Publisher:
             ManifestInvalid: the weights cannot be published.
             RelayUnreachable: the publisher is closed.
         """
-        start = time.perf_counter()
+        start = self._machine.now()
         with self._filling:
             staged = self._claim(version)
             staged.pinned, staged.sealed = stamp, sealed
             try:
+                self._provide_memory(staged, weights)
                 manifest = staged.memory.fill(weights, version, self._chunk_bytes)
             except BaseException:
                 self._set(staged, _State.EMPTY, None)
                 raise
+            self._last_bytes = manifest.total_bytes
             self._set(staged, _State.WAITING, manifest)
-        return time.perf_counter() - start
+        return self._machine.now() - start
 
     def reveal(self, version: int, *, timeout_s: float = 10.0) -> None:
         """Let a sealed version be seen, on every relay that has it or gets it later.
@@ -304,6 +315,46 @@ class Publisher:
             self._outcomes.pop(version, None)
             return staged
 
+    def prepare(self, nbytes: int, *, timeout_s: float = 30.0) -> None:
+        """Borrow memory for a version of so many bytes now, so that the first `publish` need not. It may find none.
+
+        The size of the first version is known to `publish` if the weights are a list; for a generator it is not, and
+        what it gathers is then copied into memory of this process first.
+        """
+        self._last_bytes = nbytes
+        if self._borrow_bytes is not None and nbytes >= self._borrow_bytes:
+            self._loans.fetch(self._address, nbytes, timeout_s, recycled=False, patient=True)
+
+    def _provide_memory(self, staged: _Staged, weights: Iterable[tuple[str, Any]]) -> None:
+        """Memory to copy into: the relay's, or our own if that cannot be had at once."""
+        nbytes = measure(weights)
+        known = self._last_bytes if nbytes is None else nbytes
+        borrowed = staged.memory.borrowed
+        if borrowed is not None and not borrowed.offered and borrowed.nonce == self._loans.nonce:
+            if borrowed.segment.size >= known:
+                return  # of a version that was superseded before it was pushed
+            self._loans.put_back(borrowed)
+        staged.memory.use(None)
+        if self._borrow_bytes is None or known < max(1, self._borrow_bytes):
+            return
+        if (borrowed := self._loans.take(known)) is None:
+            timeout_s = _BORROW_S + known / _FRESH_BYTES_PER_S
+            self._loans.fetch(self._address, known, timeout_s, recycled=False, patient=False)
+            borrowed = self._loans.take(known)
+        if borrowed is None:
+            return
+        with self._changed:
+            for other in self._staged:
+                if other.memory.borrowed is None or other.memory.borrowed.segment is not borrowed.segment:
+                    continue
+                if other.state in (_State.PUSHING, _State.WAITING):  # to another master, from memory that came back
+                    self._loans.put_back(borrowed)
+                    return
+                if other is not staged:
+                    other.state, other.manifest = _State.EMPTY, None
+                    other.memory.use(None)
+        staged.memory.use(borrowed)
+
     def _supersede(self, staged: _Staged, by: int) -> None:
         error = VersionSuperseded(f"version {staged.version} was superseded by version {by} before it was pushed")
         self._superseded.append(staged.version)
@@ -334,19 +385,25 @@ class Publisher:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (staged := self._next()) and not self._reports and not self._closed:
+                while not (staged := self._next()) and not self._reports and not self._closed and not self._restock:
                     self._changed.wait()
                 reports, self._reports = self._reports, []
                 if staged is not None:
                     staged.state = _State.PUSHING
                 elif self._closed and not reports:
                     break
+                restock = self._restock and staged is None
+                self._restock = self._restock and not restock
                 epoch = self._epoch
             for version, error in reports:
                 self._report(version, error)
             if staged is not None:
                 self._push(staged, epoch)
+            elif restock and self._borrow_bytes is not None and self._last_bytes >= self._borrow_bytes:
+                # What the pushed version took the place of; more is made only when a version needs it.
+                self._loans.fetch(self._address, self._last_bytes, self._stall_s, recycled=True, patient=True)
         self._drop_channel()
+        self._loans.close()
 
     def _next(self) -> _Staged | None:
         return next((staged for staged in self._staged if staged.state is _State.WAITING), None)
@@ -384,7 +441,7 @@ class Publisher:
                 staged.state = _State.HELD
                 self._supersede(staged, next(s.version for s in self._staged if s.state is _State.WAITING))
                 return
-            staged.state = _State.HELD
+            staged.state, self._restock = _State.HELD, True
             if outcome is None and staged.sealed:
                 self._changed.notify_all()  # visible, and reported, once it is revealed
             else:
@@ -401,14 +458,23 @@ class Publisher:
                 # Published by a trainer on a host whose clock was ahead of ours.
                 manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest + 1)
             sealed = staged.sealed
+            borrowed = staged.memory.borrowed
+            ours = borrowed is not None and not borrowed.offered and borrowed.nonce == self._nonce
+            loan = borrowed.id if borrowed is not None and ours else None
+
+        def agreed(answer: Answer | None) -> None:
+            if answer is not None and borrowed is not None:
+                borrowed.offered = True  # from now on it may be a slot's
+
         with self._means.exported(staged.memory, manifest.total_bytes) as transports:
             send_version(
                 channel,
-                Offer(manifest, sealed, transports, self._means.codecs, self._bases(manifest)),
+                Offer(manifest, sealed, transports, self._means.codecs, self._bases(manifest), loan=loan),
                 StagedSupply(manifest, staged.memory, staged.checksums, self._base),
                 self._counts,
                 go_timeout_s=self._slot_timeout_s + self._stall_s,
                 encoder=self._encoder,
+                agreed=agreed,
                 sent=staged.sent,
             )
         if sealed and not staged.sealed:  # `reveal` came meanwhile
@@ -440,9 +506,11 @@ class Publisher:
                 return self._channel
             address = self._address
         self._drop_channel()
-        channel, _ = connect(self._machine, address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s)
+        channel, welcome = connect(
+            self._machine, address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s
+        )
         with self._changed:
-            self._channel = channel
+            self._channel, self._nonce = channel, str(welcome.get("nonce"))
             if epoch != self._epoch:
                 raise RelayUnreachable("retargeted")
         return channel

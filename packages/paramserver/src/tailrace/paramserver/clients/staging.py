@@ -6,9 +6,10 @@ import errno
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, ItemsView, Iterable, Sequence
 from typing import Any
 
+from tailrace.paramserver.clients.loans import Borrowed
 from tailrace.paramserver.errors import ManifestInvalid, NotEnoughSharedMemory
 from tailrace.paramserver.manifest import Manifest, TensorSpec, aligned
 from tailrace.paramserver.tensors import Source, source
@@ -17,14 +18,36 @@ _FIRST_BYTES = 2**20
 
 
 class StagingBuffer:
-    """Memory that grows to the size of a version and is reused; an unnamed file, so that the kernel can send from it."""
+    """Memory that grows to the size of a version and is reused; an unnamed file, so that the kernel can send from it.
+
+    In its place may stand memory that the relay lends (`use`): what fits there is copied there.
+    """
 
     def __init__(self) -> None:
         self.name = "the publisher's staging memory"
-        self.fd = _unnamed_file()
+        self.borrowed: Borrowed | None = None
+        self._fd = _unnamed_file()
         self._size = 0
         self._map: mmap.mmap | None = None
-        self.view = memoryview(b"")
+        self._own = memoryview(b"")
+
+    @property
+    def fd(self) -> int:
+        """The same bytes as a file."""
+        return self._fd if self.borrowed is None else self.borrowed.segment.fd
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+        return self._own if self.borrowed is None else self.borrowed.segment.view
+
+    def use(self, borrowed: Borrowed | None) -> None:
+        """Fill this memory of the relay's next, or our own, which is given back while it is not needed."""
+        self.borrowed = borrowed
+        if borrowed is not None and self._size:
+            # A new file, not an empty one: whoever still reads the old one would die of a truncation.
+            os.close(self._fd)
+            self._fd, self._size, self._map, self._own = _unnamed_file(), 0, None, memoryview(b"")
 
     def fill(self, weights: Iterable[tuple[str, Any]], version: int, chunk_bytes: int) -> Manifest:
         """Copy weights in, one after the other, and describe them. The manifest's stamp is still 0.
@@ -53,35 +76,58 @@ class StagingBuffer:
 
     def close(self) -> None:
         """Give the memory back."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd, self.view = -1, memoryview(b"")
+        self.borrowed = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd, self._own = -1, memoryview(b"")
 
     def _append(self, specs: list[TensorSpec], name: str, item: Source, end: int) -> int:
         offset = aligned(end)
-        self._reserve(offset + item.nbytes)
+        self._reserve(offset + item.nbytes, end)
         item.copy_to(self.view[offset : offset + item.nbytes])
         specs.append(TensorSpec(name, item.dtype, item.shape, offset, item.nbytes))
         return offset + item.nbytes
 
-    def _reserve(self, nbytes: int) -> None:
-        if nbytes <= self._size:
+    def _reserve(self, nbytes: int, filled: int) -> None:
+        if self.borrowed is not None and nbytes <= self.borrowed.segment.size:
             return
+        if self.borrowed is not None:  # it is larger than was thought: on with memory of our own
+            before, self.borrowed = self.borrowed.segment.view, None
+            self._grow(nbytes)
+            self._own[:filled] = before[:filled]
+        elif nbytes > self._size:
+            self._grow(nbytes)
+
+    def _grow(self, nbytes: int) -> None:
         size = max(_FIRST_BYTES, nbytes, 2 * self._size if self._size < 2**30 else self._size + 2**30)
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         try:
-            os.ftruncate(self.fd, size)
+            os.ftruncate(self._fd, size)
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self.fd, 0, size)
+                os.posix_fallocate(self._fd, 0, size)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise
             raise NotEnoughSharedMemory(
                 f"found too little memory to stage {nbytes} bytes ({error.strerror})"
             ) from error
-        self.view = memoryview(b"")
-        self._map = _grown(self._map, self.fd, size)
-        self.view, self._size = memoryview(self._map), size
+        self._own = memoryview(b"")
+        self._map = _grown(self._map, self._fd, size)
+        self._own, self._size = memoryview(self._map), size
+
+
+def measure(weights: Iterable[tuple[str, Any]]) -> int | None:
+    """Bytes that weights take at most; None for a generator, which can be gone through only once.
+
+    Raises:
+        ManifestInvalid: a tensor is of an unsupported kind.
+    """
+    if not isinstance(weights, Sequence | ItemsView):
+        return None
+    end = 0
+    for name, value in weights:
+        end = aligned(end) + source(name, value).nbytes
+    return end
 
 
 def _grown(old: mmap.mmap | None, fd: int, size: int) -> mmap.mmap:

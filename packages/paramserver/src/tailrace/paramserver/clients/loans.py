@@ -1,0 +1,144 @@
+"""Memory of the relay on this host, lent to a publisher: a version copied there need not be copied again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from tailrace.paramserver.clients.mapped import MappedSegments
+from tailrace.paramserver.errors import ParamServerError, ProtocolError
+from tailrace.paramserver.machine.protocol import Machine, Segment
+from tailrace.paramserver.machine.segments import PREFIX
+from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
+from tailrace.paramserver.wire.channel import Channel
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Borrowed:
+    """Memory that this publisher may fill. The relay writes to it no more, whatever happens to the connection.
+
+    Args:
+        id: to offer it with.
+        segment: the memory, mapped for writing.
+        nonce: of the relay's life that lent it.
+        offered: a version in it was offered: it may be a slot's now, and is not to be written again.
+    """
+
+    id: int
+    segment: Segment
+    nonce: str
+    offered: bool = False
+
+
+class Loans:
+    """Borrows from one relay at a time, over a connection of its own, and keeps at most one piece ready.
+
+    Args:
+        token: shared secret.
+        machine: where it runs.
+    """
+
+    def __init__(self, token: str, machine: Machine) -> None:
+        self._token, self._machine = token, machine
+        self._changed = machine.condition()
+        self._mapped = MappedSegments(machine, writable=True)
+        self._channel: Channel | None = None
+        self._address = self.nonce = ""
+        self._ready: Borrowed | None = None
+        self._busy = self._closed = False
+        self._elsewhere: str | None = None  # a relay that shares no memory with us
+        self._doubtful = False  # the last request failed: the trainer does not wait for another one
+
+    def take(self, nbytes: int) -> Borrowed | None:
+        """What is ready, if it is large enough."""
+        with self._changed:
+            ready = self._ready
+            if ready is None or ready.segment.size < nbytes:
+                return None
+            self._ready = None
+            return ready
+
+    def put_back(self, borrowed: Borrowed) -> None:
+        """It was not filled after all."""
+        with self._changed:
+            if self._ready is None and borrowed.nonce == self.nonce and not borrowed.offered:
+                self._ready = borrowed
+
+    def fetch(self, address: str, nbytes: int, timeout_s: float, *, recycled: bool, patient: bool) -> None:
+        """Ask for memory, unless there is some or someone asks already. It is no error if there is none to be had.
+
+        Args:
+            timeout_s: for everything.
+            recycled: only memory that the relay has already, so that its need does not grow.
+            patient: ask even if the last request failed.
+        """
+        with self._changed:
+            fits = self._ready is not None and self._ready.segment.size >= nbytes and address == self._address
+            if self._busy or self._closed or fits or address == self._elsewhere or (self._doubtful and not patient):
+                return
+            self._busy = True
+        failed = True
+        try:
+            self._ask(address, nbytes, timeout_s, recycled)
+            failed = False
+        except (ParamServerError, OSError) as error:  # the publisher has memory of its own
+            _log.info("the relay %s lends no memory: %s", address, error)
+            self._drop()
+        finally:
+            with self._changed:
+                self._busy, self._doubtful = False, failed
+
+    def close(self) -> None:
+        """Give everything back but what was offered."""
+        with self._changed:
+            self._closed, self._ready = True, None
+            if self._channel is not None:
+                self._channel.shutdown()
+            if not self._busy:
+                self._drop()
+        self._mapped.close()
+
+    def _ask(self, address: str, nbytes: int, timeout_s: float, recycled: bool) -> None:
+        channel = self._open(address, timeout_s)
+        if channel is None:
+            return
+        with self._changed:
+            small, self._ready = self._ready, None
+        if small is not None:
+            channel.request({"op": "unstage", "loan": small.id}, timeout_s)
+        answer = channel.request({"op": "stage", "nbytes": nbytes, "recycled": recycled}, timeout_s)
+        loan = answer.get("loan")
+        if loan is None:
+            return
+        if type(loan) is not int:
+            raise ProtocolError(f"the relay {address} lent {str(loan)[:40]!r}, expected the number of a loan")
+        segment = self._mapped.map(str(answer.get("segment")), self.nonce, answer.get("generation"), nbytes, address)
+        with self._changed:
+            if not self._closed:
+                self._ready = Borrowed(loan, segment, self.nonce)
+
+    def _open(self, address: str, timeout_s: float) -> Channel | None:
+        """The connection to a relay of this host; None if it is elsewhere."""
+        if self._channel is not None and address == self._address and not self._channel.readable(0):
+            return self._channel
+        self._drop()
+        channel, welcome = connect(
+            self._machine, address, token=self._token, timeout_s=min(timeout_s, HANDSHAKE_S), stall_s=timeout_s
+        )
+        owner, nonce = str(welcome.get("owner_segment")), str(welcome.get("nonce"))
+        ours = self._machine.owner_nonce(owner) if owner.startswith(PREFIX) and "/" not in owner else None
+        if ours is None or ours != nonce:
+            channel.close()
+            self._elsewhere = address
+            return None
+        with self._changed:
+            self._channel, self._address, self.nonce = channel, address, nonce
+        return channel
+
+    def _drop(self) -> None:
+        with self._changed:
+            if self._channel is not None:
+                self._channel.close()
+            self._channel, self._ready, self._address, self.nonce = None, None, "", ""
