@@ -11,7 +11,8 @@ from simulation.world import TOKEN, Relay, World
 
 from tailrace.paramserver.clients.publisher import Publisher
 from tailrace.paramserver.clients.reader import RelayReader
-from tailrace.paramserver.errors import LeaseExpired, ParamServerError
+from tailrace.paramserver.errors import LeaseExpired, ParamServerError, VersionRetired
+from tailrace.paramserver.machine.protocol import Machine
 from tailrace.paramserver.relays.server import RelayServer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S
 
@@ -32,6 +33,7 @@ def start_relay(world: World, index: int) -> Relay:
             slots=schedule.slots,
             slot_timeout_s=SLOT_TIMEOUT_S,
             stall_s=STALL_S,
+            codecs=schedule.codecs,
             machine=world.machine(process),
         ) as server:
             relay.address, relay.cleaned = server.address, server.cleaned
@@ -76,6 +78,7 @@ def start_publisher(world: World, index: int) -> Process:
             chunk_bytes=schedule.chunk_bytes,
             slot_timeout_s=SLOT_TIMEOUT_S,
             stall_s=STALL_S,
+            codecs=schedule.codecs,
             machine=machine,
         )
         world.staging += [staged.memory for staged in publisher._staged]
@@ -86,6 +89,8 @@ def start_publisher(world: World, index: int) -> Process:
                 publisher.retarget(master)
 
         obeying = machine.spawn(obey, "orders")
+        if index:
+            _settle(world, publisher, machine, index)
         start = scheduler.now
         for publication in schedule.publications[index]:
             machine.sleep(max(0.0, start + publication.at_s - scheduler.now))
@@ -106,17 +111,60 @@ def start_publisher(world: World, index: int) -> Process:
 
 
 def _publish(world: World, publisher: Publisher, index: int, publication: Publication) -> None:
-    weights = world.oracle.publish(index, publication.version, publication.sizes)
+    sealed = publication.sealed_s is not None
+    weights = world.oracle.publish(index, publication.version, publication.sizes, sealed=sealed)
     world.scheduler.note(f"publishes version {publication.version}: {sum(publication.sizes)} bytes")
     world.newest = (index, publication.version)
     with within(world, 0.0, "Publisher.publish"):
-        publisher.publish(publication.version, list(weights.items()))
+        publisher.publish(publication.version, list(weights.items()), sealed=sealed)
+    if publication.sealed_s is not None:
+        machine = world.machine(world.scheduler.current.process)
+        machine.spawn(lambda: _reveal(world, publisher, index, publication), "reveal")
     if publication.wait_s is not None:
         try:
             with within(world, publication.wait_s, "Publisher.wait"):
                 publisher.wait(publication.version, publication.wait_s)
         except ParamServerError as error:
             world.judge(f"waited for version {publication.version}", error)
+
+
+def _settle(world: World, publisher: Publisher, machine: Machine, index: int) -> None:
+    """A trainer that follows a dead one decides about what that one left sealed: durable after all, or undone."""
+    for version in world.oracle.sealed(index - 1):
+        durable = world.schedule.seed % 2 == 0
+        if durable:
+            world.oracle.reveal(index - 1, version)
+        for _ in range(10):
+            try:
+                (publisher.reveal if durable else publisher.retire)(version, timeout_s=STALL_S)
+            except VersionRetired:
+                break
+            except ParamServerError as error:
+                world.judge(f"settled the sealed version {version}", error)
+                machine.sleep(0.3)
+            else:
+                world.scheduler.note(f"{'revealed' if durable else 'retired'} the sealed version {version}")
+                break
+
+
+def _reveal(world: World, publisher: Publisher, index: int, publication: Publication) -> None:
+    """The checkpoint of a version is durable: it is revealed, again and again until a master does it."""
+    machine, scheduler, version = world.machine(world.publishers[-1]), world.scheduler, publication.version
+    machine.sleep(publication.sealed_s or 0.0)
+    world.oracle.reveal(index, version)
+    deadline = scheduler.now + 30.0
+    while scheduler.now < deadline:
+        try:
+            with within(world, CONNECT_S + STALL_S, "Publisher.reveal"):
+                publisher.reveal(version, timeout_s=STALL_S)
+        except ParamServerError as error:
+            world.judge(f"revealed version {version}", error)
+            if isinstance(error, VersionRetired) and world.newest != (index, version):
+                return
+        else:
+            scheduler.note(f"revealed version {version}")
+            return
+        machine.sleep(0.3)
 
 
 def start_reader(world: World, index: int, plan: ReaderPlan) -> Process:
@@ -126,22 +174,31 @@ def start_reader(world: World, index: int, plan: ReaderPlan) -> Process:
         machine = world.machine(process)
         machine.sleep(plan.at_s)
         reader, at = None, ""
+
+        def known() -> list[str]:
+            relays = [world.relays[index] for index in (plan.relay, *plan.others)]
+            return [relay.address for relay in relays if relay.address]
+
         for pause_s, stay_s, more_s, wait_s, verify, next_one in plan.rounds:
             machine.sleep(pause_s)
             relay = world.relays[plan.relay]
-            if reader is None or relay.address != at:  # it has begun a new life elsewhere
+            if reader is None or (relay.address != at and not plan.others):  # it has begun a new life elsewhere
                 if reader is not None:
                     reader.close()
                 at = relay.address or at
                 if not at:
                     continue
                 reader = RelayReader(
-                    at, token=TOKEN, same_host=False if plan.pulls else None, stall_s=STALL_S, machine=machine
+                    known if plan.others else at,
+                    token=TOKEN,
+                    same_host=False if plan.pulls else None,
+                    stall_s=STALL_S,
+                    machine=machine,
                 )
             try:
                 _read(world, reader, stay_s, stay_s + more_s, wait_s, verify, next_one, plan)
             except ParamServerError as error:
-                shared = not plan.pulls and plan.host == world.schedule.hosts[plan.relay]
+                shared = not plan.pulls and not plan.others and plan.host == world.schedule.hosts[plan.relay]
                 world.judge("reading", error, pulling=not shared)
         if reader is not None:
             reader.close()

@@ -72,6 +72,11 @@ class SimulatedSegments:
         """See `Segments`."""
         self._memory.segments.pop(f"{self._base}-{slot}", None)
 
+    def remove(self, slot: int) -> None:
+        """See `Segments`."""
+        if not self._process.dead:
+            self._memory.segments.pop(f"{self._base}-{slot}", None)
+
     def introduction(self) -> dict[str, str]:
         """See `Segments`."""
         return {"owner_segment": self._owner_name, "nonce": self._nonce}

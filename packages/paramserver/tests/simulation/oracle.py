@@ -13,34 +13,47 @@ Contents = dict[str, bytes]
 
 
 @functools.cache
-def _bytes(publisher: int, version: int, tensor: int, size: int) -> bytes:
-    """Bytes that tell the version, who published it, and where they belong."""
-    return random.Random(f"{publisher} {version} {tensor}").randbytes(size)
-
-
-def contents(publisher: int, version: int, sizes: tuple[int, ...]) -> Contents:
-    """The tensors of a version."""
-    return {f"w{i}": _bytes(publisher, version, i, size) for i, size in enumerate(sizes)}
+def _bytes(publisher: int, version: int, tensor: int, size: int, alike: bool) -> bytes:
+    """Bytes that tell the version, who published it, and where they belong; or few of them, for a codec to find."""
+    own = random.Random(f"{publisher} {version} {tensor}").randbytes(size)
+    if not alike:
+        return own
+    same = random.Random(f"{tensor}").randbytes(size)
+    return b"".join((own if start % 96 == 0 else same)[start : start + 8] for start in range(0, size, 8))
 
 
 class Oracle:
     """Compares what is shown with what was published."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, alike: bool = False) -> None:
+        self._alike = alike
+        self._sealed: set[tuple[int, int]] = set()
         self._published: dict[int, list[tuple[int, Contents]]] = {}
         self._keys: dict[tuple[int, int], int] = {}
 
-    def publish(self, publisher: int, version: int, sizes: tuple[int, ...]) -> Contents:
+    def publish(self, publisher: int, version: int, sizes: tuple[int, ...], *, sealed: bool = False) -> Contents:
         """The weights of a version that goes out now."""
-        weights = contents(publisher, version, sizes)
+        weights = {f"w{i}": _bytes(publisher, version, i, size, self._alike) for i, size in enumerate(sizes)}
+        if sealed:
+            self._sealed.add((publisher, version))
         self._published.setdefault(version, []).append((publisher, weights))
         return weights
+
+    def reveal(self, publisher: int, version: int) -> None:
+        """From now on it may be seen."""
+        self._sealed.discard((publisher, version))
+
+    def sealed(self, publisher: int) -> list[int]:
+        """Versions that a publisher has not revealed, in order."""
+        return sorted(version for who, version in self._sealed if who == publisher)
 
     def wrong(self, key: tuple[int, int], found: Mapping[str, bytes]) -> str | None:
         """What is wrong with these tensors, shown as the version and stamp `key`; None if nothing is."""
         candidates = self._published.get(key[0], [])
         for publisher, expected in candidates:
             if found == expected:
+                if (publisher, key[0]) in self._sealed:
+                    return f"version {key[0]} of publisher {publisher} is still sealed"
                 known = self._keys.setdefault(key, publisher)
                 return None if known == publisher else f"{key} is of publisher {known} and of {publisher}"
         if not candidates:

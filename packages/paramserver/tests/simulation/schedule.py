@@ -11,12 +11,19 @@ SLOT_TIMEOUT_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A version to publish: `sizes` are of its tensors in bytes. `wait_s`: how long its publisher waits for it, or None."""
+    """A version to publish.
+
+    Args:
+        sizes: of its tensors in bytes.
+        wait_s: how long its publisher waits for it, or None.
+        sealed_s: it is revealed so much later, or published for all to see.
+    """
 
     at_s: float
     version: int
     sizes: tuple[int, ...]
     wait_s: float | None
+    sealed_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,8 @@ class ReaderPlan:
     """A reader on a host. Near a relay it reads shared memory.
 
     Args:
+        relay: that it prefers.
+        others: that it turns to when that one fails; nobody else if it is alone.
         pulls: over the network in any case.
         rounds: pause before, lease duration, how much longer it holds it than it stays, wait for the version, checksums
             compared, and whether it waits for the version after the newest.
@@ -31,6 +40,7 @@ class ReaderPlan:
 
     host: str
     relay: int
+    others: tuple[int, ...]
     at_s: float
     pulls: bool
     rounds: tuple[tuple[float, float, float, float, bool, bool], ...]
@@ -78,6 +88,8 @@ class Schedule:
     faults: tuple[Fault, ...]
     detect_s: float
     grouped: bool  # a relay group repairs, or a script
+    codecs: tuple[str, ...]
+    alike: bool  # versions differ in few of their bytes
 
     def describe(self) -> str:
         """The schedule as text."""
@@ -86,7 +98,7 @@ class Schedule:
             f"{self.slots} slots, chunks of {self.chunk_bytes} bytes, {self.bandwidth:.0f} bytes/s, "
             f"latency {self.latency_s:.4f} s, buffers of {self.capacity} bytes, short {self.short}, "
             f"preemption {self.preempt}, detection {self.detect_s:.2f} s, "
-            f"repaired by {'a group' if self.grouped else 'a script'}",
+            f"repaired by {'a group' if self.grouped else 'a script'}, codecs {self.codecs}",
             *(f"  publisher {i} on {self.publisher_hosts[i]}: {p}" for i, ps in enumerate(self.publications) for p in ps),
             *(f"  reader {i}: {reader}" for i, reader in enumerate(self.readers)),
             *(f"  fault: {fault}" for fault in self.faults),
@@ -127,6 +139,8 @@ def draw(seed: int) -> Schedule:
         faults=tuple(faults),
         detect_s=rng.choice([0.05, 0.3, 1.0]),
         grouped=rng.random() < 0.4,
+        codecs=rng.choice([(), (), ("delta",)]),
+        alike=rng.random() < 0.5,
     )
 
 
@@ -136,11 +150,13 @@ def _first(faults: list[Fault], index: int) -> bool:
 
 def _publications(rng: random.Random, publisher: int, sizes: tuple[int, ...]) -> tuple[Publication, ...]:
     at, version, drawn = 0.2, 0 if publisher == 0 else rng.choice([0, 1, 2, 5]), list[Publication]()
+    sealing = rng.random() < 0.3
     for _ in range(rng.choice([1, 2, 3])):
         at += rng.choice([0.0, 0.01, 0.2, 0.7]) * rng.random() * 2
         # Sometimes another layout: that must not meet what is left of the one before.
         some = sizes if rng.random() < 0.8 else (*sizes[1:], rng.choice([40, 300, 2000]))
-        drawn.append(Publication(round(at, 4), version, some, rng.choice([None, 0.1, 3.0])))
+        sealed_s = round(rng.choice([0.02, 1.0]) * rng.random(), 4) if sealing and rng.random() < 0.7 else None
+        drawn.append(Publication(round(at, 4), version, some, rng.choice([None, 0.1, 3.0]), sealed_s))
         version += rng.choice([1, 1, 1, 2])
     return tuple(drawn)
 
@@ -159,7 +175,10 @@ def _reader(rng: random.Random, hosts: tuple[str, ...]) -> ReaderPlan:
         )
         for _ in range(rng.choice([1, 2, 3, 4]))
     )
-    return ReaderPlan(host, relay, round(rng.random() * 2, 4), rng.random() < 0.3, rounds)
+    others = [index for index in range(len(hosts)) if index != relay]
+    rng.shuffle(others)
+    some = tuple(others[:2]) if rng.random() < 0.4 else ()
+    return ReaderPlan(host, relay, some, round(rng.random() * 2, 4), rng.random() < 0.3, rounds)
 
 
 def _fault(rng: random.Random, hosts: tuple[str, ...]) -> Fault:

@@ -64,7 +64,7 @@ class World:
             capacity=schedule.capacity,
             short=schedule.short,
         )
-        self.oracle = Oracle()
+        self.oracle = Oracle(alike=schedule.alike)
         self.memories: dict[str, SharedMemory] = {}
         self.relays: dict[int, Relay] = {}
         self.publishers: list[Process] = []
