@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from tailrace.paramserver import Publisher, RelayReader, VersionNotYet
+from tailrace.paramserver import PortInUse, Publisher, RelayReader, VersionNotYet
 from tailrace.paramserver.bridges.errors import (
     BridgeStateInvalid,
     EngineRefused,
@@ -155,6 +155,18 @@ def test_versions_arrive_in_buckets_whole_and_named(server, adapter, place):
     assert sglang.update(reader, timeout_s=60) == 5
 
 
+def test_the_group_is_met_on_the_given_address_only(adapter, place):
+    publisher, reader = place
+    publisher.publish(1, weights_of(1).items())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    adapter(port=port).update(reader, 1, timeout_s=60)
+    socket.create_connection(("127.0.0.1", port), 5).close()
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.2", port), 5)
+
+
 @pytest.mark.parametrize("pause", ["abort", "in_place"])
 def test_requests_under_way_can_be_treated_in_another_way(server, adapter, place, pause):
     publisher, reader = place
@@ -262,6 +274,14 @@ def test_a_wrong_key_a_wrong_body_and_a_wrong_url_are_refused(server, adapter, p
     for url in ("127.0.0.1:30000", "ftp://127.0.0.1", "http://", "http://a?b=c"):
         with pytest.raises(BridgeStateInvalid, match="expected http"):
             SGLangServer(url)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"port {port} of 127.0.0.1 in use"):
+            adapter(port=port).update(reader, 1, timeout_s=5)
+    with pytest.raises(BridgeStateInvalid, match="name an address of this host"):
+        adapter(host="192.0.2.1").update(reader, 1, timeout_s=5)
     with pytest.raises(BridgeStateInvalid, match="bucket_bytes"):
         SGLangServer(server.url, bucket_bytes=0)
 

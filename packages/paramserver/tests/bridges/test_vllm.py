@@ -96,7 +96,7 @@ class Engine:
 
 
 @pytest.fixture(scope="module")
-def in_process():
+def build(tmp_path_factory):
     environment = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
@@ -108,23 +108,26 @@ def in_process():
         os.environ.setdefault(name, value)
     register()
     register()
-    yield
+    engines = []
+
+    def make(*, tied):
+        folder = tmp_path_factory.mktemp("models")
+        models = [save_model(folder / str(seed), seed, tied=tied) for seed in (1, 2, 3)]
+        engines.append(Engine(folder / "1"))
+        return engines[-1], models
+
+    yield make
+    for engine in engines:  # all at the end: the first that goes takes vLLM's process groups with it
+        engine.llm.llm_engine.engine_core.shutdown()
     torch.set_num_threads = set_num_threads  # vLLM on CPU replaces it by one that does nothing
     for name, value in before.items():
         if value is None:
             os.environ.pop(name, None)
 
 
-def build(folder, *, tied):
-    models = [save_model(folder / str(seed), seed, tied=tied) for seed in (1, 2, 3)]
-    return Engine(folder / "1"), models
-
-
 @pytest.fixture(scope="module")
-def built(in_process, tmp_path_factory):
-    engine, models = build(tmp_path_factory.mktemp("tied"), tied=True)
-    yield engine, models
-    engine.llm.llm_engine.engine_core.shutdown()
+def built(build):
+    return build(tied=True)
 
 
 @pytest.fixture
@@ -154,15 +157,6 @@ def test_new_weights_of_a_tied_model_are_served_and_the_old_are_not(trained):
     engine, models, publisher, _ = trained
     assert engine.gap(models[0]) < TOLERANCE
     check_versions(engine, models, publisher)
-
-
-def test_new_weights_of_an_untied_model_are_served_and_the_old_are_not(in_process, serve, token, tmp_path):
-    engine, models = build(tmp_path, tied=False)
-    relay = serve()
-    with Publisher(relay.address, token=token) as publisher:
-        engine.connect(relay, token)
-        check_versions(engine, models, publisher)
-    engine.llm.llm_engine.engine_core.shutdown()
 
 
 def test_a_version_by_the_trainers_parameter_names_is_enough(trained, token):
@@ -239,3 +233,11 @@ def test_an_engine_that_cannot_reach_its_relay_says_so(built, serve, token, monk
     monkeypatch.setenv("TAILRACE_RELAY_TOKEN", token)
     engine.connect(relay, None)
     engine.llm.shutdown_weight_transfer_engine()
+
+
+def test_new_weights_of_an_untied_model_are_served_and_the_old_are_not(build, serve, token):
+    engine, models = build(tied=False)
+    relay = serve()
+    with Publisher(relay.address, token=token) as publisher:
+        engine.connect(relay, token)
+        check_versions(engine, models, publisher)

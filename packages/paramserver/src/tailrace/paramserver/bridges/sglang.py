@@ -36,7 +36,7 @@ from tailrace.paramserver.bridges.errors import (
 )
 from tailrace.paramserver.bridges.http_calls import HttpCalls
 from tailrace.paramserver.bridges.newest import lease_version
-from tailrace.paramserver.bridges.sglang_group import SourceGroup, free_port
+from tailrace.paramserver.bridges.sglang_group import SourceGroup, listen
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import ParamServerError
@@ -114,8 +114,9 @@ class SGLangServer:
 
         Raises:
             WeightsMismatch: the version lacks one of `check_names`. The server is unchanged.
-            EngineUnreachable, EngineTimeout, EngineRefused: the server does not take it; the message says whether it is
-                unchanged, or paused with parts of two versions.
+            EngineUnreachable, EngineTimeout, EngineRefused: the server does not take it; if it stays paused with parts of
+                two versions, the message says so, else it is unchanged.
+            PortInUse, BridgeStateInvalid: `host` and `port` cannot be listened on, or the server has other parallelism.
             ParamServerError: what `RelayReader.lease` raises.
         """
         deadline, touched = HOST.now() + timeout_s, False
@@ -168,23 +169,24 @@ class SGLangServer:
         if self._group is not None:
             return self._group
         self._groups += 1
-        name, port = f"tailrace-{os.getpid()}-{id(self):x}-{self._groups}", self._port or free_port(self._host)
+        name = f"tailrace-{os.getpid()}-{id(self):x}-{self._groups}"
+        listener = listen(self._host, self._port)
+        port = listener.getsockname()[1]
         world_size = 1 + int(info["tp_size"])
         body = {"master_address": self._host, "master_port": port, "rank_offset": 1, "world_size": world_size}
         body |= {"group_name": name, "backend": self._backend}
         wait_s = max(min(deadline - HOST.now(), _MEET_S), 0.001)
         asked = _started(lambda: self._call("POST", "/init_weights_update_group", body, wait_s), "sglang init")
-        met = _started(
-            lambda: SourceGroup(self._host, port, world_size, name, self._backend, wait_s), "sglang rendezvous"
-        )
+        met = _started(lambda: SourceGroup(listener, world_size, name, self._backend, wait_s), "sglang meeting")
         futures: list[Future[Any]] = [asked, met]
         wait(futures, timeout=2 * wait_s, return_when=FIRST_EXCEPTION)
-        if _has_failed(asked):
+        if not asked.done() or not met.done() or asked.exception() is not None:
             met.add_done_callback(_close_late)
-            asked.result()
-        self._group = met.result(timeout=0.0) if met.done() else None
-        if self._group is None or not asked.done():
+            for future in (asked, met):  # why, if one of the two knows
+                if _has_failed(future):
+                    future.result()
             raise EngineTimeout(f"the server's ranks did not meet us on {self._host}:{port} in {wait_s:.3g} s")
+        self._group = met.result()
         return self._group
 
     def _pause_and_begin(self, deadline: float) -> bool:

@@ -7,11 +7,13 @@ same keys. Only sizes and bytes travel in it.
 from __future__ import annotations
 
 import datetime
+import errno
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tailrace.paramserver.bridges.errors import EngineTimeout, EngineUnreachable
+from tailrace.paramserver.bridges.errors import BridgeStateInvalid, EngineTimeout, EngineUnreachable
+from tailrace.paramserver.errors import PortInUse
 from tailrace.paramserver.machine.host import HOST
 
 _POLL_S = 0.001
@@ -22,8 +24,7 @@ class SourceGroup:
     """Rank 0 of a process group of its own, which needs no default group.
 
     Args:
-        host: address of this host that the server can reach.
-        port: to meet on.
+        listener: socket on which the ranks meet, bound to an address that the server can reach; it is taken over.
         world_size: ranks, ours included.
         name: of the group.
         backend: "gloo" sends from this host's memory; "nccl" needs a GPU here, other than the server's.
@@ -31,16 +32,21 @@ class SourceGroup:
 
     Raises:
         EngineTimeout: not all ranks came in time.
+        EngineUnreachable: the group cannot be made.
     """
 
-    def __init__(self, host: str, port: int, world_size: int, name: str, backend: str, timeout_s: float) -> None:
+    def __init__(self, listener: socket.socket, world_size: int, name: str, backend: str, timeout_s: float) -> None:
+        import torch
         import torch.distributed.distributed_c10d as c10d
 
         self.name, self._backend = name, backend
-        timeout = datetime.timedelta(seconds=timeout_s)
+        timeout, deadline = datetime.timedelta(seconds=timeout_s), HOST.now() + timeout_s
+        host, port = listener.getsockname()[:2]
         try:
-            store, _, _ = next(c10d.rendezvous(f"tcp://{host}:{port}", 0, world_size, timeout=timeout))
-            store.set_timeout(timeout)
+            # Like the rendezvous of tcp://host:port, but for where it listens: torch would do so on every interface.
+            store = torch.distributed.TCPStore(
+                host, port, world_size, True, timeout, master_listen_fd=listener.detach()
+            )
             self._group, _ = c10d._new_process_group_helper(
                 world_size,
                 0,
@@ -51,7 +57,8 @@ class SourceGroup:
                 timeout=timeout,
             )
         except (RuntimeError, ValueError) as error:  # torch's DistError is a RuntimeError
-            raise EngineTimeout(
+            kind = EngineTimeout if HOST.now() >= deadline else EngineUnreachable
+            raise kind(
                 f"the {world_size - 1} ranks of the server did not meet us on {host}:{port} in {timeout_s:.3g} s: {error}"
             ) from error
         c10d._world.pg_group_ranks[self._group] = {rank: rank for rank in range(world_size)}
@@ -99,8 +106,21 @@ class SourceGroup:
         dist.destroy_process_group(self._group)
 
 
-def free_port(host: str) -> int:
-    """A port on this host that nobody listens on just now."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on this address and no other; port 0 takes a free one.
+
+    Raises:
+        PortInUse: another process listens there.
+        BridgeStateInvalid: it is no address of this host.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(f"found the port {port} of {host} in use, expected a free one; port 0 takes one") from error
+        raise BridgeStateInvalid(f"cannot listen on {host}:{port}: {error}; name an address of this host") from error
+    return listener

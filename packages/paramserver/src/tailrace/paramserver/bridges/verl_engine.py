@@ -43,7 +43,8 @@ class RelayCheckpointEngine:
         name: of the relays on their hosts; give each run on a host another one.
         host: address that this worker's relay listens on; None takes the node's from Ray.
         rollout_dtype: name of the dtype to cast floating-point weights to before they are published; None sends as is.
-        device: where received weights go; None leaves them in the relay's memory, as views without a copy.
+        device: where received weights go; None leaves them in the relay's memory, as views without a copy. Take "cuda"
+            where verl hands weights larger than its bucket to vLLM, which it does from GPU memory only.
         timeout_s: how long to wait for an update's version.
         hold_s: how long a relay keeps a version for a worker, from `receive_weights` to `finalize`.
     """
