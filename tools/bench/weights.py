@@ -64,9 +64,9 @@ def moved(nbytes: int) -> large.Moved:
     print(f"\n{found.nbytes / 2**30:.2f} GiB from a publisher over a relay to a reader: {found.seconds:.1f} s")
     print(f"  {'process':<46} {'private MiB':>12} {'shared MiB':>12}   limit")
     limits = {
-        "publisher": "one tensor; staging is shared memory",
-        "relay": "none; the slot is shared memory",
-        "reader": "two tensors; it reads the slot",
+        "publisher": "two tensors of 64 MiB; staging is shared",
+        "relay": "none; staging and slot are shared",
+        "reader": "two tensors of 64 MiB; it reads the slot",
     }
     for name, private in found.private_mib.items():
         print(f"  {name:<46} {private:>12.0f} {found.shared_mib[name]:>12.0f}   {limits[name]}")

@@ -1,8 +1,9 @@
 """A model that hardly fits: publisher to relay to reader, each a process, with the memory that each takes for itself.
 
-The publisher's staging and the relay's slot are the two copies of it on this machine, both shared memory. The reader leases
-and verifies all of it in place, then copies it out tensor by tensor into one buffer that it uses again. `private` is the
-most anonymous memory that a process had, `shared` the most that it had mapped of shared memory.
+The publisher's staging and the relay's slot are the two copies of it on this machine, both shared memory: the relay copies
+from the staging, so it maps both. The reader leases and verifies all of it in place, then copies it out tensor by tensor,
+verified again, into one buffer that it uses again. `private` is the most anonymous memory that a process had, `shared` the
+most that it had mapped of shared memory.
 
 As a script it is one of the three processes: publisher or reader.
 """
@@ -118,8 +119,8 @@ def _tensors(nbytes: int) -> Iterator[tuple[str, RawTensor]]:
         yield f"layer.{number}", RawTensor("uint8", (_TENSOR,), _content(number))
 
 
-def _content(number: int) -> bytearray:
-    return bytearray(number.to_bytes(8, "little") * (_TENSOR // 8))
+def _content(number: int) -> bytes:
+    return number.to_bytes(8, "little") * (_TENSOR // 8)
 
 
 def main() -> None:
