@@ -87,7 +87,7 @@ def test_baselines_differ_from_laminar_in_their_policies() -> None:
 def test_splits_of_staleflow_leave_devices_for_both() -> None:
     for model in MODELS.values():
         assert all(0 < trainer < model.gpus for trainer in model.trainers)
-    assert detailed(quick=False).config() == Point("staleflow").config()
+    assert detailed().config() == Point("staleflow").config()
 
 
 def test_a_trial_changes_parameters_only_within_it() -> None:

@@ -30,12 +30,10 @@ def measures(*, quick: bool) -> dict[str, Measure]:
     for name, system in (("verl", SYNCHRONOUS), ("pipeline", ONE_STEP), ("async", ASYNC)):
         found[f"SF-E2E-{name}"] = Measure(_needed("staleflow", system, quick=quick), _ratios(system, quick))
     found["SF-E2E-mono"] = Measure(_needed("staleflow", ASYNC, quick=quick), lambda lab: [_monotone(lab, quick=quick)])
-    ablation = {name: _ablated(name, quick=quick) for name in ("", "R", "S", "M", "RSM")}
-    async_ = detailed(quick=quick, system=ASYNC)
+    ablation = {name: _ablated(name) for name in ("", "R", "S", "M", "RSM")}
+    async_ = detailed(ASYNC)
     found["SF-ABL-order"] = Measure([*ablation.values(), async_], lambda lab: [_ablation(lab, ablation, async_)])
-    redundant = [
-        _redundant(quick=quick, groups=groups, samples=samples) for groups, samples in ((0, 0), (8, 0), (0, 1))
-    ]
+    redundant = [_redundant(groups=groups, samples=samples) for groups, samples in ((0, 0), (8, 0), (0, 1))]
     found["SF-RED-effect"] = Measure(redundant, lambda lab: [_redundancy(lab, redundant)])
     series = _series(quick=quick)
     found["SF-SCAL"] = Measure(
@@ -111,11 +109,11 @@ def _averages(found: Found, *, quick: bool) -> list[tuple[str, bool]]:
     ]
 
 
-def _ablated(kept: str, *, quick: bool) -> Point:
+def _ablated(kept: str) -> Point:
     """StaleFlow with only some of its three strategies (configs/staleflow/vanilla*.toml)."""
     vanilla = {"R": ("routing", "least-loaded"), "S": ("sync", "interrupting"), "M": ("relocation", "none")}
     settings = {f"pipeline__{axis}": name for letter, (axis, name) in vanilla.items() if letter not in kept}
-    return detailed(quick=quick).over(**settings)
+    return detailed().over(**settings)
 
 
 def _ablation(found: Found, ablation: dict[str, Point], async_: Point) -> bool:
@@ -124,10 +122,10 @@ def _ablation(found: Found, ablation: dict[str, Point], async_: Point) -> bool:
     return alike and all(speeds[one] > speeds[""] for one in "RSM") and speeds["RSM"] == max(speeds.values())
 
 
-def _redundant(*, quick: bool, groups: int, samples: int) -> Point:
+def _redundant(*, groups: int, samples: int) -> Point:
     if not groups and not samples:
-        return detailed(quick=quick)
-    return detailed(quick=quick).over(
+        return detailed()
+    return detailed().over(
         pipeline__batching__name="redundant",
         pipeline__batching__surplus_groups=groups,
         pipeline__batching__surplus_samples=samples,
