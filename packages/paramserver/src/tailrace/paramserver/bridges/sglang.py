@@ -23,16 +23,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
+from tailrace.paramserver.bridges.background import has_failed, started
+from tailrace.paramserver.bridges.buckets import buckets_of, check_names, named
 from tailrace.paramserver.bridges.errors import (
     BridgeError,
     BridgeStateInvalid,
     EngineRefused,
     EngineTimeout,
-    WeightsMismatch,
 )
 from tailrace.paramserver.bridges.http_calls import HttpCalls
 from tailrace.paramserver.bridges.newest import lease_version
@@ -41,13 +42,11 @@ from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import ParamServerError
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.manifest import TensorSpec
 
 _log = logging.getLogger(__name__)
 _BUCKET_BYTES = 256 << 20
 _MEET_S = 60.0
 _CLEAN_UP_S = 10.0
-_T = TypeVar("_T")
 
 Pause = Literal["abort", "retract", "in_place"]
 
@@ -123,7 +122,7 @@ class SGLangServer:
         try:
             with lease_version(reader, version, timeout_s=timeout_s, hold_s=hold_s) as weights:
                 if self._check_names is not None:
-                    _check_names(weights, self._check_names)
+                    check_names(weights, self._check_names)
                 group = self._join(deadline)
                 session = self._pause_and_begin(deadline)
                 touched = True
@@ -176,14 +175,14 @@ class SGLangServer:
         body = {"master_address": self._host, "master_port": port, "rank_offset": 1, "world_size": world_size}
         body |= {"group_name": name, "backend": self._backend}
         wait_s = max(min(deadline - HOST.now(), _MEET_S), 0.001)
-        asked = _started(lambda: self._call("POST", "/init_weights_update_group", body, wait_s), "sglang init")
-        met = _started(lambda: SourceGroup(listener, world_size, name, self._backend, wait_s), "sglang meeting")
+        asked = started(lambda: self._call("POST", "/init_weights_update_group", body, wait_s), "sglang init")
+        met = started(lambda: SourceGroup(listener, world_size, name, self._backend, wait_s), "sglang meeting")
         futures: list[Future[Any]] = [asked, met]
         wait(futures, timeout=2 * wait_s, return_when=FIRST_EXCEPTION)
         if not asked.done() or not met.done() or asked.exception() is not None:
             met.add_done_callback(_close_late)
             for future in (asked, met):  # why, if one of the two knows
-                if _has_failed(future):
+                if has_failed(future):
                     future.result()
             raise EngineTimeout(f"the server's ranks did not meet us on {self._host}:{port} in {wait_s:.3g} s")
         self._group = met.result()
@@ -209,7 +208,7 @@ class SGLangServer:
         return answer is not None
 
     def _send(self, weights: WeightLease, group: SourceGroup, deadline: float) -> None:
-        buckets = list(_buckets(_named(weights), self._bucket_bytes))
+        buckets = list(buckets_of(named(weights), self._bucket_bytes))
         for index, bucket in enumerate(buckets):
             last = index == len(buckets) - 1
             body: dict[str, Any] = {
@@ -224,17 +223,15 @@ class SGLangServer:
             tensors = [weights[spec.name] for _, spec in bucket]
             asked = self._asked(body, max(deadline - HOST.now(), 0.001))
             try:
-                group.broadcast(tensors, deadline - HOST.now(), lambda asked=asked: _has_failed(asked))  # type: ignore[misc]
+                group.broadcast(tensors, deadline - HOST.now(), lambda asked=asked: has_failed(asked))  # type: ignore[misc]
             except BridgeError:
-                if _has_failed(asked):
+                if has_failed(asked):
                     asked.result()  # why, rather than only that the transfer broke
                 raise
             asked.result()
 
     def _asked(self, body: dict[str, Any], timeout_s: float) -> Future[dict[str, Any]]:
-        return _started(
-            lambda: self._call("POST", "/update_weights_from_distributed", body, timeout_s), "sglang update"
-        )
+        return started(lambda: self._call("POST", "/update_weights_from_distributed", body, timeout_s), "sglang update")
 
     def _leave(self) -> None:
         group, self._group = self._group, None
@@ -253,54 +250,6 @@ class SGLangServer:
         return answer if answer is not None else {}
 
 
-def _started(run: Callable[[], _T], name: str) -> Future[_T]:
-    """Run on a thread of its own, which has a deadline but is not waited for."""
-    future: Future[_T] = Future()
-
-    def fill() -> None:
-        try:
-            future.set_result(run())
-        except BaseException as error:  # it is raised where the result is asked for
-            future.set_exception(error)
-
-    HOST.spawn(fill, name)
-    return future
-
-
 def _close_late(met: Future[SourceGroup]) -> None:
     if met.exception() is None:
         met.result().close()
-
-
-def _has_failed(future: Future[Any]) -> bool:
-    return future.done() and future.exception() is not None
-
-
-def _named(weights: WeightLease) -> Iterator[tuple[str, TensorSpec]]:
-    """Every name and its tensor, those of a tied one too: servers skip the names that they have tied themselves."""
-    specs = {spec.name: spec for spec in weights.manifest.tensors}
-    for name, stored in [(name, name) for name in weights] + list(weights.tied.items()):
-        if specs[stored].nbytes:
-            yield name, specs[stored]
-
-
-def _buckets(named: Iterator[tuple[str, TensorSpec]], bucket_bytes: int) -> Iterator[list[tuple[str, TensorSpec]]]:
-    bucket, size = list[tuple[str, TensorSpec]](), 0
-    for name, spec in named:
-        if bucket and size + spec.nbytes > bucket_bytes:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, spec))
-        size += spec.nbytes
-    if bucket:
-        yield bucket
-
-
-def _check_names(weights: WeightLease, expected: Mapping[str, tuple[int, ...]]) -> None:
-    found = {name: spec.shape for name, spec in _named(weights)}
-    for name, shape in expected.items():
-        if found.get(name) != tuple(shape):
-            raise WeightsMismatch(
-                f"{name!r}: found {list(found[name]) if name in found else 'nothing'} in version {weights.version}, "
-                f"expected {list(shape)}"
-            )

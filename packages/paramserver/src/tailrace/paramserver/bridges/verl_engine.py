@@ -20,6 +20,7 @@ from typing import Any
 
 from tailrace.paramserver.bridges.errors import BridgeStateInvalid
 from tailrace.paramserver.bridges.newest import lease_version
+from tailrace.paramserver.bridges.verl_topology import ADDRESS_VARIABLE, relay_topology
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.publisher import Publisher
 from tailrace.paramserver.clients.reader import RelayReader
@@ -29,7 +30,6 @@ from tailrace.paramserver.relays.process import RelayProcess
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
 
 BACKEND = "tailrace"
-ADDRESS_VARIABLE = "TAILRACE_RELAY_ADDRESS"  # of a relay that runs on this host already
 
 
 class RelayCheckpointEngine:
@@ -104,40 +104,7 @@ class RelayCheckpointEngine:
         Raises:
             BridgeStateInvalid: there is no master, or a host has no relay.
         """
-        if len(metadata) != actor_wg_world_size + rollout_world_size:
-            raise BridgeStateInvalid(
-                f"found metadata of {len(metadata)} workers, expected {actor_wg_world_size} actors "
-                f"and {rollout_world_size} rollout workers"
-            )
-        addresses: dict[str, str] = {}
-        for worker in metadata:
-            if worker["address"] is not None:
-                addresses.setdefault(worker["host"], worker["address"])
-        masters = [worker for worker in metadata[:actor_wg_world_size] if worker["master"]]
-        if len(masters) != 1:
-            raise BridgeStateInvalid(f"found {len(masters)} masters among the actors, expected one")
-        (master,) = masters
-        hosts = dict.fromkeys([master["host"], *(worker["host"] for worker in metadata[actor_wg_world_size:])])
-        lacking = [host for host in hosts if host not in addresses]
-        if lacking:
-            raise BridgeStateInvalid(
-                f"found no relay on the host {lacking[0]}, where one of its name runs that no worker of this run started; "
-                f"stop it, give this run another name, or set {ADDRESS_VARIABLE}"
-            )
-        chain = [addresses[host] for host in hosts]
-
-        def arguments(workers: list[dict[str, Any]], sends: bool) -> dict[str, list[Any]]:
-            return {
-                "address": [chain[0] if worker["master"] else addresses.get(worker["host"]) for worker in workers],
-                "chain": [chain if worker["master"] else None for worker in workers],
-                "sends": [sends] * len(workers),
-                "version": [master["next"]] * len(workers),
-            }
-
-        return (
-            arguments(metadata[:actor_wg_world_size], sends=True),
-            arguments(metadata[actor_wg_world_size:], sends=False),
-        )
+        return relay_topology(actor_wg_world_size, rollout_world_size, metadata)
 
     def init_process_group(self, *, address: str | None, chain: list[str] | None, sends: bool, version: int) -> None:
         """Take what `build_topology` decided for this worker; the master links the relays.
