@@ -1,6 +1,7 @@
 """The coordinator against a small world of relays that do what they are told."""
 
 import random
+import time
 
 import pytest
 
@@ -35,7 +36,7 @@ class World:
     def __init__(self, names="abcd", **options):
         self.coordinator = Coordinator(dead_after_s=DEAD_AFTER, **options)
         self.now, self.log = 0.0, []
-        self.next, self.orders, self.versions, self.arriving = {}, {}, {}, {}
+        self.next, self.orders, self.versions, self.arriving, self.sealed = {}, {}, {}, {}, {}
         for name in names:
             self.tell(Join(name, f"{name}:1", ""))
         for name in names:
@@ -53,7 +54,12 @@ class World:
 
     def hear(self, name, **changes):
         life = changes.get("life", self.coordinator.members[name].life)
-        report = Report(self.versions.get(name, ()), self.arriving.get(name, {}), self.next.get(name, ()))
+        report = Report(
+            self.versions.get(name, ()),
+            self.arriving.get(name, {}),
+            self.next.get(name, ()),
+            self.sealed.get(name, ()),
+        )
         return self.tell(Heard(name, life, changes.get("orders", self.orders.get((name, life), 0)), report))
 
     def beat(self, seconds, *, but=()):
@@ -136,6 +142,14 @@ def test_the_election_takes_the_newest_then_the_most_chunks_then_the_name():
     assert world.of(Retarget) == [Retarget(0, "c", "c:1")]
     assert world.chain == "cbd"
     assert world.next == {"a": ("b:1",), "b": ("d:1",), "c": ("b:1",), "d": ()}
+
+
+def test_a_sealed_version_counts_as_one_that_has_arrived():
+    world = World()
+    world.arriving, world.sealed = {"b": {4: 99}}, {"d": (4,)}
+    world.beat(0.1)
+    world.tell(Lost("a", 1, True, "refused"))
+    assert world.chain == "dbc"
 
 
 def test_the_last_master_is_told_again_when_it_returns():
@@ -266,6 +280,19 @@ def test_after_a_rollback_only_the_newer_publication_of_a_number_is_a_source():
     world.versions = {"a": ((5, 10),), "b": ((5, 20),)}
     world.beat(0.2)
     assert world.tell(Ask("r", "", 5, 99.0)) == [Grant("r", 5, "b", "b:1")]
+
+
+def test_a_tick_is_cheap_in_a_large_group():
+    names = [f"r{index:03}" for index in range(128)]
+    world = World(names)
+    world.versions = {names[0]: ((1, 10),)}
+    for name in names:
+        world.hear(name)
+    start = time.perf_counter()
+    for _ in range(10):
+        world.now += 0.01
+        world.tell(Tick())
+    assert (time.perf_counter() - start) / 10 < 0.05  # it takes about 0.2 ms on an idle core
 
 
 @pytest.mark.parametrize("seed", range(30))

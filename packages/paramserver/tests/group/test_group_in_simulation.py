@@ -33,17 +33,15 @@ def test_the_same_seed_gives_the_same_run():
 def test_relays_behind_a_cut_edge_fetch_round_it(how):
     """The first two relays do not reach each other for a minute, both live: the version takes another way."""
     hosts = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
-    near = [
-        ReaderPlan(hosts[index], relay=index, at_s=40.0, pulls=False, rounds=((0.0, 0.0, 30.0, 0.5, True, False),))
-        for index in (1, 2)
-    ]
+    rounds = ((0.0, 0.0, 30.0, 0.5, True, False),)
+    near = [ReaderPlan(hosts[index], relay=index, others=(), at_s=40.0, pulls=False, rounds=rounds) for index in (1, 2)]
     schedule = replace(
         draw(5),
         grouped=True,
         hosts=hosts,
         publisher_hosts=(hosts[0],),
         skews_s=(0.0,) * 4,
-        publications=((Publication(at_s=1.0, version=0, sizes=(700, 100), wait_s=5.0),),),
+        publications=((Publication(at_s=1.0, version=0, sizes=(700, 100), wait_s=5.0, sealed_s=None),),),
         readers=tuple(near),
         faults=(Fault("cut", 0.5, (0, 1), 60.0, how),),
     )

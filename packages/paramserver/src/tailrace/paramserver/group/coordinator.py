@@ -137,13 +137,14 @@ class Coordinator:
 
     def _heard(self, member: Member, event: Heard, now: float) -> list[Command]:
         joined = not member.lives
-        if event.report.versions != member.report.versions or event.report.arriving != member.report.arriving:
+        moved = joined or event.report.versions != member.report.versions
+        if moved or (event.report.arriving, event.report.sealed) != (member.report.arriving, member.report.sealed):
             member.moved_at = now
         member.state, member.heard_at, member.report, member.why = MemberState.ALIVE, now, event.report, ""
         commands = self._rebuild() if joined else []
         if member.hops is not None and event.orders == member.orders and event.report.next != member.hops:
             commands.append(self._order(member, member.hops))
-        return commands + self._start(self._holdings(member))
+        return commands + (self._start(self._sources()) if moved else [])
 
     def _lost(self, member: Member, event: Lost) -> list[Command]:
         if event.gone:
@@ -206,50 +207,46 @@ class Coordinator:
 
     # Pulls
 
-    def _with(self, member: Member) -> list[Member]:
-        """Living relays that get the same publications: each root stamps its own, and root 0 feeds the other sites."""
+    def _audiences(self) -> list[list[Member]]:
+        """Living relays by what they get: every root stamps its own publications, and root 0 feeds the other sites."""
         trees = () if self.forest is None else self.forest.trees[1:]
-        mine = next((tree for tree in trees if member.name in tree), None)
         others = {name for tree in trees for name in tree}
-        return [m for m in self.living() if (m.name in mine if mine else m.name not in others)]
+        audiences = [[member for member in self.living() if member.name not in others]]
+        return audiences + [[self.members[name] for name in tree if self.members[name].lives] for tree in trees]
 
-    def _newest(self, member: Member) -> tuple[int, int] | None:
-        """Version and stamp of the newest publication that it should have."""
-        held = [key for other in self._with(member) for key in other.report.versions]
-        return max(held, key=lambda key: key[1], default=None)
-
-    def _holdings(self, member: Member) -> list[Assign]:
+    def _sources(self) -> list[Assign]:
         """After a rollback of the trainer one number has two publications: only the newer one is a source."""
-        newest: dict[int, int] = {}
-        for other in self._with(member):
-            for version, stamp in other.report.versions:
+        assigned: list[Assign] = []
+        for audience in self._audiences():
+            newest: dict[int, int] = {}
+            for version, stamp in (key for member in audience for key in member.report.versions):
                 newest[version] = max(stamp, newest.get(version, -1))
-        current = frozenset(version for version, stamp in member.report.versions if newest[version] == stamp)
-        return self._pulls.holds(member.name, current)
+            for member in audience:
+                current = frozenset(version for version, stamp in member.report.versions if newest[version] == stamp)
+                assigned += self._pulls.holds(member.name, current)
+        return assigned
 
     def _fetch_what_is_late(self, now: float) -> list[Command]:
         """A relay that lacks the newest version and gets nothing, whatever is wrong with the edge to it, fetches it."""
+        hops = {} if self.forest is None else self.forest.next_hops()
+        senders = {hop: name for name, into in hops.items() for hop in into}
         fetching = {*self._pulls.assignments, *self._pulls.waiting}
         commands: list[Command] = []
-        for member in self.living():
-            newest = self._newest(member)
-            if newest is None or newest in member.report.versions:
-                member.behind_since = None
-                continue
-            if member.behind_since is None:
-                member.behind_since = now
-            fed = self._predecessor_has(member, newest)
-            patience_s = self._fetch_after_s if fed else _PATIENCE * self._fetch_after_s
-            late = now - max(member.behind_since, member.moved_at) >= patience_s
-            if late and member.name not in fetching:
-                commands += self._start(self._pulls.request(member.name, newest[0], now + self._fetch_timeout_s))
+        for audience in self._audiences():
+            newest = max((key for member in audience for key in member.report.versions), key=_stamp, default=None)
+            for member in audience:
+                if newest is None or newest in member.report.versions:
+                    member.behind_since = None
+                    continue
+                if member.behind_since is None:
+                    member.behind_since = now
+                sender = senders.get(member.name)
+                fed = sender is None or newest in self.members[sender].report.versions
+                patience_s = self._fetch_after_s if fed else _PATIENCE * self._fetch_after_s
+                late = now - max(member.behind_since, member.moved_at) >= patience_s
+                if late and member.name not in fetching:
+                    commands += self._start(self._pulls.request(member.name, newest[0], now + self._fetch_timeout_s))
         return commands
-
-    def _predecessor_has(self, member: Member, key: tuple[int, int]) -> bool:
-        """Else it waits with us: what it fetches comes down to us."""
-        hops = {} if self.forest is None else self.forest.next_hops()
-        sender = next((name for name, into in hops.items() if member.name in into), None)
-        return sender is None or key in self.members[sender].report.versions
 
     def _start(self, pulls: Iterable[Assign | Expire]) -> list[Command]:
         commands: list[Command] = []
@@ -268,3 +265,7 @@ class Coordinator:
                     else Fetch(member.name, member.life, pull.version, source.name, source.address)
                 )
         return commands
+
+
+def _stamp(key: tuple[int, int]) -> int:
+    return key[1]

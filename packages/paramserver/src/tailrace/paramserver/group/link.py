@@ -211,7 +211,8 @@ def read_report(channel: Channel, timeout_s: float) -> Report:
         return Report(
             versions=tuple((int(version), int(stamp)) for version, stamp in versions),
             arriving=arriving,
-            next=tuple(status["hops"]),
+            next=tuple(str(address) for address in status["hops"]),
+            sealed=tuple(int(version) for version in status["sealed"]),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"{channel.peer} sent a status without or with a wrong {error}") from error

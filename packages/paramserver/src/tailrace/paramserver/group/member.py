@@ -9,6 +9,8 @@ from enum import StrEnum
 from tailrace.paramserver.group.messages import Report
 from tailrace.paramserver.group.topology import Progress
 
+_ALL = 2**62  # more chunks than any version has
+
 
 class MemberState(StrEnum):
     """Lifecycle of a relay in a group; owned by `Coordinator`."""
@@ -60,8 +62,9 @@ class Member:
     def progress(self) -> Progress:
         """How far it is, see `topology.elect`."""
         newest = max((stamp for _, stamp in self.report.versions), default=-1)
-        arriving = max(self.report.arriving, default=-1)
-        return (newest, arriving, self.report.arriving.get(arriving, 0))
+        chunks = {**self.report.arriving, **dict.fromkeys(self.report.sealed, _ALL)}
+        arriving = max(chunks, default=-1)
+        return (newest, arriving, chunks.get(arriving, 0))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,13 @@ class Report:
         versions: version and stamp of what is visible, oldest publication first.
         arriving: chunks in place of each version that is arriving.
         next: addresses of its next hops.
+        sealed: versions that are whole but not visible yet.
     """
 
     versions: tuple[tuple[int, int], ...] = ()
     arriving: Mapping[int, int] = field(default_factory=dict)
     next: tuple[str, ...] = ()
+    sealed: tuple[int, ...] = ()
 
 
 # Events. A `life` is the number of a relay's joining: what an earlier life says is not heard any more.
