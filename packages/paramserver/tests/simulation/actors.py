@@ -79,6 +79,7 @@ def start_publisher(world: World, index: int) -> Process:
             slot_timeout_s=SLOT_TIMEOUT_S,
             stall_s=STALL_S,
             codecs=schedule.codecs,
+            borrow_bytes=1 if schedule.borrows else None,
             machine=machine,
         )
         world.staging += [staged.memory for staged in publisher._staged]
@@ -115,7 +116,8 @@ def _publish(world: World, publisher: Publisher, index: int, publication: Public
     weights = world.oracle.publish(index, publication.version, publication.sizes, sealed=sealed)
     world.scheduler.note(f"publishes version {publication.version}: {sum(publication.sizes)} bytes")
     world.newest = (index, publication.version)
-    with within(world, 0.0, "Publisher.publish"):
+    # It never waits for a push. To borrow memory it asks the relay of its host, for half a second at each step.
+    with within(world, 3.0 if world.schedule.borrows else 0.0, "Publisher.publish"):
         publisher.publish(publication.version, list(weights.items()), sealed=sealed)
     if publication.sealed_s is not None:
         machine = world.machine(world.scheduler.current.process)

@@ -90,6 +90,7 @@ class Schedule:
     grouped: bool  # a relay group repairs, or a script
     codecs: tuple[str, ...]
     alike: bool  # versions differ in few of their bytes
+    borrows: bool  # publishers copy into memory that a relay on their host lends
 
     def describe(self) -> str:
         """The schedule as text."""
@@ -98,7 +99,7 @@ class Schedule:
             f"{self.slots} slots, chunks of {self.chunk_bytes} bytes, {self.bandwidth:.0f} bytes/s, "
             f"latency {self.latency_s:.4f} s, buffers of {self.capacity} bytes, short {self.short}, "
             f"preemption {self.preempt}, detection {self.detect_s:.2f} s, "
-            f"repaired by {'a group' if self.grouped else 'a script'}, codecs {self.codecs}",
+            f"repaired by {'a group' if self.grouped else 'a script'}, codecs {self.codecs}, borrows {self.borrows}",
             *(f"  publisher {i} on {self.publisher_hosts[i]}: {p}" for i, ps in enumerate(self.publications) for p in ps),
             *(f"  reader {i}: {reader}" for i, reader in enumerate(self.readers)),
             *(f"  fault: {fault}" for fault in self.faults),
@@ -141,6 +142,7 @@ def draw(seed: int) -> Schedule:
         grouped=rng.random() < 0.4,
         codecs=rng.choice([(), (), ("delta",)]),
         alike=rng.random() < 0.5,
+        borrows=rng.random() < 0.7,
     )
 
 
