@@ -67,7 +67,7 @@ def test_the_next_trainer_sends_the_rest(relays, peer, token, until):
     until(lambda: "2" in peer.status(relays[0])["partial"], "the relay to notice")
     there = int(peer.status(relays[0])["partial"]["2"].split("/")[0])
     assert all(relay_status(relay.address, token=token).versions == (1,) for relay in relays)
-    with Publisher(relays[0].address, token=token, chunk_bytes=CHUNK) as publisher:
+    with Publisher(relays[0].address, token=token, chunk_bytes=CHUNK, transports=()) as publisher:
         publisher.publish(2, [("w", random.Random(2).randbytes(SIZE))], stamp=2)
         publisher.wait(2, 60)
         assert publisher.transfers["chunks_sent"] == SIZE // CHUNK - there < SIZE // CHUNK
@@ -79,7 +79,7 @@ def test_the_next_trainer_has_other_weights(relays, peer, token, until):
     """It came back from a checkpoint and made another version 2: not a byte of the first one is used."""
     killed_in_mid_push(relays[0], token, peer, stamp=2)
     other = random.Random(3).randbytes(SIZE)
-    with Publisher(relays[0].address, token=token, chunk_bytes=CHUNK) as publisher:
+    with Publisher(relays[0].address, token=token, chunk_bytes=CHUNK, transports=()) as publisher:
         publisher.publish(2, [("w", other)])
         publisher.wait(2, 60)
         assert publisher.transfers["chunks_sent"] == SIZE // CHUNK
