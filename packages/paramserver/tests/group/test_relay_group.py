@@ -9,6 +9,7 @@ import time
 import pytest
 
 from tailrace.paramserver import (
+    AuthenticationFailed,
     Publisher,
     PublishTimeout,
     RelayReader,
@@ -217,6 +218,22 @@ def test_all_relays_dead(spawn, token, until):
             pass
     with pytest.raises(RelayUnreachable, match="found no living relay"):
         RelayGroup([relay.address], token=token, timeout_s=3)
+
+
+def test_a_wrong_token(serve):
+    relays = [serve() for _ in range(2)]
+    with pytest.raises(AuthenticationFailed, match=r"found no living relay.*wrong token"):
+        RelayGroup([relay.address for relay in relays], token="another")
+
+
+def test_a_group_that_does_not_form_in_time(spawn, token):
+    relay = spawn()
+    os.kill(relay.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RelayUnreachable, match=f"{relay.address}: not heard of yet"):
+            RelayGroup([relay.address], token=token, timeout_s=0.2)
+    finally:
+        os.kill(relay.pid, signal.SIGCONT)
 
 
 def test_waits_name_who_is_late(serve, token):

@@ -147,10 +147,12 @@ class Coordinator:
         return commands + (self._start(self._sources()) if moved else [])
 
     def _lost(self, member: Member, event: Lost) -> list[Command]:
+        member.denied = event.denied
         if event.gone:
             return self._bury([member], event.reason)
         if member.state is MemberState.ALIVE:
-            member.state, member.why = MemberState.SUSPECTED, event.reason
+            member.state = MemberState.SUSPECTED
+        member.why = event.reason
         return []
 
     def _tick(self, now: float) -> list[Command]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.paramserver.errors import ParamServerError, ProtocolError
+from tailrace.paramserver.errors import AuthenticationFailed, ParamServerError, ProtocolError
 from tailrace.paramserver.group.messages import Event, Heard, Join, Lost, Report, SetNext, Watch
 from tailrace.paramserver.machine.protocol import Machine
 from tailrace.paramserver.wire.authentication import connect
@@ -98,8 +98,9 @@ class Link:
             try:
                 channel, welcome = self._connect()
             except ParamServerError as error:
-                gone = isinstance(error.__cause__, ConnectionRefusedError)
-                self._post(Lost(self._watch.name, self.life, gone, str(error)))
+                denied = isinstance(error, AuthenticationFailed)
+                gone = denied or isinstance(error.__cause__, ConnectionRefusedError)
+                self._post(Lost(self._watch.name, self.life, gone, str(error), denied))
                 failed = True
             else:
                 failed = False

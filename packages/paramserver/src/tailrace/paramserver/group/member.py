@@ -38,6 +38,7 @@ class Member:
         hops: addresses that it was told last, None before the first order of this life.
         orders: how many orders it was given in this life.
         why: of its state, for people.
+        denied: it holds another token.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Member:
     hops: tuple[str, ...] | None = None
     orders: int = 0
     why: str = ""
+    denied: bool = False
 
     @property
     def lives(self) -> bool:

@@ -49,12 +49,19 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection to a relay broke. `gone`: nobody listens at its address any more, so it is dead, not slow."""
+    """The connection to a relay broke, or there is none.
+
+    Args:
+        gone: nobody listens at its address any more, or it holds another token: it is dead, not slow.
+        reason: what happened.
+        denied: it holds another token.
+    """
 
     name: str
     life: int
     gone: bool
     reason: str
+    denied: bool = False
 
 
 @dataclass(frozen=True, slots=True)

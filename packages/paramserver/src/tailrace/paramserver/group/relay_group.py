@@ -4,21 +4,21 @@
     waits for    nothing itself but the clock: a tick every half heartbeat
     unblocked by `close`
 
-The coordinator decides, this class carries out: `SetNext` on the relay's own connection, `Fetch` on one of its own,
-`Retarget` as a call of `on_master` (see `Announcer`).
+The coordinator decides, this class carries out: `SetNext` on the relay's own connection (see `Link`), `Fetch` (see
+`Fetches`), `Retarget` as a call of `on_master` (see `Announcer`).
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tailrace.paramserver.errors import ParamServerError, PublishTimeout, RelayUnreachable, VersionNotYet
+from tailrace.paramserver.errors import AuthenticationFailed, PublishTimeout, RelayUnreachable, VersionNotYet
 from tailrace.paramserver.group.announcer import Announcer, OnMaster
 from tailrace.paramserver.group.coordinator import Coordinator
+from tailrace.paramserver.group.fetches import Fetches
 from tailrace.paramserver.group.link import Link
 from tailrace.paramserver.group.member import MemberStatus
 from tailrace.paramserver.group.messages import (
@@ -29,7 +29,6 @@ from tailrace.paramserver.group.messages import (
     Event,
     Evict,
     Fetch,
-    Fetched,
     Grant,
     Join,
     Leave,
@@ -40,7 +39,7 @@ from tailrace.paramserver.group.messages import (
 )
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import Machine, Thread
-from tailrace.paramserver.wire.authentication import check_token, connect
+from tailrace.paramserver.wire.authentication import check_token
 
 _log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.1
@@ -68,6 +67,7 @@ class RelayGroup:
 
     Raises:
         ValueError: no relay, or one is there twice.
+        AuthenticationFailed: the relays hold another token.
         RelayUnreachable: none of the relays answers.
     """
 
@@ -94,7 +94,9 @@ class RelayGroup:
         self._token, self._machine, self._home = check_token(token), machine, home
         self._sites = dict(sites or {})
         self._heartbeat_s, self._dead_after_s = heartbeat_s, dead_after_s
-        self._fetch_timeout_s = fetch_timeout_s
+        self._fetches = Fetches(
+            self._post, token=token, timeout_s=fetch_timeout_s, patience_s=dead_after_s, machine=machine
+        )
         callbacks = [on_master] if on_master is None or callable(on_master) else list(on_master)
         self._announcer = Announcer(callbacks, machine)
         self._coordinator = Coordinator(
@@ -240,8 +242,9 @@ class RelayGroup:
         for link in links:
             link.stop()
         self._announcer.close()
+        self._fetches.close()
         deadline = self._machine.now() + _CLOSE_S
-        endings: list[Thread | Announcer | Link] = [self._ticks, self._announcer, *links]
+        endings: list[Thread | Announcer | Fetches | Link] = [self._ticks, self._announcer, self._fetches, *links]
         for ending in endings:
             ending.join(max(0.0, deadline - self._machine.now()))
 
@@ -259,9 +262,12 @@ class RelayGroup:
         with self._changed:
             while not self._coordinator.formed and (remaining := deadline - self._machine.now()) > 0:
                 self._changed.wait(remaining)
-            if not self._coordinator.living():
-                why = "; ".join(f"{m.name}: {m.why}" for m in self._coordinator.members.values())
-                raise RelayUnreachable(f"found no living relay among {', '.join(addresses)}, expected one: {why}")
+            if self._coordinator.formed and self._coordinator.living():
+                return
+            members = list(self._coordinator.members.values())
+        found = f"found no living relay among {', '.join(addresses)}, expected one: "
+        found += "; ".join(f"{member.name}: {member.why}" for member in members)
+        raise AuthenticationFailed(found) if all(member.denied for member in members) else RelayUnreachable(found)
 
     def _post(self, event: Event) -> None:
         """Tell the coordinator, and carry out what it orders. Nothing here waits."""
@@ -299,9 +305,8 @@ class RelayGroup:
                     link.order(command)
             case Retarget():
                 self._announcer.put(command)
-            case Fetch():
-                _log.info("relay %s lacks version %d, fetches from %s", command.name, command.version, command.source)
-                self._machine.spawn(functools.partial(self._fetch, command), f"fetch for {command.name}")
+            case Fetch(name):
+                self._fetches.start(command, self._coordinator.members[name].address)
             case Grant() | Deny():
                 self._answers[command.puller] = command
 
@@ -318,27 +323,3 @@ class RelayGroup:
                     return
             self._post(Tick())
             self._machine.sleep(self._heartbeat_s / 2)
-
-    def _fetch(self, command: Fetch) -> None:
-        address = self._address(command.name, command.life)
-        if address is None:
-            return
-        error: str | None = None
-        try:
-            channel, _ = connect(
-                self._machine, address, token=self._token, timeout_s=self._dead_after_s, stall_s=self._dead_after_s
-            )
-            try:
-                message = {"op": "fetch", "version": command.version, "source": command.address}
-                channel.request({**message, "timeout_s": self._fetch_timeout_s}, self._fetch_timeout_s + 1.0)
-            finally:
-                channel.close()
-        except ParamServerError as failure:
-            error = str(failure)
-            _log.warning("relay %s cannot fetch from %s: %s", command.name, command.source, error)
-        self._post(Fetched(command.name, command.life, command.version, command.source, error))
-
-    def _address(self, name: str, life: int) -> str | None:
-        with self._changed:
-            member = self._coordinator.members.get(name)
-            return member.address if member is not None and member.life == life else None
