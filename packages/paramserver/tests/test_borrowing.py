@@ -45,6 +45,11 @@ def own_bytes(publisher):
     return sum(staged.memory._size for staged in publisher._staged)
 
 
+def borrow(channel, nbytes):
+    answer = channel.request({"op": "stage", "nbytes": nbytes}, 10)
+    return (channel.answer(20) if answer.get("making") else answer)["loan"]
+
+
 @pytest.fixture
 def publish_to(token):
     publishers = []
@@ -219,27 +224,30 @@ def test_a_trainer_killed_while_it_fills(serve, publish_to, peer, token, until):
 )
 def test_requests_for_memory_that_are_none(serve, peer, token, message, error):
     relay = serve()
+    channel = peer.dial(relay)
     with pytest.raises(error):
-        peer.ask(relay, message)
+        channel.request(message, 10)
+        channel.answer(20)
+    channel.close()
     assert len(segments(relay, token)) == 1
-    assert peer.ask(relay, {"op": "stage", "nbytes": 10})["loan"] is not None
+    assert borrow(peer.dial(relay), 10) is not None
 
 
 def test_what_is_lent_is_lent_once(serve, peer, until):
     relay = serve()
     borrower = peer.dial(relay)
-    loan = borrower.request({"op": "stage", "nbytes": 100}, 10)["loan"]
+    loan = borrow(borrower, 100)
     assert peer.ask(relay, {"op": "stage", "nbytes": 100}) == {"loan": None}
     with pytest.raises(ProtocolError, match="this connection"):
         peer.ask(relay, {"op": "unstage", "loan": loan})
     borrower.close()
-    until(lambda: peer.ask(relay, {"op": "stage", "nbytes": 100})["loan"], "the loan to end with its connection")
+    until(lambda: borrow(peer.dial(relay), 100), "the loan to end with its connection")
 
 
 def test_a_loan_that_is_too_small_for_what_is_offered_in_it(serve, peer):
     relay, data = serve(), data_of(1, 3 * CHUNK)
     channel = peer.dial(relay)
-    loan = channel.request({"op": "stage", "nbytes": 100}, 10)["loan"]
+    loan = borrow(channel, 100)
     with pytest.raises(ProtocolError, match="which is smaller"):
         peer.offer(channel, peer.manifest(data, CHUNK), loan=loan)
     channel.close()
@@ -250,7 +258,7 @@ def test_what_is_in_a_loan_is_verified(serve, peer, token):
     """The publisher's checksums are of other bytes than those that lie there: they come raw."""
     relay, data = serve(), data_of(1, 2 * CHUNK)
     channel = peer.dial(relay)
-    loan = channel.request({"op": "stage", "nbytes": len(data)}, 10)["loan"]
+    loan = borrow(channel, len(data))
     manifest = peer.manifest(data, CHUNK)
     answer = peer.offer(channel, manifest, loan=loan)
     assert answer["transport"] == "in place"

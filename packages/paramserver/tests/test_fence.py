@@ -63,10 +63,11 @@ def test_revealed_before_it_arrived(tree, publisher, token, weights, check):
                 check(held, version)
 
 
-def test_on_published_waits_for_the_reveal(serve, token, weights, until):
+def test_on_published_waits_for_the_reveal(serve, peer, token, weights, until):
     relay, outcomes = serve(), []
     with Publisher(relay.address, token=token, on_published=lambda v, e: outcomes.append((v, e))) as publisher:
         publisher.publish(0, weights(0), sealed=True)
+        until(lambda: peer.status(relay)["sealed"] == [0], "the sealed version")
         publisher.publish(1, weights(1), sealed=True)
         publisher.reveal(1)
         publisher.wait(1, 20)

@@ -66,11 +66,14 @@ class Loans:
             if self._ready is None and borrowed.nonce == self.nonce and not borrowed.offered:
                 self._ready = borrowed
 
-    def fetch(self, address: str, nbytes: int, timeout_s: float, *, recycled: bool, patient: bool) -> None:
+    def fetch(
+        self, address: str, nbytes: int, timeout_s: float, made_s: float, *, recycled: bool, patient: bool
+    ) -> None:
         """Ask for memory, unless there is some or someone asks already. It is no error if there is none to be had.
 
         Args:
-            timeout_s: for everything.
+            timeout_s: for every answer of the relay.
+            made_s: and for it to make new memory, once it has said that it does.
             recycled: only memory that the relay has already, so that its need does not grow.
             patient: ask even if the last request failed.
         """
@@ -81,7 +84,7 @@ class Loans:
             self._busy = True
         failed = True
         try:
-            self._ask(address, nbytes, timeout_s, recycled)
+            self._ask(address, nbytes, timeout_s, made_s, recycled)
             failed = False
         except (ParamServerError, OSError) as error:  # the publisher has memory of its own
             _log.info("the relay %s lends no memory: %s", address, error)
@@ -100,7 +103,7 @@ class Loans:
                 self._drop()
         self._mapped.close()
 
-    def _ask(self, address: str, nbytes: int, timeout_s: float, recycled: bool) -> None:
+    def _ask(self, address: str, nbytes: int, timeout_s: float, made_s: float, recycled: bool) -> None:
         channel = self._open(address, timeout_s)
         if channel is None:
             return
@@ -109,6 +112,8 @@ class Loans:
         if small is not None:
             channel.request({"op": "unstage", "loan": small.id}, timeout_s)
         answer = channel.request({"op": "stage", "nbytes": nbytes, "recycled": recycled}, timeout_s)
+        if answer.get("making") is True:
+            answer = channel.answer(timeout_s + made_s)
         loan = answer.get("loan")
         if loan is None:
             return

@@ -14,16 +14,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from enum import StrEnum
 from typing import Any
 
-from tailrace.paramserver.clients.loans import Loans
-from tailrace.paramserver.clients.staged import StagedSupply
-from tailrace.paramserver.clients.staging import StagingBuffer, measure
+from tailrace.paramserver.clients.borrowing import Borrowing
+from tailrace.paramserver.clients.pusher import Pusher
+from tailrace.paramserver.clients.staged import Staged, State
+from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.errors import (
     ChunkDamaged,
     ParamServerError,
-    ProtocolError,
     PublishTimeout,
     RelayUnreachable,
     VersionRetired,
@@ -33,47 +32,12 @@ from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import Machine
 from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
-from tailrace.paramserver.wire.agreement import Answer, Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
-from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.encoding import Encoder
 from tailrace.paramserver.wire.means import WORTH_BYTES, Means, default_codecs, default_transports
-from tailrace.paramserver.wire.sending import send_version
 
 _log = logging.getLogger(__name__)
-_BORROW_S = 0.5  # to ask the relay for memory, when none is ready
-_FRESH_BYTES_PER_S = 1e9  # at which a relay makes new memory: page by page, zeroed
 _ATTEMPTS = 3  # at a push whose chunks were damaged on the way
 _REMEMBERED = 1024  # outcomes
-
-
-class _State(StrEnum):
-    EMPTY = "empty"
-    FILLING = "filling"
-    WAITING = "waiting"
-    PUSHING = "pushing"
-    HELD = "held"
-
-
-@dataclasses.dataclass(eq=False)
-class _Staged:
-    """A staging buffer and the version in it. `checksums` outlive a failed push; `sent` is of the present master."""
-
-    memory: StagingBuffer
-    state: _State = _State.EMPTY
-    manifest: Manifest | None = None
-    checksums: dict[int, int] = dataclasses.field(default_factory=dict)
-    sent: set[int] = dataclasses.field(default_factory=set)
-    pinned: int | None = None  # the stamp that the caller chose
-    sealed: bool = False
-
-    @property
-    def version(self) -> int:
-        return -1 if self.manifest is None else self.manifest.version
-
-    def __str__(self) -> str:
-        return f"{self.version} {self.state}{', sealed' if self.sealed else ''}"
 
 
 class Publisher:
@@ -114,26 +78,32 @@ class Publisher:
         borrow_bytes: int | None = WORTH_BYTES,
         machine: Machine = HOST,
     ) -> None:
-        self._means = Means(
+        means = Means(
             default_transports(machine) if transports is None else transports,
             default_codecs(machine) if codecs is None else codecs,
         )
-        self._encoder = Encoder(machine.now)
-        self._counts = Counts()
         self._address, self._token = address, check_token(token)
         self._on_published, self._chunk_bytes = on_published, chunk_bytes
-        self._slot_timeout_s, self._stall_s, self._machine = slot_timeout_s, stall_s, machine
+        self._stall_s, self._machine = stall_s, machine
         self._changed = machine.condition()
         self._filling = machine.lock()
-        self._staged = [_Staged(StagingBuffer()), _Staged(StagingBuffer())]
+        self._staged = [Staged(StagingBuffer()), Staged(StagingBuffer())]
         self._outcomes: dict[int, ParamServerError | None] = {}
         self._superseded: list[int] = []
         self._reports: list[tuple[int, ParamServerError | None]] = []
-        self._channel: Channel | None = None
-        self._epoch, self._closed = 0, False
+        self._epoch, self._closed, self._restock = 0, False, False
         no_memory = transports is not None and "shm" not in transports
-        self._borrow_bytes, self._loans = None if no_memory else borrow_bytes, Loans(token, machine)
-        self._last_bytes, self._nonce, self._restock = 0, "", False
+        least_bytes = None if no_memory else borrow_bytes
+        self._borrowing = Borrowing(self._staged, self._changed, least_bytes, token, machine)
+        self._pusher = Pusher(
+            self._staged,
+            self._changed,
+            token,
+            means=means,
+            slot_timeout_s=slot_timeout_s,
+            stall_s=stall_s,
+            machine=machine,
+        )
         self._thread = machine.spawn(self._run, "tailrace publisher")
 
     @property
@@ -150,7 +120,7 @@ class Publisher:
     @property
     def transfers(self) -> dict[str, int]:
         """What was pushed, counted (see `Counts`)."""
-        return self._counts.to_wire()
+        return self._pusher.counts.to_wire()
 
     def publish(
         self, version: int, weights: Iterable[tuple[str, Any]], *, stamp: int | None = None, sealed: bool = False
@@ -177,13 +147,13 @@ class Publisher:
             staged = self._claim(version)
             staged.pinned, staged.sealed = stamp, sealed
             try:
-                self._provide_memory(staged, weights)
+                self._borrowing.provide(staged, weights, self._address)
                 manifest = staged.memory.fill(weights, version, self._chunk_bytes)
             except BaseException:
-                self._set(staged, _State.EMPTY, None)
+                self._set(staged, State.EMPTY, None)
                 raise
-            self._last_bytes = manifest.total_bytes
-            self._set(staged, _State.WAITING, manifest)
+            self._borrowing.last_bytes = manifest.total_bytes
+            self._set(staged, State.WAITING, manifest)
         return self._machine.now() - start
 
     def reveal(self, version: int, *, timeout_s: float = 10.0) -> None:
@@ -201,7 +171,7 @@ class Publisher:
             stamp = None
             if staged is not None and staged.manifest is not None:
                 staged.sealed, stamp = False, staged.manifest.stamp
-                if staged.state in (_State.WAITING, _State.PUSHING):
+                if staged.state in (State.WAITING, State.PUSHING):
                     return
         self._ask({"op": "reveal", "version": version, "stamp": stamp}, timeout_s)
         with self._changed:
@@ -218,10 +188,10 @@ class Publisher:
             stamp = None
             if staged is not None and staged.manifest is not None:
                 stamp = staged.manifest.stamp
-                if staged.state is _State.WAITING:
+                if staged.state is State.WAITING:
                     self._record(version, VersionRetired(f"version {version} was retired before it was pushed"))
-                if staged.state in (_State.WAITING, _State.HELD):
-                    staged.state, staged.manifest = _State.EMPTY, None
+                if staged.state in (State.WAITING, State.HELD):
+                    staged.state, staged.manifest = State.EMPTY, None
         self._ask({"op": "retire", "version": version, "stamp": stamp}, timeout_s)
 
     def wait(self, version: int, timeout_s: float) -> None:
@@ -249,14 +219,13 @@ class Publisher:
         """Publish to another master relay from now on, first of all the newest version if that relay lacks it."""
         with self._changed:
             self._address, self._epoch = address, self._epoch + 1
-            if self._channel is not None:
-                self._channel.shutdown()
-            candidates = [staged for staged in self._staged if staged.manifest and staged.state is not _State.FILLING]
-            newest = max(candidates, key=_order, default=None)
+            self._pusher.cut()
+            candidates = [staged for staged in self._staged if staged.manifest and staged.state is not State.FILLING]
+            newest = max(candidates, key=lambda staged: staged.order, default=None)
             for staged in candidates:
                 staged.sent.clear()
-            if newest is not None and newest.state is _State.HELD:
-                newest.state = _State.WAITING
+            if newest is not None and newest.state is State.HELD:
+                newest.state = State.WAITING
                 self._outcomes.pop(newest.version, None)
             self._changed.notify_all()
 
@@ -276,8 +245,7 @@ class Publisher:
         if late:
             with self._changed:
                 self._epoch += 1
-                if self._channel is not None:
-                    self._channel.shutdown()
+                self._pusher.cut()
             self._thread.join(HANDSHAKE_S)
         for staged in self._staged:
             staged.memory.close()
@@ -300,16 +268,16 @@ class Publisher:
         finally:
             channel.close()
 
-    def _claim(self, version: int) -> _Staged:
+    def _claim(self, version: int) -> Staged:
         """The buffer for a new version: an unused one, else the older of those not being pushed."""
         with self._changed:
             if self._closed:
                 raise RelayUnreachable("the publisher is closed")
-            free = [staged for staged in self._staged if staged.state is not _State.PUSHING]
-            staged = min(free, key=lambda staged: (staged.state is not _State.EMPTY, _order(staged)))
-            if staged.state is _State.WAITING:
+            free = [staged for staged in self._staged if staged.state is not State.PUSHING]
+            staged = min(free, key=lambda staged: (staged.state is not State.EMPTY, staged.order))
+            if staged.state is State.WAITING:
                 self._supersede(staged, version)
-            staged.state, staged.manifest = _State.FILLING, None
+            staged.state, staged.manifest = State.FILLING, None
             staged.checksums.clear()
             staged.sent.clear()
             self._outcomes.pop(version, None)
@@ -321,49 +289,18 @@ class Publisher:
         The size of the first version is known to `publish` if the weights are a list; for a generator it is not, and
         what it gathers is then copied into memory of this process first.
         """
-        self._last_bytes = nbytes
-        if self._borrow_bytes is not None and nbytes >= self._borrow_bytes:
-            self._loans.fetch(self._address, nbytes, timeout_s, recycled=False, patient=True)
+        self._borrowing.last_bytes = nbytes
+        self._borrowing.prepare(self._address, nbytes, timeout_s)
 
-    def _provide_memory(self, staged: _Staged, weights: Iterable[tuple[str, Any]]) -> None:
-        """Memory to copy into: the relay's, or our own if that cannot be had at once."""
-        nbytes = measure(weights)
-        known = self._last_bytes if nbytes is None else nbytes
-        borrowed = staged.memory.borrowed
-        if borrowed is not None and not borrowed.offered and borrowed.nonce == self._loans.nonce:
-            if borrowed.segment.size >= known:
-                return  # of a version that was superseded before it was pushed
-            self._loans.put_back(borrowed)
-        staged.memory.use(None)
-        if self._borrow_bytes is None or known < max(1, self._borrow_bytes):
-            return
-        if (borrowed := self._loans.take(known)) is None:
-            timeout_s = _BORROW_S + known / _FRESH_BYTES_PER_S
-            self._loans.fetch(self._address, known, timeout_s, recycled=False, patient=False)
-            borrowed = self._loans.take(known)
-        if borrowed is None:
-            return
-        with self._changed:
-            for other in self._staged:
-                if other.memory.borrowed is None or other.memory.borrowed.segment is not borrowed.segment:
-                    continue
-                if other.state in (_State.PUSHING, _State.WAITING):  # to another master, from memory that came back
-                    self._loans.put_back(borrowed)
-                    return
-                if other is not staged:
-                    other.state, other.manifest = _State.EMPTY, None
-                    other.memory.use(None)
-        staged.memory.use(borrowed)
-
-    def _supersede(self, staged: _Staged, by: int) -> None:
+    def _supersede(self, staged: Staged, by: int) -> None:
         error = VersionSuperseded(f"version {staged.version} was superseded by version {by} before it was pushed")
         self._superseded.append(staged.version)
         self._record(staged.version, error)
-        staged.state, staged.manifest = _State.EMPTY, None
+        staged.state, staged.manifest = State.EMPTY, None
 
-    def _set(self, staged: _Staged, state: _State, manifest: Manifest | None) -> None:
+    def _set(self, staged: Staged, state: State, manifest: Manifest | None) -> None:
         with self._changed:
-            if state is _State.WAITING and manifest is not None and (older := self._next()) is not None:
+            if state is State.WAITING and manifest is not None and (older := self._next()) is not None:
                 self._supersede(older, manifest.version)
             staged.state = state
             # Stamps order publications; a clock that was set back must not reorder ours.
@@ -389,24 +326,24 @@ class Publisher:
                     self._changed.wait()
                 reports, self._reports = self._reports, []
                 if staged is not None:
-                    staged.state = _State.PUSHING
+                    staged.state = State.PUSHING
                 elif self._closed and not reports:
                     break
                 restock = self._restock and staged is None
                 self._restock = self._restock and not restock
-                epoch = self._epoch
+                epoch, address = self._epoch, self._address
             for version, error in reports:
                 self._report(version, error)
             if staged is not None:
-                self._push(staged, epoch)
-            elif restock and self._borrow_bytes is not None and self._last_bytes >= self._borrow_bytes:
+                self._push(staged, address, epoch)
+            elif restock:
                 # What the pushed version took the place of; more is made only when a version needs it.
-                self._loans.fetch(self._address, self._last_bytes, self._stall_s, recycled=True, patient=True)
-        self._drop_channel()
-        self._loans.close()
+                self._borrowing.prepare(self._address, self._borrowing.last_bytes, self._stall_s, recycled=True)
+        self._pusher.drop()
+        self._borrowing.close()
 
-    def _next(self) -> _Staged | None:
-        return next((staged for staged in self._staged if staged.state is _State.WAITING), None)
+    def _next(self) -> Staged | None:
+        return next((staged for staged in self._staged if staged.state is State.WAITING), None)
 
     def _report(self, version: int, error: ParamServerError | None) -> None:
         if self._on_published is None:
@@ -416,12 +353,12 @@ class Publisher:
         except Exception:  # the caller's code, on our thread: it must not end publishing
             _log.exception("on_published raised for version %d", version)
 
-    def _push(self, staged: _Staged, epoch: int) -> None:
+    def _push(self, staged: Staged, address: str, epoch: int) -> None:
         outcome: ParamServerError | None = None
         try:
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
-                    self._send(staged, epoch)
+                    self._pusher.push(staged, address, lambda: epoch == self._epoch)
                     break
                 except ChunkDamaged:
                     if attempt == _ATTEMPTS:
@@ -429,98 +366,20 @@ class Publisher:
         except ParamServerError as error:
             outcome = error
         except OSError as error:
-            outcome = RelayUnreachable(f"pushing version {staged.version} to {self._address} failed: {error}")
+            outcome = RelayUnreachable(f"pushing version {staged.version} to {address} failed: {error}")
         if outcome is not None:
-            self._drop_channel()
+            self._pusher.drop()
         with self._changed:
             if epoch != self._epoch and not self._closed:
                 # Retargeted meanwhile: to the new master with it, whatever became of it, unless a newer one waits.
                 if self._next() is None:
-                    staged.state = _State.WAITING
+                    staged.state = State.WAITING
                     return
-                staged.state = _State.HELD
-                self._supersede(staged, next(s.version for s in self._staged if s.state is _State.WAITING))
+                staged.state = State.HELD
+                self._supersede(staged, next(s.version for s in self._staged if s.state is State.WAITING))
                 return
-            staged.state, self._restock = _State.HELD, True
+            staged.state, self._restock = State.HELD, True
             if outcome is None and staged.sealed:
                 self._changed.notify_all()  # visible, and reported, once it is revealed
             else:
                 self._record(staged.version, outcome)
-
-    def _send(self, staged: _Staged, epoch: int) -> None:
-        channel = self._open(epoch)
-        newest = self._newest_stamp(channel)
-        with self._changed:
-            manifest = staged.manifest
-            if manifest is None:
-                raise RuntimeError("a staged version has a manifest")
-            if newest > manifest.stamp and staged.pinned is None:
-                # Published by a trainer on a host whose clock was ahead of ours.
-                manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest + 1)
-            sealed = staged.sealed
-            borrowed = staged.memory.borrowed
-            ours = borrowed is not None and not borrowed.offered and borrowed.nonce == self._nonce
-            loan = borrowed.id if borrowed is not None and ours else None
-
-        def agreed(answer: Answer | None) -> None:
-            if answer is not None and borrowed is not None:
-                borrowed.offered = True  # from now on it may be a slot's
-
-        with self._means.exported(staged.memory, manifest.total_bytes) as transports:
-            send_version(
-                channel,
-                Offer(manifest, sealed, transports, self._means.codecs, self._bases(manifest), loan=loan),
-                StagedSupply(manifest, staged.memory, staged.checksums, self._base),
-                self._counts,
-                go_timeout_s=self._slot_timeout_s + self._stall_s,
-                encoder=self._encoder,
-                agreed=agreed,
-                sent=staged.sent,
-            )
-        if sealed and not staged.sealed:  # `reveal` came meanwhile
-            channel.request({"op": "reveal", "version": manifest.version, "stamp": manifest.stamp}, self._stall_s)
-
-    def _bases(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
-        """Versions of the same layout that are staged, and were pushed before."""
-        with self._changed:
-            held = [s.manifest for s in self._staged if s.manifest and s.state is _State.HELD]
-            return tuple(other.key for other in held if other.same_layout(manifest) and other.key != manifest.key)
-
-    def _base(self, key: tuple[int, int]) -> memoryview | None:
-        """The bytes of such a version, as long as no new one is copied over them."""
-        with self._changed:
-            for staged in self._staged:
-                if staged.manifest and staged.state is _State.HELD and staged.manifest.key == key:
-                    return staged.memory.view
-            return None
-
-    def _newest_stamp(self, channel: Channel) -> int:
-        newest = channel.request({"op": "versions"}, self._stall_s).get("newest_stamp")
-        if type(newest) is not int:
-            raise ProtocolError(f"{channel.peer} did not tell its newest stamp")
-        return newest
-
-    def _open(self, epoch: int) -> Channel:
-        with self._changed:
-            if self._channel is not None and epoch == self._epoch and not self._channel.readable(0):
-                return self._channel
-            address = self._address
-        self._drop_channel()
-        channel, welcome = connect(
-            self._machine, address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s
-        )
-        with self._changed:
-            self._channel, self._nonce = channel, str(welcome.get("nonce"))
-            if epoch != self._epoch:
-                raise RelayUnreachable("retargeted")
-        return channel
-
-    def _drop_channel(self) -> None:
-        with self._changed:
-            if self._channel is not None:
-                self._channel.close()
-                self._channel = None
-
-
-def _order(staged: _Staged) -> int:
-    return -1 if staged.manifest is None else staged.manifest.stamp

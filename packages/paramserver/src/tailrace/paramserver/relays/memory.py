@@ -10,6 +10,7 @@ new memory in its place. So a publisher whose connection broke still holds what 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tailrace.paramserver.errors import ProtocolError
@@ -83,13 +84,16 @@ class Staging:
         self._lent: int | None = None
         self._borrower: object | None = None
 
-    def lend(self, borrower: object, nbytes: int, *, recycled: bool) -> Loan | None:
+    def lend(
+        self, borrower: object, nbytes: int, *, recycled: bool, making: Callable[[], None] = lambda: None
+    ) -> Loan | None:
         """Let a publisher fill the block; None if it cannot be had at once.
 
         Args:
             borrower: its connection.
             nbytes: that it needs.
             recycled: only memory that is there already.
+            making: called before new memory is made, which takes a while.
 
         Raises:
             NotEnoughSharedMemory: there is none, and no more fits.
@@ -102,6 +106,7 @@ class Staging:
             self._borrower, self._lent = borrower, None
         try:
             if not fits:
+                making()
                 block.discard(self._owner)
                 block.provide(self._owner, nbytes)
         except BaseException:

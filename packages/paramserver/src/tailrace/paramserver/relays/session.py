@@ -93,7 +93,12 @@ class Session:
 
     def _stage(self, message: dict[str, Any]) -> dict[str, Any]:
         nbytes = bytes_of(message, "nbytes", self._relay.max_bytes)
-        loan = self._table.staging.lend(self, nbytes, recycled=flag_of(message, "recycled"))
+        loan = self._table.staging.lend(
+            self,
+            nbytes,
+            recycled=flag_of(message, "recycled"),
+            making=lambda: self._channel.send({"making": True}),
+        )
         if loan is None:
             return {"loan": None}
         return {"loan": loan.id, "segment": loan.segment.name, "generation": loan.generation}

@@ -1,0 +1,139 @@
+"""Pushing one staged version to the master relay."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from tailrace.paramserver.clients.staged import Staged, StagedSupply, State
+from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
+from tailrace.paramserver.machine.protocol import Condition, Machine
+from tailrace.paramserver.manifest import Manifest
+from tailrace.paramserver.wire.agreement import Answer, Offer
+from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
+from tailrace.paramserver.wire.channel import Channel
+from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.encoding import Encoder
+from tailrace.paramserver.wire.means import Means
+from tailrace.paramserver.wire.sending import send_version
+
+
+class Pusher:
+    """The publisher's connection to the master relay. One thread pushes; others may `cut`.
+
+    Args:
+        staged: all staging buffers of the publisher.
+        changed: guards them.
+        token: shared secret.
+        means: transports and codecs to offer.
+        slot_timeout_s: how long the relay may take to free a slot.
+        stall_s: how long the relay may make no progress.
+        machine: where it runs.
+    """
+
+    def __init__(
+        self,
+        staged: Sequence[Staged],
+        changed: Condition,
+        token: str,
+        *,
+        means: Means,
+        slot_timeout_s: float,
+        stall_s: float,
+        machine: Machine,
+    ) -> None:
+        self._staged, self._changed, self._token, self._means = staged, changed, token, means
+        self._slot_timeout_s, self._stall_s, self._machine = slot_timeout_s, stall_s, machine
+        self.counts = Counts()
+        self._encoder = Encoder(machine.now)
+        self._channel: Channel | None = None
+        self._address = self._nonce = ""
+
+    def push(self, staged: Staged, address: str, current: Callable[[], bool]) -> None:
+        """Send a version, unless the relay has it. Its stamp moves behind that of the newest version there.
+
+        Args:
+            address: of the relay.
+            current: whether it is still the one to push to.
+
+        Raises:
+            ParamServerError, OSError: it is not there. What arrived of it is kept.
+        """
+        channel = self._open(address, current)
+        newest = self._newest_stamp(channel)
+        with self._changed:
+            manifest = staged.manifest
+            if manifest is None:
+                raise RuntimeError("a staged version has a manifest")
+            if newest > manifest.stamp and staged.pinned is None:
+                # Published by a trainer on a host whose clock was ahead of ours.
+                manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest + 1)
+            sealed = staged.sealed
+            borrowed = staged.memory.borrowed
+            ours = borrowed is not None and not borrowed.offered and borrowed.nonce == self._nonce
+            loan = borrowed.id if borrowed is not None and ours else None
+
+        def agreed(answer: Answer | None) -> None:
+            if answer is not None and borrowed is not None:
+                borrowed.offered = True  # from now on it may be a slot's
+
+        with self._means.exported(staged.memory, manifest.total_bytes) as transports:
+            send_version(
+                channel,
+                Offer(manifest, sealed, transports, self._means.codecs, self._bases(manifest), loan=loan),
+                StagedSupply(manifest, staged.memory, staged.checksums, self._base),
+                self.counts,
+                go_timeout_s=self._slot_timeout_s + self._stall_s,
+                encoder=self._encoder,
+                agreed=agreed,
+                sent=staged.sent,
+            )
+        if sealed and not staged.sealed:  # `reveal` came meanwhile
+            channel.request({"op": "reveal", "version": manifest.version, "stamp": manifest.stamp}, self._stall_s)
+
+    def cut(self) -> None:
+        """End the connection under the thread that pushes."""
+        with self._changed:
+            if self._channel is not None:
+                self._channel.shutdown()
+
+    def _bases(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
+        """Versions of the same layout that are staged, and were pushed before."""
+        with self._changed:
+            held = [s.manifest for s in self._staged if s.manifest and s.state is State.HELD]
+            return tuple(other.key for other in held if other.same_layout(manifest) and other.key != manifest.key)
+
+    def _base(self, key: tuple[int, int]) -> memoryview | None:
+        """The bytes of such a version, as long as no new one is copied over them."""
+        with self._changed:
+            for staged in self._staged:
+                if staged.manifest and staged.state is State.HELD and staged.manifest.key == key:
+                    return staged.memory.view
+            return None
+
+    def _newest_stamp(self, channel: Channel) -> int:
+        newest = channel.request({"op": "versions"}, self._stall_s).get("newest_stamp")
+        if type(newest) is not int:
+            raise ProtocolError(f"{channel.peer} did not tell its newest stamp")
+        return newest
+
+    def _open(self, address: str, current: Callable[[], bool]) -> Channel:
+        with self._changed:
+            if self._channel is not None and address == self._address and not self._channel.readable(0):
+                return self._channel
+        self.drop()
+        channel, welcome = connect(
+            self._machine, address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s
+        )
+        with self._changed:
+            self._channel, self._address, self._nonce = channel, address, str(welcome.get("nonce"))
+            if not current():
+                raise RelayUnreachable("retargeted")
+        return channel
+
+    def drop(self) -> None:
+        """End the connection."""
+        with self._changed:
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
