@@ -144,7 +144,7 @@ def broadcast(relays: int, nbytes: int, rate: float, repeats: int) -> dict[str, 
             running.group.wait(version, _DEADLINE_S)
         with last.lease(version) as held:
             if bytes(held.raw()["weights"].data) != weights:
-                raise SystemExit("the last relay shows other weights than were published")
+                raise AssertionError("the last relay shows other weights than were published")
     formula_s = chain_broadcast_time_s(nbytes, nodes, math.ceil(nbytes / chunk_bytes), rate, running.startup_s)
     return {
         "what": "broadcast",
@@ -197,7 +197,7 @@ def kill(relays: int, nbytes: int, rate: float) -> dict[str, Any]:
         for index in living:
             with running.reader(index).lease(last) as held:
                 if bytes(held.raw()["weights"].data) != weights:
-                    raise SystemExit(f"relay {index} shows other weights than were published")
+                    raise AssertionError(f"relay {index} shows other weights than were published")
     return {
         "what": "kill",
         "relays": relays,
@@ -239,7 +239,7 @@ def _until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _DEADLINE_S
     while not condition():
         if time.monotonic() > deadline:
-            raise SystemExit(f"waited {_DEADLINE_S} s in vain")
+            raise AssertionError(f"waited {_DEADLINE_S} s in vain")
         time.sleep(0.005)
 
 
