@@ -40,11 +40,14 @@ class Pipe:
         self.writer: Task | None = None
         self.reader_gone = False
         self.last_arrival = 0.0  # bytes keep their order
+        self.lost = 0  # bytes that were sent when nobody read any more
+        self.carried = self.broken = False  # any chunk; before its sender or receiver was done
         link.pipes.append(self)
 
     def send(self, data: bytes, *, weights: bool) -> None:
         """Put bytes on their way; there must be room. `weights`: they belong to a chunk."""
         now, link = self._scheduler.now, self.link
+        self.carried = self.carried or weights
         link.free_at = max(now, link.free_at) + len(data) / link.bandwidth
         if link.damage and weights:
             link.damage -= 1

@@ -43,6 +43,7 @@ class Network:
         self.streams: dict[SimulatedStream, None] = {}
         self.unreachable: set[str] = set()  # hosts that lost their power: nothing answers, not even a refusal
         self._ports = _FIRST_PORT
+        self._pipes: list[Pipe] = []
 
     def link(self, source: str, target: str) -> Link:
         """One direction between two hosts."""
@@ -59,6 +60,14 @@ class Network:
     def links(self) -> list[Link]:
         """All that were ever used."""
         return list(self._links.values())
+
+    def thrown(self) -> list[int]:
+        """Of every direction of a connection that carried chunks and was broken off: bytes that nobody read."""
+        return [
+            pipe.unread + pipe.lost
+            for pipe in self._pipes
+            if pipe.carried and (pipe.unread or pipe.lost or pipe.broken)
+        ]
 
     def cut(self, one: str, other: str, *, reset: bool) -> None:
         """Nothing passes any more; with `reset`, connections end at once instead of falling silent."""
@@ -117,6 +126,7 @@ class Network:
             raise RelayUnreachable(f"cannot reach the relay {address}: Connection refused") from refused
         self._ports += 1
         pipes = (Pipe(scheduler, there, self.capacity), Pipe(scheduler, back, self.capacity))
+        self._pipes += pipes
         near = SimulatedStream(self, process, process.host, host, pipes[1], pipes[0])
         far = SimulatedStream(self, listener.process, host, process.host, pipes[0], pipes[1])
         near.peer, far.peer = far, near
@@ -159,6 +169,7 @@ class SimulatedStream:
             pipe.writer = None
         count = self._some(min(room, data.nbytes))
         if pipe.reader_gone:  # the answer to bytes that nobody takes is a reset
+            pipe.lost += count
             scheduler.at(scheduler.now + pipe.link.latency_s + self._in.link.latency_s, self.reset_here)
         else:
             # JSON and TCP guard messages; a chunk's header and payload are guarded by its checksum.
@@ -214,6 +225,7 @@ class SimulatedStream:
         self._scheduler.enter()
         if not (self._shut or self._closed or self._broken):
             self._shut = True
+            self._in.broken = self._out.broken = True
             self._out.finish()
             self._wake()
 
@@ -228,6 +240,8 @@ class SimulatedStream:
         if self._closed:
             return
         self._closed = True
+        if self.process.dead:
+            self._in.broken = self._out.broken = True
         self._network.streams.pop(self, None)
         self._in.reader_gone = True
         if not self._broken:
@@ -247,6 +261,7 @@ class SimulatedStream:
 
     def reset_here(self) -> None:
         """This end does."""
+        self._in.broken = self._out.broken = True
         if not self._closed:
             self._broken = True
             self._wake()

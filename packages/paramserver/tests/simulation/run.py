@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from simulation import actors, faults, repair
+from simulation.accounts import Accounts
 from simulation.oracle import raw_bytes
 from simulation.schedule import STALL_S, Schedule, draw
 from simulation.scheduler import Process
@@ -31,6 +32,7 @@ class Outcome:
     Args:
         wrong: what should not have happened.
         digest: equal for equal runs.
+        chunks_saved: that an interrupted transfer had brought, and that did not come again.
         converged_s: virtual seconds from the end of the last fault until every relay showed the newest version.
     """
 
@@ -40,6 +42,7 @@ class Outcome:
     digest: int
     faults: list[str]
     versions_read: int
+    chunks_saved: int
     handovers: int
     virtual_s: float
     converged_s: float | None
@@ -61,9 +64,11 @@ def run(seed: int) -> Outcome:
 def run_schedule(schedule: Schedule) -> Outcome:
     """Run a schedule."""
     world = World(schedule)
-    converged = list[float]()
-    with _one_core(), _fixed_process(), _messages(world):
+    converged, accounts = list[float](), Accounts(world)
+    with _one_core(), _fixed_process(), _messages(world), accounts.kept():
         world.scheduler.run(lambda: _drive(world, converged))
+    if not world.scheduler.errors:
+        accounts.check()
     for memory in world.staging:
         memory.close()
     scheduler = world.scheduler
@@ -74,6 +79,7 @@ def run_schedule(schedule: Schedule) -> Outcome:
         digest=scheduler.digest,
         faults=world.faults,
         versions_read=world.versions_read,
+        chunks_saved=accounts.saved,
         handovers=scheduler.handovers,
         virtual_s=scheduler.now,
         converged_s=converged[0] if converged else None,
@@ -108,6 +114,7 @@ def _drive(world: World, converged: list[float]) -> None:
         closed = {f"tailrace-{relay.name}" for relay in world.relays.values() if not relay.process.dead}
         if left := [name for name in memory.segments if name.rpartition("-")[0] in closed]:
             scheduler.fail(f"{left} stayed in the shared memory of {host}")
+
 
 def _wait(world: World, condition: object, what: str) -> None:
     scheduler = world.scheduler

@@ -100,7 +100,11 @@ class Schedule:
             f"latency {self.latency_s:.4f} s, buffers of {self.capacity} bytes, short {self.short}, "
             f"preemption {self.preempt}, detection {self.detect_s:.2f} s, "
             f"repaired by {'a group' if self.grouped else 'a script'}, codecs {self.codecs}, borrows {self.borrows}",
-            *(f"  publisher {i} on {self.publisher_hosts[i]}: {p}" for i, ps in enumerate(self.publications) for p in ps),
+            *(
+                f"  publisher {i} on {self.publisher_hosts[i]}: {p}"
+                for i, ps in enumerate(self.publications)
+                for p in ps
+            ),
             *(f"  reader {i}: {reader}" for i, reader in enumerate(self.readers)),
             *(f"  fault: {fault}" for fault in self.faults),
         ]
@@ -153,7 +157,7 @@ def _first(faults: list[Fault], index: int) -> bool:
 def _publications(rng: random.Random, publisher: int, sizes: tuple[int, ...]) -> tuple[Publication, ...]:
     at, version, drawn = 0.2, 0 if publisher == 0 else rng.choice([0, 1, 2, 5]), list[Publication]()
     sealing = rng.random() < 0.3
-    for _ in range(rng.choice([1, 2, 3])):
+    for _ in range(rng.choice([1, 2, 3, 4])):
         at += rng.choice([0.0, 0.01, 0.2, 0.7]) * rng.random() * 2
         # Sometimes another layout: that must not meet what is left of the one before.
         some = sizes if rng.random() < 0.8 else (*sizes[1:], rng.choice([40, 300, 2000]))
@@ -189,7 +193,7 @@ def _fault(rng: random.Random, hosts: tuple[str, ...]) -> Fault:
     relay = rng.randrange(len(hosts))
     after = rng.choice([None, rng.randrange(1, 4000)])
     kind = rng.choice(
-        ["kill relay", "kill relay", "kill master", "kill source", "kill publisher", "kill reader"]
+        ["kill relay", "kill relay", "kill master", "kill source", "kill publisher", "kill publisher", "kill reader"]
         + ["cut", "cut", "slow", "suspend", "suspend", "damage", "damage"]
     )
     how = rng.choice(["end", "end", "silent"])

@@ -20,7 +20,9 @@ def test_real_relays_converge_and_show_nothing_wrong():
     fleets = [Fleet(new_token(), 4) for _ in range(LANES)]
     try:
         lanes = [
-            threading.Thread(target=lambda lane=lane: [fleets[lane].run(seed) for seed in range(lane, SCHEDULES, LANES)])
+            threading.Thread(
+                target=lambda lane=lane: [fleets[lane].run(seed) for seed in range(lane, SCHEDULES, LANES)]
+            )
             for lane in range(LANES)
         ]
         for lane in lanes:
