@@ -70,10 +70,6 @@ class SimulatedSegments:
 
     def remove(self, slot: int) -> None:
         """See `Segments`."""
-        self._memory.segments.pop(f"{self._base}-{slot}", None)
-
-    def remove(self, slot: int) -> None:
-        """See `Segments`."""
         if not self._process.dead:
             self._memory.segments.pop(f"{self._base}-{slot}", None)
 

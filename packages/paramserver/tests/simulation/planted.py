@@ -85,7 +85,7 @@ def keeps_the_chunks_of_another_version() -> AbstractContextManager[object]:
 
 @_plant
 def forgets_leases() -> AbstractContextManager[object]:
-    return mock.patch.object(LeaseBook, "add", lambda self, lease: None)
+    return mock.patch.object(LeaseBook, "add")
 
 
 @_plant
@@ -100,7 +100,7 @@ def shows_sealed_versions() -> AbstractContextManager[object]:
 
 @_plant
 def trusts_the_clock_of_a_new_trainer() -> AbstractContextManager[object]:
-    return mock.patch.object(Publisher, "_newest_stamp", lambda self, channel: -1)
+    return mock.patch.object(Publisher, "_newest_stamp", return_value=-1)
 
 
 @_plant
@@ -121,7 +121,7 @@ def waits_without_a_deadline() -> AbstractContextManager[object]:
 @_plant
 def leaves_a_thread_behind() -> AbstractContextManager[object]:
     """A forwarder that is closed does not notice."""
-    return mock.patch.object(Forwarder, "close", lambda self: None)
+    return mock.patch.object(Forwarder, "close")
 
 
 @_plant

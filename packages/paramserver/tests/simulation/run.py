@@ -184,7 +184,7 @@ def _one_core() -> Iterator[None]:
 def _fixed_process() -> Iterator[None]:
     """Messages carry the process id; with the real one their lengths, and so the run, would depend on it."""
     fixed = ProcessId(4711, 1, "of the simulation")
-    with mock.patch.object(ProcessId, "current", lambda: fixed), mock.patch("os.getpid", lambda: 4711):
+    with mock.patch.object(ProcessId, "current", return_value=fixed), mock.patch("os.getpid", return_value=4711):
         yield
 
 

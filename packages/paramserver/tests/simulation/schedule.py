@@ -94,12 +94,15 @@ class Schedule:
 
     def describe(self) -> str:
         """The schedule as text."""
-        lines = [
+        setting = (
             f"seed {self.seed}: {len(self.hosts)} relays on {', '.join(self.hosts)}, fan-out {self.fanout}, "
             f"{self.slots} slots, chunks of {self.chunk_bytes} bytes, {self.bandwidth:.0f} bytes/s, "
             f"latency {self.latency_s:.4f} s, buffers of {self.capacity} bytes, short {self.short}, "
             f"preemption {self.preempt}, detection {self.detect_s:.2f} s, "
-            f"repaired by {'a group' if self.grouped else 'a script'}, codecs {self.codecs}, borrows {self.borrows}",
+            f"repaired by {'a group' if self.grouped else 'a script'}, codecs {self.codecs}, borrows {self.borrows}"
+        )
+        lines = [
+            setting,
             *(
                 f"  publisher {i} on {self.publisher_hosts[i]}: {p}"
                 for i, ps in enumerate(self.publications)
@@ -193,8 +196,18 @@ def _fault(rng: random.Random, hosts: tuple[str, ...]) -> Fault:
     relay = rng.randrange(len(hosts))
     after = rng.choice([None, rng.randrange(1, 4000)])
     kind = rng.choice(
-        ["kill relay", "kill relay", "kill master", "kill source", "kill publisher", "kill publisher", "kill reader"]
-        + ["cut", "cut", "slow", "suspend", "suspend", "damage", "damage"]
+        [
+            *[
+                "kill relay",
+                "kill relay",
+                "kill master",
+                "kill source",
+                "kill publisher",
+                "kill publisher",
+                "kill reader",
+            ],
+            *["cut", "cut", "slow", "suspend", "suspend", "damage", "damage"],
+        ]
     )
     how = rng.choice(["end", "end", "silent"])
     if kind in ("kill relay", "kill master", "kill source"):

@@ -15,16 +15,13 @@ import random
 import threading
 import traceback
 from collections.abc import Callable
+from typing import ClassVar
 
 MAX_STEPS = 3_000_000
 
 
 class Killed(BaseException):
     """The process of this thread was killed. No machine call of it returns any more."""
-
-
-class SimulationFailed(AssertionError):
-    """The run cannot go on: nothing can ever run again, or it takes too long."""
 
 
 class Process:
@@ -56,7 +53,7 @@ class Task:
 class _Worker(threading.Thread):
     """Runs one task after the other; starting a thread costs more than a schedule's whole life of one."""
 
-    idle: list[_Worker] = []
+    idle: ClassVar[list[_Worker]] = []
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="simulated")
