@@ -13,6 +13,7 @@ from tailrace.paramserver import (
     ProtocolError,
     Publisher,
     RelayReader,
+    RelayTimeout,
     RelayUnreachable,
     VersionNotYet,
     VersionRetired,
@@ -138,6 +139,23 @@ def test_a_suspended_relay_costs_half_of_the_time(holding, spawn, token):
             assert bytes(held.raw()["w"].data) == DATA
     finally:
         os.kill(doomed.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("same_host", [True, False])
+def test_the_only_relay_is_suspended(spawn, token, same_host):
+    """A typed error about when the deadline passes, not when the connection is given up for dead."""
+    relay = spawn()
+    reader = RelayReader(relay.address, token=token, same_host=same_host, stall_s=30)
+    with reader:
+        assert reader.latest() is None
+        os.kill(relay.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(RelayTimeout, match="suspended"), reader.lease(1, timeout_s=0.5):
+                pass
+            assert time.monotonic() - began < 6
+        finally:
+            os.kill(relay.pid, signal.SIGCONT)
 
 
 def test_no_relay_left_is_a_typed_error_in_time(token):

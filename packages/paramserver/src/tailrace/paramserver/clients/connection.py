@@ -14,7 +14,7 @@ from tailrace.paramserver.wire.channel import Channel
 
 _T = TypeVar("_T")
 _PAUSE_S = 0.1  # between two rounds over all relays
-_LEAST_S = 1.0  # of patience with one relay
+_LEAST_S = 2.0  # of patience with one relay, also when the deadline is near
 
 
 class Connection:
@@ -125,9 +125,10 @@ class Connection:
                 self._channel = None
 
     def _patience(self, deadline: float | None, at_most: float) -> float:
-        if deadline is None or self.addresses.single:
+        if deadline is None:
             return at_most
-        return min(at_most, max(_LEAST_S, (deadline - self.machine.now()) / 2))
+        left = deadline - self.machine.now()
+        return min(at_most, max(_LEAST_S, left if self.addresses.single else left / 2))
 
     def _shares_memory(self, owner: str) -> bool:
         if self._asked_same_host is not None:

@@ -156,6 +156,15 @@ class Publisher:
             self._set(staged, State.WAITING, manifest)
         return self._machine.now() - start
 
+    def prepare(self, nbytes: int, *, timeout_s: float = 30.0) -> None:
+        """Borrow memory for a version of so many bytes now, so that the first `publish` need not. It may find none.
+
+        The size of the first version is known to `publish` if the weights are a list; for a generator it is not, and
+        what it gathers is then copied into memory of this process first.
+        """
+        self._borrowing.last_bytes = nbytes
+        self._borrowing.prepare(self._address, nbytes, timeout_s)
+
     def reveal(self, version: int, *, timeout_s: float = 10.0) -> None:
         """Let a sealed version be seen, on every relay that has it or gets it later.
 
@@ -283,15 +292,6 @@ class Publisher:
             self._outcomes.pop(version, None)
             return staged
 
-    def prepare(self, nbytes: int, *, timeout_s: float = 30.0) -> None:
-        """Borrow memory for a version of so many bytes now, so that the first `publish` need not. It may find none.
-
-        The size of the first version is known to `publish` if the weights are a list; for a generator it is not, and
-        what it gathers is then copied into memory of this process first.
-        """
-        self._borrowing.last_bytes = nbytes
-        self._borrowing.prepare(self._address, nbytes, timeout_s)
-
     def _supersede(self, staged: Staged, by: int) -> None:
         error = VersionSuperseded(f"version {staged.version} was superseded by version {by} before it was pushed")
         self._superseded.append(staged.version)
@@ -355,10 +355,11 @@ class Publisher:
 
     def _push(self, staged: Staged, address: str, epoch: int) -> None:
         outcome: ParamServerError | None = None
+        sealed = staged.sealed
         try:
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
-                    self._pusher.push(staged, address, lambda: epoch == self._epoch)
+                    sealed = self._pusher.push(staged, address, lambda: epoch == self._epoch)
                     break
                 except ChunkDamaged:
                     if attempt == _ATTEMPTS:
@@ -377,6 +378,9 @@ class Publisher:
                     return
                 staged.state = State.HELD
                 self._supersede(staged, next(s.version for s in self._staged if s.state is State.WAITING))
+                return
+            if outcome is None and sealed and not staged.sealed:
+                staged.state = State.WAITING  # revealed meanwhile: the next offer says so
                 return
             staged.state, self._restock = State.HELD, True
             if outcome is None and staged.sealed:

@@ -49,12 +49,15 @@ class Pusher:
         self._channel: Channel | None = None
         self._address = self._nonce = ""
 
-    def push(self, staged: Staged, address: str, current: Callable[[], bool]) -> None:
+    def push(self, staged: Staged, address: str, current: Callable[[], bool]) -> bool:
         """Send a version, unless the relay has it. Its stamp moves behind that of the newest version there.
 
         Args:
             address: of the relay.
             current: whether it is still the one to push to.
+
+        Returns:
+            Whether it is sealed there, as far as this push goes.
 
         Raises:
             ParamServerError, OSError: it is not there. What arrived of it is kept.
@@ -88,8 +91,7 @@ class Pusher:
                 agreed=agreed,
                 sent=staged.sent,
             )
-        if sealed and not staged.sealed:  # `reveal` came meanwhile
-            channel.request({"op": "reveal", "version": manifest.version, "stamp": manifest.stamp}, self._stall_s)
+        return sealed
 
     def cut(self) -> None:
         """End the connection under the thread that pushes."""
