@@ -13,13 +13,15 @@ from tailrace.paramserver import (
     Publisher,
     PublishTimeout,
     RelayReader,
+    RelayTimeout,
     RelayUnreachable,
     VersionNotYet,
+    VersionSuperseded,
     relay_status,
     set_chain,
 )
 from tailrace.paramserver.group.member import MemberState
-from tailrace.paramserver.group.relay_group import RelayGroup
+from tailrace.paramserver.group.relay_group import RETRY_S, RelayGroup
 
 CHUNK = 64 * 2**10
 BIG = 4 * 8 * 2**20
@@ -179,6 +181,37 @@ def test_a_suspended_relay_is_bridged_and_catches_up(spawn, token, big, check, u
         all_have(group, token, 1, check)
 
 
+def test_a_push_that_was_cut_off_is_tried_again_although_the_master_lives(spawn, token, weights, check, until):
+    relay = spawn()
+    with RelayGroup({relay.name: relay.address}, token=token, dead_after_s=30) as group:
+        outcomes = []
+
+        def on_published(version, error):
+            outcomes.append(error)
+            group.published(version, error)
+
+        publisher = Publisher(group.master, token=token, stall_s=0.3, slot_timeout_s=0.3, on_published=on_published)
+        with publisher:
+            group.follow(publisher.retarget)
+            publisher.publish(0, weights(0))
+            all_have(group, token, 0, check)
+            outcomes.clear()
+            os.kill(relay.pid, signal.SIGSTOP)
+            try:
+                publisher.publish(1, weights(1))
+                until(lambda: outcomes, "the push to fail")
+            finally:
+                os.kill(relay.pid, signal.SIGCONT)
+            all_have(group, token, 1, check)
+            until(lambda: outcomes[-1] is None, "its report")
+            assert isinstance(outcomes[0], RelayTimeout)
+            seen = len(outcomes)
+            group.published(2, VersionSuperseded("by 3"))
+            group.published(1, None)
+            time.sleep(3 * RETRY_S)
+            assert len(outcomes) == seen  # neither is a failure
+
+
 def test_a_relay_comes_back_at_another_address_and_is_caught_up(spawn, token, weights, check, until):
     relays = [spawn() for _ in range(2)]
     with RelayGroup(names(relays), token=token) as group, Publisher(group.master, token=token) as publisher:
@@ -243,6 +276,15 @@ def test_waits_name_who_is_late(serve, token):
             group.wait(3, 0.2)
         assert group.locate() == [relay.address]
         assert group.locate(3) == []
+
+
+def test_readers_spread_over_the_relays_of_their_site(serve, token):
+    relays = [serve(name) for name in ("spread-a", "spread-b", "spread-c")]
+    a, b, c = (relay.address for relay in relays)
+    with RelayGroup(names(relays), token=token, sites={"spread-c": "far"}) as group:
+        assert [group.locate() for _ in range(4)] == [[a, b, c], [b, c, a], [c, a, b], [a, b, c]]
+        assert [group.locate(site="") for _ in range(2)] == [[a, b, c], [b, a, c]]
+        assert group.locate(site="far")[0] == c
 
 
 def test_a_source_serves_one_reader_at_a_time(serve, token, weights):

@@ -15,7 +15,17 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from tailrace.paramserver.errors import AuthenticationFailed, PublishTimeout, RelayUnreachable, VersionNotYet
+from tailrace.paramserver.errors import (
+    AuthenticationFailed,
+    ChunkDamaged,
+    ParamServerError,
+    ProtocolError,
+    PublishTimeout,
+    RelayTimeout,
+    RelayUnreachable,
+    SlotBusy,
+    VersionNotYet,
+)
 from tailrace.paramserver.group.announcer import Announcer, OnMaster
 from tailrace.paramserver.group.coordinator import Coordinator
 from tailrace.paramserver.group.fetches import Fetches
@@ -44,7 +54,9 @@ from tailrace.paramserver.wire.authentication import check_token
 _log = logging.getLogger(__name__)
 HEARTBEAT_S = 0.1
 DEAD_AFTER_S = 2.0
+RETRY_S = 0.5
 _CLOSE_S = 5.0
+_WORTH_ANOTHER_TRY = (RelayUnreachable, RelayTimeout, SlotBusy, ChunkDamaged, ProtocolError)
 
 
 class RelayGroup:
@@ -110,6 +122,8 @@ class RelayGroup:
         self._links: dict[str, Link] = {}
         self._ended: list[Link] = []
         self._answers: dict[str, Grant | Deny] = {}
+        self._again: dict[int, float] = {}  # when to tell a root its master again
+        self._located = -1
         self._pullers = itertools.count(1)
         self._closed = False
         for name, address in addresses.items():
@@ -148,26 +162,38 @@ class RelayGroup:
         """Call this from now on when another relay becomes the root's master, and soon with the present one."""
         with self._changed:
             self._announcer.follow(on_master, root)
-            master = self._coordinator.master(root)
-            if master is not None:
-                self._announcer.put(Retarget(root, master.name, master.address))
+            self._tell(root)
+
+    def published(self, version: int, error: ParamServerError | None, root: int = 0) -> None:  # noqa: ARG002
+        """A publisher's `on_published`: a push that failed is tried again soon, at whoever is master then.
+
+        Without it a version whose push was cut off, while the master lives, waits for the next `publish`.
+        """
+        if isinstance(error, _WORTH_ANOTHER_TRY):
+            with self._changed:
+                self._again.setdefault(root, self._machine.now() + RETRY_S)
 
     def addresses(self) -> list[str]:
         """Addresses of the living relays, in the order in which they joined."""
         with self._changed:
             return [member.address for member in self._coordinator.living()]
 
-    def locate(self, version: int | None = None) -> list[str]:
+    def locate(self, version: int | None = None, *, site: str | None = None) -> list[str]:
         """Addresses of living relays that hold a version completely; of all living ones for None.
 
-        For readers: what one of them began, another one goes on with.
+        Those of a site come first, and every call begins with the next one, so that readers spread over them. For
+        readers (`RelayReader(group.locate, ...)`): what one relay began, another one goes on with.
         """
         with self._changed:
-            return [
-                member.address
+            found = [
+                member
                 for member in self._coordinator.living()
                 if version is None or version in [held for held, _ in member.report.versions]
             ]
+            near = [member.address for member in found if site is None or member.site == site]
+            far = [member.address for member in found if site is not None and member.site != site]
+            self._located += 1
+            return _rotated(near, self._located) + _rotated(far, self._located)
 
     @contextmanager
     def source(self, version: int, *, site: str | None = None, timeout_s: float = 30.0) -> Iterator[str]:
@@ -310,6 +336,11 @@ class RelayGroup:
             case Grant() | Deny():
                 self._answers[command.puller] = command
 
+    def _tell(self, root: int) -> None:
+        master = self._coordinator.master(root)
+        if master is not None:
+            self._announcer.put(Retarget(root, master.name, master.address))
+
     def _end_link(self, name: str) -> None:
         self._ended = [link for link in self._ended if link.alive()]
         if (link := self._links.pop(name, None)) is not None:
@@ -322,4 +353,13 @@ class RelayGroup:
                 if self._closed:
                     return
             self._post(Tick())
+            with self._changed:
+                for root in [root for root, at in self._again.items() if at <= self._machine.now()]:
+                    del self._again[root]
+                    self._tell(root)
             self._machine.sleep(self._heartbeat_s / 2)
+
+
+def _rotated(addresses: list[str], by: int) -> list[str]:
+    first = by % len(addresses) if addresses else 0
+    return addresses[first:] + addresses[:first]
