@@ -55,9 +55,9 @@ class Server:
         self.process.stdout.close()
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
-def started(request):
-    server = Server(request.param)
+@pytest.fixture(scope="module")
+def started():
+    server = Server(2)
     yield server
     server.kill()
 
