@@ -18,6 +18,9 @@ from tailrace.paramserver import (
     RelayUnreachable,
 )
 from tailrace.paramserver.machine.host import HOST
+from tailrace.paramserver.machine.segments import SegmentOwner
+from tailrace.paramserver.manifest import Manifest, TensorSpec
+from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.authentication import connect
 
 SIZE = 5 * 2**20
@@ -282,3 +285,23 @@ def test_a_loan_that_is_none_is_an_offer_like_any(serve, peer, token):
     assert channel.answer(10) == {"complete": True}
     channel.close()
     shows(relay, token, 1, data)
+
+
+def test_an_offer_whose_loan_an_earlier_one_took_goes_on_with_bytes(relay_name):
+    """A push to a suspended relay is broken off and offered again before the relay has looked at the first offer."""
+    owner = SegmentOwner(relay_name)
+    try:
+        table = SlotTable(owner, 2)
+        manifest = Manifest(1, 1, 64, 128, (TensorSpec("w", "uint8", (128,), 0, 128),))
+        loan = table.staging.lend("publisher", 128, recycled=False)
+        first = table.reserve(manifest, 0, loan=loan.id)
+        assert first.publication.in_place
+        assert first.memory is loan.segment
+        table.arrived(first.publication, 0, 7)
+        table.interrupt(first)
+        again = table.reserve(manifest, 0, loan=loan.id)
+        assert again is first
+        assert not again.publication.in_place
+        assert again.publication.missing() == [1]
+    finally:
+        owner.close()

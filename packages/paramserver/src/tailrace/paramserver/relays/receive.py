@@ -33,14 +33,13 @@ def receive_version(
         ParamServerError: the version is not here; what of it arrived waits for another offer.
     """
     table = relay.table
-    loan = offer.loan if offer.loan is not None and table.staging.is_lent(offer.loan) else None
     slot = table.reserve(
         offer.manifest,
         slot_timeout_s,
         sealed=offer.sealed,
         relayed=offer.relayed,
         abort=channel.shutdown,
-        loan=loan,
+        loan=offer.loan,
     )
     if slot is None or slot.publication is None:
         channel.send({"have": True})
@@ -48,10 +47,10 @@ def receive_version(
     sink = _SlotSink(table, slot, slot.publication, relay.machine.now, deadline)
     try:
         with ExitStack() as held:
-            if loan is None:
-                answer, intake = _agree(offer, slot.publication, relay, held)
-            else:
+            if slot.publication.in_place:
                 answer, intake = Answer(tuple(slot.publication.missing()), IN_PLACE), Intake(InPlace())
+            else:
+                answer, intake = _agree(offer, slot.publication, relay, held)
             held.callback(intake.close)
             channel.send(answer.to_wire())
             whole = receive_chunks(channel, offer.manifest, list(answer.missing), sink, intake, relay.counts)

@@ -35,6 +35,7 @@ class Publication:
     Args:
         manifest: its layout.
         sealed: whole or not, it must not be visible yet (RR-3).
+        in_place: its bytes were copied into the slot's memory before it was offered, and are only to be checked.
         checksums: of the chunks that have arrived and matched, by index.
         progress_at: clock time at which something of it came last.
         keep_until: clock time at which it is forgotten if it is still partial then.
@@ -42,6 +43,7 @@ class Publication:
 
     manifest: Manifest
     sealed: bool = False
+    in_place: bool = False
     checksums: dict[int, int] = field(default_factory=dict)
     progress_at: float = 0.0
     keep_until: float = 0.0

@@ -38,13 +38,14 @@ class Writing(Shelf):
             sealed: it must not be visible when it is whole. A version that is here sealed is revealed by False.
             relayed: it comes from another relay.
             abort: ends this transfer, if it stands still while another one could go on.
-            loan: of memory that holds all of it already, and becomes the slot's.
+            loan: of memory that holds all of it already, and becomes the slot's; unless it was taken by an earlier offer
+                or given back meanwhile (see `Publication.in_place`).
 
         Raises:
             VersionRetired: newer ones hold every slot, or it was retired.
             SlotBusy: another writer, or readers of the slot, did not finish in time.
             NotEnoughSharedMemory: the version does not fit.
-            ProtocolError: there is no such loan.
+            ProtocolError: the loan is smaller than the version.
         """
         deadline = self._now() + timeout_s
         with self.changed:
@@ -52,9 +53,11 @@ class Writing(Shelf):
             if slot is None:
                 return None
             self._writer, slot.abort = slot, abort
+            loan = loan if loan is not None and self.staging.is_lent(loan) else None
             same = slot.publication is not None and slot.publication.manifest == manifest
             if loan is None and slot.state is SlotState.PARTIAL and same and slot.publication:
                 slot.state, slot.publication.progress_at = SlotState.RECEIVING, self._now()
+                slot.publication.in_place = False
                 slot.publication.sealed = slot.publication.sealed and sealed
                 self.changed.notify_all()
                 return slot
@@ -69,16 +72,17 @@ class Writing(Shelf):
                 raise
             slot.state, slot.publication = SlotState.RECEIVING, None
         try:
-            if loan is None:
-                slot.block.provide(self._owner, manifest.total_bytes)
-            else:
-                with self.changed:
+            with self.changed:
+                in_place = loan is not None and self.staging.is_lent(loan)
+                if loan is not None and in_place:
                     slot.block = self.staging.exchange(loan, manifest.total_bytes, slot.block)
+            if not in_place:
+                slot.block.provide(self._owner, manifest.total_bytes)
         except BaseException:
             self._end_writing(slot, SlotState.EMPTY)
             raise
         with self.changed:
-            slot.publication = Publication(manifest, sealed, progress_at=self._now())
+            slot.publication = Publication(manifest, sealed, in_place=in_place, progress_at=self._now())
             self.changed.notify_all()
         return slot
 
