@@ -6,10 +6,12 @@ import errno
 import os
 import select
 import socket
+import struct
 
 from tailrace.paramserver.errors import PortInUse, RelayUnreachable
 from tailrace.paramserver.wire.address import format_address, parse_address
 
+_TIMEVAL = struct.Struct("@ll")  # struct timeval
 _NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK, errno.ENODEV}
 
 
@@ -19,44 +21,56 @@ class SocketStream:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._sendfile = hasattr(os, "sendfile")
+        self._limits: dict[int, float | None] = {}
+        sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: memoryview, timeout_s: float) -> int:
         """See `Stream`."""
-        self._sock.settimeout(timeout_s)
-        return self._sock.send(data)
+        self._limit(socket.SO_SNDTIMEO, timeout_s)
+        try:
+            return self._sock.send(data)
+        except BlockingIOError:
+            raise TimeoutError from None
 
     def send_file(self, fd: int, offset: int, nbytes: int, timeout_s: float) -> int:
         """See `Stream`."""
         if not self._sendfile or fd < 0:
             return 0
-        self._sock.settimeout(timeout_s)  # makes the descriptor non-blocking
-        while True:
-            try:
-                count = os.sendfile(self._sock.fileno(), fd, offset, nbytes)
-            except BlockingIOError:
-                if not _ready(self._sock, select.POLLOUT, timeout_s):
-                    raise TimeoutError from None
-                continue
-            except OSError as error:
-                if error.errno not in _NO_SENDFILE:
-                    raise
-                self._sendfile = False
-                return 0
-            if count == 0:
-                raise OSError(errno.EIO, f"the memory to send ended {nbytes} bytes early")
-            return count
+        self._limit(socket.SO_SNDTIMEO, timeout_s)
+        try:
+            count = os.sendfile(self._sock.fileno(), fd, offset, nbytes)
+        except BlockingIOError:
+            raise TimeoutError from None
+        except OSError as error:
+            if error.errno not in _NO_SENDFILE:
+                raise
+            self._sendfile = False
+            return 0
+        if count == 0:
+            raise OSError(errno.EIO, f"the memory to send ended {nbytes} bytes early")
+        return count
 
     def receive_into(self, view: memoryview, timeout_s: float | None) -> int:
         """See `Stream`."""
-        self._sock.settimeout(timeout_s)
-        return self._sock.recv_into(view)
+        self._limit(socket.SO_RCVTIMEO, timeout_s)
+        try:
+            return self._sock.recv_into(view)
+        except BlockingIOError:
+            raise TimeoutError from None
 
     def readable(self, timeout_s: float) -> bool:
         """See `Stream`."""
         return _ready(self._sock, select.POLLIN, timeout_s)
+
+    def _limit(self, option: int, timeout_s: float | None) -> None:
+        """How long the kernel waits in a call. A Python timeout instead would cost two more calls for each of ours."""
+        if option not in self._limits or self._limits[option] != timeout_s:
+            microseconds = 0 if timeout_s is None else max(1, round(timeout_s * 1e6))  # 0 waits for ever
+            self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(microseconds, 1_000_000)))
+            self._limits[option] = timeout_s
 
     def shutdown(self) -> None:
         """See `Stream`."""
