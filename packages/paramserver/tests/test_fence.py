@@ -264,3 +264,20 @@ def test_a_sealed_version_that_was_overtaken_holds_nobody_up(serve, peer, token,
         for version in (2, 3):
             publisher.publish(version, weights(version))
             publisher.wait(version, 20)
+
+
+def test_a_reveal_that_a_newer_version_overtakes_in_the_publisher_is_not_lost(serve, peer, token, weights, until):
+    """Sealed on the relay, to be pushed again, revealed, and superseded: else the relay would wait for the reveal."""
+    relay = serve(slot_timeout_s=1.0)
+    with Publisher(relay.address, token=token) as publisher:
+        publisher.publish(1, weights(1))
+        publisher.wait(1, 20)
+        publisher.publish(2, weights(2), sealed=True)
+        until(lambda: peer.status(relay)["sealed"] == [2], "the sealed version")
+        with publisher._changed:  # the pushing thread does not get its turn
+            publisher.retarget(relay.address)
+            publisher.reveal(2)
+            publisher.publish(3, weights(3))
+        publisher.wait(3, 20)
+    with RelayReader(relay.address, token=token) as reader:
+        assert reader.latest() == 3

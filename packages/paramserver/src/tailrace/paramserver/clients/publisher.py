@@ -12,11 +12,11 @@ another master if the first one is lost (`retarget`).
 from __future__ import annotations
 
 import dataclasses
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tailrace.paramserver.clients.borrowing import Borrowing
+from tailrace.paramserver.clients.outcomes import Outcomes
 from tailrace.paramserver.clients.pusher import Pusher
 from tailrace.paramserver.clients.staged import Staged, State
 from tailrace.paramserver.clients.staging import StagingBuffer
@@ -35,9 +35,7 @@ from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
 from tailrace.paramserver.wire.means import WORTH_BYTES, Means, default_codecs, default_transports
 
-_log = logging.getLogger(__name__)
 _ATTEMPTS = 3  # at a push whose chunks were damaged on the way
-_REMEMBERED = 1024  # outcomes
 
 
 class Publisher:
@@ -83,14 +81,13 @@ class Publisher:
             default_codecs(machine) if codecs is None else codecs,
         )
         self._address, self._token = address, check_token(token)
-        self._on_published, self._chunk_bytes = on_published, chunk_bytes
+        self._chunk_bytes = chunk_bytes
         self._stall_s, self._machine = stall_s, machine
         self._changed = machine.condition()
         self._filling = machine.lock()
         self._staged = [Staged(StagingBuffer()), Staged(StagingBuffer())]
-        self._outcomes: dict[int, ParamServerError | None] = {}
+        self._outcomes = Outcomes(self._changed, machine, on_published)
         self._superseded: list[int] = []
-        self._reports: list[tuple[int, ParamServerError | None]] = []
         self._epoch, self._closed, self._restock = 0, False, False
         no_memory = transports is not None and "shm" not in transports
         least_bytes = None if no_memory else borrow_bytes
@@ -181,10 +178,11 @@ class Publisher:
             if staged is not None and staged.manifest is not None:
                 staged.sealed, stamp = False, staged.manifest.stamp
                 if staged.state in (State.WAITING, State.PUSHING):
+                    self._pusher.owe_reveal(version)
                     return
         self._ask({"op": "reveal", "version": version, "stamp": stamp}, timeout_s)
         with self._changed:
-            self._record(version, None)
+            self._outcomes.record(version, None)
 
     def retire(self, version: int, *, timeout_s: float = 10.0) -> None:
         """Let no relay serve a version any more. Readers that hold it keep it until their leases end.
@@ -198,7 +196,9 @@ class Publisher:
             if staged is not None and staged.manifest is not None:
                 stamp = staged.manifest.stamp
                 if staged.state is State.WAITING:
-                    self._record(version, VersionRetired(f"version {version} was retired before it was pushed"))
+                    self._outcomes.record(
+                        version, VersionRetired(f"version {version} was retired before it was pushed")
+                    )
                 if staged.state in (State.WAITING, State.HELD):
                     staged.state, staged.manifest = State.EMPTY, None
         self._ask({"op": "retire", "version": version, "stamp": stamp}, timeout_s)
@@ -211,18 +211,7 @@ class Publisher:
             VersionSuperseded: it never will be, a newer one took its place.
             ParamServerError: why the last push failed.
         """
-        deadline = self._machine.now() + timeout_s
-        with self._changed:
-            while version not in self._outcomes:
-                remaining = deadline - self._machine.now()
-                if remaining <= 0 or not self._changed.wait(remaining):
-                    raise PublishTimeout(
-                        f"version {version} was not visible on the master relay {self._address} in {timeout_s:.3g} s; "
-                        f"staged: {', '.join(str(s) for s in self._staged if s.manifest) or 'nothing'}"
-                    )
-            outcome = self._outcomes[version]
-        if outcome is not None:
-            raise outcome
+        self._outcomes.wait(version, timeout_s, self._describe)
 
     def retarget(self, address: str) -> None:
         """Publish to another master relay from now on, first of all the newest version if that relay lacks it."""
@@ -235,7 +224,7 @@ class Publisher:
                 staged.sent.clear()
             if newest is not None and newest.state is State.HELD:
                 newest.state = State.WAITING
-                self._outcomes.pop(newest.version, None)
+                self._outcomes.forget(newest.version)
             self._changed.notify_all()
 
     def close(self, *, timeout_s: float = 10.0) -> None:
@@ -289,13 +278,13 @@ class Publisher:
             staged.state, staged.manifest = State.FILLING, None
             staged.checksums.clear()
             staged.sent.clear()
-            self._outcomes.pop(version, None)
+            self._outcomes.forget(version)
             return staged
 
     def _supersede(self, staged: Staged, by: int) -> None:
         error = VersionSuperseded(f"version {staged.version} was superseded by version {by} before it was pushed")
         self._superseded.append(staged.version)
-        self._record(staged.version, error)
+        self._outcomes.record(staged.version, error)
         staged.state, staged.manifest = State.EMPTY, None
 
     def _set(self, staged: Staged, state: State, manifest: Manifest | None) -> None:
@@ -311,20 +300,21 @@ class Publisher:
             staged.manifest = None if manifest is None else dataclasses.replace(manifest, stamp=stamp)
             self._changed.notify_all()
 
-    def _record(self, version: int, error: ParamServerError | None) -> None:
-        """Under the condition."""
-        self._outcomes[version] = error
-        while len(self._outcomes) > _REMEMBERED:
-            del self._outcomes[next(iter(self._outcomes))]
-        self._reports.append((version, error))
-        self._changed.notify_all()
+    def _describe(self) -> str:
+        staged = ", ".join(str(staged) for staged in self._staged if staged.manifest)
+        return f"on the master relay {self._address}; staged: {staged or 'nothing'}"
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not (staged := self._next()) and not self._reports and not self._closed and not self._restock:
+                while (
+                    not (staged := self._next())
+                    and not self._outcomes.to_report
+                    and not self._closed
+                    and not self._restock
+                ):
                     self._changed.wait()
-                reports, self._reports = self._reports, []
+                reports = self._outcomes.take_reports()
                 if staged is not None:
                     staged.state = State.PUSHING
                 elif self._closed and not reports:
@@ -333,7 +323,7 @@ class Publisher:
                 self._restock = self._restock and not restock
                 epoch, address = self._epoch, self._address
             for version, error in reports:
-                self._report(version, error)
+                self._outcomes.report(version, error)
             if staged is not None:
                 self._push(staged, address, epoch)
             elif restock:
@@ -344,14 +334,6 @@ class Publisher:
 
     def _next(self) -> Staged | None:
         return next((staged for staged in self._staged if staged.state is State.WAITING), None)
-
-    def _report(self, version: int, error: ParamServerError | None) -> None:
-        if self._on_published is None:
-            return
-        try:
-            self._on_published(version, error)
-        except Exception:  # the caller's code, on our thread: it must not end publishing
-            _log.exception("on_published raised for version %d", version)
 
     def _push(self, staged: Staged, address: str, epoch: int) -> None:
         outcome: ParamServerError | None = None
@@ -386,4 +368,4 @@ class Publisher:
             if outcome is None and staged.sealed:
                 self._changed.notify_all()  # visible, and reported, once it is revealed
             else:
-                self._record(staged.version, outcome)
+                self._outcomes.record(staged.version, outcome)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tailrace.paramserver.clients.staged import Staged, StagedSupply, State
-from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
+from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, VersionRetired
 from tailrace.paramserver.machine.protocol import Condition, Machine
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.wire.agreement import Answer, Offer
@@ -16,6 +17,8 @@ from tailrace.paramserver.wire.counts import Counts
 from tailrace.paramserver.wire.encoding import Encoder
 from tailrace.paramserver.wire.means import Means
 from tailrace.paramserver.wire.sending import send_version
+
+_REMEMBERED = 16
 
 
 class Pusher:
@@ -48,6 +51,8 @@ class Pusher:
         self._encoder = Encoder(machine.now)
         self._channel: Channel | None = None
         self._address = self._nonce = ""
+        self._sealed: dict[int, tuple[int, int]] = {}  # what was offered sealed last, by version
+        self._owed: dict[tuple[int, int], None] = {}
 
     def push(self, staged: Staged, address: str, current: Callable[[], bool]) -> bool:
         """Send a version, unless the relay has it. Its stamp moves behind that of the newest version there.
@@ -63,6 +68,7 @@ class Pusher:
             ParamServerError, OSError: it is not there. What arrived of it is kept.
         """
         channel = self._open(address, current)
+        self._reveal_owed(channel)
         newest = self._newest_stamp(channel)
         with self._changed:
             manifest = staged.manifest
@@ -72,6 +78,9 @@ class Pusher:
                 # Published by a trainer on a host whose clock was ahead of ours.
                 manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest + 1)
             sealed = staged.sealed
+            if sealed:
+                self._sealed[manifest.version] = manifest.key
+                _trim(self._sealed)
             borrowed = staged.memory.borrowed
             ours = borrowed is not None and not borrowed.offered and borrowed.nonce == self._nonce
             loan = borrowed.id if borrowed is not None and ours else None
@@ -91,13 +100,37 @@ class Pusher:
                 agreed=agreed,
                 sent=staged.sent,
             )
+        if not sealed:
+            with self._changed:
+                self._owed.clear()  # something newer is to be seen: nothing waits for what was sealed before it
         return sealed
+
+    def owe_reveal(self, version: int) -> None:
+        """A version is to be seen that may be on a relay already, sealed, though its push is not over.
+
+        If a newer one takes its place here before it is offered again, the relay would wait for its reveal for good.
+        """
+        with self._changed:
+            if (key := self._sealed.get(version)) is not None:
+                self._owed[key] = None
+                _trim(self._owed)
 
     def cut(self) -> None:
         """End the connection under the thread that pushes."""
         with self._changed:
             if self._channel is not None:
                 self._channel.shutdown()
+
+    def _reveal_owed(self, channel: Channel) -> None:
+        with self._changed:
+            owed = list(self._owed)
+        for version, stamp in owed:
+            try:
+                channel.request({"op": "reveal", "version": version, "stamp": stamp}, self._stall_s)
+            except VersionRetired:  # it is not there; the next master may have it
+                continue
+            with self._changed:
+                self._owed.pop((version, stamp), None)
 
     def _bases(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
         """Versions of the same layout that are staged, and were pushed before."""
@@ -139,3 +172,8 @@ class Pusher:
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
+
+
+def _trim(remembered: dict[Any, Any]) -> None:
+    while len(remembered) > _REMEMBERED:
+        del remembered[next(iter(remembered))]
