@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from simulation.run import run_schedule
 from simulation.schedule import Fault, Publication, ReaderPlan, draw
 
-SEEDS = int(os.environ.get("TAILRACE_GROUP_SEEDS", "30"))
+SEEDS = int(os.environ.get("TAILRACE_GROUP_SEEDS", "12"))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
