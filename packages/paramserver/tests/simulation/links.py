@@ -40,7 +40,6 @@ class Pipe:
         self.writer: Task | None = None
         self.reader_gone = False
         self.last_arrival = 0.0  # bytes keep their order
-        self.lost = 0  # bytes that were sent when nobody read any more
         self.carried = self.broken = False  # any chunk; before its sender or receiver was done
         link.pipes.append(self)
 

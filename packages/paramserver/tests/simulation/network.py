@@ -63,11 +63,7 @@ class Network:
 
     def thrown(self) -> list[int]:
         """Of every direction of a connection that carried chunks and was broken off: bytes that nobody read."""
-        return [
-            pipe.unread + pipe.lost
-            for pipe in self._pipes
-            if pipe.carried and (pipe.unread or pipe.lost or pipe.broken)
-        ]
+        return [pipe.unread for pipe in self._pipes if pipe.carried and (pipe.unread or pipe.broken)]
 
     def cut(self, one: str, other: str, *, reset: bool) -> None:
         """Nothing passes any more; with `reset`, connections end at once instead of falling silent."""
@@ -149,7 +145,7 @@ class SimulatedStream:
 
     def send(self, data: memoryview, timeout_s: float) -> int:
         """See `Stream`."""
-        network, scheduler, pipe = self._network, self._scheduler, self._out
+        scheduler, pipe = self._scheduler, self._out
         scheduler.enter()
         deadline = scheduler.now + timeout_s
         while True:
@@ -169,13 +165,10 @@ class SimulatedStream:
             pipe.writer = None
         count = self._some(min(room, data.nbytes))
         if pipe.reader_gone:  # the answer to bytes that nobody takes is a reset
-            pipe.lost += count
             scheduler.at(scheduler.now + pipe.link.latency_s + self._in.link.latency_s, self.reset_here)
-        else:
-            # JSON and TCP guard messages; a chunk's header and payload are guarded by its checksum.
-            whole = data.obj
-            message = isinstance(whole, bytes) and (network.short > 0 or len(whole) > 32 or whole[4:5] == b"{")
-            pipe.send(bytes(data[:count]), weights=not message)
+        # JSON and TCP guard messages; a chunk's header and payload are guarded by its checksum.
+        message = isinstance(data.obj, bytes) and data.obj[4:5] == b"{"
+        pipe.send(bytes(data[:count]), weights=not message)
         self._count(count)
         return count
 
