@@ -71,9 +71,9 @@ class Fleet:
                 self.relays.append(opening.enter_context(relay))
             self.startup_s = self._startup()
             with hosts.inside(0):
-                self.group = opening.enter_context(
-                    RelayGroup({relay.name: relay.address for relay in self.relays}, token=self.token)
-                )
+                addresses = {relay.name: relay.address for relay in self.relays}
+                # On a machine that is short of cores, silence is no death; a killed process is seen at once in any case.
+                self.group = opening.enter_context(RelayGroup(addresses, token=self.token, dead_after_s=15.0))
             self._open = opening.pop_all()
 
     def publisher(self, chunk_bytes: int) -> Publisher:
