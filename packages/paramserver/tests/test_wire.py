@@ -21,7 +21,7 @@ from tailrace.paramserver import (
     relay_status,
 )
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.manifest import Manifest, TensorSpec
+from tailrace.paramserver.manifest import Manifest, TensorSpec, checksum
 from tailrace.paramserver.wire.address import format_address, parse_address
 from tailrace.paramserver.wire.authentication import connect
 
@@ -48,13 +48,14 @@ def test_a_wrong_token_is_refused(serve, token, weights, client):
     assert relay_status(relay.address, token=token).versions == ()
 
 
+def message(data):
+    return struct.pack("!IQ", len(data), checksum(data)) + data
+
+
 def test_a_relay_without_the_token_is_refused():
     """It relays nothing: it answers the challenge with what it saw."""
     listener = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{listener.getsockname()[1]}"
-
-    def message(data):
-        return struct.pack("!I", len(data)) + data
 
     import threading
 
@@ -62,7 +63,7 @@ def test_a_relay_without_the_token_is_refused():
         sock, _ = listener.accept()
         sock.sendall(message(b'{"tailrace": 2, "nonce": "0123"}'))
         answer = sock.recv(4096)
-        proof = json.loads(answer[4:])["proof"]
+        proof = json.loads(answer[12:])["proof"]
         sock.sendall(message(json.dumps({"proof": proof, "relay": {}}).encode()))
         sock.recv(1)
 
@@ -79,8 +80,7 @@ def test_an_empty_token_is_no_token(serve):
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    st.binary(max_size=300)
-    | st.text().map(lambda text: struct.pack("!I", 40) + json.dumps({"nonce": text, "proof": text}).encode())
+    st.binary(max_size=300) | st.text().map(lambda text: message(json.dumps({"nonce": text, "proof": text}).encode()))
 )
 def test_noise_before_authentication_changes_nothing(noisy, noise):
     relay, token = noisy
@@ -93,6 +93,21 @@ def test_noise_before_authentication_changes_nothing(noisy, noise):
 @pytest.fixture
 def noisy(serve, token):
     return serve(stall_s=0.5), token
+
+
+@pytest.mark.parametrize("at", [12, 30, -2])
+def test_a_message_that_was_damaged_on_the_way_is_not_believed(serve, token, at, capfd):
+    """In a manifest one wrong byte would rename a tensor or a version, and every checksum of the weights would match."""
+    relay = serve()
+    channel, _ = connect(HOST, relay.address, token=token, timeout_s=10, stall_s=10)
+    damaged = bytearray(message(json.dumps({"op": "offer", "manifest": ONE.to_wire()}).encode()))
+    damaged[at] ^= 1
+    channel._send_all(damaged)
+    with pytest.raises(RelayUnreachable):
+        channel.answer(10)
+    channel.close()
+    assert "damaged on the way" in capfd.readouterr().err
+    assert relay_status(relay.address, token=token).versions == ()
 
 
 REQUESTS = [
@@ -124,7 +139,7 @@ def test_limits_hold_before_anything_is_allocated(serve, token, capfd):
     with pytest.raises(ManifestInvalid, match="at most 63"):
         channel.request({"op": "offer", "manifest": ONE.to_wire()}, 10)
     assert relay._table.slots[0].block.segment is None
-    channel._send_all(struct.pack("!I", 2**32 - 1))
+    channel._send_all(struct.pack("!IQ", 2**32 - 1, 0))
     with pytest.raises(RelayUnreachable):
         channel.answer(10)
     channel.close()
