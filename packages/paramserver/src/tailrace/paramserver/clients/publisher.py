@@ -35,6 +35,7 @@ from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
 from tailrace.paramserver.wire.means import WORTH_BYTES, Means, default_codecs, default_transports
 
+_RESTOCK_S = 1.0  # for the relay to answer
 _ATTEMPTS = 3  # at a push whose chunks were damaged on the way
 
 
@@ -328,7 +329,7 @@ class Publisher:
                 self._push(staged, address, epoch)
             elif restock:
                 # What the pushed version took the place of; more is made only when a version needs it.
-                self._borrowing.prepare(self._address, self._borrowing.last_bytes, self._stall_s, recycled=True)
+                self._borrowing.prepare(address, self._borrowing.last_bytes, _RESTOCK_S, recycled=True)
         self._pusher.drop()
         self._borrowing.close()
 
