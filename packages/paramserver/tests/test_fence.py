@@ -281,3 +281,25 @@ def test_a_reveal_that_a_newer_version_overtakes_in_the_publisher_is_not_lost(se
         publisher.wait(3, 20)
     with RelayReader(relay.address, token=token) as reader:
         assert reader.latest() == 3
+
+
+def test_a_version_that_is_offered_again_does_not_overtake_the_next_one(serve, token, weights, monkeypatch):
+    """Revealed while it is pushed, it is offered again after the next version, which was waiting: it stays the older one."""
+    relay = serve(slots=3)
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        publisher.publish(0, weights(0))
+        publisher.wait(0, 20)
+        push = publisher._pusher.push
+
+        def interrupted(staged, *args):
+            sealed = push(staged, *args)
+            if staged.version == 1 and sealed:
+                publisher.publish(2, weights(2))
+                publisher.reveal(1)
+            return sealed
+
+        monkeypatch.setattr(publisher._pusher, "push", interrupted)
+        publisher.publish(1, weights(1), sealed=True)
+        publisher.wait(1, 20)
+        publisher.wait(2, 20)
+        assert reader.versions()[-1] == 2

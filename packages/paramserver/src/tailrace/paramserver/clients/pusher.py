@@ -53,9 +53,11 @@ class Pusher:
         self._address = self._nonce = ""
         self._sealed: dict[int, tuple[int, int]] = {}  # what was offered sealed last, by version
         self._owed: dict[tuple[int, int], None] = {}
+        self._first: dict[int, int] = {}  # of stamps that moved: what they were, which is in order of publication
+        self._latest = -1  # of the latest publication that was offered: what its stamp was at first
 
     def push(self, staged: Staged, address: str, current: Callable[[], bool]) -> bool:
-        """Send a version, unless the relay has it. Its stamp moves behind that of the newest version there.
+        """Send a version, unless the relay has it. Its stamp moves behind that of the newest version of others there.
 
         Args:
             address: of the relay.
@@ -74,9 +76,13 @@ class Pusher:
             manifest = staged.manifest
             if manifest is None:
                 raise RuntimeError("a staged version has a manifest")
-            if newest > manifest.stamp and staged.pinned is None:
-                # Published by a trainer on a host whose clock was ahead of ours.
+            first = self._first.get(manifest.stamp, manifest.stamp)
+            if newest > manifest.stamp and staged.pinned is None and first >= self._latest:
+                # Published by a trainer on a host whose clock was ahead of ours, and not by us after this version.
                 manifest = staged.manifest = dataclasses.replace(manifest, stamp=newest + 1)
+                self._first[manifest.stamp] = first
+                _trim(self._first)
+            self._latest = max(self._latest, first)
             sealed = staged.sealed
             if sealed:
                 self._sealed[manifest.version] = manifest.key
