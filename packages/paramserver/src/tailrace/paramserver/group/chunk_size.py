@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.paramserver.group.broadcast_time import optimal_chunks
 
-SMALLEST_CHUNK_BYTES = 256 * 2**10  # below it the work for each chunk, in Python, is no longer small
+SMALLEST_CHUNK_BYTES = 512 * 2**10  # below it the work for each chunk, in Python, is no longer small
 LARGEST_CHUNK_BYTES = 64 * 2**20  # above it a chunk that is sent again after a fault costs too much
 _ALIGNMENT = 64 * 2**10
 
