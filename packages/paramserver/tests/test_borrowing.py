@@ -228,9 +228,10 @@ def test_a_trainer_killed_while_it_fills(serve, publish_to, peer, token, until):
 def test_requests_for_memory_that_are_none(serve, peer, token, message, error):
     relay = serve()
     channel = peer.dial(relay)
+    channel.send(message)
     with pytest.raises(error):
-        channel.request(message, 10)
-        channel.answer(20)
+        while channel.answer(20).get("making"):
+            pass
     channel.close()
     assert len(segments(relay, token)) == 1
     assert borrow(peer.dial(relay), 10) is not None
