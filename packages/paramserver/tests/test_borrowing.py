@@ -48,8 +48,9 @@ def own_bytes(publisher):
     return sum(staged.memory._size for staged in publisher._staged)
 
 
-def borrow(channel, nbytes):
-    answer = channel.request({"op": "stage", "nbytes": nbytes}, 10)
+def borrow(channel, nbytes=None, op="stage", **fields):
+    message = {"op": op, **({} if nbytes is None else {"nbytes": nbytes}), **fields}
+    answer = channel.request(message, 10)
     return (channel.answer(20) if answer.get("making") else answer)["loan"]
 
 
@@ -228,10 +229,8 @@ def test_a_trainer_killed_while_it_fills(serve, publish_to, peer, token, until):
 def test_requests_for_memory_that_are_none(serve, peer, token, message, error):
     relay = serve()
     channel = peer.dial(relay)
-    channel.send(message)
     with pytest.raises(error):
-        while channel.answer(20).get("making"):
-            pass
+        borrow(channel, **message)
     channel.close()
     assert len(segments(relay, token)) == 1
     assert borrow(peer.dial(relay), 10) is not None
