@@ -303,3 +303,28 @@ def test_a_version_that_is_offered_again_does_not_overtake_the_next_one(serve, t
         publisher.wait(1, 20)
         publisher.wait(2, 20)
         assert reader.versions()[-1] == 2
+
+
+def test_an_older_version_that_is_offered_again_supersedes_nothing(serve, token, weights, monkeypatch):
+    """It waits to be offered again, revealed; the newer one is pushed, cut off by `retarget`, and must be pushed again."""
+    relay = serve(slots=3)
+    with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
+        publisher.publish(0, weights(0))
+        publisher.wait(0, 20)
+        push, retargeted = publisher._pusher.push, []
+
+        def interrupted(staged, *args):
+            if staged.version == 2 and not retargeted:
+                retargeted.append(True)
+                publisher.retarget(relay.address)
+            sealed = push(staged, *args)
+            if staged.version == 1 and sealed:
+                publisher.publish(2, weights(2))
+                publisher.reveal(1)
+            return sealed
+
+        monkeypatch.setattr(publisher._pusher, "push", interrupted)
+        publisher.publish(1, weights(1), sealed=True)
+        publisher.wait(1, 20)
+        publisher.wait(2, 20)
+        assert reader.versions()[-1] == 2

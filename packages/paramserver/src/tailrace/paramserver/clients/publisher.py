@@ -334,7 +334,9 @@ class Publisher:
         self._borrowing.close()
 
     def _next(self) -> Staged | None:
-        return next((staged for staged in self._staged if staged.state is State.WAITING), None)
+        """The newest of those that wait: beside a new version an older one may, which was revealed while it was pushed."""
+        waiting = (staged for staged in self._staged if staged.state is State.WAITING)
+        return max(waiting, key=lambda staged: staged.order, default=None)
 
     def _push(self, staged: Staged, address: str, epoch: int) -> None:
         outcome: ParamServerError | None = None
@@ -356,11 +358,12 @@ class Publisher:
         with self._changed:
             if epoch != self._epoch and not self._closed:
                 # Retargeted meanwhile: to the new master with it, whatever became of it, unless a newer one waits.
-                if self._next() is None:
+                waiting = self._next()
+                if waiting is None or waiting.order < staged.order:
                     staged.state = State.WAITING
                     return
                 staged.state = State.HELD
-                self._supersede(staged, next(s.version for s in self._staged if s.state is State.WAITING))
+                self._supersede(staged, waiting.version)
                 return
             if outcome is None and sealed and not staged.sealed:
                 staged.state = State.WAITING  # revealed meanwhile: the next offer says so
