@@ -27,7 +27,7 @@ def spec(**changes):
         relocation=policy("relocation", "best-fit", kv_threshold=0.99, roofline_batch=64),
         training=policy("training", "mini-batch", parts=2),
         provisioning=policy("provisioning", "static", count=3),
-        recovery=policy("recovery", "isolate", max_restarts=1_000),
+        recovery=policy("recovery", "isolate", max_restarts=1_000, trainer_restarts=1_000),
         sampler=policy("sampler", "fifo"),
         steps=6,
         batch_groups=4,

@@ -53,7 +53,7 @@ def spec(system="one-step", parts=3, sampler="fifo", filters=True, steps=STEPS):
         relocation=policy("relocation", "none"),
         training=policy("training", "streamed", parts=parts),
         provisioning=policy("provisioning", "static", count=3),
-        recovery=policy("recovery", "isolate", max_restarts=1_000),
+        recovery=policy("recovery", "isolate", max_restarts=1_000, trainer_restarts=1_000),
         sampler=policy("sampler", sampler),
         steps=steps,
         batch_groups=GROUPS,
