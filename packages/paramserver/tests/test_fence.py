@@ -328,3 +328,21 @@ def test_an_older_version_that_is_offered_again_supersedes_nothing(serve, token,
         publisher.wait(1, 20)
         publisher.wait(2, 20)
         assert reader.versions()[-1] == 2
+
+
+def test_a_reveal_that_died_with_the_master_is_told_to_the_next_one(serve, peer, token, weights, until):
+    first, second = serve(), serve(slot_timeout_s=1.0)
+    set_chain([first.address, second.address], token=token)
+    with Publisher(first.address, token=token) as publisher:
+        publisher.publish(1, weights(1))
+        publisher.wait(1, 20)
+        publisher.publish(2, weights(2), sealed=True)
+        until(lambda: peer.status(second)["sealed"] == [2], "the sealed version")
+        set_chain([first.address], token=token)
+        publisher.reveal(2)
+        first.close()
+        publisher.publish(3, weights(3))
+        publisher.retarget(second.address)
+        publisher.wait(3, 20)
+    with RelayReader(second.address, token=token) as reader:
+        assert reader.versions() == [2, 3]

@@ -182,6 +182,8 @@ class Publisher:
                     self._pusher.owe_reveal(version)
                     return
         self._ask({"op": "reveal", "version": version, "stamp": stamp}, timeout_s)
+        if stamp is not None:
+            self._pusher.revealed((version, stamp))
         with self._changed:
             self._outcomes.record(version, None)
 

@@ -52,6 +52,7 @@ class Pusher:
         self._channel: Channel | None = None
         self._address = self._nonce = ""
         self._sealed: dict[int, tuple[int, int]] = {}  # what was offered sealed last, by version
+        self._revealed: dict[tuple[int, int], None] = {}  # a relay that becomes master may have missed it
         self._owed: dict[tuple[int, int], None] = {}
         self._first: dict[int, int] = {}  # of stamps that moved: what they were, which is in order of publication
         self._latest = -1  # of the latest publication that was offered: what its stamp was at first
@@ -120,6 +121,13 @@ class Pusher:
             if (key := self._sealed.get(version)) is not None:
                 self._owed[key] = None
                 _trim(self._owed)
+                self.revealed(key)
+
+    def revealed(self, key: tuple[int, int]) -> None:
+        """The master was told that a version is to be seen; the next one is told again."""
+        with self._changed:
+            self._revealed[key] = None
+            _trim(self._revealed)
 
     def cut(self) -> None:
         """End the connection under the thread that pushes."""
@@ -168,6 +176,7 @@ class Pusher:
         )
         with self._changed:
             self._channel, self._address, self._nonce = channel, address, str(welcome.get("nonce"))
+            self._owed |= self._revealed
             if not current():
                 raise RelayUnreachable("retargeted")
         return channel

@@ -137,7 +137,7 @@ class Forwarder:
         return [key for key in self._table.retired() if key not in self._told]
 
     def _work(self) -> Publication | None:
-        """The newest version that the next hop is not known to have, unless it is too early to try again."""
+        """The newest version that the next hop is not known to have so, unless it is too early to try again."""
         here = {p.manifest.key for slot in self._table.slots if (p := slot.publication) and slot.state in _KEPT}
         for key in [key for key in self._retries if key is not None and key not in here]:
             self._succeeded(key)  # it went away, and its error with it
@@ -152,7 +152,8 @@ class Forwarder:
             and (publication.manifest.key, False) not in self._delivered
             and self._may_try(publication.manifest.key)
         ]
-        return max(waiting, key=lambda publication: publication.manifest.stamp, default=None)
+        # First what is sealed there and must not be any more: a newer version may have to wait for that.
+        return max(waiting, key=lambda p: ((p.manifest.key, True) in self._delivered, p.manifest.stamp), default=None)
 
     def _tell(self, retired: list[_Key]) -> None:
         try:
@@ -172,7 +173,9 @@ class Forwarder:
         key, sealed = publication.manifest.key, publication.sealed
         whole = False
         try:
-            whole = self._send(self._open(), leased[0], publication, sealed)
+            channel = self._open()
+            sealed = publication.sealed  # it may have been revealed while we connected
+            whole = self._send(channel, leased[0], publication, sealed)
         except VersionRetired:  # the next hop holds newer ones
             whole, sealed = True, False
         except VersionSuperseded:  # the next hop has no slot, and a writer here needs ours
