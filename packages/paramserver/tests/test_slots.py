@@ -126,3 +126,31 @@ TestSlots = Slots.TestCase
 def test_the_number_of_slots_is_bounded(count):
     with pytest.raises(ValueError, match="expected 2 to 16"):
         SlotTable(None, count)
+
+
+class Clock:
+    now = 0.0
+
+
+def test_an_interrupted_version_of_a_dead_trainer_yields_in_time(relay_name):
+    """Its stamp is newer, since that trainer's clock was ahead; nobody goes on with it, and the next trainer's must pass."""
+    owner, clock = SegmentOwner(relay_name), Clock()
+    try:
+        table = SlotTable(owner, 2, HeldClock(clock))
+
+        def manifest(version, stamp):
+            return Manifest(version, stamp, 4, NBYTES, (TensorSpec("w", "uint8", (NBYTES,), 0, NBYTES),))
+
+        for version, stamp, chunks in ((0, 1, 2), (1, 9, 1)):
+            slot = table.reserve(manifest(version, stamp), 0)
+            for index in range(chunks):
+                table.arrived(slot.publication, index, 0)
+            (table.complete if chunks == 2 else table.interrupt)(slot)
+        clock.now = 9.0
+        with pytest.raises(SlotBusy, match="newer and arriving"):
+            table.reserve(manifest(1, 5), 0)
+        clock.now = 11.0
+        assert table.reserve(manifest(1, 5), 0).publication.manifest.stamp == 5
+        assert table.versions() == [(0, 1)]
+    finally:
+        owner.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tailrace.paramserver.errors import SlotBusy, VersionRetired
@@ -9,7 +10,9 @@ from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.slot import Slot, SlotState
 
 
-def make_room(slots: Sequence[Slot], manifest: Manifest, *, follow: bool = False) -> Slot | None:
+def make_room(
+    slots: Sequence[Slot], manifest: Manifest, *, follow: bool = False, idle_since: float = -math.inf
+) -> Slot | None:
     """The slot that the version is to take, or None if a sealed version is in the way that may yet be revealed.
 
     An empty slot if there is one; else the oldest interrupted transfer; else the oldest visible version. Never the newest
@@ -20,6 +23,8 @@ def make_room(slots: Sequence[Slot], manifest: Manifest, *, follow: bool = False
     Args:
         follow: another relay passes the version on, for all to see: then a sealed version before it goes too. The reveal
             of it may never come here, since that relay may have it no more.
+        idle_since: an interrupted transfer of which nothing has come since this clock time goes even for an older version:
+            its trainer is dead, and had a clock that was ahead.
 
     Raises:
         VersionRetired: newer versions hold every slot, or the version was superseded.
@@ -45,6 +50,8 @@ def make_room(slots: Sequence[Slot], manifest: Manifest, *, follow: bool = False
     if len(visible) > 1:
         return visible[0]
     if partial:
+        if partial[0].publication is not None and partial[0].publication.progress_at < idle_since:
+            return partial[0]
         raise SlotBusy(
             f"version {manifest.version} waits for version {partial[0].version}, which is newer and arriving"
         )

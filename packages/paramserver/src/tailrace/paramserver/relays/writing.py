@@ -14,6 +14,8 @@ _LIVENESS_POLL_S = (
     0.25  # a dead reader's connection usually says so at once; this is for one whose socket a child inherited
 )
 
+IDLE_S = 10.0
+
 
 class Writing(Shelf):
     """Reserves slots for versions that arrive. One writer at a time."""
@@ -120,6 +122,7 @@ class Writing(Shelf):
         self, manifest: Manifest, sealed: bool, relayed: bool, deadline: float, timeout_s: float
     ) -> Slot | None:
         """The slot to take; None if the version is here already."""
+        follow = relayed and not sealed
         while True:
             self._drop_stale()
             if self._is_here(manifest, sealed):
@@ -131,7 +134,9 @@ class Writing(Shelf):
                             return slot
                         if slot.publication.manifest.key == manifest.key:  # the same name for something else
                             slot.state = SlotState.EMPTY
-                if (room := make_room(self.slots, manifest, follow=relayed and not sealed)) is not None:
+                if (
+                    room := make_room(self.slots, manifest, follow=follow, idle_since=self._now() - IDLE_S)
+                ) is not None:
                     return room
                 why = "a sealed version to be revealed; use more slots"
             else:
