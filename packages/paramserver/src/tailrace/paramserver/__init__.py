@@ -1,4 +1,8 @@
-"""Weight versions for RL post-training: relays in shared memory, chain-pipelined broadcast, leases and checksums."""
+"""Weight versions for RL post-training: relays in shared memory, chain-pipelined broadcast, leases, resumable pulls.
+
+Layouts and reshard plans are in `tailrace.paramserver.layout`, casts in `tailrace.paramserver.codec.cast`, engines and
+frameworks in `tailrace.paramserver.bridges`.
+"""
 
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.publisher import Publisher
@@ -18,12 +22,16 @@ from tailrace.paramserver.errors import (
     RelayTimeout,
     RelayUnreachable,
     SlotBusy,
+    TransportUnavailable,
     VersionNotYet,
     VersionRetired,
     VersionSuperseded,
 )
 from tailrace.paramserver.group.broadcast_time import chain_broadcast_time_s, optimal_chunks
 from tailrace.paramserver.group.chain import RelayStatus, relay_status, set_chain
+from tailrace.paramserver.group.chunk_size import broadcast_chunk_bytes
+from tailrace.paramserver.group.member import MemberState
+from tailrace.paramserver.group.relay_group import MemberStatus, RelayGroup
 from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest, TensorSpec
 from tailrace.paramserver.relays.process import RelayProcess
 from tailrace.paramserver.relays.server import RelayServer
@@ -37,6 +45,8 @@ __all__ = [
     "LeaseExpired",
     "Manifest",
     "ManifestInvalid",
+    "MemberState",
+    "MemberStatus",
     "NotEnoughSharedMemory",
     "ParamServerError",
     "PortInUse",
@@ -44,6 +54,7 @@ __all__ = [
     "PublishTimeout",
     "Publisher",
     "RawTensor",
+    "RelayGroup",
     "RelayNameTaken",
     "RelayProcess",
     "RelayReader",
@@ -54,10 +65,12 @@ __all__ = [
     "RelayUnreachable",
     "SlotBusy",
     "TensorSpec",
+    "TransportUnavailable",
     "VersionNotYet",
     "VersionRetired",
     "VersionSuperseded",
     "WeightLease",
+    "broadcast_chunk_bytes",
     "chain_broadcast_time_s",
     "new_token",
     "optimal_chunks",
