@@ -30,8 +30,8 @@ from tailrace.paramserver.errors import (
 from tailrace.paramserver.group.broadcast_time import chain_broadcast_time_s, optimal_chunks
 from tailrace.paramserver.group.chain import RelayStatus, relay_status, set_chain
 from tailrace.paramserver.group.chunk_size import broadcast_chunk_bytes
-from tailrace.paramserver.group.member import MemberState
-from tailrace.paramserver.group.relay_group import MemberStatus, RelayGroup
+from tailrace.paramserver.group.member import MemberState, MemberStatus
+from tailrace.paramserver.group.relay_group import RelayGroup
 from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest, TensorSpec
 from tailrace.paramserver.relays.process import RelayProcess
 from tailrace.paramserver.relays.server import RelayServer
