@@ -282,11 +282,11 @@ class Simulation:
             self._scored(at_once)
 
     def _scored(self, names: Sequence[str]) -> None:
-        known, inbox, scored = self.tokens.trajectories, self._inbox, c.Scored
+        known, inbox = self.tokens.trajectories, self._inbox
         for name in names:
             trajectory = known.get(name)
             if trajectory is not None:
-                inbox.append(scored(name, trajectory.sample.reward))
+                inbox.append(c.Scored(name, trajectory.sample.reward))
                 if name[0] == "e":
                     self.tokens.forget((name,))
 

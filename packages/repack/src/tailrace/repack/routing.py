@@ -7,7 +7,7 @@ and has room; it is passed over if there is none, and later groups may still go.
 
 from __future__ import annotations
 
-import math
+import sys
 from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,7 +95,7 @@ def _place_groups(
     placed: list[tuple[Sequence[str], str]] = []
     groups, smallest = by_group(queue)
     allowed = [version for version in versions if admits.allows(version)]
-    refused = math.inf
+    refused = sys.maxsize
     for group, members in groups.items():
         count = len(members)
         if count >= refused:

@@ -19,11 +19,12 @@ import math
 from enum import IntEnum
 from hashlib import shake_128
 from random import Random
-from struct import Struct, iter_unpack
+from struct import Struct, unpack
+from typing import Final
 
 _KEY = Struct("<QQ").pack
-_64_BITS = 2**64 - 1
-_UNIT = 2.0**-32
+_64_BITS: Final = 2**64 - 1
+_UNIT: Final = 2.0**-32
 
 LARGEST_NORMAL = math.sqrt(64 * math.log(2))
 """No normal value of `draws` is farther from 0: the radius that belongs to the smallest of 32-bit fractions."""
@@ -41,6 +42,10 @@ def stream(seed: int, index: int, purpose: Stream) -> Random:
     return Random((seed & _64_BITS) << 72 | (index & _64_BITS) << 8 | purpose)
 
 
+def _unpack(bits: bytes) -> tuple[int, ...]:
+    return unpack(f"<{len(bits) // 4}I", bits)
+
+
 def draws(seed: int, index: int, count: int) -> tuple[list[float], list[float]]:
     """At least `count` normal values and as many uniform ones; a longer list begins with the shorter one.
 
@@ -49,11 +54,14 @@ def draws(seed: int, index: int, count: int) -> tuple[list[float], list[float]]:
     """
     normals: list[float] = []
     uniforms: list[float] = []
-    log, sqrt, cos, sin, turn = math.log, math.sqrt, math.cos, math.sin, math.tau * _UNIT
+    turn = math.tau * _UNIT
     bits = shake_128(_KEY(seed & _64_BITS, index & _64_BITS)).digest(16 * ((count + 1) // 2))
-    for first, second, third, fourth in iter_unpack("<IIII", bits):
-        radius = sqrt(-2.0 * log((first + 1) * _UNIT))
-        angle = turn * second
-        normals += (radius * cos(angle), radius * sin(angle))
-        uniforms += (third * _UNIT, fourth * _UNIT)
+    words = _unpack(bits)
+    for at in range(0, len(words), 4):
+        radius = math.sqrt(-2.0 * math.log((words[at] + 1) * _UNIT))
+        angle = turn * words[at + 1]
+        normals.append(radius * math.cos(angle))
+        normals.append(radius * math.sin(angle))
+        uniforms.append(words[at + 2] * _UNIT)
+        uniforms.append(words[at + 3] * _UNIT)
     return normals, uniforms

@@ -6,15 +6,16 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import Final
 
 from tailrace.fleetsim.workload.shapes import Shape
 
-STEPS = 4096
+STEPS: Final = 4096
 # A sum of two normal values of `groups.draws` with squared weights that sum to 1 is at most sqrt(2) times the largest, 9.42.
 # So no score leaves the table, and a look-up needs no check.
-SPAN = 9.5
-PER_SCORE = STEPS / (2 * SPAN)
-ZERO = STEPS / 2
+SPAN: Final = 9.5
+PER_SCORE: Final = STEPS / (2 * SPAN)
+ZERO: Final = STEPS / 2
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 
 

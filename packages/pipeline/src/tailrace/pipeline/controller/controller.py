@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.batches import Batches
@@ -38,7 +38,9 @@ PULL_ATTEMPTS = 4
 PULL_PAUSE_S = 0.5
 """Before a pull that failed is tried again, twice as long after each further failure: 7.5 s in all."""
 
-_TRAIN, _EVAL, _DONE = c.Purpose.TRAIN, c.Purpose.EVAL, Phase.DONE
+_TRAIN: Final = c.Purpose.TRAIN
+_EVAL: Final = c.Purpose.EVAL
+_DONE: Final = Phase.DONE
 
 
 class Controller:
@@ -226,7 +228,7 @@ class Controller:
             self._fail(f"every replica is down and none is restarted any more; the last one: {reason}")
 
     def _on_finished(self, events: Iterable[c.Finished]) -> None:
-        replicas, trajectories, finished = self.fleet.replicas, self.ledger.trajectories, self.ledger.finished
+        replicas, trajectories, ledger = self.fleet.replicas, self.ledger.trajectories, self.ledger
         trainer = self.learner.version
         counts = self.learner.staleness_at_completion
         for event in events:
@@ -234,7 +236,7 @@ class Controller:
             replica, state = replicas[event.replica], trajectories.get(name)
             replica.left(name, evaluation=state is not None and state.purpose is _EVAL)
             replica.failures = 0  # it works: the next failure is the first in a row
-            if state is None or not finished(state, event.tokens, trainer):
+            if state is None or not ledger.finished(state, event.tokens, trainer):
                 continue
             if state.destination is not None:
                 self.coordinator.unbind(state)
@@ -294,12 +296,12 @@ class Controller:
         self.ledger.durable(event.version)
 
     def _on_scored(self, events: Iterable[c.Scored]) -> None:
-        trajectories, scored, needed = self.ledger.trajectories, self.ledger.scored, self._needed
+        trajectories, ledger, needed = self.ledger.trajectories, self.ledger, self._needed
         for event in events:
             trajectory = trajectories.get(event.trajectory)
             if trajectory is None or trajectory.phase is not _DONE:
                 continue  # it was dropped, or that was known already
-            group = scored(trajectory, event.reward)
+            group = ledger.scored(trajectory, event.reward)
             if group is None:
                 self.ledger.settle_eval(self.evaluations.scored(trajectory, event.reward))
             elif group.scored >= needed and group.phase is GroupPhase.GENERATING:

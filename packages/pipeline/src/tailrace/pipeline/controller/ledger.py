@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from tailrace.contracts import Candidate, Pool, Purpose, TrajectoryRef, TrajectoryView
 from tailrace.pipeline.controller.pool import Waiting
@@ -36,8 +37,12 @@ class Phase(StrEnum):
 
 
 # An enum's members are slow to look up, and every trajectory passes each of these.
-_PENDING, _RUNNING, _DONE, _SCORED = Phase.PENDING, Phase.RUNNING, Phase.DONE, Phase.SCORED
-_TRAIN, _EVAL = Purpose.TRAIN, Purpose.EVAL
+_PENDING: Final = Phase.PENDING
+_RUNNING: Final = Phase.RUNNING
+_DONE: Final = Phase.DONE
+_SCORED: Final = Phase.SCORED
+_TRAIN: Final = Purpose.TRAIN
+_EVAL: Final = Purpose.EVAL
 
 
 class GroupPhase(StrEnum):
