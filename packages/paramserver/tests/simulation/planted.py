@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-from tailrace.paramserver.clients.publisher import Publisher
+from tailrace.paramserver.clients.pusher import Pusher
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.forward import Forwarder
 from tailrace.paramserver.relays.leases import LeaseBook
@@ -100,12 +100,17 @@ def shows_sealed_versions() -> AbstractContextManager[object]:
 
 @_plant
 def trusts_the_clock_of_a_new_trainer() -> AbstractContextManager[object]:
-    return mock.patch.object(Publisher, "_newest_stamp", return_value=-1)
+    return mock.patch.object(Pusher, "_newest_stamp", return_value=-1)
 
 
 @_plant
-def gives_a_next_hop_up_after_one_failure() -> AbstractContextManager[object]:
-    return mock.patch.object(Forwarder, "_may_try", lambda self, key: key not in self._retries)
+@contextlib.contextmanager
+def gives_a_next_hop_up_after_one_failure() -> Iterator[None]:
+    with (
+        mock.patch.object(Forwarder, "_may_try", lambda self, key: key not in self._retries),
+        mock.patch.object(Forwarder, "retry"),
+    ):
+        yield
 
 
 @_plant
