@@ -16,7 +16,7 @@ class Link:
     Args:
         bandwidth: bytes per second.
         latency_s: of every byte.
-        damage: how many of the next transmissions of payload get one wrong byte.
+        damage: how many of the next transmissions get one wrong byte.
     """
 
     bandwidth: float
@@ -48,7 +48,7 @@ class Pipe:
         now, link = self._scheduler.now, self.link
         self.carried = self.carried or weights
         link.free_at = max(now, link.free_at) + len(data) / link.bandwidth
-        if link.damage and weights:
+        if link.damage:
             link.damage -= 1
             link.damaged += 1
             at = int(self._scheduler.random() * len(data))

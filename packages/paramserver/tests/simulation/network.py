@@ -166,7 +166,6 @@ class SimulatedStream:
         count = self._some(min(room, data.nbytes))
         if pipe.reader_gone:  # the answer to bytes that nobody takes is a reset
             scheduler.at(scheduler.now + pipe.link.latency_s + self._in.link.latency_s, self.reset_here)
-        # JSON and TCP guard messages; a chunk's header and payload are guarded by its checksum.
         message = isinstance(data.obj, bytes) and data.obj[12:13] == b"{"
         pipe.send(bytes(data[:count]), weights=not message)
         self._count(count)

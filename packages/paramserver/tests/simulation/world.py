@@ -31,7 +31,6 @@ TOKEN = "a token of the simulation"
 
 _ALWAYS = (VersionRetired, VersionNotYet, VersionSuperseded, PublishTimeout)
 _WHEN_DISTURBED = (RelayUnreachable, RelayTimeout, SlotBusy)
-_WHEN_DAMAGED = (ChunkDamaged, ProtocolError)
 
 
 @dataclass(eq=False)
@@ -136,7 +135,7 @@ class World:
             return self.disturbed
         if isinstance(error, _WHEN_DISTURBED):
             return self.disturbed
-        return isinstance(error, _WHEN_DAMAGED) and self.damaged and pulling
+        return self.damaged and (isinstance(error, ProtocolError) or (isinstance(error, ChunkDamaged) and pulling))
 
     def judge(self, who: str, error: ParamServerError, *, pulling: bool = True) -> None:
         """Note an error, as wrong if it may not happen."""
