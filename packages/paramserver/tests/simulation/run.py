@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -182,9 +183,13 @@ def _one_core() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fixed_process() -> Iterator[None]:
-    """Messages carry the process id; with the real one their lengths, and so the run, would depend on it."""
-    fixed = ProcessId(4711, 1, "of the simulation")
-    with mock.patch.object(ProcessId, "current", return_value=fixed), mock.patch("os.getpid", return_value=4711):
+    """Messages carry the process id and nonces; with real ones the run, or what it says, would depend on them."""
+    fixed, numbers = ProcessId(4711, 1, "of the simulation"), itertools.count(1)
+    with (
+        mock.patch.object(ProcessId, "current", return_value=fixed),
+        mock.patch("os.getpid", return_value=4711),
+        mock.patch("secrets.token_hex", lambda nbytes=32: f"{next(numbers):0{2 * nbytes}x}"),
+    ):
         yield
 
 
