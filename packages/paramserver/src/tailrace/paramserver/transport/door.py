@@ -222,6 +222,13 @@ def ended(sock: socket.socket) -> bool:
     return bool(poll.poll(0))
 
 
+def gone(sock: socket.socket) -> bool:
+    """Whether the other end of a connection is gone, whatever it sent before. Linux only."""
+    poll = select.poll()
+    poll.register(sock, select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
 def _shutdown(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # not connected, or closed already
         sock.shutdown(socket.SHUT_RDWR)

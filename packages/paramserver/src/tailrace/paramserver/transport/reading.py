@@ -29,13 +29,19 @@ def check_destination(into: memoryview | DeviceMemory, offset: int, size: int) -
         check_range(into, offset, size)
 
 
-def await_transfer(done: Callable[[], bool], sock: socket.socket, deadline: float | None) -> None:
+def await_transfer(
+    done: Callable[[], bool],
+    sock: socket.socket,
+    deadline: float | None,
+    over: Callable[[socket.socket], bool] = ended,
+) -> None:
     """Ask until a transfer is done.
 
     Args:
         done: makes progress, and says whether it is.
-        sock: the silent connection to the other end.
+        sock: the connection to the other end.
         deadline: monotonic time, or None to wait as long as the other end lives.
+        over: says whether the other end is gone. `ended` if it is silent meanwhile, `gone` if it may send.
 
     Raises:
         EOFError: the other end is gone.
@@ -45,7 +51,7 @@ def await_transfer(done: Callable[[], bool], sock: socket.socket, deadline: floa
     while not done():
         turns += 1
         if turns % _LOOK_EVERY == 0:
-            if ended(sock):
+            if over(sock):
                 raise EOFError
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError

@@ -3,17 +3,20 @@
     reader -> exporter    the address of its UCX worker; then for each range: offset (8), size (8)      through the door
     exporter -> reader    the range, as one tagged UCX message
 
-ucxx has no one-sided reads, so the exporter takes part. Each connection has its own worker, used by one thread, which asks
-for progress itself: ucxx's blocking progress is half as fast, and shared memory reports a lost peer to neither. So UCX's
+ucxx has no one-sided reads, so the exporter takes part. Each connection has its own worker in a context of its own, used by
+one thread at a time: ucxx asks UCX for contexts without locks, in which threads must not meet. That thread asks for progress
+itself: ucxx's blocking progress is half as fast, and shared memory reports a lost peer to neither. So UCX's
 own error handling is off (shared memory needs that), and the door's connection tells both ends when the other is gone.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import socket
 import struct
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +27,7 @@ from tailrace.paramserver.transport.device import DeviceMemory
 from tailrace.paramserver.transport.door import (
     Door,
     ended,
+    gone,
     knock,
     left,
     listen,
@@ -121,7 +125,8 @@ class UcxExport:
         with _Buffer(self._memory, offset, nbytes, writable=False) as buffer:
             try:
                 request = endpoint.tag_send(buffer, library.UCXXTag(_TAG))
-                await_transfer(lambda: _done(worker, request), sock, None)
+                # The reader may have its range, and ask for the next, before this end hears that it was sent.
+                await_transfer(lambda: _done(worker, request), sock, None, gone)
                 request.check_error()
             except library.UCXError as error:
                 raise RelayUnreachable(f"UCX cannot send to a reader: {error}") from error
@@ -204,20 +209,18 @@ class _Library:
         self.UCXError = exceptions.UCXError
 
 
-_loaded: list[Any] = []  # the library, then a context: one for each process
-
-
+@functools.cache
 def _library() -> Any:
-    if not _loaded:
-        _loaded.append(_Library())
-    return _loaded[0]
+    return _Library()
+
+
+_making = threading.Lock()
 
 
 def _worker() -> Any:
     library = _library()
-    if len(_loaded) < 2:
-        _loaded.append(library.UCXContext({}, (library.Feature.TAG,)))
-    return library.UCXWorker(_loaded[1])
+    with _making:  # the first one makes UCX load what belongs to the whole process
+        return library.UCXWorker(library.UCXContext({}, (library.Feature.TAG,)))
 
 
 def _done(worker: Any, request: Any) -> bool:
