@@ -151,7 +151,13 @@ def test_ctrl_c_in_a_real_run(tmp_path):
     command = [sys.executable, "-m", "tailrace.cli.main", "run", "laminar", "--plain", "--run-dir", "mine"]
     environment = {**os.environ, "TAILRACE_CACHE": str(tmp_path / "cache"), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     ) as process:
         try:
             assert process.stdout is not None

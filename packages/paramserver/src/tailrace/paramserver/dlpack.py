@@ -18,7 +18,8 @@ _HOST = {1: "CPU", 3: "CUDA pinned host", 11: "ROCm pinned host"}
 _DEVICES = {2: "CUDA", 4: "OpenCL", 7: "Vulkan", 8: "Metal", 10: "ROCm", 13: "CUDA managed", 14: "oneAPI"}
 _NOT_NUMPY = {"bfloat16", "float8_e4m3fn", "float8_e5m2"}
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
-_FOREIGN = (BufferError, RuntimeError, TypeError, ValueError, AssertionError)  # what from_dlpack and __dlpack__ raise
+# What from_dlpack and __dlpack__ raise; vLLM on a machine without a GPU leaves a torch whose streams lack attributes.
+_FOREIGN = (BufferError, RuntimeError, TypeError, ValueError, AssertionError, AttributeError)
 
 
 class ExportImpossible(ParamServerError, BufferError):  # noqa: N818  named for what happened, as in errors.py

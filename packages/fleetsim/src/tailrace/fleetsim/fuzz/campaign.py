@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 
 from tailrace.fleetsim.fuzz.draw import draw_case
 from tailrace.fleetsim.fuzz.trial import Failure, run_case
@@ -89,5 +90,6 @@ def _results(seeds: Iterable[int], processes: int) -> Iterator[SeedResult]:
     if processes == 1:
         yield from map(run_seed, seeds)
         return
-    with ProcessPoolExecutor(processes) as pool:
+    # Not forked: a copy of a process with threads, of torch or of UCX, may not live long.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         yield from pool.map(run_seed, seeds, chunksize=_CHUNK)
