@@ -190,7 +190,7 @@ def test_a_push_that_was_cut_off_is_tried_again_although_the_master_lives(spawn,
             outcomes.append(error)
             group.published(version, error)
 
-        publisher = Publisher(group.master, token=token, stall_s=0.3, slot_timeout_s=0.3, on_published=on_published)
+        publisher = Publisher(group.master, token=token, stall_s=1.0, slot_timeout_s=1.0, on_published=on_published)
         with publisher:
             group.follow(publisher.retarget)
             publisher.publish(0, weights(0))
