@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _posixshmem  # type: ignore[import-not-found]  # of the standard library, without stubs
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -16,16 +17,21 @@ import json
 import mmap
 import os
 import secrets
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from tailrace.paramserver.copying import Address
 from tailrace.paramserver.errors import NotEnoughSharedMemory, RelayNameTaken
 from tailrace.paramserver.machine.liveness import ProcessId
 
 PREFIX = "tailrace-"
 MAX_SLOTS = 16
 _OWNER_BYTES = 4096
+_POPULATE_READ, _POPULATE_WRITE = 22, 23  # of madvise, since Linux 5.14
+_LIBC = ctypes.CDLL(None)
+_LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Segment:
@@ -36,10 +42,10 @@ class Segment:
 
     def __init__(self, name: str, fd: int, size: int, writable: bool) -> None:
         self.name, self.fd, self.size = name, fd, size
-        populate = getattr(mmap, "MAP_POPULATE", 0)  # page faults now rather than in the middle of a transfer
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | populate, prot=protection)
+        self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED, prot=protection)
         self.view = memoryview(self._map)
+        _populate(self.view, writable=writable)
 
     @classmethod
     def create(cls, name: str, size: int) -> Segment:
@@ -84,6 +90,15 @@ class Segment:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _populate(view: memoryview, *, writable: bool) -> None:
+    """Page faults now rather than in the middle of a transfer, and while other threads run: with MAP_POPULATE a relay
+    would answer nobody until gigabytes are mapped. Where the kernel knows no such advice, pages come as they are touched.
+    """
+    if sys.platform == "linux":
+        with Address(view) as place:
+            _LIBC.madvise(place.start, place.nbytes, _POPULATE_WRITE if writable else _POPULATE_READ)
 
 
 class SegmentOwner:
