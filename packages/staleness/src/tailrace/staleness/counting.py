@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -217,7 +218,7 @@ class CountedTentative:
         return CountedTentative(self._ledger, self._admits, self._taken)
 
 
-class CountedGate:
+class CountedGate(ABC):
     """What gates over a ledger share: groups open if `_admits`, nothing is surplus. See `AdmissionGate`.
 
     Args:
@@ -229,9 +230,9 @@ class CountedGate:
         self._batch = whole("batch_groups", batch_groups, least=1)
         self._ledger = Ledger(name, batch_groups)
 
+    @abstractmethod
     def _admits(self, version: int, count: int) -> bool:
         """Whether one more group may start at a version when so many are open."""
-        raise NotImplementedError
 
     def tentative(self) -> CountedTentative:
         """A view to plan with."""
