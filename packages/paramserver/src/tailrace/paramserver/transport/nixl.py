@@ -24,7 +24,6 @@ from tailrace.paramserver.transport.device import DeviceMemory
 from tailrace.paramserver.transport.door import (
     Door,
     ended,
-    knock,
     left,
     listen,
     naming,
@@ -32,10 +31,9 @@ from tailrace.paramserver.transport.door import (
     receive_blob,
     send_blob,
 )
-from tailrace.paramserver.transport.fields import Fields
+from tailrace.paramserver.transport.port import described, enter
 from tailrace.paramserver.transport.protocol import Exportable
 from tailrace.paramserver.transport.reading import await_transfer, check_destination
-from tailrace.paramserver.wire.address import format_address
 
 _WHERE = struct.Struct("!Qq")
 _HOST = -1  # in the place of a device's number
@@ -69,17 +67,15 @@ class Nixl:
 
     def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> NixlSource:
         """See `Transport`."""
-        fields = Fields(self.name, descriptor)
-        host, port, nbytes, secret = fields.text("host"), fields.port(), fields.nbytes(), fields.secret()
         deadline = time.monotonic() + timeout_s
-        where = f"the exporter {format_address(host, port)}"
-        sock = knock(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port), secret, timeout_s)
+        sock, nbytes, address = enter(self.name, descriptor, timeout_s)
+        where = f"the exporter {address}"
         try:
             with naming(where, timeout_s):
                 sock.settimeout(left(deadline))
-                address, device = _WHERE.unpack(receive(sock, _WHERE.size))
+                start, device = _WHERE.unpack(receive(sock, _WHERE.size))
                 metadata = receive_blob(sock)
-            return NixlSource(sock, nbytes, where, metadata, address, device)
+            return NixlSource(sock, nbytes, where, metadata, start, device)
         except BaseException:
             sock.close()
             raise
@@ -106,14 +102,7 @@ class NixlExport:
             listener.close()
             raise
         self._door = Door(listener, self._serve)
-        host, port = listener.getsockname()[:2]
-        self.descriptor: dict[str, Any] = {
-            "transport": Nixl.name,
-            "host": host,
-            "port": port,
-            "nbytes": self._nbytes,
-            "secret": self._door.secret,
-        }
+        self.descriptor = described(Nixl.name, listener, self._door, self._nbytes)
 
     def close(self) -> None:
         """See `Export`."""

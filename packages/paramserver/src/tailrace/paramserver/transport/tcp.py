@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.paramserver.errors import ProtocolError
-from tailrace.paramserver.transport.door import Door, fill, knock, left, listen, naming, receive
-from tailrace.paramserver.transport.fields import Fields, check_host_memory, check_range
+from tailrace.paramserver.transport.door import Door, fill, left, listen, naming, receive
+from tailrace.paramserver.transport.fields import check_host_memory, check_range
+from tailrace.paramserver.transport.port import described, enter
 from tailrace.paramserver.transport.protocol import Exportable
-from tailrace.paramserver.wire.address import format_address
 
 _REQUEST = struct.Struct("!QQ")
 _NO_SENDFILE = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOTSOCK, errno.ENODEV}
@@ -50,10 +50,7 @@ class Tcp:
 
     def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> TcpSource:
         """See `Transport`."""
-        fields = Fields(self.name, descriptor)
-        host, port, nbytes, secret = fields.text("host"), fields.port(), fields.nbytes(), fields.secret()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return TcpSource(knock(family, (host, port), secret, timeout_s), nbytes, format_address(host, port))
+        return TcpSource(*enter(self.name, descriptor, timeout_s))
 
 
 class TcpExport:
@@ -61,17 +58,10 @@ class TcpExport:
 
     def __init__(self, memory: Exportable, host: str) -> None:
         listener = listen(host)
-        address, port = listener.getsockname()[:2]
         self._view = memory.view
         self._fd = os.dup(memory.fd) if memory.fd >= 0 else -1
         self._door = Door(listener, self._serve)
-        self.descriptor: dict[str, Any] = {
-            "transport": Tcp.name,
-            "host": address,
-            "port": port,
-            "nbytes": self._view.nbytes,
-            "secret": self._door.secret,
-        }
+        self.descriptor = described(Tcp.name, listener, self._door, self._view.nbytes)
 
     def close(self) -> None:
         """See `Export`."""

@@ -28,7 +28,6 @@ from tailrace.paramserver.transport.door import (
     Door,
     ended,
     gone,
-    knock,
     left,
     listen,
     naming,
@@ -36,10 +35,9 @@ from tailrace.paramserver.transport.door import (
     receive_blob,
     send_blob,
 )
-from tailrace.paramserver.transport.fields import Fields
+from tailrace.paramserver.transport.port import described, enter
 from tailrace.paramserver.transport.protocol import Exportable
 from tailrace.paramserver.transport.reading import await_transfer, check_destination
-from tailrace.paramserver.wire.address import format_address
 
 _REQUEST = struct.Struct("!QQ")
 _TAG = 0x7461696C
@@ -73,11 +71,9 @@ class Ucx:
 
     def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> UcxSource:
         """See `Transport`."""
-        fields = Fields(self.name, descriptor)
-        host, port, nbytes, secret = fields.text("host"), fields.port(), fields.nbytes(), fields.secret()
         deadline = time.monotonic() + timeout_s
-        where = f"the exporter {format_address(host, port)}"
-        sock = knock(socket.AF_INET6 if ":" in host else socket.AF_INET, (host, port), secret, timeout_s)
+        sock, nbytes, address = enter(self.name, descriptor, timeout_s)
+        where = f"the exporter {address}"
         try:
             with naming(where, timeout_s):
                 return UcxSource(sock, nbytes, where, deadline)
@@ -94,14 +90,7 @@ class UcxExport:
         self._nbytes = memory.nbytes if isinstance(memory, DeviceMemory) else memory.view.nbytes
         listener = listen(host)
         self._door = Door(listener, self._serve)
-        host, port = listener.getsockname()[:2]
-        self.descriptor: dict[str, Any] = {
-            "transport": Ucx.name,
-            "host": host,
-            "port": port,
-            "nbytes": self._nbytes,
-            "secret": self._door.secret,
-        }
+        self.descriptor = described(Ucx.name, listener, self._door, self._nbytes)
 
     def close(self) -> None:
         """See `Export`."""
