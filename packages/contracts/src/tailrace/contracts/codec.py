@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import types
 import typing
@@ -48,7 +49,19 @@ def _plain(value: typing.Any) -> typing.Any:
 
 
 def _plain_fields(value: typing.Any) -> dict[str, typing.Any]:
-    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    """Its fields, but for those that are what they are when nobody says anything."""
+    return {
+        name: _plain(found) for name, default in _defaults(type(value)) if (found := getattr(value, name)) != default
+    }
+
+
+@cache
+def _defaults(kind: type) -> list[tuple[str, typing.Any]]:
+    """The fields of a message, each with its default; `MISSING` is equal to nothing."""
+    return [
+        (field.name, field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
+        for field in dataclasses.fields(kind)
+    ]
 
 
 @cache
@@ -79,7 +92,7 @@ def _typed(hint: typing.Any, value: typing.Any, where: str) -> typing.Any:
         if args[-1] is Ellipsis:
             return tuple(_typed(args[0], item, where) for item in value)
         return tuple(_typed(arg, item, where) for arg, item in zip(args, value, strict=True))
-    if origin is dict:
+    if origin is dict or origin is collections.abc.Mapping:
         if not isinstance(value, dict):
             raise CodecError(f"{where}: found {type(value).__name__}, expected an object")
         return {key: _typed(args[1], item, where) for key, item in value.items()}

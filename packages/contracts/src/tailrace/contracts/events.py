@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from tailrace.contracts.record import record
 from tailrace.contracts.trajectory import FinishReason
@@ -22,6 +23,7 @@ class Snapshot:
         tokens_per_s: response tokens generated per second since the last snapshot.
         kv_capacity_tokens: tokens that its KV cache holds; 0 if the engine does not say.
         in_environment: trajectories that neither run nor queue, since a tool or an environment works on their next turn.
+        steps: engine steps since the replica started.
     """
 
     replica: str
@@ -34,6 +36,7 @@ class Snapshot:
     tokens_per_s: float = 0.0
     kv_capacity_tokens: int = 0
     in_environment: int = 0
+    steps: int = 0
 
 
 @record
@@ -78,7 +81,7 @@ class PullFailed:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version is complete on the master relay and may be pulled."""
+    """A version is complete on a relay and may be pulled."""
 
     version: int
     answers: int | None = None
@@ -129,13 +132,44 @@ class Stepped:
     answers: int | None = None
 
 
+@record
+class Discarded:
+    """The store has dropped what an `Abort` named."""
+
+    answers: int
+
+
+class Cause(StrEnum):
+    """What brought a member down.
+
+    DIED: its process is gone.
+    SILENT: it answered nothing for too long, or did not carry out a command in time.
+    BROKE: a call of it raised.
+    STILL: it answered, but did no work for too long.
+    CHECKPOINT: the checkpoint that it was to start from cannot be used.
+    STOPPED: it was told to.
+    """
+
+    DIED = "died"
+    SILENT = "silent"
+    BROKE = "broke"
+    STILL = "still"
+    CHECKPOINT = "checkpoint"
+    STOPPED = "stopped"
+
+
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A member of a role is gone."""
+    """A member of a role is gone.
+
+    Args:
+        reason: one line for a person.
+    """
 
     role: str
     id: str
     reason: str
+    cause: Cause = Cause.DIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +177,20 @@ class Up:
     """A member of a role serves.
 
     Args:
-        version: for the trainer, the version that it holds.
+        version: for the trainer, the version of the checkpoint that it holds; None for the model that the run began with.
+        machine: where it stands, empty if unknown.
+        address: where others reach it, for relays.
+        held: of the data role: finished trajectories, scored or not, that its store holds and that were not consumed.
+        partial: of the data role: the version and the response tokens that its store keeps of unfinished trajectories.
     """
 
     role: str
     id: str
     version: int | None = None
+    machine: str = ""
+    address: str = ""
+    held: tuple[str, ...] = ()
+    partial: dict[str, tuple[int, int]] = field(default_factory=dict)
     answers: int | None = None
 
 
@@ -166,19 +208,37 @@ class Tick:
     """Time passes. Periodic decisions hang on it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resumed:
-    """The run goes on after its driver died: every role is fresh, and training state is that of a durable checkpoint.
+@record
+class Activity:
+    """What a member is doing, where its answers alone do not show it.
+
+    A replica reports it while its engine stands still with work in flight, the trainer when its phase changes. Waiting for an
+    environment is not standing still.
 
     Args:
-        durable: the version of the checkpoint.
-        held: finished trajectories, scored or not, that the trajectory store still holds, with their reward or None.
-        partial: response tokens that the partial-response pool kept of unfinished trajectories, with their version.
+        phase: what it is at: "generating", "pulling"; "training", "publishing", "saving", "idle".
+        progress: engine steps of a replica, finished commands of the trainer, since it started.
+        still_s: seconds since the progress last changed while there was work.
+        slowest_s: seconds that its slowest step in this phase took so far.
     """
 
-    durable: int
-    held: dict[str, float | None] = field(default_factory=dict)
-    partial: dict[str, tuple[int, int]] = field(default_factory=dict)
+    role: str
+    id: str
+    phase: str
+    progress: int = 0
+    still_s: float = 0.0
+    slowest_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The run goes on after its driver died: every role is fresh, and training state is that of a checkpoint.
+
+    Args:
+        checkpoints: versions of the checkpoints that exist and look whole.
+    """
+
+    checkpoints: tuple[int, ...] = ()
 
 
 Event = (
@@ -193,9 +253,11 @@ Event = (
     | ScoringFailed
     | Accumulated
     | Stepped
+    | Discarded
     | Down
     | Up
     | Suspect
+    | Activity
     | Tick
     | Resumed
 )

@@ -1,8 +1,8 @@
 """The eight axes (design, section 2) as protocols. All of it pure.
 
 A policy is a frozen dataclass registered in the entry-point group of its axis. It keeps no state, reads no clock and draws
-no random number: everything that it depends on is in its arguments. Admission alone must remember: its policy opens a gate,
-which is state that the controller owns.
+no random number: everything that it depends on is in its arguments. Two axes must remember, and open an object that the
+controller owns: admission opens a gate, batching a source.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from tailrace.contracts.recovery import Failure, FleetView, RecoveryAction, StartReplica, StopReplica, Suspected
 from tailrace.contracts.views import (
     Candidate,
     Evict,
-    GroupLaunch,
+    GroupEnd,
+    Launch,
     Move,
     Placement,
     Pool,
     Progress,
-    RecoveryAction,
+    PromptFate,
     ReplicaView,
     Sync,
 )
@@ -153,24 +155,47 @@ class Cycle:
     routings: int = 0
 
 
+class BatchingSource(Protocol):
+    """Axis batching, at work: which prompt comes next, and what became of each. Pure; the controller is its one owner.
+
+    A prompt is an index in the stream. A group is one attempt at it, with a number of its own.
+    """
+
+    def next(self, progress: Progress) -> Launch | None:
+        """The next group; None if none is to start now. Asked while there is room for one, and again after each end."""
+        ...
+
+    def launched(self, group: int, launch: Launch) -> None:
+        """The group that `next` asked for has this number."""
+        ...
+
+    def keeps(self, group: int, rewards: Sequence[float]) -> bool:
+        """A group is complete with these rewards, in order of its samples: whether it is trained on, or filtered."""
+        ...
+
+    def ended(self, group: int, end: GroupEnd) -> PromptFate:
+        """A group ended, heard once for each. Returns what becomes of its prompt.
+
+        A prompt is trained on, filtered or failed exactly once, however many groups it took. A source that answers `AGAIN`
+        launches the prompt again later.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything as plain data, for comparison and for a person."""
+        ...
+
+
 class BatchingPolicy(Protocol):
-    """Axis batching: which prompts and how many samples are launched, and which groups are worth training on."""
+    """Axis batching: which prompts and how many samples are launched next; what completes a group; what is kept."""
 
     @property
     def surplus_groups(self) -> int:
         """Groups generated for every batch beyond those that it needs (batch-level redundancy)."""
         ...
 
-    def launch(self, progress: Progress) -> GroupLaunch:
-        """The next group."""
-        ...
-
-    def needed(self) -> int:
-        """Scored trajectories that complete a group; the rest are surplus and aborted (group-level redundancy)."""
-        ...
-
-    def keeps(self, rewards: Sequence[float]) -> bool:
-        """Whether a complete group with these rewards is trained on; otherwise it is filtered."""
+    def open(self) -> BatchingSource:
+        """A source at the beginning of the prompt stream."""
         ...
 
 
@@ -238,18 +263,30 @@ class TrainingPolicy(Protocol):
 
 
 class ProvisioningPolicy(Protocol):
-    """Axis provisioning: who gets which devices."""
+    """Axis provisioning: who gets which devices, now."""
 
-    def replicas(self) -> int:
-        """Rollout replicas wanted."""
+    def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica]:
+        """What to change. Asked at the start, after each step, and when a member came up or went down.
+
+        A replica that is down but will be restarted is still a member; one that is evicted is not.
+        """
         ...
 
 
 class RecoveryPolicy(Protocol):
-    """Axis recovery: what restarts when a role fails."""
+    """Axis recovery: who is suspected, and what restarts when a member fails."""
 
-    def on_down(self, role: str, member: str, failures: int) -> RecoveryAction:
-        """What to do with a member that went down for the `failures`-th time."""
+    @property
+    def window_s(self) -> float:
+        """Failures that are longer ago do not count any more."""
+        ...
+
+    def on_down(self, failure: Failure) -> RecoveryAction:
+        """What to do about a member that went down. One that it was told to stop is not a failure."""
+        ...
+
+    def suspects(self, view: FleetView) -> Sequence[Suspected]:
+        """Members that live and yet do not work. Asked when a member reports that it stands still."""
         ...
 
 

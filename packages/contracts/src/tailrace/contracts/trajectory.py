@@ -54,11 +54,12 @@ class TrajectoryRef:
 
     Args:
         trajectory: unique id within the run, for example ``"12.3"`` (group 12, sample 3).
-        group: index of the group, which is the index of its prompt in the prompt stream.
+        group: number of the group; for an evaluation, the index of the problem.
         sample: index within the group, from 0.
         purpose: training or evaluation.
         mode: the evaluation's decoding mode (``"sampled"``, ``"greedy"``, ...); empty for training.
         kept: response tokens that exist already, to be resumed from the partial-response pool.
+        prompt: index in the prompt stream; for an evaluation, of the problem.
     """
 
     trajectory: str
@@ -67,6 +68,7 @@ class TrajectoryRef:
     purpose: Purpose = Purpose.TRAIN
     mode: str = ""
     kept: int = 0
+    prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

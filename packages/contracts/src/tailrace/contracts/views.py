@@ -8,7 +8,10 @@ from enum import StrEnum
 from itertools import chain
 from typing import overload
 
+from tailrace.contracts.reasons import CHOSEN, Reason, Why
 from tailrace.contracts.record import record
+
+_POLICY = Reason(Why.POLICY)
 
 
 @record
@@ -167,16 +170,42 @@ class ReplicaView:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupLaunch:
-    """Start a group.
+class Launch:
+    """Start a group: one attempt at a prompt.
 
     Args:
-        group: index in the prompt stream.
+        prompt: index in the prompt stream.
         samples: trajectories to launch.
+        needed: scored trajectories that complete the group; the rest are surplus.
     """
 
-    group: int
+    prompt: int
     samples: int
+    needed: int
+
+
+class GroupEnd(StrEnum):
+    """How a group ended.
+
+    TRAINED: it was trained on, and the checkpoint that holds it is durable.
+    FILTERED: complete, and not worth training on.
+    SURPLUS: its batch had all the groups that it needs.
+    EXPIRED: complete, but too old to be trained on within the bound.
+    FAILED: a verifier broke too often.
+    """
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    SURPLUS = "surplus"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+class PromptFate(StrEnum):
+    """What becomes of the prompt of a group that ended: nothing more, or another group of it comes later."""
+
+    DONE = "done"
+    AGAIN = "again"
 
 
 @record
@@ -203,14 +232,12 @@ class Placement:
     """Route a trajectory of the pool to a replica.
 
     Args:
-        gain: what the policy expected of it (tokens per second for StaleFlow's equation 3), for `tailrace explain`.
-        least: what it would have had to gain at least.
+        reason: why there; with `Why.CHOSEN`, `gain` is what the policy expects of it and `least` what it asked for at least.
     """
 
     trajectory: str
     replica: str
-    gain: float | None = None
-    least: float | None = None
+    reason: Reason = CHOSEN
 
 
 class Placements(Sequence[Placement]):
@@ -254,14 +281,10 @@ class Placements(Sequence[Placement]):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Have a replica pull the newest published version; what runs there is interrupted and goes back to the pool.
-
-    Args:
-        why: for a person.
-    """
+    """Have a replica pull the newest published version; what runs there is interrupted and goes back to the pool."""
 
     replica: str
-    why: str = ""
+    reason: Reason = _POLICY
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,20 +297,8 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Interrupt trajectories of a replica; they go back to the pool.
-
-    Args:
-        why: for a person.
-    """
+    """Interrupt trajectories of a replica; they go back to the pool."""
 
     replica: str
     trajectories: tuple[str, ...]
-    why: str = ""
-
-
-class RecoveryAction(StrEnum):
-    """What becomes of a member that is down."""
-
-    RESTART = "restart"
-    EVICT = "evict"
-    FAIL = "fail"
+    reason: Reason = _POLICY
