@@ -1,4 +1,4 @@
-"""The run directory keeps a second run out, says what is damaged, and a torn log line costs nothing."""
+"""The run directory keeps a second run out, and says what is damaged."""
 
 import json
 import subprocess
@@ -6,38 +6,8 @@ import sys
 
 import pytest
 
-from tailrace import contracts as c
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
-from tailrace.pipeline.run.eventlog import EventLog, read_events
-
-EVENTS = [(0.0, c.Tick()), (0.5, c.Up("replica", "r0", answers=3)), (1.25, c.Stepped(1, {"loss": 0.5}, answers=9))]
-
-
-def test_a_log_reads_as_it_was_written(tmp_path):
-    with EventLog(tmp_path / "events.jsonl") as log:
-        for now, event in EVENTS:
-            log.append(now, event)
-    assert list(read_events(tmp_path / "events.jsonl")) == EVENTS
-
-
-def test_a_line_that_a_crash_cut_short_is_dropped_and_the_next_stands_on_its_own(tmp_path):
-    path = tmp_path / "events.jsonl"
-    with EventLog(path) as log:
-        log.append(*EVENTS[0])
-    with path.open("ab") as file:
-        file.write(b'{"t":0.7,"is":"Up","ro')
-    assert list(read_events(path)) == EVENTS[:1]
-    with EventLog(path) as log:
-        log.append(*EVENTS[1])
-    assert list(read_events(path)) == EVENTS[:2]
-
-
-def test_damage_in_the_middle_names_the_line(tmp_path):
-    path = tmp_path / "events.jsonl"
-    path.write_text('{"t":0.0,"is":"Tick"}\n{"t":1.0,"is":"Tock"}\n{"t":2.0,"is":"Tick"}\n')
-    with pytest.raises(RunDirectoryError, match=r"line 2: .*Tock"):
-        list(read_events(path))
 
 
 def test_nothing_is_overwritten(tmp_path):

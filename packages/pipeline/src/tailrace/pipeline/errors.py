@@ -1,5 +1,8 @@
 """What can go wrong in a pipeline, each with one line for the person at the terminal."""
 
+import errno
+from pathlib import Path
+
 from tailrace.contracts import TailraceError
 
 
@@ -21,6 +24,24 @@ class ConfigError(PipelineError, ValueError):
 
 class RunDirectoryError(PipelineError, OSError):
     """A run directory is missing, damaged, or in use."""
+
+
+class RunWriteError(RunDirectoryError):
+    """A file of a run directory could not be written: the disk is full, or broken. The file is as it was before.
+
+    Made of `errno`, `strerror` (the reason) and `filename` (the path), as any `OSError`.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.filename}: could not be written: {self.strerror}"
+
+
+class LogWriteError(RunWriteError):
+    """The event log could not be written. It ends with a whole line, so the run can go on from it."""
+
+    def __str__(self) -> str:
+        what = "free space" if self.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
+        return f"{super().__str__()}; {what}, then: tailrace run --resume {Path(str(self.filename)).parent}"
 
 
 class RoleError(PipelineError, RuntimeError):

@@ -1,33 +1,149 @@
-"""The event log: the controller's durable state. One JSON object a line; written before the commands are carried out."""
+"""The event log: the controller's durable state. One line for each instant, written before its commands are carried out.
+
+The first line says what the file is. Every other one is ``{"t": seconds, "events": [...], "commands": [...]}``: what reached
+the controller together, and what it decided then. Whatever is to be known about a run is folded from this file alone.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tailrace.contracts import CodecError, Event, decode, encode
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.contracts import Checkpoint, CodecError, Command, Event, Finish, decode
+from tailrace.contracts.codec import encode_level
+from tailrace.pipeline.errors import LogWriteError, RunDirectoryError
+
+FORMAT = 2
+_KIND = "event log"
+_COMPACT = (",", ":")
+HEADER = json.dumps({"tailrace": _KIND, "format": FORMAT}, separators=_COMPACT).encode() + b"\n"
+"""The first line of a log."""
+_OUTLIVING = (Checkpoint, Finish)
+"""What these leave behind may outlive a crash of the machine, so what led to them must, too."""
+_BLOCK = 1 << 16
+
+_encode = json.JSONEncoder(separators=_COMPACT, default=encode_level, check_circular=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Instant:
+    """What reached the controller together, and what it decided.
+
+    Args:
+        now: the run's clock in seconds.
+    """
+
+    now: float
+    events: list[Event]
+    commands: list[Command]
+
+
+def encode_instant(now: float, events: Sequence[Event], commands: Sequence[Command]) -> bytes:
+    """The line of an instant. Equal instants give equal bytes."""
+    instant = {"t": now, "events": [*events], "commands": [*commands]}
+    return _encode(instant).encode() + b"\n"
 
 
 class EventLog:
-    """Appends events. A line survives the death of this process as soon as `append` returns."""
+    """Appends instants to a file, which it makes if there is none.
 
-    def __init__(self, path: Path) -> None:
+    What survives: when `append` has returned, its instant survives the death of this process, however it dies. A crash of the
+    machine may take what was appended after the last sync, newest first, but nothing before it. A sync is made on opening; by
+    the first `append` that comes `sync_s` or more after the last one; by every `append` with a `Checkpoint` or a `Finish`,
+    before it returns; and by `sync` and `close`.
+
+    Nobody else may write to the file meanwhile.
+
+    Args:
+        path: the file. What another process left of a line that it did not finish is cut off.
+        sync_s: seconds of appended instants that a crash of the machine may take.
+
+    Raises:
+        RunDirectoryError: the file is something else, or a log of another version.
+        LogWriteError: it cannot be made.
+    """
+
+    def __init__(self, path: Path, *, sync_s: float = 1.0) -> None:
         self.path = path
-        cut_torn_line(path)
-        self._file = path.open("ab", buffering=0)
+        self._sync_s = sync_s
+        self._end = 0
+        self._failed: LogWriteError | None = None
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise self._error(error) from error
+        self._open = True
+        try:
+            self._begin()
+        except BaseException as error:
+            self._open = False
+            os.close(self._file)
+            if isinstance(error, OSError) and not isinstance(error, RunDirectoryError):
+                raise self._error(error) from error
+            raise
 
-    def append(self, now: float, event: Event) -> None:
-        """Write one event with the run's clock in seconds."""
-        line = {"t": now, **encode(event)}
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+    def append(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        """Write an instant, or nothing if this raises.
+
+        Args:
+            now: the run's clock in seconds.
+
+        Raises:
+            LogWriteError: the disk is full or broken. The log ends with the instant before. When there is room again, the
+                same instant may be appended; a log that could not even be synced or cut has to be opened anew.
+        """
+        line = encode_instant(now, events, commands)
+        durable = any(isinstance(command, _OUTLIVING) for command in commands)
+        if self._failed is not None:
+            raise self._failed
+        try:
+            self._write(line)
+            if durable or time.monotonic() >= self._synced + self._sync_s:
+                self._sync()
+            self._end += len(line)
+        except BaseException as error:  # an interrupt from the terminal between two writes leaves half a line, too
+            try:
+                os.ftruncate(self._file, self._end)
+            except OSError as another:
+                self._failed = self._error(another)
+            if isinstance(error, OSError):
+                raise self._error(error) from error
+            raise
+
+    def sync(self) -> None:
+        """Return when all that was appended survives a crash of the machine.
+
+        Raises:
+            LogWriteError: it may not.
+        """
+        if self._failed is not None:
+            raise self._failed
+        try:
+            self._sync()
+        except OSError as error:
+            raise self._error(error) from error
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Sync, and close the file. Once is enough.
+
+        Raises:
+            LogWriteError: it could not be synced. It is closed.
+        """
+        if not self._open:
+            return
+        self._open = False
+        try:
+            if self._failed is None:
+                self.sync()
+        finally:
+            os.close(self._file)
 
     def __enter__(self) -> EventLog:
         return self
@@ -35,34 +151,127 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if value is None:
+            self.close()
+            return
+        with suppress(LogWriteError):  # what went wrong first is what is to be told
+            self.close()
+
+    def _begin(self) -> None:
+        """Go to the end of the last whole line, and make sure of it."""
+        size = os.fstat(self._file).st_size
+        start = os.pread(self._file, _BLOCK, 0)
+        if size < len(HEADER) and HEADER.startswith(start):
+            os.ftruncate(self._file, 0)
+            self._write(HEADER)
+            self._end = len(HEADER)
+        else:
+            _check_header(self.path, start.partition(b"\n")[0])
+            self._end = _last_line_end(self._file, size)
+            if self._end < size:
+                os.ftruncate(self._file, self._end)
+        self._sync()
+        entries = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(entries)
+        finally:
+            os.close(entries)
+
+    def _write(self, data: bytes) -> None:
+        written = os.write(self._file, data)
+        while written < len(data):  # a disk that fills up takes a part, and refuses the next
+            written += os.write(self._file, data[written:])
+
+    def _sync(self) -> None:
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            # The next sync would not meet the same fault again, although what this one could not write is gone.
+            self._failed = self._error(error)
+            raise
+        self._synced = time.monotonic()
+
+    def _error(self, error: OSError) -> LogWriteError:
+        return LogWriteError(error.errno, error.strerror or str(error), str(self.path))
 
 
-def read_events(path: Path) -> Iterator[tuple[float, Any]]:
-    """The (time, event) pairs of a log.
+def read_log(path: Path) -> Iterator[Instant]:
+    """The instants of a log. A last line that was cut short is left out.
 
     Raises:
-        RunDirectoryError: a line is not an event. A last line that a crash cut short is left out.
+        RunDirectoryError: the file is missing, is something else, is a log of another version, or has a damaged line.
     """
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: found no event log ({error.strerror}), expected one") from error
+    with file:
+        header = file.readline()
+        if len(header) < len(HEADER) and HEADER.startswith(header):
+            return
+        _check_header(path, header)
+        for number, line in enumerate(file, 2):
             if not line.endswith(b"\n"):
                 return
-            try:
-                fields = json.loads(line)
-                now = float(fields.pop("t"))
-                yield now, decode(fields)
-            except (ValueError, KeyError, TypeError, AttributeError, CodecError) as error:
-                raise RunDirectoryError(
-                    f"{path}, line {number}: found {line[:60]!r}, expected an event: {error}"
-                ) from error
+            yield _instant(path, number, line)
 
 
-def cut_torn_line(path: Path) -> None:
-    """Remove a last line that a crash cut short, so that the next append starts a line of its own."""
-    if not path.exists():
-        return
-    data = path.read_bytes()
-    if data and not data.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
+def read_events(path: Path) -> Iterator[tuple[float, Event]]:
+    """The events of a log, each with its time.
+
+    Raises:
+        RunDirectoryError: as `read_log`.
+    """
+    for instant in read_log(path):
+        for event in instant.events:
+            yield instant.now, event
+
+
+def _instant(path: Path, number: int, line: bytes) -> Instant:
+    try:
+        fields = json.loads(line)
+        return Instant(
+            float(fields["t"]),
+            [decode(event) for event in fields["events"]],
+            [decode(command) for command in fields["commands"]],
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, CodecError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise RunDirectoryError(
+            f"{path}, line {number}: found {_excerpt(line)}, expected an instant of the event log: {why}"
+        ) from error
+
+
+def _check_header(path: Path, line: bytes) -> None:
+    try:
+        fields: Any = json.loads(line)
+    except ValueError:
+        fields = None
+    if isinstance(fields, dict) and fields.get("tailrace") == _KIND:
+        if fields.get("format") == FORMAT:
+            return
+        found = f"an event log of format {fields.get('format')!r}"
+    elif isinstance(fields, dict) and {"t", "is"} <= fields.keys():
+        found = "an event log of format 1"
+    else:
+        found = _excerpt(line)
+    raise RunDirectoryError(
+        f"{path}: found {found}, expected an event log of format {FORMAT}; read it with the version that wrote it"
+    )
+
+
+def _excerpt(line: bytes) -> str:
+    shown = line[:60].rstrip(b"\n")
+    return repr(shown.decode(errors="replace"))
+
+
+def _last_line_end(file: int, size: int) -> int:
+    """The offset behind the last newline."""
+    end = size
+    while end:
+        start = max(0, end - _BLOCK)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
