@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace import contracts as c
-from tailrace.contracts import plugins
+from tailrace.contracts import codec, plugins
 
 KINDS = [*typing.get_args(c.Event), *typing.get_args(c.Command)]
+st.register_type_strategy(Mapping, lambda kind: st.dictionaries(*map(st.from_type, typing.get_args(kind))))
 messages = st.one_of(*[st.from_type(kind) for kind in KINDS])
 
 
@@ -22,6 +24,7 @@ messages = st.one_of(*[st.from_type(kind) for kind in KINDS])
 def test_events_and_commands_survive_json(message):
     text = json.dumps(c.encode(message), allow_nan=True)
     assert repr(c.decode(json.loads(text))) == repr(message)
+    assert json.dumps(message, default=codec.encode_level) == text
 
 
 @pytest.mark.parametrize(

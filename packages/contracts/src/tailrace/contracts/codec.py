@@ -28,8 +28,10 @@ def encode_level(value: typing.Any) -> dict[str, typing.Any]:
     Three times as fast as `encode` followed by `json.dumps`, and gives the same.
 
     Raises:
-        TypeError: it is not a dataclass.
+        TypeError: it is neither a dataclass nor a mapping.
     """
+    if isinstance(value, collections.abc.Mapping):
+        return dict(value)
     kind: type = type(value)
     level: dict[str, typing.Any] = {"is": kind.__name__} if kind.__name__ in _KINDS else {}
     for name, default in _defaults(kind):
@@ -60,7 +62,7 @@ def _plain(value: typing.Any) -> typing.Any:
         return _plain_fields(value)
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    if isinstance(value, dict):
+    if isinstance(value, collections.abc.Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return value
 
