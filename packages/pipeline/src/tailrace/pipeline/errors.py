@@ -3,7 +3,7 @@
 import errno
 from pathlib import Path
 
-from tailrace.contracts import TailraceError
+from tailrace.contracts import Cause, TailraceError
 
 
 class PipelineError(TailraceError):
@@ -46,6 +46,12 @@ class LogWriteError(RunWriteError):
 
 class RoleError(PipelineError, RuntimeError):
     """A role could not start or broke."""
+
+
+class CheckpointUnusableError(RoleError):
+    """The checkpoint that the trainer was to start from cannot be used; another one may be."""
+
+    cause = Cause.CHECKPOINT
 
 
 class DeadlineError(PipelineError, TimeoutError):
