@@ -1,12 +1,18 @@
 """The run directory keeps a second run out, and says what is damaged."""
 
+import errno
+import fcntl
 import json
+import os
+import re
+import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 
 
@@ -30,6 +36,9 @@ def test_two_runs_in_one_directory_are_one_too_many(tmp_path):
     assert second.returncode != 0
     assert "a run under way here" in second.stderr
     assert RunDirectory.open(root).running()
+    with pytest.raises(RunDirectoryError, match="found a run, expected a new directory"):
+        RunDirectory.create(root, {})
+    assert RunDirectory.open(root).running()
 
 
 def test_a_lock_ends_with_its_process(tmp_path):
@@ -39,12 +48,88 @@ def test_a_lock_ends_with_its_process(tmp_path):
     directory.lock()
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 99, "run": {}}'])
-def test_a_damaged_configuration_is_named(tmp_path, content):
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "damaged"),
+        ("[]", "found list, expected an object"),
+        ('{"format": 99, "run": {}}', "found a run of format 99, expected a run of format 2"),
+        ('{"run": {}}', "found a run of format None, expected"),
+        ('{"format": 2, "run": 7}', "found a run of format 2, expected"),
+        (
+            '{"format": 1, "name": "x", "simulation": {}}',
+            r"found something else \(format, name, simulation\), expected a run",
+        ),
+        (json.dumps({f"key{i}": i for i in range(40)}), r"found something else \(40 keys\)"),
+    ],
+)
+def test_what_is_no_run_of_this_version_is_refused_in_one_line(tmp_path, content, says):
     directory = RunDirectory.create(tmp_path / "run", {})
     directory.config.write_text(content)
-    with pytest.raises(RunDirectoryError, match=r"config\.json"):
+    with pytest.raises(RunDirectoryError, match=rf"config\.json: {says}") as error:
         RunDirectory.open(tmp_path / "run")
+    assert "\n" not in str(error.value)
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(RunDirectoryError, match=r"config\.json: could not be read: Is a directory"):
+        RunDirectory.open(tmp_path)
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_a_run_that_could_not_be_made_leaves_nothing_behind(tmp_path, monkeypatch, step):
+    """Each of the calls that make it meets a full disk in turn."""
+    calls = iter(range(100))
+    root = tmp_path / "runs" / "mine" / "first"
+
+    def full(real):
+        def call(*args, **options):
+            if next(calls) == step:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args, **options)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for owner, name in ((Path, "mkdir"), (fcntl, "flock"), (Path, "open"), (Path, "replace"), (os, "fsync")):
+            patched.setattr(owner, name, full(getattr(owner, name)))
+        with pytest.raises(
+            RunDirectoryError, match=rf"{re.escape(str(root))}.*: could not be .*: No space left on device"
+        ):
+            RunDirectory.create(root, {})
+    assert list(tmp_path.iterdir()) == []
+    RunDirectory.create(root, {"seed": 1})
+    assert RunDirectory.open(root).read_config() == {"seed": 1}
+
+
+def test_an_empty_directory_that_was_there_stays(tmp_path):
+    (tmp_path / "run").mkdir()
+    with pytest.raises(TypeError, match="keys"):
+        RunDirectory.create(tmp_path / "run", {("no", "key"): 1})
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_below_a_file_no_run_is_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunWriteError, match="file/run: could not be written: Not a directory"):
+        RunDirectory.create(tmp_path / "file" / "run", {})
+
+
+def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
+    path = tmp_path / "status.json"
+    write_json(path, {"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
+    try:
+        with pytest.raises(RunWriteError, match=r"status\.json: could not be written: File too large") as error:
+            write_json(path, {"step": "2" * (1 << 13)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert error.value.filename == str(path)
+    assert json.loads(path.read_text()) == {"step": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["status.json"]
 
 
 def test_a_reader_never_sees_half_a_file(tmp_path):

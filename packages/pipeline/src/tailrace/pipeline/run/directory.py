@@ -1,7 +1,7 @@
 """The run directory: everything that a run leaves behind, and all that it needs to go on.
 
 config.json        the resolved configuration
-events.jsonl       the event log: the controller's durable state
+events.jsonl       the event log: the controller's durable state; controls.jsonl is that of the controls
 metrics.jsonl      one line per step and per evaluation
 status.json        what is going on now
 summary.json       the outcome
@@ -17,13 +17,15 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 
-FORMAT = 1
+FORMAT = 2
 
 
 class RunDirectory:
@@ -53,19 +55,32 @@ class RunDirectory:
 
     @classmethod
     def create(cls, root: Path, config: Mapping[str, Any]) -> RunDirectory:
-        """A new run.
+        """A new run, locked. If this raises, nothing of it is left behind.
 
         Raises:
             RunDirectoryError: there is something there already. Nothing is overwritten.
+            RunWriteError: it cannot be made there.
         """
         directory = cls(root)
-        if root.exists() and (not root.is_dir() or any(root.iterdir())):
-            what = "a run" if directory.config.exists() else "files" if root.is_dir() else "a file"
-            raise RunDirectoryError(f"{root}: found {what}, expected a new directory; use --resume to go on with a run")
-        for path in (root, directory.checkpoints, directory.trajectories, directory.task, directory.tensorboard):
-            path.mkdir(parents=True, exist_ok=True)
-        directory.lock()
-        write_json(directory.config, {"format": FORMAT, "run": dict(config)})
+        _check_new(directory)
+        new = [path for path in (root, *root.parents) if not path.exists()]
+        try:
+            _make(root)
+            directory.lock()
+        except BaseException:
+            _remove_empty(new)
+            raise
+        try:
+            for path in (directory.checkpoints, directory.trajectories, directory.task, directory.tensorboard):
+                _make(path)
+            write_json(directory.config, {"format": FORMAT, "run": dict(config)}, sync=True)
+        except BaseException:
+            for path in root.iterdir():  # it was empty before, and the lock keeps others out
+                with suppress(OSError):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            directory.unlock()
+            _remove_empty(new)
+            raise
         return directory
 
     @classmethod
@@ -88,28 +103,41 @@ class RunDirectory:
             RunDirectoryError: it is missing or damaged.
         """
         content = read_json(self.config)
-        if content.get("format") != FORMAT or not isinstance(content.get("run"), dict):
-            raise RunDirectoryError(f"{self.config}: found format {content.get('format')!r}, expected {FORMAT}")
-        run: dict[str, Any] = content["run"]
+        run = content.get("run")
+        if not isinstance(run, dict) or content.get("format") != FORMAT:
+            keys = ", ".join(content) if len(content) <= 5 else f"{len(content)} keys"
+            found = f"a run of format {content.get('format')!r}" if "run" in content else f"something else ({keys})"
+            raise RunDirectoryError(f"{self.config}: found {found}, expected a run of format {FORMAT}")
         return run
 
     def lock(self) -> None:
         """Keep every other process out until this one ends.
 
         Raises:
-            RunDirectoryError: another process runs here.
+            RunDirectoryError: another process runs here, or the file system has no locks.
         """
-        handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        path = self.root / "lock"
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _unwritten(path, error) from error
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             os.close(handle)
             raise RunDirectoryError(
                 f"{self.root}: found a run under way here (process {owner}), expected none; choose another --run-dir"
             ) from error
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
+        except OSError as error:
+            os.close(handle)
+            path.unlink(missing_ok=True)
+            raise RunDirectoryError(
+                f"{path}: could not be locked: {error.strerror}; choose a local --run-dir"
+            ) from error
+        with suppress(OSError):  # a full disk: the lock holds, only the number of its holder is not to be had
+            os.ftruncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
         self._lock = handle
 
     def running(self) -> bool:
@@ -117,7 +145,7 @@ class RunDirectory:
         path = self.root / "lock"
         if not path.exists():
             return False
-        handle = os.open(path, os.O_RDWR)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -133,11 +161,32 @@ class RunDirectory:
             self._lock = None
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file whole: a reader sees the old content or the new."""
+def write_json(path: Path, content: Mapping[str, Any], *, sync: bool = False) -> None:
+    """Replace a file whole: a reader sees the old content or the new, and if this raises, the old.
+
+    Args:
+        sync: return only when the new content survives a crash of the machine.
+
+    Raises:
+        RunWriteError: the disk is full or broken.
+    """
+    text = json.dumps(content, indent=1, default=str) + "\n"
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=1, default=str) + "\n")
-    partial.replace(path)
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+        if sync:
+            _sync_entries(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _unwritten(path, error) from error
+        raise
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -150,8 +199,47 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise RunDirectoryError(f"{path}: no such file; expected a run directory") from error
-    except (ValueError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: could not be read: {error.strerror}") from error
+    except ValueError as error:
         raise RunDirectoryError(f"{path}: damaged: {error}") from error
     if not isinstance(content, dict):
         raise RunDirectoryError(f"{path}: found {type(content).__name__}, expected an object")
     return content
+
+
+def _check_new(directory: RunDirectory) -> None:
+    root = directory.root
+    try:
+        if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+            return
+    except OSError as error:
+        raise RunDirectoryError(f"{root}: could not be read: {error.strerror}") from error
+    what = "a run" if directory.config.exists() else "files" if root.is_dir() else "a file"
+    raise RunDirectoryError(f"{root}: found {what}, expected a new directory; use --resume to go on with a run")
+
+
+def _make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritten(path, error) from error
+
+
+def _remove_empty(directories: Sequence[Path]) -> None:
+    """Remove them, innermost first, as far as nobody has put anything there."""
+    for path in directories:
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _sync_entries(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _unwritten(path: Path, error: OSError) -> RunWriteError:
+    return RunWriteError(error.errno, error.strerror or str(error), str(path))
