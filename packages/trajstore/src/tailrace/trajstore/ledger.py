@@ -98,14 +98,17 @@ class Ledger:
             )
         return dropped
 
-    def consume(self, ids: Sequence[str], version: int) -> None:
-        """See `TrajectoryStore.consume`."""
+    def consume(self, ids: Sequence[str], version: int) -> bool:
+        """See `TrajectoryStore.consume`. Returns False if this very batch was consumed for the version before."""
         repeated = [name for name, count in Counter(ids).items() if count > 1]
         if repeated:
             raise AlreadyConsumedError(f"trajectory {repeated[0]}: found twice in one batch, expected once")
         with self._database.transaction() as connection:
             rows = {row[0]: row for row in _select(connection, "id, num, status, reward, purpose", ids)}
             _require_known(ids, rows)
+            before = {num for (num,) in connection.execute("SELECT num FROM consumption WHERE version = ?", (version,))}
+            if before and before == {rows[name][1] for name in ids}:
+                return False
             for name in ids:
                 _require_consumable(connection, *rows[name])
             connection.executemany("INSERT INTO consumption VALUES (?, ?)", [(rows[name][1], version) for name in ids])
@@ -115,6 +118,7 @@ class Ledger:
             reached = max(version, self.trainer_version)
             _set(connection, _TRAINER_VERSION, reached)
         self.trainer_version = reached
+        return True
 
     def rollback(self, durable_version: int) -> list[str]:
         """See `TrajectoryStore.rollback`."""

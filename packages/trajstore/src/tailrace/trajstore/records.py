@@ -133,7 +133,7 @@ class ConsumedTrajectory:
     Args:
         oldest_version: the oldest version in it.
         completed_version: the trainer's version when generation finished. Generation staleness is the difference.
-        consumed_version: the version that was trained with it. The trainer then held the version before (LAM-8).
+        consumed_version: the version that was trained with it. The trainer then held the version before.
         tokens: number of response tokens.
     """
 

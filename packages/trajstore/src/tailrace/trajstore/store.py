@@ -6,7 +6,8 @@
                                               └────────── rollback ────────────┘
 
 Tokens come in from replicas while they are generated, so the death of a replica loses no more than what was on its way. What a
-call has acknowledged survives SIGKILL of this process. One process writes; its threads may call at the same time.
+call has acknowledged survives SIGKILL of this process, and a call whose answer was lost may be repeated. One process writes;
+its threads may call at the same time.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class TrajectoryStore:
 
         Args:
             trainer_version: the trainer's version now, noted on what finishes; by default the newest version that
-                anything was consumed for (LAM-8).
+                anything was consumed for.
 
         Returns:
             Trajectories of which something was refused: the owner stops generating them.
@@ -137,6 +138,12 @@ class TrajectoryStore:
             TrajectoryStateError: one is not finished, has failed, was discarded, or its tokens were trimmed.
         """
         return self._ledger.experiences(ids)
+
+    def finished(self, ids: Sequence[str]) -> list[Experience]:
+        """Those of the trajectories that are complete and not consumed, in order; the others are left out."""
+        with self._database.locked():
+            complete = [name for name, status in self._ledger.statuses(ids).items() if status is Status.COMPLETE]
+            return self._ledger.experiences(complete)
 
     def statuses(self, ids: Sequence[str]) -> dict[str, Status]:
         """The status of each trajectory that the store knows; the others are left out."""
@@ -183,6 +190,9 @@ class TrajectoryStore:
     def consume(self, ids: Sequence[str], version: int) -> None:
         """Mark a batch as trained on: all of it or, on any error, none.
 
+        The very batch that was consumed for the version already is accepted and changes nothing, so a caller that lost the
+        answer may simply repeat the call.
+
         Args:
             version: the version that the trainer makes with it.
 
@@ -192,8 +202,8 @@ class TrajectoryStore:
             UnknownTrajectoryError: a trajectory was never begun.
         """
         with self._database.locked():
-            self._ledger.consume(ids, version)
-            self._count("consumed", len(ids))
+            if self._ledger.consume(ids, version):
+                self._count("consumed", len(ids))
 
     def rollback(self, durable_version: int) -> list[str]:
         """Undo every consumption for a version after the durable one, whose update was lost with the trainer.
@@ -217,13 +227,17 @@ class TrajectoryStore:
         """
         return 0 if self._keep_tokens else self._ledger.trim(durable_version)
 
-    def recover(self) -> Recovery:
+    def recover(self, *, keep_owners: bool = False) -> Recovery:
         """Take stock after a crash, and take every unfinished trajectory from its owner.
 
         Replicas that survived the crash can write nothing more until they begin their trajectories again.
+
+        Args:
+            keep_owners: only the process of this store had died: its writers live, and go on where they were.
         """
         with self._database.locked():
-            self._pool.disown()
+            if not keep_owners:
+                self._pool.disown()
             return self._ledger.recover()
 
     # -- looking back
