@@ -103,7 +103,7 @@ def test_the_smallest_leaves_first_for_the_fullest_that_fits():
 
 
 def test_a_destination_never_leaves_in_the_same_plan():
-    # As printed, b would take a and then leave for c, while a's trajectories stay on the released b (LAM-3).
+    # As printed, b would take a and then leave for c, while a's trajectories stay on the released b.
     fleet = [tail("a", 0.2, 1), tail("b", 0.25, 1), tail("c", 0.7, 64)]
     assert consolidate(fleet, kv_threshold=0.99, roofline_batch=65) == [Move("a", "c")]
     assert consolidate(fleet, kv_threshold=0.99, roofline_batch=64) == [Move("a", "b")]

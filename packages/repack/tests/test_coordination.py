@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tailrace.contracts import Cycle, Evict, Progress, ReplicaView, TrajectoryView
+from tailrace.contracts import Cycle, Evict, Progress, Reason, ReplicaView, TrajectoryView, Why
 from tailrace.contracts.plugins import load
 from tailrace.repack import Interrupting, LeastLoaded, LoadError, MarginalThroughput, Migration, WhenUseful
 from tailrace.repack.testing import SlotAdmission
@@ -60,11 +60,13 @@ def routed(*arguments, **options):
 
 @pytest.mark.parametrize(("prompt", "most"), [(100, 78), (120, 77), (161, 76)])
 def test_initial_trajectories_of_an_idle_replica(prompt, most):
-    # SF-INIT: about 100 in the paper's figure 17; equation 3 with Table 4 and mu = 0.3 crosses the threshold here.
+    # About 100 in StaleFlow's figure 17; equation 3 with Table 4 and mu = 0.3 crosses the threshold here.
     placements = WATERFALL.route(cycle([replica("a")], *members(0, 300, tokens=prompt)))
     assert len(placements) == most
-    assert placements[0].gain == pytest.approx(placements[0].least / 0.3)  # the first has the ideal gain
-    assert all(placed.gain >= placed.least for placed in placements)
+    assert {placed.reason.why for placed in placements} == {Why.CHOSEN}
+    counted = [placed.reason.numbers for placed in placements]
+    assert counted[0]["gain"] == pytest.approx(counted[0]["least"] / 0.3)  # the first has the ideal gain
+    assert all(numbers["gain"] >= numbers["least"] for numbers in counted)
 
 
 def test_a_length_that_is_unknown_is_assumed():
@@ -105,7 +107,7 @@ def test_a_group_has_the_version_of_its_first_trajectory():
 
 
 def test_admission_counts_what_this_plan_has_started():
-    # SF-5: asked again and again without being told, admission would let all of them start.
+    # Asked again and again without being told, admission would let all of them start.
     assert routed([replica("a")], *members(0, 1), *members(1, 1), *members(2, 1), slots={5: 2}) == [
         ("0.0", "a"),
         ("1.0", "a"),
@@ -133,7 +135,7 @@ def test_a_replica_pulls_when_it_could_be_given_nothing_otherwise():
     fleet = [replica("a", 3, version=4)]
     only_newest = {"slots": {5: 9}}
     (sync,) = WhenUseful().pulls(cycle(fleet, *members(0, 1), **only_newest))
-    assert sync.why == "0.0 would run here at version 5"
+    assert sync.reason == Reason(Why.USEFUL, numbers={"version": 5})
     assert pulled(fleet, *members(0, 1), slots={4: 9}) == []  # version 4 still does
     assert pulled(fleet, *members(0, 1), slots={6: 9}) == []  # version 5 would not do either
     assert pulled(fleet, **only_newest) == []  # nothing to run
@@ -141,13 +143,14 @@ def test_a_replica_pulls_when_it_could_be_given_nothing_otherwise():
 
 
 def test_its_own_trajectories_are_no_reason_to_interrupt_them():
-    # Back in the pool they come first and leave no room (SF-6); as printed, an empty replica always has some.
+    # Back in the pool they come first and leave no room; as printed, an empty replica always has some.
     assert pulled([replica("a", FULL, version=4)], *members(0, 1), slots={5: 9}) == []
     assert pulled([replica("a", FULL // 2, version=4)], *members(0, 1), slots={5: 9}) == ["a"]
 
 
 def test_a_replica_without_a_version_always_pulls():
-    assert pulled([replica("a", version=None)]) == ["a"]
+    (sync,) = WhenUseful().pulls(cycle([replica("a", version=None)]))
+    assert sync.reason == Reason(Why.BEHIND, numbers={"version": 5})
     assert pulled([replica("a", version=None)], published=-1) == []
 
 
@@ -161,7 +164,11 @@ def test_replicas_that_must_not_pull(changes, routing):
 
 def test_interrupting_pulls_whatever_runs():
     fleet = [replica("a", 9, version=4), replica("b"), replica("c", version=None), replica("d", version=4, pinned=True)]
-    assert [sync.replica for sync in Interrupting().pulls(cycle(fleet))] == ["a", "c"]
+    pulls = [(sync.replica, sync.reason) for sync in Interrupting().pulls(cycle(fleet))]
+    assert pulls == [
+        ("a", Reason(Why.NEWER, numbers={"version": 5})),
+        ("c", Reason(Why.BEHIND, numbers={"version": 5})),
+    ]
     assert Interrupting().mixes_versions
     assert Interrupting().accepts(fleet[0], cycle(fleet).progress)
 
@@ -172,7 +179,7 @@ def plan(replicas, *pool, **options):
 
 def test_excess_is_taken_from_the_tail_of_the_queue():
     busy = replica("a", 3, waiting=5)
-    assert plan([busy]) == [Evict("a", ("a7", "a6"), "5 wait, at most 3 may")]
+    assert plan([busy]) == [Evict("a", ("a7", "a6"), Reason(Why.WAITING_TOO_LONG, numbers={"waiting": 5, "limit": 3}))]
     assert plan([busy], phi_wait=5) == []
     assert plan([dataclasses.replace(busy, pinned=True)]) == []
     assert plan([dataclasses.replace(busy, fresh=False)]) == []
@@ -192,7 +199,8 @@ def test_a_replica_far_ahead_is_emptied():
     (eviction,) = plan(fleet)
     assert eviction.replica == "a"
     assert len(eviction.trajectories) == 12
-    assert eviction.why == "958 tokens/s here and 161 on b"
+    assert (eviction.reason.why, eviction.reason.who) == (Why.LOW_THROUGHPUT, "b")
+    assert {name: round(rate) for name, rate in eviction.reason.numbers.items()} == {"here": 958, "there": 161}
     assert plan([replica("a", 9), replica("b", 2)]) == []  # less than five times
     assert plan(fleet, phi_throughput=7.0) == []
     assert plan([fleet[0], replica("b", 2, version=4)]) == []  # nobody else may go on with it

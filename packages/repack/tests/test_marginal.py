@@ -1,4 +1,4 @@
-"""Equations 2 to 4 by hand with the paper's coefficients, and what they say of an H20 (SF-1, SF-2, SF-COST, SF-INIT)."""
+"""Equations 2 to 4 by hand with the paper's coefficients, and what they say of an H20."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 
 from tailrace.repack import ThroughputModel, ideal_gain, marginal_gain
 
-# StaleFlow, Table 4; its KV unit is tokens (SF-2).
+# StaleFlow, Table 4; its KV unit is tokens.
 TABLE_4 = ThroughputModel(7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2)
 
 
@@ -54,16 +54,16 @@ def test_equation_4():
 
 
 def test_the_ideal_gain_has_no_product_of_coefficients():
-    # Algorithm 3 prints k1 * k2 * length (SF-1): 1 / (2 * 3 * 4 + 3 + 5) instead of 1 / (2 * 4 + 3 + 5).
+    # Algorithm 3 prints k1 * k2 * length: 1 / (2 * 3 * 4 + 3 + 5) instead of 1 / (2 * 4 + 3 + 5).
     assert ideal_gain(ThroughputModel(2, 3, 1, 5), 4) == 1 / 16
 
 
 def test_the_knee():
-    # An H20 computes 148 TFLOPS and reads 4 TB/s: in bf16, 37 trajectories for every pass over dense weights (SF-COST-knee).
+    # An H20 computes 148 TFLOPS and reads 4 TB/s: in bf16, 37 trajectories for every pass over dense weights.
     parameters = 8e9
     dense = ThroughputModel(0.0, 2 * parameters / 4e12, 2 * parameters / 148e12, 0.0)
     assert dense.k2 / dense.k3 == pytest.approx(37)
-    # Table 4 is a regression over a mixture of experts, with another knee (SF-3): it is fitted, not known.
+    # Table 4 is a regression over a mixture of experts, with another knee: it is fitted, not known.
     assert TABLE_4.k2 / TABLE_4.k3 == pytest.approx(13.76)
     assert TABLE_4.roofline_batch == 13
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.contracts import TrajectoryView
+from tailrace.contracts import TrajectoryView, Why
 from tailrace.repack import Interrupting, LeastLoaded, MarginalThroughput, Migration, RoundRobin, WhenUseful
 from tailrace.repack.staleflow_reference import migrate_slowly, route_slowly, sync_slowly
 from tailrace.repack.testing import (
@@ -136,12 +136,12 @@ def test_the_properties_see_every_outcome(monkeypatch):
         placed = len(policy.route(cycle))
         seen["placed"] += placed > 0
         seen["held back"] += placed < sum(map(len, cycle.pool.values()))
-        whys = [sync.why for sync in WhenUseful().pulls(cycle)]
-        seen["useful"] += any("would run" in why for why in whys)
+        whys = [sync.reason.why for sync in WhenUseful().pulls(cycle)]
+        seen["useful"] += Why.USEFUL in whys
         seen["not useful"] += len(whys) < len(Interrupting().pulls(cycle))
-        whys = [eviction.why for eviction in Migration(*TABLE_4).plan(cycle)]
-        seen["excess"] += any("wait" in why for why in whys)
-        seen["ahead"] += any("tokens/s" in why for why in whys)
+        whys = [eviction.reason.why for eviction in Migration(*TABLE_4).plan(cycle)]
+        seen["excess"] += Why.WAITING_TOO_LONG in whys
+        seen["ahead"] += Why.LOW_THROUGHPUT in whys
     assert min(seen.values()) > 20, seen
 
 

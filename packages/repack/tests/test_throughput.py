@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tailrace.repack import FitError, LoadError, ThroughputModel
 
-# StaleFlow, Table 4; its KV unit is tokens (SF-2).
+# StaleFlow, Table 4; its KV unit is tokens.
 TABLE_4 = ThroughputModel(7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2)
 
 

@@ -2,10 +2,10 @@
 
 Where the paper leaves a choice:
 
-* ramp-down is latched (LAM-2), see `tailrace.repack.load`;
+* ramp-down is latched, see `tailrace.repack.load`;
 * a replica that was chosen as a destination is pinned: it is never a source in the same plan. As printed, its own load
-  could leave while what was planned onto it stays (LAM-3);
-* each weight version is planned by itself, and `headroom` keeps room for what moved trajectories still generate (LAM-4).
+  could leave while what was planned onto it stays;
+* each weight version is planned by itself, and `headroom` keeps room for what moved trajectories still generate.
 
 Equal KV usage is ordered by replica name and, among equally full destinations, the first in that order wins: the plan does
 not depend on the order of the loads.
@@ -35,7 +35,7 @@ def consolidate(
     Args:
         loads: replicas, in any order and of any versions. Each name once.
         kv_threshold: C_max, 0.99 of the KV cache in the paper; in the unit of the loads.
-        roofline_batch: B, trajectories that decode together at little more latency than one (LAM-5).
+        roofline_batch: B, trajectories that decode together at little more latency than one.
         headroom: KV usage to leave free below `kv_threshold` on every destination, in the same unit.
         literal: choose candidates by the rule as printed instead of the latch.
 

@@ -10,7 +10,7 @@ from tailrace.repack.throughput import ThroughputModel
 
 @dataclass(frozen=True, slots=True)
 class Costed:
-    """The coefficients of the cost model, in tokens of KV cache (SF-2). `ThroughputModel.fit` finds them.
+    """The coefficients of the cost model, in tokens of KV cache. `ThroughputModel.fit` finds them.
 
     Args:
         k1: seconds of a decoding step for each token in the KV cache.

@@ -23,9 +23,13 @@ from tailrace.repack.throughput import ThroughputModel
 
 # (tokens in the KV cache, place in the order of names)
 _Member = tuple[int, int]
-# Place in the order, members; what they have in common: trajectories, KV budget, whether they are open; latency of matrix
-# multiplication now and with one more, best D over a.
-_Class = tuple[int, list[_Member], int, float, bool, float, float, float]
+# Latency of matrix multiplication with so many trajectories and with one more, and the difference; the first with the
+# overhead; best D over a.
+_Shape = tuple[float, float, float, float, float]
+# Place in the order, members; what they have in common: trajectories, KV budget, whether they are open, and their shape.
+_Class = tuple[int, list[_Member], int, float, bool, float, float, float, float, float]
+# Of a replica: version, trajectories, tokens in the KV cache, and the most that may run there before one more.
+_State = tuple[int, int, int, int]
 
 _REFRESH = 256
 
@@ -79,24 +83,31 @@ class GainIndex:
         self.views = views
         self._k1, self._k2, self._k3, self._k4 = model.k1, model.k2, model.k3, model.k4
         self._slack = 1e-9 / (max(model.k2, model.k3) + model.k4)
-        self._version = [-1 if view.version is None else view.version for view in views]
-        self._running = [view.running for view in views]
-        self._kv = [kv_tokens(view) for view in views]
-        # The most that may run there before one more: nothing may while something waits.
-        self._limit = [0 if view.waiting else view.capacity for view in views]
+        self._states: list[_State] = [
+            (
+                -1 if view.version is None else view.version,
+                view.running,
+                kv_tokens(view),
+                0 if view.waiting else view.capacity,  # nothing may run while something waits
+            )
+            for view in views
+        ]
         kinds: dict[tuple[float, bool], int] = {}
         self._kind = [
             kinds.setdefault((float(view.kv_capacity_tokens or math.inf), view.open), len(kinds)) for view in views
         ]
         self._kinds = list(kinds)
-        self._shapes: dict[int, tuple[float, float, float]] = {}
-        self._log: list[tuple[int, int, int, int, int]] | None = None
+        self._stride = len(kinds)
+        self._shapes: dict[int, _Shape] = {}
+        self._log: list[tuple[int, _State]] | None = None
         self._changes = 0
         self._groups: dict[int, _Group] = {}
-        for index, version in enumerate(self._version):
-            self._group(version).size += 1
-            if self._running[index] < self._limit[index]:
-                self._class(self._groups[version], index)[1].append((self._kv[index], index))
+        for index, (version, running, kv, limit) in enumerate(self._states):
+            group = self._group(version)
+            group.size += 1
+            if running < limit:
+                place = running * self._stride + self._kind[index]
+                (group.classes.get(place) or self._new_class(group, place, running))[1].append((kv, index))
         for group in self._groups.values():
             for _, members, *_ in group.order:
                 members.sort()
@@ -106,40 +117,40 @@ class GainIndex:
         """Versions that some replica serves, oldest first."""
         return sorted(version for version, group in self._groups.items() if group.size)
 
-    def best(self, version: int, length: int, least: float, opened: bool) -> tuple[float, int]:
+    def best(self, version: int, length: int, least: float, opened: bool) -> tuple[float, int] | None:
         """The largest gain among the replicas of a version, and whose it is: the first by name of equals.
 
         Args:
-            least: gains below it do not matter: another one may be found instead of the largest if both are below.
+            length: tokens of the trajectory.
+            least: what is gained at least, which must follow from the length: refusals are remembered.
             opened: only replicas that are open count.
 
         Returns:
-            Minus infinity and -1 if none matters, or it would have to wait at each of them.
+            None if nobody gains as much.
         """
-        best, chosen = -math.inf, -1
-        k1, k4 = self._k1, self._k4
         group = self._groups[version]
-        floor, added, least_kv = least - self._slack, k1 * length, group.least_kv
-        for _, members, running, budget, is_open, now, then, peak in group.order:
-            rise = added + then - now
-            top = rise * peak
-            lowest = k1 * least_kv + now + k4
+        if (length, opened) in group.refused:
+            return None
+        k1, k4, slack = self._k1, self._k4, self._slack
+        best, nobody = least, len(self.views)
+        chosen, floor, added, least_s = nobody, best - slack, k1 * length, k1 * group.least_kv
+        for _, members, running, budget, is_open, now, then, more, fixed, peak in group.order:
+            rise = added + more
+            top, lowest = rise * peak, least_s + fixed
             if top < lowest:
                 top = lowest
             if (top - running * rise) / (top * (top + rise)) < floor:
                 break
-            if opened and not is_open:
-                continue
-            end = len(members)
-            if members[-1][0] + length > budget:
-                end = bisect_left(members, (budget - length + 1, -1))
-                if not end:
-                    continue
             kv, index = members[0]
+            if (opened and not is_open) or kv + length > budget:
+                continue
             if top > lowest or not k1:
+                end = len(members)
+                if members[-1][0] + length > budget:
+                    end = bisect_left(members, (budget - length + 1, -1))
                 if not k1:
                     index = min(index for _, index in members[:end])
-                elif (turn := (top - now - k4) / k1) > kv:
+                elif (turn := (top - fixed) / k1) > kv:
                     # The peak is at `turn` tokens: the best are the last below it and the first from it on.
                     place = bisect_left(members, (turn, -1), 0, end)
                     kv, index = members[bisect_left(members, (members[place - 1][0], -1), 0, place)]
@@ -147,44 +158,35 @@ class GainIndex:
                         above, other = members[place]
                         gain = (running + 1) / (k1 * (above + length) + then + k4) - running / (k1 * above + now + k4)
                         if gain > best or (gain == best and other < chosen):
-                            best, chosen = gain, other
+                            best, chosen, floor = gain, other, gain - slack
             gain = (running + 1) / (k1 * (kv + length) + then + k4) - running / (k1 * kv + now + k4)
             if gain > best or (gain == best and index < chosen):
-                best, chosen = gain, index
-            if best - self._slack > floor:
-                floor = best - self._slack
-        return best, chosen
-
-    def best_at_least(self, version: int, length: int, least: float, opened: bool) -> tuple[float, int] | None:
-        """As `best`, but None if the gain is below `least`, which must follow from the length. Refusals are remembered."""
-        refused = self._groups[version].refused
-        if (length, opened) in refused:
+                best, chosen, floor = gain, index, gain - slack
+        if chosen == nobody:
+            group.refused.add((length, opened))
             return None
-        found = self.best(version, length, least, opened)
-        if found[0] >= least:
-            return found
-        refused.add((length, opened))
-        return None
+        return best, chosen
 
     def bound(self, running: int, kv: int, length: int) -> float:
         """No replica that runs at least so many trajectories, with at least so many tokens, gains more by a trajectory."""
-        now, then, peak = self._shape(running)
-        rise = self._k1 * length + then - now
-        top = max(rise * peak, self._k1 * kv + now + self._k4)
+        _, _, more, fixed, peak = self._shape(running)
+        rise = self._k1 * length + more
+        top = max(rise * peak, self._k1 * kv + fixed)
         return (top - running * rise) / (top * (top + rise)) + self._slack
 
     def reachable(self, version: int, length: int, least: float) -> bool:
-        """Whether a replica of a version might gain `least`, as they are or however much more they are given."""
+        """Whether some replica of a version might gain `least`, now or after it was given more work."""
         group = self._groups[version]
         return bool(group.order) and self.bound(group.order[0][2], group.least_kv, length) >= least
 
     def give(self, index: int, length: int) -> None:
         """A trajectory that fits goes to a replica."""
-        self._set(index, self._version[index], self._running[index] + 1, self._kv[index] + length, self._limit[index])
+        version, running, kv, limit = self._states[index]
+        self._set(index, (version, running + 1, kv + length, limit))
 
     def empty(self, index: int, version: int) -> None:
         """A replica has pulled a version and holds nothing."""
-        self._set(index, version, 0, 0, self.views[index].capacity)
+        self._set(index, (version, 0, 0, self.views[index].capacity))
 
     def mark(self) -> None:
         """A point to come back to."""
@@ -196,14 +198,16 @@ class GainIndex:
         for change in reversed(log):
             self._set(*change)
 
-    def _set(self, index: int, version: int, running: int, kv: int, limit: int) -> None:
-        before, had, held, could = self._version[index], self._running[index], self._kv[index], self._limit[index]
+    def _set(self, index: int, state: _State) -> None:
+        version, running, kv, limit = state
+        before, had, held, could = self._states[index]
         if self._log is not None:
-            self._log.append((index, before, had, held, could))
-        group = self._groups[before]
+            self._log.append((index, self._states[index]))
+        self._states[index] = state
+        group, kind, stride = self._groups[before], self._kind[index], self._stride
         group.refused.clear()
         if had < could:
-            place = had * len(self._kinds) + self._kind[index]
+            place = had * stride + kind
             members = group.classes[place][1]
             if len(members) > 1:
                 del members[bisect_left(members, (held, index))]
@@ -214,10 +218,9 @@ class GainIndex:
             group = self._group(version)
             group.size += 1
             group.refused.clear()
-            self._version[index] = version
-        self._running[index], self._kv[index], self._limit[index] = running, kv, limit
         if running < limit:
-            insort(self._class(group, index)[1], (kv, index))
+            place = running * stride + kind
+            insort((group.classes.get(place) or self._new_class(group, place, running))[1], (kv, index))
         if kv < group.least_kv:
             group.least_kv = kv
         self._changes += 1
@@ -230,20 +233,17 @@ class GainIndex:
             group = self._groups[version] = _Group()
         return group
 
-    def _class(self, group: _Group, index: int) -> _Class:
-        """The class that a replica belongs to, made if it is the first."""
-        running, kind = self._running[index], self._kind[index]
-        place = running * len(self._kinds) + kind
-        found = group.classes.get(place)
-        if found is None:
-            found = group.classes[place] = (place, [], running, *self._kinds[kind], *self._shape(running))
-            insort(group.order, found)
-        return found
+    def _new_class(self, group: _Group, place: int, running: int) -> _Class:
+        """The class of a place in the order, of which there is none yet."""
+        made = group.classes[place] = (place, [], running, *self._kinds[place % self._stride], *self._shape(running))
+        insort(group.order, made)
+        return made
 
-    def _shape(self, running: int) -> tuple[float, float, float]:
-        """What depends on the trajectories alone: latency of matrix multiplication now and with one more, best D over a."""
+    def _shape(self, running: int) -> _Shape:
+        """What depends on the number of trajectories alone."""
         shape = self._shapes.get(running)
         if shape is None:
             now, then = max(self._k2, self._k3 * running), max(self._k2, self._k3 * (running + 1))
-            shape = self._shapes[running] = (now, then, running + math.sqrt(running * running + running))
+            peak = running + math.sqrt(running * running + running)
+            shape = self._shapes[running] = (now, then, then - now, now + self._k4, peak)
         return shape

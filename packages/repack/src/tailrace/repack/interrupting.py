@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Cycle, Progress, ReplicaView, Sync
+from tailrace.contracts import Cycle, Progress, Reason, ReplicaView, Sync, Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,9 @@ class Interrupting:
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
         """Every replica that is behind, is not pulling already and is not pinned."""
         published = cycle.progress.published
+        idle, busy = (Reason(why, "", {"version": published}) for why in (Why.BEHIND, Why.NEWER))
         return [
-            Sync(view.replica, f"version {published} is published")
+            Sync(view.replica, busy if view.in_flight else idle)
             for view in cycle.replicas
             if is_behind(view, published) and not view.pulling and not view.pinned
         ]

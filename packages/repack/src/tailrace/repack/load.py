@@ -18,7 +18,7 @@ class ReplicaLoad:
         replica: its name; a plan is over distinct names.
         version: the weight version that it serves.
         kv_used: KV cache in use.
-        kv_used_before: the same at the previous periodic sample (C_prev; every 5 s by default, LAM-5).
+        kv_used_before: the same at the previous periodic sample (C_prev; every 5 s by default).
         requests: its unfinished trajectories (N_reqs), those queued inside the engine included.
         kv_peak: the highest usage since it was last given work, where that is known.
         waiting: trajectories queued inside the engine.
@@ -55,7 +55,7 @@ class ReplicaLoad:
 
         A few long trajectories grow their KV cache at every step, so usage between two samples may rise although the
         replica is in its long tail. The latch (`ramp_down` or `kv_peak`) sees through that; the five plain fields cannot,
-        and then this is the comparison that Algorithm 1 prints (LAM-2).
+        and then this is the comparison that Algorithm 1 prints.
         """
         if self.ramp_down is not None:
             return self.ramp_down
@@ -69,7 +69,7 @@ def is_candidate(load: ReplicaLoad, *, kv_threshold: float, roofline_batch: int,
         kv_threshold: C_max.
         roofline_batch: B.
         literal: the rule as printed: C_used < min(C_max, C_prev) and N_reqs < B. Otherwise ramp-down is latched and the
-            engine's queue must be empty (LAM-2). A replica without trajectories has nothing to move either way.
+            engine's queue must be empty. A replica without trajectories has nothing to move either way.
     """
     if not 0 < load.requests < roofline_batch or load.kv_used >= kv_threshold:
         return False

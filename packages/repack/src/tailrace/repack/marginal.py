@@ -1,6 +1,6 @@
 """What one more trajectory would add to a replica's throughput (StaleFlow, section 5.3, equations 3 and 4).
 
-The KV cache is counted in tokens, so k5, the footprint of a token, is 1 (SF-2).
+The KV cache is counted in tokens, so k5, the footprint of a token, is 1.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ def marginal_gain(
 def ideal_gain(model: ThroughputModel, length: int) -> float:
     """Tokens per second of a trajectory alone on an idle replica: the most that it can gain anywhere (equation 4).
 
-    Algorithm 3 prints k1 * k2 * length where equation 4 has k1 * k5 * length; the equation is followed (SF-1).
+    Algorithm 3 prints k1 * k2 * length where equation 4 has k1 * k5 * length; the equation is followed.
     """
     return model.throughput(length, 1)

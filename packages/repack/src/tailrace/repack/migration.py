@@ -1,6 +1,6 @@
 """Migration back to the pool (StaleFlow, Algorithm 5): excess waiting work, and the work of a replica that is far ahead.
 
-What is evicted goes back to the pool, and the routing policy redistributes it. Where the paper leaves a choice (SF-8):
+What is evicted goes back to the pool, and the routing policy redistributes it. Where the paper leaves a choice:
 
 * excess is evicted from the tail of the waiting queue: what was routed last;
 * when the least throughput is 0 the ratio is not defined: then the replica that is ahead is emptied only if the pool has
@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Cycle, Evict, ReplicaView, TrajectoryView
+from tailrace.contracts import Cycle, Evict, Reason, ReplicaView, TrajectoryView, Why
 from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import kv_tokens, planned_with
@@ -60,14 +60,18 @@ class Migration(Costed):
         takers = _Takers(views)
         evicted = {view.replica: found for view in views if (found := self._excess(view, takers))}
         evictions = [
-            Evict(view.replica, evicted[view.replica], f"{view.waiting} wait, at most {self.phi_wait} may")
+            Evict(
+                view.replica,
+                evicted[view.replica],
+                Reason(Why.WAITING_TOO_LONG, "", {"waiting": view.waiting, "limit": self.phi_wait}),
+            )
             for view in views
             if view.replica in evicted
         ]
         ahead = self._ahead(views, cycle)
         if ahead is None:
             return evictions
-        view, why = ahead
+        view, reason = ahead
         gone = set(evicted.get(view.replica, ()))
         rest = tuple(
             name
@@ -76,7 +80,7 @@ class Migration(Costed):
         )
         if rest:
             evictions = [eviction for eviction in evictions if eviction.replica != view.replica]
-            evictions.append(Evict(view.replica, (*evicted.get(view.replica, ()), *rest), why))
+            evictions.append(Evict(view.replica, (*evicted.get(view.replica, ()), *rest), reason))
         return evictions
 
     def _excess(self, view: ReplicaView, takers: _Takers) -> tuple[str, ...]:
@@ -91,7 +95,7 @@ class Migration(Costed):
                         break
         return tuple(found)
 
-    def _ahead(self, views: Sequence[ReplicaView], cycle: Cycle) -> tuple[ReplicaView, str] | None:
+    def _ahead(self, views: Sequence[ReplicaView], cycle: Cycle) -> tuple[ReplicaView, Reason] | None:
         """Case 2: the replica of the highest throughput, if it is too far from the least."""
         if len(views) < 2:
             return None
@@ -104,7 +108,7 @@ class Migration(Costed):
                 return None
         elif high == 0 or len(ahead.trajectories) < 2 or _any_routable(views, cycle):
             return None
-        return ahead, f"{high:.0f} tokens/s here and {low:.0f} on {behind.replica}"
+        return ahead, Reason(Why.LOW_THROUGHPUT, behind.replica, {"here": high, "there": low})
 
 
 def _any_routable(views: Sequence[ReplicaView], cycle: Cycle) -> bool:

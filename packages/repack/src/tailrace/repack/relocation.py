@@ -32,10 +32,10 @@ class BestFit:
     Args:
         kv_threshold: share of the KV cache that may be in use after a move (C_max).
         roofline_batch: trajectories on one replica after a move (B). The paper gives no value; 240 to 300 is where decoding
-            turns compute-bound on an H800 (LAM-5). A replica's own capacity lowers it.
-        headroom: share of the KV cache to keep free for the growth of what moves, 0 to 0.2 (LAM-4).
+            turns compute-bound on an H800. A replica's own capacity lowers it.
+        headroom: share of the KV cache to keep free for the growth of what moves, 0 to 0.2.
         period_s: plan so often, and after every update of the trainer.
-        literal: choose candidates by the rule as printed in Algorithm 1 (LAM-2).
+        literal: choose candidates by the rule as printed in Algorithm 1.
 
     Raises:
         LoadError: a value is out of its range.

@@ -8,7 +8,7 @@ from tailrace.contracts import Cycle
 def may_run_at(version: int, cycle: Cycle, *, opened: bool) -> bool:
     """Whether something in the pool may run on a replica that serves a version (Algorithm 2).
 
-    Admission is only asked: a version is given to a group when its first trajectory is routed (SF-4).
+    Admission is only asked: a version is given to a group when its first trajectory is routed.
 
     Args:
         opened: the replica may be given groups that have not started.

@@ -1,4 +1,4 @@
-"""StaleFlow's Algorithms 2 to 5 as printed, with the resolutions SF-1 to SF-8: what the policies must equal.
+"""StaleFlow's Algorithms 2 to 5 as printed, but where the README says otherwise: what the policies must equal.
 
 For tests and the benchmark. Each step asks every replica and copies what it tries things on.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.contracts import Cycle, Evict, Placement, ReplicaView, Sync, TrajectoryView
+from tailrace.contracts import Cycle, Evict, Placement, Reason, ReplicaView, Sync, TrajectoryView, Why
 from tailrace.repack.gains import kv_tokens, planned_with
 from tailrace.repack.interrupting import is_behind
 from tailrace.repack.marginal import ideal_gain, marginal_gain
@@ -47,7 +47,7 @@ def _instances(cycle: Cycle) -> list[_Instance]:
 
 
 def _routable(view: ReplicaView, version: int, trajectory: TrajectoryView, oldest: int | None, allowed: bool) -> bool:
-    """Algorithm 2, as a predicate (SF-4)."""
+    """Algorithm 2, as a predicate."""
     if oldest is None:
         return view.open and allowed
     return version == oldest if trajectory.exact else version >= oldest
@@ -85,7 +85,8 @@ def route_slowly(policy: MarginalThroughput, cycle: Cycle) -> list[Placement]:
                     break
             if selected is None:
                 return placements
-            placements.append(Placement(trajectory.trajectory, selected.view.replica, gain, least))
+            reason = Reason(Why.CHOSEN, numbers={"gain": gain, "least": least})
+            placements.append(Placement(trajectory.trajectory, selected.view.replica, reason))
             selected.kv += length
             selected.running += 1
             if oldest is None:
@@ -98,7 +99,8 @@ def sync_slowly(cycle: Cycle) -> list[Sync]:
     """Algorithm 4 for any routing policy, each candidate on a copy of the cycle."""
     published = cycle.progress.published
     behind = [view for view in cycle.replicas if is_behind(view, published) and not view.pulling and not view.pinned]
-    syncs = [Sync(view.replica, "it has no version yet") for view in behind if view.version is None]
+    version = {"version": published}
+    syncs = [Sync(view.replica, Reason(Why.BEHIND, numbers=version)) for view in behind if view.version is None]
     for view in behind:
         if view.version is None or not view.fresh:
             continue
@@ -112,13 +114,11 @@ def sync_slowly(cycle: Cycle) -> list[Sync]:
         routing = cycle.routing
         then = tried(cycle, view)
         placements = route_slowly(routing, then) if isinstance(routing, MarginalThroughput) else routing.route(then)
-        foreign = [
-            placement.trajectory
+        if any(
+            placement.replica == view.replica and placement.trajectory not in view.trajectories
             for placement in placements
-            if placement.replica == view.replica and placement.trajectory not in view.trajectories
-        ]
-        if foreign:
-            syncs.append(Sync(view.replica, f"{foreign[0]} would run here at version {published}"))
+        ):
+            syncs.append(Sync(view.replica, Reason(Why.USEFUL, numbers=version)))
     return syncs
 
 
@@ -134,7 +134,7 @@ def migrate_slowly(policy: Migration, cycle: Cycle) -> list[Evict]:
         )
 
     migration: dict[str, list[str]] = {}
-    why: dict[str, str] = {}
+    why: dict[str, Reason] = {}
     for instance in instances:
         view = instance.view
         excess = view.waiting - policy.phi_wait
@@ -142,7 +142,8 @@ def migrate_slowly(policy: Migration, cycle: Cycle) -> list[Evict]:
             tail = [name for name, each in view.trajectories.items() if not each.exact or others_take(instance, each)]
             if tail:
                 migration[view.replica] = tail[::-1][:excess]
-                why[view.replica] = f"{view.waiting} wait, at most {policy.phi_wait} may"
+                numbers = {"waiting": view.waiting, "limit": policy.phi_wait}
+                why[view.replica] = Reason(Why.WAITING_TOO_LONG, numbers=numbers)
     rates = {instance.view.replica: policy.model.throughput(instance.kv, instance.running) for instance in instances}
     if len(rates) > 1:
         ahead = max(instances, key=lambda instance: rates[instance.view.replica])
@@ -167,5 +168,5 @@ def migrate_slowly(policy: Migration, cycle: Cycle) -> list[Evict]:
         if trigger and rest:
             # The replica ahead is named last, once, with what was evicted of it before.
             migration[name] = migration.pop(name, []) + rest
-            why[name] = f"{high:.0f} tokens/s here and {low:.0f} on {behind.view.replica}"
+            why[name] = Reason(Why.LOW_THROUGHPUT, behind.view.replica, {"here": high, "there": low})
     return [Evict(name, tuple(found), why[name]) for name, found in migration.items()]

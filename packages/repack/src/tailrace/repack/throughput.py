@@ -3,7 +3,7 @@
     step_latency_s = k1 * kv_bytes + max(k2, k3 * running) + k4
 
 Attention reads the KV cache; matrix multiplication is bound by reading the weights (k2) or, past k2 / k3 trajectories, by
-computing (k3 for each trajectory); k4 is what every step costs. Laminar's roofline batch B is the turning point (LAM-5).
+computing (k3 for each trajectory); k4 is what every step costs. Laminar's roofline batch B is the turning point.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A replica is a candidate if it is behind and nothing in the pool may run at its version, whatever that would gain. It pulls if
 the routing policy would give it something of the pool once it had: the cycle is tried with the replica at the published
-version and empty, and with its own trajectories back in the pool, as a real pull leaves it (SF-6). What must come to it is
+version and empty, and with its own trajectories back in the pool, as a real pull leaves it. What must come to it is
 somebody else's trajectory: its own alone are no reason to interrupt them.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from tailrace.contracts import Cycle, Pool, Progress, ReplicaView, Sync, TrajectoryView
+from tailrace.contracts import Cycle, Pool, Progress, Reason, ReplicaView, Sync, TrajectoryView, Why
 from tailrace.repack.gains import GainIndex, planned_with
 from tailrace.repack.interrupting import is_behind
 from tailrace.repack.marginal import ideal_gain
@@ -41,7 +41,8 @@ class WhenUseful:
         behind = [
             view for view in cycle.replicas if is_behind(view, published) and not view.pulling and not view.pinned
         ]
-        syncs = [Sync(view.replica, "it has no version yet") for view in behind if view.version is None]
+        version = {"version": published}
+        syncs = [Sync(view.replica, Reason(Why.BEHIND, "", version)) for view in behind if view.version is None]
         candidates = [view for view in behind if planned_with(view) and not _may_be_given_work(view, cycle)]
         if candidates and _may_come(published, cycle):
             useful = (
@@ -49,9 +50,7 @@ class WhenUseful:
                 if isinstance(cycle.routing, MarginalThroughput)
                 else _tried_one_by_one(cycle, candidates)
             )
-            syncs += [
-                Sync(replica, f"{trajectory} would run here at version {published}") for replica, trajectory in useful
-            ]
+            syncs += [Sync(replica, Reason(Why.USEFUL, "", version)) for replica in useful]
         return syncs
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:  # noqa: ARG002 - the protocol's arguments
@@ -90,17 +89,15 @@ def _age(version: int | None) -> tuple[bool, int]:
     return version is None, version or 0
 
 
-def _tried_one_by_one(cycle: Cycle, candidates: Sequence[ReplicaView]) -> Iterable[tuple[str, str]]:
+def _tried_one_by_one(cycle: Cycle, candidates: Sequence[ReplicaView]) -> Iterable[str]:
     for view in candidates:
         for placement in cycle.routing.route(tried(cycle, view)):
             if placement.replica == view.replica and placement.trajectory not in view.trajectories:
-                yield view.replica, placement.trajectory
+                yield view.replica
                 break
 
 
-def _tried_at_once(
-    cycle: Cycle, candidates: Sequence[ReplicaView], routing: MarginalThroughput
-) -> Iterable[tuple[str, str]]:
+def _tried_at_once(cycle: Cycle, candidates: Sequence[ReplicaView], routing: MarginalThroughput) -> Iterable[str]:
     """The same on one index: each candidate changes it, is tried until something comes to it, and is undone."""
     index = routing.index(cycle)
     places = {view.replica: place for place, view in enumerate(index.views)}
@@ -121,16 +118,17 @@ def _tried_at_once(
         index.empty(place, cycle.progress.published)
         for trajectory, chosen, _, _ in routing.pour(index, waiting, cycle.admits):
             if chosen == place and trajectory.trajectory not in view.trajectories:
-                yield view.replica, trajectory.trajectory
+                yield view.replica
                 break
         index.rollback()
 
 
 class Heads:
-    """A quick answer for most candidates: one of its own trajectories would be blocked before anything else has its turn.
+    """Says of most candidates, without trying, that nothing would come to them.
 
-    What no other replica could ever gain enough by must go to the candidate itself. So it holds at least that when the next
-    such one comes, and if that cannot gain enough there either, it stops everything behind it.
+    A candidate's own trajectories are the oldest in the pool once it has pulled. Those by which no other replica could ever
+    gain enough go back to the candidate and fill it up. The first by which it does not gain enough either blocks the pool, and
+    then nothing that stands behind it is placed anywhere.
     """
 
     def __init__(self, routing: MarginalThroughput, index: GainIndex) -> None:

@@ -5,9 +5,9 @@ replica with enough to gain, and there to the replica that gains most. If it fin
 
 Where the paper leaves a choice:
 
-* a gain is enough at mu times the ideal gain or more, which is tested for the best replica of a version (SF-7);
-* a group gets its version when its first trajectory is placed, on a copy of admission that counts it (SF-4, SF-5), and its
-  other trajectories then need that version or a newer one (SF-11);
+* a gain is enough at mu times the ideal gain or more, which is tested for the best replica of a version;
+* a group gets its version when its first trajectory is placed, on a copy of admission that counts it, and its other
+  trajectories then need that version or a newer one;
 * the paper knows no trajectory that must end where it began (`exact`): one whose version no replica serves is passed over,
   since no completion can ever unblock it.
 """
@@ -18,7 +18,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Cycle, Placement, TentativeAdmission, TrajectoryView
+from tailrace.contracts import Cycle, Placement, Reason, TentativeAdmission, TrajectoryView, Why
 from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import GainIndex, planned_with
@@ -60,8 +60,9 @@ class MarginalThroughput(Costed):
         index = self.index(cycle)
         names = [view.replica for view in index.views]
         waiting = ((version, queue.values()) for version, queue in queues(cycle))
+        why = Why.CHOSEN  # looked up once: an enumeration's members are slow to reach
         return [
-            Placement(view.trajectory, names[chosen], gain, least)
+            Placement(view.trajectory, names[chosen], Reason(why, "", {"gain": gain, "least": least}))
             for view, chosen, gain, least in self.pour(index, waiting, cycle.admits)
         ]
 
@@ -74,11 +75,13 @@ class MarginalThroughput(Costed):
         """Placements in order. Each is carried out on the index, and on a copy of admission, when the next is asked for."""
         k1, k4, alone, mu, prompt_tokens = self.k1, self.k4, max(self.k2, self.k3), self.mu, self.prompt_tokens
         versions = index.versions()
+        newer = {version: versions[place:] for place, version in enumerate(versions)}
         started: dict[int, int] = {}
         forked = False
         allowed: list[int] | None = None
         for oldest, queue in waiting:
-            newer = versions if oldest is None else versions[bisect_left(versions, oldest) :]
+            if oldest is not None and oldest not in newer:
+                newer[oldest] = versions[bisect_left(versions, oldest) :]
             for view in queue:
                 length = view.tokens or prompt_tokens
                 least = mu * (1 / (k1 * length + alone + k4))
@@ -92,9 +95,9 @@ class MarginalThroughput(Costed):
                         continue
                     candidates = [version]
                 else:
-                    candidates = newer if oldest is not None else versions[bisect_left(versions, version) :]
+                    candidates = newer[version]
                 for at in candidates:
-                    found = index.best_at_least(at, length, least, version is None)
+                    found = index.best(at, length, least, version is None)
                     if found is not None:
                         break
                 else:
