@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tailrace.contracts import GroupLaunch, Progress
+from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate
 from tailrace.pipeline.errors import PolicyError
 
 
@@ -39,19 +40,40 @@ class Redundant:
                 f"surplus_groups={self.surplus_groups}, expected at least 1, 0 and 0"
             )
 
-    def launch(self, progress: Progress) -> GroupLaunch:
-        """The next prompt, with its surplus samples."""
-        return GroupLaunch(progress.admitted, self.samples + self.surplus_samples)
-
-    def needed(self) -> int:
-        """Without the surplus."""
-        return self.samples
-
-    def keeps(self, rewards: Sequence[float]) -> bool:
-        """All groups, or those with a signal."""
-        return not self.filter_equal_rewards or len(set(rewards)) > 1
+    def open(self) -> InOrder:
+        """The prompts of the stream in order, each once."""
+        return InOrder(self)
 
 
 def plain(samples: int = 8, *, filter_equal_rewards: bool = False) -> Redundant:
     """The next prompt of the stream, with as many samples as the algorithm needs."""
     return Redundant(samples, filter_equal_rewards=filter_equal_rewards)
+
+
+class InOrder:
+    """One group for each prompt of the stream, in order. See `BatchingSource`."""
+
+    def __init__(self, policy: Redundant) -> None:
+        self._samples, self._surplus = policy.samples, policy.surplus_samples
+        self._filters = policy.filter_equal_rewards
+        self._prompt = 0
+
+    def next(self, progress: Progress) -> Launch:  # noqa: ARG002 - the protocol's arguments
+        """The next prompt, with its surplus samples: always, as far as there is room."""
+        return Launch(self._prompt, self._samples + self._surplus, self._samples)
+
+    def launched(self, group: int, launch: Launch) -> None:  # noqa: ARG002 - the protocol's arguments
+        """On to the prompt after it."""
+        self._prompt = launch.prompt + 1
+
+    def keeps(self, group: int, rewards: Sequence[float]) -> bool:  # noqa: ARG002 - the protocol's arguments
+        """All groups, or those with a signal."""
+        return not self._filters or len(set(rewards)) > 1
+
+    def ended(self, group: int, end: GroupEnd) -> PromptFate:  # noqa: ARG002 - the protocol's arguments
+        """Whatever became of the group, its prompt does not come again."""
+        return PromptFate.DONE
+
+    def state(self) -> dict[str, Any]:
+        """The next prompt is all that changes."""
+        return {"prompt": self._prompt}

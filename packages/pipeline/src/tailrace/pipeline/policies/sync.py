@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Cycle, Progress, ReplicaView, Sync
-
-
-def _behind(replica: ReplicaView, progress: Progress) -> bool:
-    return replica.version is None or replica.version < progress.published
+from tailrace.contracts import Cycle, Progress, Reason, ReplicaView, Sync, Why
+from tailrace.repack.interrupting import is_behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,15 +20,11 @@ class OnIdle:
 
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
         """Each idle replica that is behind."""
-        return [
-            Sync(view.replica, "it is idle and behind")
-            for view in cycle.replicas
-            if not view.pulling and view.in_flight == 0 and _behind(view, cycle.progress)
-        ]
+        return _pulls(cycle, Why.BEHIND)
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """A whole batch, once the last one is done and the weights are the newest."""
-        return replica.in_flight == 0 and not _behind(replica, progress)
+        return replica.in_flight == 0 and _is_current(replica, progress)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +38,23 @@ class Barrier:
 
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
         """All that are behind, when none has work."""
-        if any(view.in_flight for view in cycle.replicas):
-            return []
-        return [
-            Sync(view.replica, "all replicas are idle")
-            for view in cycle.replicas
-            if not view.pulling and _behind(view, cycle.progress)
-        ]
+        return () if any(view.in_flight for view in cycle.replicas) else _pulls(cycle, Why.ALL_IDLE)
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """While it serves the newest version; more work may be added to what it has."""
-        return not _behind(replica, progress) and replica.in_flight < replica.capacity
+        return _is_current(replica, progress) and replica.in_flight < replica.capacity
+
+
+def _is_current(replica: ReplicaView, progress: Progress) -> bool:
+    return replica.version is not None and replica.version >= progress.published
+
+
+def _pulls(cycle: Cycle, why: Why) -> list[Sync]:
+    """Every idle replica that is behind, for one reason."""
+    published = cycle.progress.published
+    reason = Reason(why, numbers={"version": published})
+    return [
+        Sync(view.replica, reason)
+        for view in cycle.replicas
+        if not (view.in_flight or view.pulling or view.pinned) and is_behind(view, published)
+    ]
