@@ -1,5 +1,8 @@
 import dataclasses
 import json
+import os
+import resource
+import shutil
 import sys
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tailrace.trainer import CheckpointError, TrainerConfig, checkpoints, load_weights_file
+from tailrace.trainer.checkpoint_files import verify
 from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
@@ -156,6 +160,108 @@ def test_another_models_checkpoint_is_refused(model_path, tmp_path):
 def test_a_failing_write_reaches_whoever_waits(model_path, tmp_path):
     with TrainerWorker(model_path, CONFIG) as worker:
         worker._checkpoints._model_path = tmp_path / "gone"
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(CheckpointError, match=r"v1: the checkpoint could not be written: .*gone"):
             worker.save(tmp_path / "v1", 1).result(60)
-    assert checkpoints(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_reaches_whoever_waits_gets_its_room_back_and_the_next_save_works(model_path, tmp_path):
+    (tmp_path / "occupied").write_text("")
+    with TrainerWorker(model_path, CONFIG) as worker:
+        with pytest.raises(CheckpointError, match=r"v1: the checkpoint could not be written: .*Not a directory"):
+            worker.save(tmp_path / "occupied" / "v1", 1).result(60)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 12, before[1]))
+        try:
+            with pytest.raises(CheckpointError, match=r"v1: the checkpoint could not be written: .*File too large"):
+                worker.save(tmp_path / "run" / "v1", 1).result(60)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert list((tmp_path / "run").iterdir()) == []
+        worker.save(tmp_path / "run" / "v1", 1).result(60)
+        assert worker.load(tmp_path / "run" / "v1") == 1
+
+
+@pytest.fixture
+def saved(model_path, tmp_path):
+    """A root with two whole checkpoints, 1 and 2."""
+    with TrainerWorker(model_path, CONFIG) as worker:
+        for version in (1, 2):
+            worker.step([batch(version)])
+            worker.save(tmp_path / "saved" / str(version), version).result(60)
+    return tmp_path / "saved"
+
+
+SHARD = "state-00000-of-00001.safetensors"
+
+
+def edit_manifest(directory, **changes):
+    path = directory / "trainer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+DAMAGE = {
+    "no manifest": (lambda d: (d / "trainer.json").unlink(), "found no trainer.json"),
+    "half a manifest": (lambda d: (d / "trainer.json").write_text('{"format": 1, "ver'), "is damaged"),
+    "zeros for a manifest": (lambda d: (d / "trainer.json").write_bytes(bytes(300)), "is damaged"),
+    "a manifest of bytes": (lambda d: (d / "trainer.json").write_bytes(b"\xff\xfe"), "is damaged"),
+    "a list for a manifest": (lambda d: (d / "trainer.json").write_text("[]"), "not of format 1"),
+    "another format": (lambda d: edit_manifest(d, format=2), "not of format 1"),
+    "no version": (lambda d: edit_manifest(d, version=None), "found no version"),
+    "no fingerprints": (lambda d: edit_manifest(d, files={SHARD: 7}), "no files"),
+    "no files": (lambda d: edit_manifest(d, files=None), "no files"),
+    "a missing shard": (lambda d: (d / SHARD).unlink(), f"found no {SHARD}"),
+    "a directory for a shard": (lambda d: ((d / SHARD).unlink(), (d / SHARD).mkdir()), f"found no {SHARD}"),
+    "a truncated shard": (lambda d: os.truncate(d / SHARD, 100), "found {'bytes': 100}, expected .* damaged"),
+    "missing weights": (lambda d: (d / "model.safetensors").unlink(), "found no model.safetensors"),
+    "an empty directory": (lambda d: (shutil.rmtree(d), d.mkdir()), "found no trainer.json"),
+    "a file": (lambda d: (shutil.rmtree(d), d.write_text("")), "trainer.json"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_checkpoint_is_left_out_and_hides_no_other(saved, model_path, damage):
+    spoil, says = DAMAGE[damage]
+    spoil(saved / "2")
+    assert checkpoints(saved) == {1: saved / "1"}
+    with TrainerWorker(model_path, CONFIG) as worker:
+        with pytest.raises(CheckpointError, match=says):
+            worker.load(saved / "2")
+        assert worker.load(saved / "1") == 1
+
+
+def test_what_only_a_checksum_shows_is_found_when_it_is_loaded(saved, model_path):
+    content = bytearray((saved / "2" / SHARD).read_bytes())
+    content[-9] ^= 1
+    (saved / "2" / SHARD).write_bytes(content)
+    assert list(checkpoints(saved)) == [1, 2]
+    with pytest.raises(CheckpointError, match=f"{SHARD}: found .*crc32.* damaged, use another"):
+        verify(saved / "2")
+    with TrainerWorker(model_path, CONFIG) as worker:
+        with pytest.raises(CheckpointError, match="damaged, use another"):
+            worker.load(saved / "2")
+        assert worker.load(saved / "1") == 1
+
+
+def test_a_manifest_that_lost_its_shards_or_is_of_no_trainer_is_refused(saved, model_path):
+    files = json.loads((saved / "2" / "trainer.json").read_text())["files"]
+    with TrainerWorker(model_path, CONFIG) as worker:
+        edit_manifest(saved / "2", files={name: value for name, value in files.items() if name != SHARD})
+        with pytest.raises(CheckpointError, match=f"found no {SHARD}"):
+            worker.load(saved / "2")
+        edit_manifest(saved / "2", files=files, world_size=None)
+        with pytest.raises(CheckpointError, match="found no state of a trainer"):
+            worker.load(saved / "2")
+
+
+def test_what_a_crash_left_of_a_save_is_no_checkpoint_and_goes_with_the_next(saved, model_path):
+    for left in (".3.partial", ".2.replaced"):
+        shutil.copytree(saved / "2", saved / left)
+    os.truncate(saved / ".3.partial" / SHARD, 100)
+    assert list(checkpoints(saved)) == [1, 2]
+    with TrainerWorker(model_path, CONFIG) as worker:
+        assert worker.load(saved / "2") == 2
+        worker.save(saved / "2", 2).result(60)
+        worker.save(saved / "3", 3).result(60)
+        assert worker.load(saved / "3") == 3
+    assert sorted(path.name for path in saved.iterdir()) == ["1", "2", "3"]

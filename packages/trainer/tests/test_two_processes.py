@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from tailrace.trainer import load_weights_file
-from tailrace.trainer.checkpoint_files import read_manifest, verify
+from tailrace.trainer.checkpoint_files import verify
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.small import build_model
 from tailrace.trainer.worker import TrainerWorker
@@ -42,8 +42,7 @@ def test_gradients_metrics_and_weights_are_those_of_one_process(runs):
 
 def test_the_checkpoint_of_two_ranks_is_complete_and_loads_in_one(runs):
     directory = runs / "2" / "checkpoint"
-    manifest = read_manifest(directory)
-    verify(directory, manifest)
+    manifest = verify(directory)
     assert (manifest["version"], manifest["world_size"], manifest["steps"]) == (7, 2, 4)
     assert {"state-00000-of-00002.safetensors", "state-00001-of-00002.safetensors"} <= manifest["files"].keys()
     with TrainerWorker(directory, TrainerConfig(device="cpu")) as worker:

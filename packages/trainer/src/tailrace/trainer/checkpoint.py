@@ -18,11 +18,10 @@ from tailrace.trainer.checkpoint_files import (
     complete,
     copy_model_files,
     partial_directory,
-    read_manifest,
     sync,
     verify,
 )
-from tailrace.trainer.errors import CheckpointError, CheckpointTimeoutError
+from tailrace.trainer.errors import CheckpointError, CheckpointTimeoutError, TrainerError
 from tailrace.trainer.sharded import ShardedPolicy
 
 _POLL_S = 0.01
@@ -48,10 +47,7 @@ class CheckpointWriter:
         self._wait_for_previous()
         directory = directory.absolute()
         partial = partial_directory(directory)
-        if self._rank == 0:
-            if partial.exists():
-                shutil.rmtree(partial)
-            partial.mkdir(parents=True)
+        unmade = _make_anew(partial) if self._rank == 0 else None  # others wait: it is raised behind the barrier
         dist.barrier()
         shards = self._snapshot()
         full = _full_weights(self._state, self._rank)
@@ -60,9 +56,13 @@ class CheckpointWriter:
 
         def write() -> None:
             try:
+                if unmade is not None:
+                    raise unmade
                 self._write(directory, partial, shards, full, manifest)
             except BaseException as error:  # it is handed to whoever waits
-                future.set_exception(error)
+                if self._rank == 0:
+                    shutil.rmtree(partial, ignore_errors=True)  # a disk that is full gets its room back
+                future.set_exception(_named(error, directory))
             else:
                 future.set_result(directory)
 
@@ -127,6 +127,27 @@ class CheckpointWriter:
         complete(partial, directory, manifest)
 
 
+def _make_anew(partial: Path) -> OSError | None:
+    try:
+        if partial.exists():
+            shutil.rmtree(partial)
+        partial.mkdir(parents=True)
+    except OSError as error:
+        return error
+    return None
+
+
+def _named(error: BaseException, directory: Path) -> BaseException:
+    """What a file system or a library says of a write does not name the checkpoint."""
+    from safetensors import SafetensorError
+
+    if isinstance(error, TrainerError) or not isinstance(error, OSError | SafetensorError):
+        return error
+    named = CheckpointError(f"{directory}: the checkpoint could not be written: {error}")
+    named.__cause__ = error
+    return named
+
+
 def export_model(directory: Path, model_path: Path, state: ShardedPolicy, rank: int) -> None:
     """See `TrainerWorker.export`."""
     full = _full_weights(state, rank)
@@ -155,17 +176,20 @@ def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -
     """See `TrainerWorker.load`."""
     from safetensors import safe_open
 
-    manifest = read_manifest(directory)
-    verify(directory, manifest)
-    saved = int(manifest["world_size"])
-    files: list[Any] = [safe_open(str(directory / _state_file(r, saved)), framework="pt") for r in range(saved)]
+    manifest = verify(directory)
+    saved, steps = manifest.get("world_size"), manifest.get("steps")
+    if not isinstance(saved, int) or not isinstance(steps, int) or saved < 1:
+        raise CheckpointError(f"{directory}: found no state of a trainer in it, expected a checkpoint of one")
+    shards = [_state_file(r, saved) for r in range(saved)]
+    if missing := [name for name in shards if name not in manifest["files"]]:
+        raise CheckpointError(f"found no {missing[0]} in {directory}; the checkpoint is damaged, use another")
+    files: list[Any] = [safe_open(str(directory / name), framework="pt") for name in shards]
     names = {key.removeprefix("parameter/") for key in files[0].keys() if key.startswith("parameter/")}  # noqa: SIM118
     if names != set(state.shards):
         odd = sorted(names ^ set(state.shards))[0]
         raise CheckpointError(f"{directory} is of another model: {odd!r} is in one of the two only")
     state.reset_optimizer()
     has_moments = any(key.startswith("exp_avg/") for key in files[0].keys())  # noqa: SIM118
-    steps = int(manifest["steps"])
     for name, shard in state.shards.items():
         start = _first_row(state.parameters[name].shape, rank, world_size)
         full_shape = tuple(state.parameters[name].shape)

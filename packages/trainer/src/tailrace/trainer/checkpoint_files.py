@@ -11,8 +11,10 @@ It is written under a hidden name, synced, and renamed: a directory of the right
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
+import stat
 import zlib
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from tailrace.trainer.errors import CheckpointError
 
 MANIFEST = "trainer.json"
 FORMAT = 1
+logger = logging.getLogger(__name__)
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 
 
@@ -30,45 +33,84 @@ def partial_directory(directory: Path) -> Path:
 
 
 def checkpoints(root: str | Path) -> dict[int, Path]:
-    """The complete checkpoints below a directory, by version in ascending order. Half-written ones are not among them."""
+    """The checkpoints below a directory that look whole, by version in ascending order.
+
+    Half-written ones are not among them, nor are those whose manifest cannot be read, or of which a file is missing or has
+    another size than it should. Their checksums are compared when one is loaded.
+    """
     found: dict[int, Path] = {}
-    for manifest in Path(root).glob(f"*/{MANIFEST}"):
-        if not manifest.parent.name.startswith("."):
-            found[int(read_manifest(manifest.parent)["version"])] = manifest.parent
+    for path in sorted(Path(root).glob(f"*/{MANIFEST}")):
+        if path.parent.name.startswith("."):
+            continue
+        try:
+            manifest = read_manifest(path.parent)
+            _check_sizes(path.parent, manifest)
+        except CheckpointError as error:
+            logger.warning("left a checkpoint out: %s", error)
+        else:
+            found[manifest["version"]] = path.parent
     return dict(sorted(found.items()))
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint.
+    """The manifest of a checkpoint: its version, its files, and what else was said about it.
 
     Raises:
-        CheckpointError: there is none, or it is not one of ours.
+        CheckpointError: there is none, it is damaged, or it is not one of ours.
     """
     path = directory / MANIFEST
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CheckpointError(f"found no {MANIFEST} in {directory}, expected a complete checkpoint") from error
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; use another checkpoint") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise CheckpointError(f"{path} is not of format {FORMAT}; it was made by another version of this library")
+    version, files = manifest.get("version"), manifest.get("files")
+    if not isinstance(version, int) or not isinstance(files, dict) or not all(map(_is_fingerprint, files.values())):
+        raise CheckpointError(f"{path} is damaged: found no version or no files in it; use another checkpoint")
     return manifest
 
 
-def verify(directory: Path, manifest: dict[str, Any]) -> None:
-    """Compare every file with the manifest.
+def verify(directory: Path) -> dict[str, Any]:
+    """Compare every file of a checkpoint with its manifest, and return that.
 
     Raises:
-        CheckpointError: a file is missing or differs.
+        CheckpointError: a file is missing or differs, or there is no manifest to compare with.
     """
+    manifest = read_manifest(directory)
+    _check_sizes(directory, manifest)
     for name, expected in manifest["files"].items():
         path = directory / name
-        if not path.is_file():
-            raise CheckpointError(f"found no {name} in {directory}; the checkpoint is damaged, use another")
-        found = fingerprint(path)
+        try:
+            found = fingerprint(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}; use another checkpoint") from error
         if found != expected:
-            raise CheckpointError(f"{path}: found {found}, expected {expected}; it is damaged, use another checkpoint")
+            raise _damaged(path, found, expected)
+    return manifest
+
+
+def _is_fingerprint(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() == {"bytes", "crc32"}
+
+
+def _check_sizes(directory: Path, manifest: dict[str, Any]) -> None:
+    for name, expected in manifest["files"].items():
+        path = directory / name
+        try:
+            found = path.stat()
+        except OSError:
+            found = None
+        if found is None or not stat.S_ISREG(found.st_mode):
+            raise CheckpointError(f"found no {name} in {directory}; the checkpoint is damaged, use another")
+        if found.st_size != expected["bytes"]:
+            raise _damaged(path, {"bytes": found.st_size}, expected)
+
+
+def _damaged(path: Path, found: dict[str, int], expected: dict[str, int]) -> CheckpointError:
+    return CheckpointError(f"{path}: found {found}, expected {expected}; it is damaged, use another checkpoint")
 
 
 def fingerprint(path: Path) -> dict[str, int]:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tailrace.trainer.checkpoint_files import complete, put_in_place, read_manifest, sync, verify
+from tailrace.trainer.checkpoint_files import complete, put_in_place, sync, verify
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.errors import CheckpointError, TrainerConfigError
 from tailrace.trainer.small import SmallModel
@@ -301,7 +301,7 @@ def _intact(entry: Path) -> bool:
     if not entry.exists():
         return False
     try:
-        verify(entry, read_manifest(entry))
+        verify(entry)
     except CheckpointError as error:
         logger.warning("the cached warm start %s is damaged and is built again: %s", entry.name, error)
         return False
