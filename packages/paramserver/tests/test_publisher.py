@@ -86,6 +86,28 @@ def test_no_relay_no_stall(token, weights):
             publisher.wait(0, 20)
 
 
+def test_before_there_is_a_relay(serve, token, weights, check, until):
+    outcomes = []
+    with Publisher(None, token=token, on_published=lambda v, e: outcomes.append((v, e))) as publisher:
+        for version in range(3):
+            publisher.prepare(10**6)
+            assert publisher.publish(version, weights(version)) < 1.0
+        assert publisher.address == ""
+        with pytest.raises(RelayUnreachable, match="knows no master"):
+            publisher.retire(1)
+        with pytest.raises(PublishTimeout, match="2 waiting"):
+            publisher.wait(2, 0.1)
+        relay = serve()
+        publisher.retarget(relay.address)
+        publisher.wait(2, 20)
+        with RelayReader(relay.address, token=token) as reader, reader.lease(2) as held:
+            assert reader.versions() == [2]
+            check(held, 2)
+        until(lambda: len(outcomes) == 3, "all callbacks")
+    assert [type(error) for _, error in outcomes] == [VersionSuperseded, VersionSuperseded, type(None)]
+    Publisher(None, token=token).close()
+
+
 def test_retarget_in_the_middle_of_a_push(spawn, serve, token, weights, check, until):
     stuck, fresh = spawn(), serve()
     with (

@@ -85,6 +85,23 @@ def test_a_name_is_taken_while_its_relay_lives(spawn, serve, token, relay_name):
     assert relay_status(relay.address, token=token).pid == relay.pid
 
 
+def test_a_suspended_relay_that_outlived_its_starter_is_replaced(spawn, token, relay_name, until):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, relay_name], stdout=subprocess.PIPE, text=True, env={**os.environ, "T": token}
+    )
+    pid = int(parent.stdout.readline().split()[0])
+    os.kill(pid, signal.SIGSTOP)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    with pytest.raises(RelayNameTaken, match=f"pid {pid}"):
+        spawn(relay_name)
+    follower = spawn(relay_name, replace=True)
+    assert len(follower.cleaned) == 1  # the owner's record
+    until(lambda: not alive(pid), "whoever inherited it to reap it")
+    assert spawn(replace=True).alive()  # nobody has the name
+
+
 def test_a_garbled_owner_record_counts_as_a_leftover(serve, token, relay_name):
     name = serve(relay_name)._owner.owner_name
     serve_again = relay_name + "x"

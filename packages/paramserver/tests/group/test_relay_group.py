@@ -326,6 +326,32 @@ def test_what_is_no_group(token):
         RelayGroup(["127.0.0.1:1"], token=token, heartbeat_s=2, dead_after_s=1)
 
 
+def test_a_group_may_begin_with_nobody(spawn, token, weights, check, until):
+    with (
+        RelayGroup({}, token=token, timeout_s=None) as group,
+        Publisher(None, token=token) as publisher,
+    ):
+        assert (group.addresses(), group.status()) == ([], {})
+        publisher.publish(0, weights(0))
+        group.follow(publisher.retarget)
+        relays = [spawn() for _ in range(2)]
+        group.join("127.0.0.1:1", name="nobody")
+        for relay in relays:
+            group.join(relay.address, name=relay.name)
+        until(lambda: len(group.addresses()) == 2, "both relays")
+        all_have(group, token, 0, check)
+        assert group.status()["nobody"].state is MemberState.DEAD
+        for name in ("nobody", relays[0].name, relays[1].name):
+            group.leave(name)
+        until(lambda: not group.status(), "all to leave")
+        fresh = spawn()
+        group.join(fresh.address, name=relays[0].name)
+        until(lambda: group.addresses() == [fresh.address], "the fresh relay")
+        all_have(group, token, 0, check)
+    with RelayGroup(["127.0.0.1:1"], token=token, timeout_s=None) as group, pytest.raises(RelayUnreachable):
+        assert group.master
+
+
 def test_orders_reach_the_relays_as_next_hops(serve, token, until):
     relays = [serve() for _ in range(3)]
     with RelayGroup([relay.address for relay in relays], token=token) as group:

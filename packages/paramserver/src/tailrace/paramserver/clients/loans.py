@@ -72,6 +72,7 @@ class Loans:
         """Ask for memory, unless there is some or someone asks already. It is no error if there is none to be had.
 
         Args:
+            address: of the relay; empty for none.
             timeout_s: for every answer of the relay.
             made_s: and for it to make new memory, once it has said that it does.
             recycled: only memory that the relay has already, so that its need does not grow.
@@ -79,7 +80,8 @@ class Loans:
         """
         with self._changed:
             fits = self._ready is not None and self._ready.segment.size >= nbytes and address == self._address
-            if self._busy or self._closed or fits or address == self._elsewhere or (self._doubtful and not patient):
+            nowhere = not address or address == self._elsewhere
+            if self._busy or self._closed or fits or nowhere or (self._doubtful and not patient):
                 return
             self._busy = True
         failed = True

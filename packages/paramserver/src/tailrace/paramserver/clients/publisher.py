@@ -43,7 +43,7 @@ class Publisher:
     """Publishes weights to the master relay, in the background.
 
     Args:
-        address: of the master relay.
+        address: of the master relay. None: there is none yet, and what is published stays staged until `retarget` names one.
         token: shared secret.
         on_published: called on the background thread with each version and None once it is visible on the master, or
             the error that kept it from there (`VersionSuperseded` if a newer one took its place). A version that
@@ -65,7 +65,7 @@ class Publisher:
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         *,
         token: str,
         on_published: Callable[[int, ParamServerError | None], None] | None = None,
@@ -81,7 +81,7 @@ class Publisher:
             default_transports(machine) if transports is None else transports,
             default_codecs(machine) if codecs is None else codecs,
         )
-        self._address, self._token = address, check_token(token)
+        self._address, self._token = address or "", check_token(token)
         self._chunk_bytes = chunk_bytes
         self._stall_s, self._machine = stall_s, machine
         self._changed = machine.condition()
@@ -106,7 +106,7 @@ class Publisher:
 
     @property
     def address(self) -> str:
-        """The master relay."""
+        """The master relay; empty if there was none yet."""
         return self._address
 
     @property
@@ -131,7 +131,7 @@ class Publisher:
             stamp: of the publication, larger than all before. With several masters each has a publisher of its own, which
                 all publish one version with the same bytes and one stamp: relays then take it from any of them. None
                 takes the wall clock's nanoseconds.
-            sealed: it travels to all relays but stays invisible until `reveal` (RR-3: its checkpoint is durable).
+            sealed: it travels to all relays but stays invisible until `reveal` (its checkpoint is durable).
 
         Returns:
             Seconds that the copy took: the trainer's stall.
@@ -261,6 +261,8 @@ class Publisher:
 
     def _ask(self, message: dict[str, Any], timeout_s: float) -> None:
         """A request of the caller's own thread, on a connection of its own."""
+        if not self._address:
+            raise RelayUnreachable("the publisher knows no master relay yet")
         channel, _ = connect(
             self._machine, self._address, token=self._token, timeout_s=timeout_s, stall_s=min(timeout_s, self._stall_s)
         )
@@ -311,7 +313,7 @@ class Publisher:
         while True:
             with self._changed:
                 while (
-                    not (staged := self._next())
+                    not (staged := self._next() if self._address else None)
                     and not self._outcomes.to_report
                     and not self._closed
                     and not self._restock

@@ -63,7 +63,8 @@ class RelayGroup:
     """Watches relays, keeps the broadcast forest among the living, and names the master.
 
     Args:
-        relays: addresses, in the order of the chain; or names and their addresses. A bare address is its own name.
+        relays: addresses, in the order of the chain; or names and their addresses. A bare address is its own name. Others
+            `join` later.
         token: shared secret.
         sites: datacenter of each relay by name; those left out are at `home`.
         home: the trainer's datacenter.
@@ -74,11 +75,11 @@ class RelayGroup:
         fetch_after_s: how long a relay that lacks the newest version may make no progress before it fetches it from
             another one than its predecessor.
         fetch_timeout_s: how long such a fetch may take.
-        timeout_s: how long the first contact may take.
+        timeout_s: how long the first contact may take; None does not wait for it, and there need be no relay yet.
         machine: where it runs.
 
     Raises:
-        ValueError: no relay, or one is there twice.
+        ValueError: no relay where one is waited for, or one is there twice.
         AuthenticationFailed: the relays hold another token.
         RelayUnreachable: none of the relays answers.
     """
@@ -95,11 +96,11 @@ class RelayGroup:
         dead_after_s: float = DEAD_AFTER_S,
         fetch_after_s: float = 3.0,
         fetch_timeout_s: float = 60.0,
-        timeout_s: float = 10.0,
+        timeout_s: float | None = 10.0,
         machine: Machine = HOST,
     ) -> None:
         addresses = dict(relays) if isinstance(relays, Mapping) else {address: address for address in relays}
-        if not addresses or len(set(addresses.values())) < len(relays):
+        if (not addresses and timeout_s is not None) or len(set(addresses.values())) < len(relays):
             raise ValueError(f"found the relays {list(addresses.values())}, expected at least one, and each once")
         if not 0 < heartbeat_s < dead_after_s:
             raise ValueError(f"found heartbeats every {heartbeat_s} s and death after {dead_after_s} s, expected less")
@@ -129,6 +130,8 @@ class RelayGroup:
         for name, address in addresses.items():
             self._post(Join(name, address, self._site(name)))
         self._ticks = machine.spawn(self._tick, "group ticks")
+        if timeout_s is None:
+            return
         try:
             self._form(list(addresses.values()), timeout_s)
         except BaseException:

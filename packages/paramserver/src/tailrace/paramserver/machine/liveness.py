@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +38,16 @@ class ProcessId:
         except PermissionError:
             return True
         return not Path("/proc/self/stat").exists() or _started(self.pid) == self.started is not None
+
+    def kill(self) -> bool:
+        """SIGKILL, if it is certain that no other process is hit. Returns whether it was sent."""
+        if self.namespace != _namespace() or self.started is None or not self.alive():
+            return False
+        try:
+            os.kill(self.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return False
+        return True
 
 
 def _namespace() -> str:

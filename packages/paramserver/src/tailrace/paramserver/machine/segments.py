@@ -109,8 +109,7 @@ class SegmentOwner:
     """
 
     def __init__(self, relay: str) -> None:
-        digest = hashlib.blake2b(f"{os.getuid()}/{relay}".encode(), digest_size=6).hexdigest()
-        self._base = f"{PREFIX}{digest}"  # macOS allows 30 characters
+        self._base = _base(relay)
         self.nonce = secrets.token_hex(16)
         with _claiming():
             self.cleaned = self._claim(relay)
@@ -136,7 +135,7 @@ class SegmentOwner:
     @property
     def owner_name(self) -> str:
         """Name of the segment that says who owns the others."""
-        return f"{self._base}-o"
+        return _owner_name(self._base)
 
     def introduction(self) -> dict[str, str]:
         """What a reader needs to find out whether it sees the same shared memory."""
@@ -165,6 +164,21 @@ class SegmentOwner:
     def _unlink_all(self) -> list[str]:
         names = [*(self.slot_name(slot) for slot in range(MAX_SLOTS + 1)), self.owner_name]
         return [name for name in names if unlink(name)]
+
+
+def living_owner(relay: str) -> ProcessId | None:
+    """The process of the relay of this name, if it lives on this host."""
+    found = read_owner(_owner_name(_base(relay)))
+    return found[0] if found is not None and found[0].alive() else None
+
+
+def _base(relay: str) -> str:
+    digest = hashlib.blake2b(f"{os.getuid()}/{relay}".encode(), digest_size=6).hexdigest()
+    return f"{PREFIX}{digest}"  # macOS allows 30 characters
+
+
+def _owner_name(base: str) -> str:
+    return f"{base}-o"
 
 
 @contextlib.contextmanager

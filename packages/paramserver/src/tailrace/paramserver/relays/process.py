@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from tailrace.paramserver.errors import RelayStartFailed, from_wire
+from tailrace.paramserver.machine.segments import living_owner
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE, check_token
 
@@ -39,13 +40,19 @@ class RelayProcess:
         transports: Sequence[str] | None = None,
         codecs: Sequence[str] | None = None,
         timeout_s: float = 30.0,
+        replace: bool = False,
     ) -> RelayProcess:
-        """Start a relay and wait until it serves. The arguments are those of `RelayServer`.
+        """Start a relay and wait until it serves. The other arguments are those of `RelayServer`.
+
+        Args:
+            replace: kill a living relay of this name first: one that was suspended, so that it outlived who started it.
 
         Raises:
             PortInUse, RelayNameTaken: see their messages.
             RelayStartFailed: it ended, or did not serve within `timeout_s`.
         """
+        if replace:
+            _kill_namesake(name)
         command = [sys.executable, "-m", "tailrace.paramserver.relay", "--name", name, "--host", host]
         command += ["--port", str(port), "--slots", str(slots), "--parent-pid", str(os.getpid())]
         command += ["--slot-timeout-s", str(slot_timeout_s), "--stall-s", str(stall_s)]
@@ -105,6 +112,15 @@ class RelayProcess:
         self._process.wait(timeout=timeout_s)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def _kill_namesake(name: str) -> None:
+    """Leaves it alone where it is not certain whose process that is; then the name is taken."""
+    found = living_owner(name)
+    if found is not None and found.kill():
+        deadline = time.monotonic() + _CLOSE_S
+        while found.alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def _first_line(process: subprocess.Popen[bytes], name: str, timeout_s: float) -> bytes:
