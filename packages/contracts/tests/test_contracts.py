@@ -4,27 +4,82 @@ import json
 import re
 import subprocess
 import sys
+import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace import contracts as c
 from tailrace.contracts import codec, plugins
+from tailrace.contracts.testing.reasons import NAMES_ANOTHER, NUMBERS
 
 KINDS = [*typing.get_args(c.Event), *typing.get_args(c.Command)]
 st.register_type_strategy(Mapping, lambda kind: st.dictionaries(*map(st.from_type, typing.get_args(kind))))
-messages = st.one_of(*[st.from_type(kind) for kind in KINDS])
 
 
-@given(messages)
-def test_events_and_commands_survive_json(message):
-    text = json.dumps(c.encode(message), allow_nan=True)
-    assert repr(c.decode(json.loads(text))) == repr(message)
-    assert json.dumps(message, default=codec.encode_level) == text
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_events_and_commands_survive_json(kind):
+    @settings(max_examples=40, deadline=None)
+    @given(st.from_type(kind))
+    def survives(message):
+        text = json.dumps(c.encode(message), allow_nan=True)
+        assert repr(c.decode(json.loads(text))) == repr(message)
+        assert json.dumps(message, default=codec.encode_level) == text
+
+    survives()
+
+
+def test_each_command_that_changes_what_happens_to_something_says_why():
+    says = {
+        kind.__name__
+        for kind in typing.get_args(c.Command)
+        if {"reason", "reasons"} & typing.get_type_hints(kind).keys()
+    }
+    # Of each of these there is one reason only: it is time to.
+    does = {"Checkpoint", "Publish", "Score", "Accumulate", "Step", "Finish"}
+    assert says | does == {kind.__name__ for kind in typing.get_args(c.Command)}
+    assert not says & does
+
+
+@pytest.mark.parametrize("why", c.Why)
+def test_every_reason_survives_in_every_command(why):
+    reason = c.Reason(why, "r7", {"version": 3, "least": 0.25})
+    commands = [
+        c.Route(1, "r0", (c.TrajectoryRef("a", 0, 0), c.TrajectoryRef("b", 0, 1)), reasons=(reason, c.CHOSEN)),
+        c.Interrupt(2, "r0", ("a",), reason=reason),
+        c.Abort(3, ("a",), ("r0",), reason),
+        c.Pull(4, "r0", 3, reason=reason),
+        c.Start(5, "replica", "r1", reason=reason),
+        c.Stop(6, "replica", "r1", reason),
+        c.Restart(7, "replica", "r1", reason=reason),
+    ]
+    for command in commands:
+        assert c.decode(json.loads(json.dumps(c.encode(command)))) == command
+
+
+def test_a_route_has_one_reason_for_all_or_one_for_each():
+    each = c.Route(1, "r0", (), reasons=(c.CHOSEN, c.Reason(c.Why.MOVED, "r1")))
+    assert [each.reason(index).why for index in (0, 1)] == [c.Why.CHOSEN, c.Why.MOVED]
+    assert c.Route(1, "r0", ()).reason(9) is c.CHOSEN
+    assert "reasons" not in c.encode(c.Route(1, "r0", ()))
+
+
+def test_any_mapping_of_numbers_is_written():
+    message = c.Pull(1, "r0", 3, reason=c.Reason(c.Why.BEHIND, numbers=types.MappingProxyType({"version": 3})))
+    assert c.encode(message)["reason"] == {"why": "behind", "numbers": {"version": 3}}
+
+
+@pytest.mark.parametrize("why", c.Why)
+def test_the_suites_know_the_numbers_that_the_documentation_lists(why):
+    (said,) = re.findall(rf"^    {why.name}: (.*?)(?=^    [A-Z_]+:|^ *$|\Z)", c.Why.__doc__, re.S | re.M)
+    listed = set(re.findall(r"`(\w+)`", said))
+    assert ("who" in listed) == (why in NAMES_ANOTHER), said
+    counted = {"gain", "least"} if why is c.Why.CHOSEN else set()
+    assert listed - {"who"} == NUMBERS.get(why, counted), said
 
 
 @pytest.mark.parametrize(
@@ -63,10 +118,11 @@ def test_an_unknown_plugin_names_the_group():
         plugins.load("tailrace.nothing", "nobody")
 
 
-def test_the_readme_example_runs(capsys):
+@pytest.mark.parametrize(("place", "prints"), [(0, "Finished(replica='r0'"), (1, "True")])
+def test_the_readme_examples_run(place, prints, capsys):
     text = (Path(__file__).parents[1] / "README.md").read_text()
-    exec(re.search(r"```python\n(.*?)```", text, re.S)[1], {})
-    assert "Finished(replica='r0'" in capsys.readouterr().out
+    exec(re.findall(r"```python\n(.*?)```", text, re.S)[place], {"__name__": "example"})
+    assert prints in capsys.readouterr().out
 
 
 def test_importing_it_imports_only_the_standard_library():

@@ -2,7 +2,7 @@
 
 A policy is a frozen dataclass registered in the entry-point group of its axis. It keeps no state, reads no clock and draws
 no random number: everything that it depends on is in its arguments. Two axes must remember, and open an object that the
-controller owns: admission opens a gate, batching a source.
+controller owns: admission opens a gate, batching a source. What is said here of an axis is what its contract suite checks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class TentativeAdmission(Protocol):
 class AdmissionGate(Protocol):
     """Axis admission, at work: what was started, is complete and was consumed. Pure; the controller is its one owner.
 
-    A group starts once, at a version that is fixed then (SF-11), and leaves by `consume` or `drop`.
+    A group starts once, at a version that is fixed then, and leaves by `consume` or `drop`. A mistake, such as a start that is
+    not allowed, the completion of a group that is not in flight or a batch that is not ready, is a `TailraceError` that changes
+    nothing. If everything in flight completes and new groups start at the trainer's version, batches keep forming.
     """
 
     @property
@@ -64,7 +66,7 @@ class AdmissionGate(Protocol):
         ...
 
     def tentative(self) -> TentativeAdmission:
-        """A view to plan with, as of now."""
+        """A view to plan with, as of now. What it lets in, `start` lets in, and nothing else."""
         ...
 
     def start(self, group: int, version: int) -> None:
@@ -80,13 +82,13 @@ class AdmissionGate(Protocol):
         ...
 
     def surplus(self) -> Sequence[int]:
-        """Started groups that came too late for the batch they belong to (redundancy): to be aborted."""
+        """Started groups, none of them complete, that came too late for their batch (redundancy): to be aborted."""
         ...
 
     def expired(self) -> Sequence[int]:
         """Complete groups that must not be trained on any more, since they are too old: to be dropped. Asked before `ready`.
 
-        Empty for an admission that starts nothing which it could not use in time.
+        Empty for an admission that starts nothing which it could not use in time. Nothing that was trained on early expires.
         """
         ...
 
@@ -97,13 +99,15 @@ class AdmissionGate(Protocol):
     def trainable(self) -> Sequence[int]:
         """Complete groups that the next batch may be formed of now, in any order: what may be trained on before it is ready.
 
+        All are within the bound, and once the batch is ready they are enough for it.
+
         Whichever of them are trained on early and not dropped, `consume` can still take them all, as many as a batch holds:
         they stay trainable until then, whatever else starts, completes or is dropped.
         """
         ...
 
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
-        """The groups of the next batch; the trainer's version becomes one higher.
+        """The groups of the next batch, complete ones within the bound; the trainer's version becomes one higher.
 
         Args:
             candidates: complete groups, in order of completion.
@@ -118,7 +122,8 @@ class AdmissionGate(Protocol):
             started: groups that exist, with the version they started at and whether they are complete.
 
         Returns:
-            Those that cannot be consumed within the bound any more; the gate has forgotten them.
+            Those that cannot be consumed within the bound any more, and those of versions that are no more; the gate has
+            forgotten them. It keeps the rest, also if it is reset again.
         """
         ...
 
@@ -158,31 +163,39 @@ class Cycle:
 class BatchingSource(Protocol):
     """Axis batching, at work: which prompt comes next, and what became of each. Pure; the controller is its one owner.
 
-    A prompt is an index in the stream. A group is one attempt at it, with a number of its own.
+    A prompt is an index in the stream. A group is one attempt at it, with a number of its own. A prompt has at most one open
+    group, and none after it is done. Sources of one policy share nothing, and answer the same if they are told the same.
     """
 
     def next(self, progress: Progress) -> Launch | None:
-        """The next group; None if none is to start now. Asked while there is room for one, and again after each end."""
+        """The next group; None if none is to start now. Asked while there is room for one, and again after each end.
+
+        Asking changes nothing. None is no answer while no group is generating and less than a batch is complete: nothing would
+        ever happen again.
+        """
         ...
 
     def launched(self, group: int, launch: Launch) -> None:
-        """The group that `next` asked for has this number."""
+        """The group that `next` asked for just now has this number."""
         ...
 
     def keeps(self, group: int, rewards: Sequence[float]) -> bool:
-        """A group is complete with these rewards, in order of its samples: whether it is trained on, or filtered."""
+        """A group is complete, with these rewards of the samples that count, in their order: whether it is trained on.
+
+        Otherwise it ends at once, filtered.
+        """
         ...
 
     def ended(self, group: int, end: GroupEnd) -> PromptFate:
         """A group ended, heard once for each. Returns what becomes of its prompt.
 
-        A prompt is trained on, filtered or failed exactly once, however many groups it took. A source that answers `AGAIN`
-        launches the prompt again later.
+        A prompt is trained on, filtered or failed exactly once, however many groups it took: one that was trained on is done. A
+        source that answers `AGAIN` launches the prompt again later, at the latest some thousand groups on.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """Everything as plain data, for comparison and for a person."""
+        """Everything as plain data that JSON can carry, for comparison and for a person."""
         ...
 
 
@@ -207,7 +220,9 @@ class RoutingPolicy(Protocol):
 
         A placement respects: the replica serves a version and is not pulling; a trajectory that is `exact` goes to a replica
         of its very version, another to one at least as new; a group that has not started goes to a replica that is `open`,
-        and only if admission allows the replica's version, where its other trajectories must then be at least as new.
+        and only if admission allows the replica's version, where its other trajectories must then be at least as new. Each is
+        placed once. What is counted as started is counted on a fork of `cycle.admits`, which stays as it is, and the order of
+        the replicas makes no difference.
 
         `Placements` is a quicker answer where groups go whole.
         """
@@ -223,7 +238,11 @@ class SyncPolicy(Protocol):
         ...
 
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
-        """Replicas that pull the newest published version now. One with work in flight only if versions may be mixed."""
+        """Replicas that pull the newest published version now, each once: of those that are behind it.
+
+        One with work in flight only if versions may be mixed, and none that is pulling or pinned. `cycle.admits` stays as it
+        is, and the order of the replicas makes no difference to who pulls.
+        """
         ...
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
@@ -245,7 +264,12 @@ class RelocationPolicy(Protocol):
         ...
 
     def plan(self, cycle: Cycle) -> Sequence[Move | Evict]:
-        """Moves and evictions; no replica is both a source and a destination."""
+        """Moves and evictions, whatever the order of the replicas.
+
+        No replica is both a source and a destination, or gives its work away twice, and none of those named pulls or is pinned.
+        What moves goes to a replica of the same version that has room for it: with all that comes, its KV cache and its
+        capacity hold. What is evicted runs there; what is `exact` is evicted only if another replica serves its version.
+        """
         ...
 
 
@@ -254,11 +278,17 @@ class TrainingPolicy(Protocol):
 
     @property
     def streams(self) -> bool:
-        """Whether each part of a batch is trained on as soon as it is complete, before the batch is (`Accumulate`)."""
+        """Whether each part of a batch is trained on as soon as it is complete, before the batch is (`Accumulate`).
+
+        The same for as long as the policy is there.
+        """
         ...
 
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
-        """The optimizer steps of one batch, as groups in order. Where parts are streamed, only their sizes count."""
+        """The optimizer steps of one batch, as groups in order: each group in one of them, and none without groups.
+
+        Where parts are streamed, only their sizes count, and these follow from the number of groups.
+        """
         ...
 
 
@@ -268,7 +298,9 @@ class ProvisioningPolicy(Protocol):
     def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica]:
         """What to change. Asked at the start, after each step, and when a member came up or went down.
 
-        A replica that is down but will be restarted is still a member; one that is evicted is not.
+        A replica that is down but will be restarted is still a member; one that is evicted is not. Only replicas are stopped,
+        and none that is stopping. Once what it wants is under way it rests: asked again and again in one moment, it soon says
+        nothing more, and then there is at least one replica that is not stopping.
         """
         ...
 

@@ -25,7 +25,8 @@ class Why(StrEnum):
     STRANDED: work of an old version is left, and nobody serves it; `version`.
     PULLING: the replica is about to pull; `version`.
     WAITING_TOO_LONG: more wait in the engine than should; `waiting`, `limit`.
-    LOW_THROUGHPUT: it runs slower here than it would elsewhere; `here` and `there` in tokens per second, `who` is the other.
+    LOW_THROUGHPUT: another replica does far less than this one, whose work is spread again; `here` and `there` in tokens per
+        second, `who` is the other.
     STOPPING: the replica is to stop.
     REPLICA_DOWN: the replica went down with it; `who`.
     VERSION_GONE: nobody has the weights of its version any more, so it begins anew; `version`.

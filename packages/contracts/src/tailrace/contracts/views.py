@@ -144,7 +144,7 @@ class ReplicaView:
         kv_before: the same at the previous periodic sample.
         kv_peak: the highest since it was last given work.
         waiting: trajectories queued inside the engine, at the last snapshot.
-        fresh: a snapshot has arrived that shows every command it was sent (SF-9): its load can be planned with.
+        fresh: a snapshot has arrived that shows every command it was sent: its load can be planned with.
         running: trajectories in the decode batch, at the last snapshot.
         kv_capacity_tokens: tokens that its KV cache holds; 0 if unknown.
         open: it may be given groups that have not started (axis sync).

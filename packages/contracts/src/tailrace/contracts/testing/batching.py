@@ -1,0 +1,203 @@
+"""Contract suite for batching policies."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from tailrace.contracts.policies import BatchingPolicy, BatchingSource
+from tailrace.contracts.views import GroupEnd, Launch, Progress, PromptFate
+
+_STEPS, _PATIENCE = 200, 2000
+
+
+def check_batching_policy(policy: BatchingPolicy, *, seed: int = 0, cases: int = 60) -> int:
+    """Hold a batching policy and its sources to the rules of `BatchingPolicy` and `BatchingSource`.
+
+    Groups complete in any order, are filtered, trained on, superfluous, too old or unscored, and what the source says becomes
+    of their prompts is kept account of.
+
+    Args:
+        seed: of the first case; later ones count up.
+
+    Returns:
+        Prompts that nothing more comes of, over all cases, so that a caller can tell that the suite was not idle.
+
+    Raises:
+        AssertionError: the policy breaks the contract; the message names the seed.
+    """
+    done = 0
+    for case in range(seed, seed + cases):
+        drive = BatchingDrive(policy, case)
+        for _ in range(_STEPS):
+            drive.step()
+        drive.check_deferred_prompts()
+        done += len(drive.done)
+    return done
+
+
+class BatchingDrive:
+    """One source in a run, beside another that is told the same and a third that is told nothing."""
+
+    def __init__(self, policy: BatchingPolicy, seed: int) -> None:
+        self.where = f"seed {seed}, {policy!r}"
+        self.random = random.Random(seed)
+        self.policy = policy
+        self.surplus = policy.surplus_groups
+        assert self.surplus >= 0, f"{self.where}: found surplus_groups={self.surplus}, expected at least 0"
+        self.source, self.twin, self.bystander = policy.open(), policy.open(), policy.open()
+        self.untouched = self.bystander.state()
+        self.batch = self.random.choice([1, 2, 4])
+        self.limit = self.batch + self.surplus + self.random.choice([0, 1, self.batch, 3 * self.batch])
+        self.version = self.admitted = self.consumed = self.dropped = 0
+        self.next_group = self.random.choice([0, 1, 1000])
+        self.generating: dict[int, Launch] = {}
+        self.buffered: dict[int, Launch] = {}
+        self.trained: dict[int, Launch] = {}  # and no durable checkpoint holds it yet
+        self.open: set[int] = set()  # prompts that have a group
+        self.deferred: set[int] = set()
+        self.done: set[int] = set()
+
+    @property
+    def progress(self) -> Progress:
+        """How far the run is."""
+        return Progress(
+            version=self.version,
+            published=self.version,
+            admitted=self.admitted,
+            generating=len(self.generating),
+            buffered=len(self.buffered),
+            consumed=self.consumed,
+            dropped=self.dropped,
+            batch_groups=self.batch,
+            last_version=10**6,
+        )
+
+    def step(self) -> None:
+        """Groups start while there is room; then something happens."""
+        self.fill()
+        chance = self.random.random()
+        if chance < 0.75 and self.generating:
+            self.complete(self.random.choice(list(self.generating)))
+        elif chance < 0.80 and self.generating:
+            self.end(self.generating, self.random.choice(list(self.generating)), GroupEnd.FAILED)
+        elif chance < 0.83 and self.buffered:
+            self.end(self.buffered, self.random.choice(list(self.buffered)), GroupEnd.EXPIRED)
+        elif chance < 0.90:
+            self.make_durable()
+        self.consume()
+
+    def fill(self) -> None:
+        """Ask for groups as a controller does."""
+        while len(self.generating) + len(self.buffered) < self.limit:
+            launch = self.ask()
+            if launch is None:
+                return
+            self.check_launch(launch)
+            self.source.launched(self.next_group, launch)
+            self.check_sources_apart()
+            self.twin.launched(self.next_group, launch)
+            self.compare("launched")
+            self.generating[self.next_group] = launch
+            self.open.add(launch.prompt)
+            self.deferred.discard(launch.prompt)
+            self.next_group += self.random.choice([1, 1, 1, 2])
+            self.admitted += 1
+
+    def ask(self) -> Launch | None:
+        """The next group; asking changes nothing."""
+        before = self.plain_state()
+        launch = self.source.next(self.progress)
+        assert self.plain_state() == before, f"{self.where}: `next` changed the source, which only `launched` may"
+        again = self.source.next(self.progress)
+        assert again == launch, f"{self.where}: `next` says {launch} and then {again}"
+        other = self.twin.next(self.progress)
+        assert other == launch, f"{self.where}: `next` says {launch}, and {other} where the same happened"
+        assert launch is not None or self.generating or len(self.buffered) >= self.batch, (
+            f"{self.where}: `next` starts nothing while no group is generating and {len(self.buffered)} of a batch of "
+            f"{self.batch} are complete, so nothing will ever happen; {self.plain_state():.200}"
+        )
+        return launch
+
+    def check_launch(self, launch: Launch) -> None:
+        """A prompt that may start, and numbers that make sense."""
+        assert isinstance(launch, Launch), f"{self.where}: `next` answers {launch!r}, expected a Launch or None"
+        assert launch.prompt >= 0, f"{self.where}: {launch} has no prompt of the stream"
+        assert 1 <= launch.needed <= launch.samples, f"{self.where}: {launch} cannot complete"
+        assert launch.prompt not in self.open, f"{self.where}: {launch} while another group of its prompt is open"
+        assert launch.prompt not in self.done, f"{self.where}: {launch}, and its prompt was done"
+
+    def complete(self, group: int) -> None:
+        """A group has all the rewards that it needs."""
+        launch = self.generating.pop(group)
+        self.buffered[group] = launch
+        same = self.random.random() < 0.3
+        rewards = [1.0 if same else float(self.random.randrange(3)) for _ in range(launch.needed)]
+        kept = self.source.keeps(group, list(rewards))
+        assert kept == self.twin.keeps(group, rewards), f"{self.where}: group {group} is kept, and is not"
+        self.compare("keeps")
+        if not kept:
+            self.end(self.buffered, group, GroupEnd.FILTERED)
+
+    def consume(self) -> None:
+        """A batch that is complete is trained on; what was to be surplus to it is dropped."""
+        if len(self.buffered) < self.batch:
+            return
+        for group in list(self.buffered)[: self.batch]:
+            self.trained[group] = self.buffered.pop(group)
+        self.version += 1
+        self.consumed += self.batch
+        late = self.random.randint(0, min(self.surplus, len(self.generating)))
+        for group in self.random.sample(list(self.generating), late):
+            self.end(self.generating, group, GroupEnd.SURPLUS)
+
+    def make_durable(self) -> None:
+        """A checkpoint holds all that was trained on."""
+        for group in list(self.trained):
+            self.end(self.trained, group, GroupEnd.TRAINED)
+
+    def end(self, groups: dict[int, Launch], group: int, how: GroupEnd) -> None:
+        """A group ended; its prompt is done or comes again."""
+        prompt = groups.pop(group).prompt
+        self.dropped += how is not GroupEnd.TRAINED
+        fate = self.source.ended(group, how)
+        other = self.twin.ended(group, how)
+        assert isinstance(fate, PromptFate), f"{self.where}: `ended` answers {fate!r}, expected a PromptFate"
+        assert fate is other, f"{self.where}: prompt {prompt} is {fate}, and {other} where the same happened"
+        assert fate is PromptFate.DONE or how is not GroupEnd.TRAINED, (
+            f"{self.where}: {prompt} would be trained on twice"
+        )
+        self.compare("ended")
+        self.open.remove(prompt)
+        (self.done if fate is PromptFate.DONE else self.deferred).add(prompt)
+
+    def check_deferred_prompts(self) -> None:
+        """What is to come again does, if the run goes on."""
+        waiting, started = set(self.deferred), self.admitted
+        while waiting & self.deferred and self.admitted - started < _PATIENCE:
+            self.fill()
+            if self.generating:
+                self.complete(next(iter(self.generating)))
+            self.consume()
+            self.make_durable()
+        left = sorted(waiting & self.deferred)
+        assert not left, f"{self.where}: prompts {left!r:.200} were to come again, and {_PATIENCE} other groups started"
+
+    def check_sources_apart(self) -> None:
+        """What happened to one source did nothing to another."""
+        assert self.bystander.state() == self.untouched, f"{self.where}: a source changed that nobody told anything"
+        assert self.policy.open().state() == self.untouched, f"{self.where}: a new source is not at the beginning"
+        assert self.policy.surplus_groups == self.surplus, f"{self.where}: surplus_groups changed"
+
+    def compare(self, what: str) -> None:
+        """Both sources were told the same."""
+        one, other = self.plain_state(), self.plain_state(self.twin)
+        assert one == other, f"{self.where}: after `{what}` {one:.200} is not {other:.200}, and the same happened"
+
+    def plain_state(self, source: BatchingSource | None = None) -> str:
+        """The source's state, which has to be plain data."""
+        state = (source or self.source).state()
+        try:
+            return json.dumps(state, sort_keys=True)
+        except TypeError as error:
+            raise AssertionError(f"{self.where}: the state {state!r:.200} is not plain data: {error}") from error

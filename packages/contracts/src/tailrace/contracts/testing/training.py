@@ -1,0 +1,47 @@
+"""Contract suite for training policies."""
+
+from __future__ import annotations
+
+import random
+
+from tailrace.contracts.policies import TrainingPolicy
+
+
+def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int = 300) -> int:
+    """Hold a training policy to the rules of `TrainingPolicy`: each group of a batch is trained on once.
+
+    Args:
+        seed: of the first case; later ones count up.
+
+    Returns:
+        Parts over all cases, so that a caller can tell that the suite was not idle.
+
+    Raises:
+        AssertionError: the policy breaks the contract; the message names the seed.
+    """
+    parts = 0
+    streams = policy.streams
+    assert isinstance(streams, bool), f"found streams={streams!r}, expected a truth value"
+    for case in range(seed, seed + cases):
+        where = f"seed {case}, {policy!r}"
+        random_numbers = random.Random(case)
+        count = random_numbers.choice([1, 2, 3, random_numbers.randint(1, 200)])
+        groups = random_numbers.sample(range(10**6), count)
+        given = list(groups)
+        split = [list(part) for part in policy.split(given)]
+        assert given == groups, f"{where}: the batch was changed"
+        assert all(split), f"{where}: an optimizer step on nothing, in {split!r:.200}"
+        trained = [group for part in split for group in part]
+        assert sorted(trained) == sorted(groups), (
+            f"{where}: found {len(trained)} groups in the parts, {len(set(trained))} different ones, expected each of the "
+            f"{count} of the batch once"
+        )
+        again = [list(part) for part in policy.split(tuple(groups))]
+        assert again == split, f"{where}: the parts of one batch are {split!r:.200} and then {again!r:.200}"
+        if streams:
+            sizes = [len(part) for part in split]
+            others = [len(part) for part in policy.split(random_numbers.sample(range(10**6), count))]
+            assert others == sizes, f"{where}: streamed parts of {count} groups have sizes {sizes} and {others}"
+        assert policy.streams == streams, f"{where}: streams is {streams} and then {policy.streams}"
+        parts += len(split)
+    return parts

@@ -1,0 +1,254 @@
+"""The contract suites let through what keeps the rules, in each way that the rules leave open, and find what breaks one."""
+
+import dataclasses
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.contracts.testing import (
+    check_batching_policy,
+    check_provisioning_policy,
+    check_reason,
+    check_training_policy,
+)
+
+
+@dataclass
+class Rounds:
+    """Launches more than a round needs, defers what is late, and starts nothing more until the round is over."""
+
+    launched_a_round: int = 4
+    surplus_groups: int = 2
+
+    def open(self):
+        return RoundsSource(self.launched_a_round)
+
+
+@dataclass
+class RoundsSource:
+    size: int
+    prompts: int = 0
+    left: int = 0
+    deferred: list[int] = field(default_factory=list)
+    running: dict[int, int] = field(default_factory=dict)
+
+    def next(self, progress):
+        if not self.left and progress.generating:
+            return None
+        return c.Launch(self.deferred[0] if self.deferred else self.prompts, 4, 3)
+
+    def launched(self, group, launch):
+        self.left = (self.left or self.size) - 1
+        self.running[group] = launch.prompt
+        if launch.prompt in self.deferred:
+            self.deferred.remove(launch.prompt)
+        self.prompts = max(self.prompts, launch.prompt + 1)
+
+    def keeps(self, group, rewards):
+        return len(set(rewards)) > 1
+
+    def ended(self, group, end):
+        prompt = self.running.pop(group)
+        if end in (c.GroupEnd.SURPLUS, c.GroupEnd.EXPIRED):
+            self.deferred.append(prompt)
+            return c.PromptFate.AGAIN
+        return c.PromptFate.DONE
+
+    def state(self):
+        return {"prompts": self.prompts, "left": self.left, "deferred": self.deferred[:], "running": {**self.running}}
+
+
+def test_a_source_that_defers_prompts_and_waits_for_rounds_to_end():
+    assert check_batching_policy(Rounds()) > 5000
+
+
+def rounds(**methods):
+    """Rounds, whose sources do something else."""
+    source = type("Source", (RoundsSource,), methods)
+    return type("Policy", (Rounds,), {"open": lambda self: source(self.launched_a_round)})()
+
+
+SHARED = RoundsSource(4)
+ASKED = itertools.count()
+
+
+def forgetful(self, group, launch):
+    self.left = 1
+    self.running[group] = launch.prompt
+    self.deferred = [prompt for prompt in self.deferred if prompt != launch.prompt]
+
+
+def greedy(self, progress):
+    self.prompts += 1
+    return c.Launch(self.prompts, 4, 3)
+
+
+def hoards(self, group, end):
+    self.running.pop(group)
+    return c.PromptFate.AGAIN if end is c.GroupEnd.SURPLUS else c.PromptFate.DONE
+
+
+def twice(self, group, end):
+    self.deferred.append(self.running.pop(group))
+    return c.PromptFate.AGAIN
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (rounds(launched=forgetful), "another group of its prompt is open"),
+        (rounds(next=greedy), "`next` changed the source"),
+        (rounds(next=lambda self, progress: None), "nothing will ever happen"),
+        (rounds(next=lambda self, progress: c.Launch(self.prompts, 2, 3)), "cannot complete"),
+        (rounds(next=lambda self, progress: c.Launch(-1, 2, 2)), "no prompt of the stream"),
+        (rounds(next=lambda self, progress: 3), "expected a Launch"),
+        (rounds(keeps=lambda self, group, rewards: next(ASKED) % 3 > 0), "is kept, and is not"),
+        (rounds(ended=hoards), "were to come again"),
+        (rounds(ended=twice), "trained on twice"),
+        (rounds(ended=lambda self, group, end: None), "expected a PromptFate"),
+        (rounds(state=lambda self: {"prompt": id(self)}), "not at the beginning|the same happened"),
+        (rounds(state=lambda self: {"prompts": {1, 2}}), "not plain data"),
+        (Rounds(surplus_groups=-1), "surplus_groups=-1"),
+        (type("Shared", (Rounds,), {"open": lambda self: SHARED})(), "a source changed that nobody told anything"),
+    ],
+)
+def test_the_batching_suite_finds(policy, words):
+    with pytest.raises(AssertionError, match=words):
+        check_batching_policy(policy)
+
+
+@dataclass
+class Parts:
+    split: object
+    streams: bool = False
+
+
+def halves(groups):
+    half = (len(groups) + 1) // 2
+    return [part for part in (groups[:half], groups[half:]) if part]
+
+
+def changes(groups):
+    if isinstance(groups, list):
+        groups.reverse()
+    return [groups]
+
+
+def test_parts_in_any_order():
+    assert check_training_policy(Parts(halves, streams=True)) > 300
+    assert check_training_policy(Parts(lambda groups: [[group] for group in sorted(groups)])) > 3000
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (Parts(lambda groups: [groups[1:]]), "step on nothing|each of the"),
+        (Parts(lambda groups: [groups, groups[:1]]), "each of the"),
+        (Parts(lambda groups: [groups, []]), "step on nothing"),
+        (Parts(changes), "was changed"),
+        (
+            Parts(lambda groups: [groups[:1], groups[1:]] if isinstance(groups, list) and groups[1:] else [groups]),
+            "then",
+        ),
+        (Parts(lambda groups: halves(groups) if min(groups) % 2 else [groups], streams=True), "sizes"),
+        (Parts(lambda groups: [groups], streams=None), "truth value"),
+    ],
+)
+def test_the_training_suite_finds(policy, words):
+    with pytest.raises(AssertionError, match=rf"{words}"):
+        check_training_policy(policy)
+
+
+@dataclass(frozen=True)
+class Elastic:
+    """One replica more for each step, from two to four, and back to two: as many as the version says."""
+
+    def plan(self, view):
+        wanted = (2, 3, 4, 3)[view.progress.version % 4]
+        there = [member for member in view.of("replica") if member.health is not c.Health.STOPPING]
+        starts = [c.StartReplica()] * (wanted - len(there))
+        return [*starts, *(c.StopReplica(member.id) for member in there[wanted:])]
+
+
+def test_replicas_that_come_and_go():
+    assert check_provisioning_policy(Elastic()) > 500
+
+
+def provisioning(plan):
+    return type("Policy", (), {"plan": lambda self, view: plan(view)})()
+
+
+def replicas(view, health=None):
+    return [member for member in view.of("replica") if health in (None, member.health)]
+
+
+def changes_the_view(view):
+    view.machines.clear()
+    return () if replicas(view) else [c.StartReplica()]
+
+
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (lambda view: (), "no replica is there"),
+        (lambda view: [c.StartReplica()], "still wants"),
+        (lambda view: [c.StartReplica()] if not replicas(view) else [c.StopReplica("trainer-0")], "no replica of"),
+        (
+            lambda view: [c.StartReplica(), c.StartReplica()][len(replicas(view)) :] or [c.StopReplica("0")],
+            "no replica of",
+        ),
+        (
+            lambda view: (
+                [c.StopReplica(stopping[0].id)]
+                if (stopping := replicas(view, c.Health.STOPPING))
+                else Elastic().plan(view)
+            ),
+            "which is stopping",
+        ),
+        (lambda view: [c.StopReplica(member.id) for member in replicas(view, c.Health.UP)] or [c.StartReplica()], ""),
+        (lambda view: [1] if not replicas(view) else [], "expected a start or a stop"),
+        (changes_the_view, "the view was changed"),
+        (
+            lambda view: [dataclasses.replace(c.StartReplica(), reason=c.Reason(c.Why.STILL))][len(replicas(view)) :],
+            "still_s",
+        ),
+        (lambda view: [c.StartReplica()] * (1 - len(replicas(view)) + id(view) % 3), ""),
+    ],
+)
+def test_the_provisioning_suite_finds(plan, words):
+    with pytest.raises(AssertionError, match=rf"seed \d+.*{words}"):
+        check_provisioning_policy(provisioning(plan))
+
+
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("because", "expected a Reason"),
+        (c.Reason("chosen"), "member of Why"),
+        (c.Reason(c.Why.BEHIND), "expected ['version']"),
+        (c.Reason(c.Why.BEHIND, numbers={"version": 3, "least": 1}), "expected ['version']"),
+        (c.Reason(c.Why.BEHIND, "r0", {"version": 3}), "names somebody"),
+        (c.Reason(c.Why.MOVED), "names nobody"),
+        (c.Reason(c.Why.CHOSEN, numbers={"gain": 1.0}), "expected ['gain', 'least']"),
+        (c.Reason(c.Why.POLICY, numbers={"x": float("nan")}), "x=nan"),
+        (c.Reason(c.Why.POLICY, numbers={"x": True}), "x=True"),
+        (c.Reason(c.Why.POLICY, numbers={1: 2.0}), "a number 1"),
+    ],
+)
+def test_reasons_that_do_not_say_what_their_kind_promises(reason, words):
+    with pytest.raises(AssertionError) as found:
+        check_reason(reason, "here")
+    assert words in str(found.value)
+
+
+def test_reasons_that_do():
+    for reason in (
+        c.CHOSEN,
+        c.Reason(c.Why.CHOSEN, numbers={"gain": 2.0, "least": 1.0}),
+        c.Reason(c.Why.POLICY, "r0", {"anything": 1}),
+        c.Reason(c.Why.MOVED, "r0"),
+        c.Reason(c.Why.STILL, numbers={"still_s": 31.0, "limit_s": 30.0}),
+    ):
+        check_reason(reason, "here")
