@@ -100,6 +100,10 @@ def test_a_suspended_relay_that_outlived_its_starter_is_replaced(spawn, token, r
     assert len(follower.cleaned) == 1  # the owner's record
     until(lambda: not alive(pid), "whoever inherited it to reap it")
     assert spawn(replace=True).alive()  # nobody has the name
+    os.kill(follower.pid, signal.SIGSTOP)
+    assert len(RelayProcess.clear(relay_name)) == 1
+    until(lambda: not follower.alive(), "its end")
+    assert RelayProcess.clear(relay_name) == []
 
 
 def test_a_garbled_owner_record_counts_as_a_leftover(serve, token, relay_name):

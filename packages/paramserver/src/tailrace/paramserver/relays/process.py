@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from tailrace.paramserver.errors import RelayStartFailed, from_wire
-from tailrace.paramserver.machine.segments import living_owner
+from tailrace.paramserver.machine.segments import SegmentOwner, living_owner
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE, check_token
 
@@ -79,6 +79,21 @@ class RelayProcess:
             process.wait()
             raise
         return cls(name, process, answer["address"], answer["cleaned"])
+
+    @staticmethod
+    def clear(name: str) -> list[str]:
+        """End a relay of this name, if one lives on this host, and free the shared memory that one of this name left.
+
+        Returns:
+            The names of what was freed.
+
+        Raises:
+            RelayNameTaken: it is not certain whose process the living one is.
+        """
+        _kill_namesake(name)
+        owner = SegmentOwner(name)
+        owner.close()
+        return owner.cleaned
 
     @property
     def pid(self) -> int:
