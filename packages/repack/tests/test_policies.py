@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from tailrace.contracts import Cycle, Move, Placement, Progress, ReplicaView, TrajectoryView
+from tailrace.contracts import Cycle, Evict, Move, Placement, Progress, Reason, ReplicaView, Sync, TrajectoryView, Why
 from tailrace.contracts.plugins import load, names
-from tailrace.repack import BestFit, LeastLoaded, LoadError, NoRelocation, RoundRobin
-from tailrace.repack.testing import SlotAdmission, check_relocation_policy, check_routing_policy
+from tailrace.repack import BestFit, Interrupting, LeastLoaded, LoadError, NoRelocation, RoundRobin
+from tailrace.repack.testing import SlotAdmission, check_relocation_policy, check_routing_policy, check_sync_policy
 
 
 def view(replica, **changes):
@@ -98,7 +98,23 @@ class Overfill:
         return [Move(view.replica, ready[0].replica) for view in ready[1:]]
 
 
-@pytest.mark.parametrize(("policy", "words"), [(Swap(), "both source and destination"), (Overfill(), "is planned to")])
+class Unsaid:
+    """Breaks the contract: it evicts, and its reason lacks what comes with it."""
+
+    def due(self, now_s, last_s, stepped):
+        return True
+
+    def plan(self, cycle):
+        reason = Reason(Why.WAITING_TOO_LONG, numbers={"waiting": 1})
+        return [
+            Evict(view.replica, tuple(view.trajectories)[:1], reason) for view in cycle.replicas if view.trajectories
+        ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [(Swap(), "both source and destination"), (Overfill(), "is planned to"), (Unsaid(), "limit")],
+)
 def test_the_relocation_contract_catches(policy, words):
     with pytest.raises(AssertionError, match=words):
         check_relocation_policy(policy)
@@ -120,6 +136,15 @@ def breaks(rule):
     [
         (lambda cycle, serving, pool: [Placement(view.trajectory, "nobody") for view in pool], "not a replica"),
         (lambda cycle, serving, pool: [Placement("stray", view.replica) for view in serving][:1], "not in the pool"),
+        (
+            lambda cycle, serving, pool: [
+                Placement(view.trajectory, one.replica, Reason(Why.CHOSEN, numbers={"gain": 1.0}))
+                for view in pool
+                for one in serving
+                if view.version == one.version
+            ][:1],
+            "least",
+        ),
         (lambda cycle, serving, pool: [Placement(pool[0].trajectory, "x")] * 2 if pool else [], "twice"),
         (
             lambda cycle, serving, pool: [
@@ -142,6 +167,50 @@ def breaks(rule):
 def test_the_routing_contract_catches(rule, words):
     with pytest.raises(AssertionError, match=words):
         check_routing_policy(breaks(rule))
+
+
+class Pulls:
+    """Breaks the contract in its own way."""
+
+    mixes_versions = True
+
+    def __init__(self, rule):
+        self.pulls = rule
+
+    def accepts(self, replica, progress):
+        return True
+
+
+def waiting(cycle):
+    return [view for view in cycle.replicas if not view.pulling and not view.pinned]
+
+
+def takes(cycle):
+    if cycle.admits.allows(5):
+        cycle.admits.take(7777, 5)
+    return ()
+
+
+def first_of(cycle):
+    return [sync for sync in Interrupting().pulls(cycle) if sync.replica == cycle.replicas[0].replica]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda cycle: [Sync(view.replica) for view in waiting(cycle)], "published is"),
+        (lambda cycle: [Sync(view.replica) for view in cycle.replicas if not view.pulling], "pinned|published is"),
+        (lambda cycle: [Sync(view.replica) for view in cycle.replicas if view.pulling], "while it pulls"),
+        (lambda cycle: [*Interrupting().pulls(cycle)] * 2, "pulls twice"),
+        (lambda cycle: [Sync("nobody")], "not a replica"),
+        (takes, "a fork"),
+        (first_of, "order of the replicas"),
+        (lambda cycle: [Sync(sync.replica, Reason(Why.NEWER)) for sync in Interrupting().pulls(cycle)], "version"),
+    ],
+)
+def test_the_sync_contract_catches(rule, words):
+    with pytest.raises(AssertionError, match=rf"seed \d+.*({words})"):
+        check_sync_policy(Pulls(rule))
 
 
 def test_best_fit_releases_a_replica():

@@ -22,6 +22,7 @@ from tailrace.contracts import (
     SyncPolicy,
     TrajectoryView,
 )
+from tailrace.contracts.testing import check_reason
 from tailrace.repack.routing import LeastLoaded
 
 OLDEST, NEWEST = 2, 5
@@ -152,6 +153,10 @@ def _shuffled(cycle: Cycle, random_numbers: random.Random) -> Cycle:
     return dataclasses.replace(cycle, replicas=random_numbers.sample(cycle.replicas, len(cycle.replicas)))
 
 
+def _idle(view: ReplicaView) -> ReplicaView:
+    return dataclasses.replace(view, in_flight=0, running=0, waiting=0, pinned=False, trajectories={})
+
+
 def check_routing_policy(policy: RoutingPolicy, *, seed: int = 0, cases: int = 300) -> int:
     """Hold a routing policy to the rules of `RoutingPolicy.route`, and to a plan that depends on nothing else.
 
@@ -185,6 +190,7 @@ def _check_placements(cycle: Cycle, placements: Sequence[Placement], where: str)
     admits, started = cycle.admits.fork(), dict[int, int]()
     for placement in placements:
         what = f"{where}: {placement.trajectory} on {placement.replica}"
+        check_reason(placement.reason, what)
         view = pool.get(placement.trajectory)
         assert view is not None, f"{what}: the trajectory is not in the pool"
         replica = replicas.get(placement.replica)
@@ -206,7 +212,7 @@ def _check_placements(cycle: Cycle, placements: Sequence[Placement], where: str)
 def check_sync_policy(
     policy: SyncPolicy, *, routing: RoutingPolicy | None = None, seed: int = 0, cases: int = 300
 ) -> int:
-    """Hold a sync policy to its contract: only replicas that are behind and free to pull, and none that must not be.
+    """Hold a sync policy to the rules of `SyncPolicy`: only replicas that are behind pull, and none that must not.
 
     Args:
         routing: the routing policy of the cycles; the least loaded replica otherwise.
@@ -223,21 +229,25 @@ def check_sync_policy(
         cycle = random_cycle(random_numbers, routing=routing)
         if random_numbers.random() < 0.1:
             cycle = dataclasses.replace(cycle, progress=dataclasses.replace(cycle.progress, published=-1))
+        if random_numbers.random() < 0.2:
+            cycle = dataclasses.replace(cycle, replicas=[_idle(view) for view in cycle.replicas])
         before = cycle.admits.fork()
-        syncs = [sync.replica for sync in policy.pulls(cycle)]
+        decided = list(policy.pulls(cycle))
+        syncs = [sync.replica for sync in decided]
         assert cycle.admits == before, f"seed {case}: the cycle's own admission was changed, expected a fork to be"
         assert len(set(syncs)) == len(syncs), f"seed {case}: a replica pulls twice: {syncs}"
         replicas = {view.replica: view for view in cycle.replicas}
-        for name in syncs:
-            what = f"seed {case}: {name} pulls"
-            view = replicas.get(name)
+        for sync in decided:
+            what = f"seed {case}: {sync.replica} pulls"
+            check_reason(sync.reason, what)
+            view = replicas.get(sync.replica)
             assert view is not None, f"{what}: not a replica of the cycle"
             assert not view.pulling, f"{what} while it pulls"
             assert not view.pinned, f"{what} while it is pinned"
             at = -1 if view.version is None else view.version
             assert at < cycle.progress.published, f"{what} at version {at}, published is {cycle.progress.published}"
             assert policy.mixes_versions or not view.in_flight, f"{what} with {view.in_flight} trajectories in flight"
-        assert [sync.replica for sync in policy.pulls(cycle)] == syncs, f"seed {case}: the pulls are not deterministic"
+        assert list(policy.pulls(cycle)) == decided, f"seed {case}: the pulls are not deterministic"
         again = {sync.replica for sync in policy.pulls(_shuffled(cycle, random_numbers))}
         assert again == set(syncs), f"seed {case}: the pulls depend on the order of the replicas"
         for view in cycle.replicas:
@@ -248,7 +258,7 @@ def check_sync_policy(
 
 
 def check_relocation_policy(policy: RelocationPolicy, *, kv_limit: float = 1.0, seed: int = 0, cases: int = 300) -> int:
-    """Hold a relocation policy to its contract: nothing is lost, overfilled or moved twice.
+    """Hold a relocation policy to the rules of `RelocationPolicy.plan`: nothing is lost, overfilled or moved twice.
 
     Args:
         kv_limit: share of the KV cache that a destination may be planned to.
@@ -307,6 +317,7 @@ def _check_evictions(views: Sequence[ReplicaView], evictions: Sequence[Evict], m
     for eviction in evictions:
         what = f"{where}: {eviction.replica} evicts"
         view = by_name[eviction.replica]
+        check_reason(eviction.reason, what)
         assert eviction.replica not in moved, f"{what} and moves in the same plan"
         assert not view.pinned, f"{what} while it is pinned"
         assert not view.pulling, f"{what} while it pulls weights"
