@@ -53,9 +53,9 @@ class Prompts:
     def prompt(self, ref: TrajectoryRef) -> Prompt:
         """The row of a trajectory."""
         if ref.purpose is Purpose.TRAIN:
-            return self._train[ref.group]
+            return self._train[ref.prompt]
         assert self._held_out is not None
-        return self._held_out[ref.group]
+        return self._held_out[ref.prompt]
 
     def encode(self, ref: TrajectoryRef) -> tuple[int, ...]:
         """Prompt tokens, with the mode's prefix behind them."""

@@ -1,15 +1,25 @@
-"""The relay role: one relay process per node, holding weight versions in shared memory (Laminar, section 4)."""
+"""The relay role: one relay process per machine, holding weight versions in shared memory (Laminar, section 4)."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
-from tailrace.paramserver import RelayProcess, set_chain
+from tailrace.contracts import Command, Event
+from tailrace.faulttol import FaultKind, strike
+from tailrace.paramserver import ProtocolError, RelayProcess, RelayReader, RelayTimeout, RelayUnreachable
+from tailrace.pipeline.errors import RoleError
+
+_LOOK_S = 0.05
+_PROBE_S = 2.0
 
 
 class RelayRole:
-    """Starts and watches the relay process of a node.
+    """Starts and watches the relay process of a machine.
 
     Args:
         name: unique on the machine; names the shared-memory segments.
@@ -22,28 +32,58 @@ class RelayRole:
             import ray
 
             host = ray.util.get_node_ip_address()
-        self._token = token
-        self._process = RelayProcess.start(name, host=host, token=token)
+        # A relay of the name that still lives is this member's last incarnation.
+        self._process = RelayProcess.start(name, host=host, token=token, replace=True)
+        self._probe = RelayReader(self._process.address, token=token, same_host=False, stall_s=_PROBE_S)
+        self._closed = threading.Event()
 
-    def address(self) -> str:
+    def ready(self) -> dict[str, str]:
         """Where the relay listens."""
-        return self._process.address
+        return {"address": self._process.address}
 
-    def set_chain(self, addresses: Sequence[str]) -> None:
-        """This relay is the master, the others follow in order."""
-        set_chain([self._process.address, *addresses], token=self._token)
+    def process(self) -> int:
+        """The relay's own process."""
+        return self._process.pid
 
-    def watch(self, timeout_s: float) -> bool:
-        """Whether the process still runs after up to `timeout_s` seconds; returns at once when it ends."""
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Nothing is asked of a relay."""
+        if commands:
+            raise RoleError(f"the relay got {type(commands[0]).__name__} {commands[0].seq}, expected nothing")
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """Returns after `timeout_s` seconds, and only if the relay answers then. While it is suspended, this does not return.
+
+        Raises:
+            RoleError: its process is gone.
+        """
         deadline = time.monotonic() + timeout_s
-        while self._process.alive() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return self._process.alive()
+        while not self._closed.is_set():
+            if not self._process.alive():
+                raise RoleError(f"the relay's process {self._process.pid} is gone")
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 and self._answers():
+                break
+            self._closed.wait(min(_LOOK_S, left_s) if left_s > 0 else _LOOK_S)
+        return []
 
-    def kill(self) -> None:
-        """SIGKILL to the relay process."""
-        self._process.kill()
+    def adopt(self) -> None:
+        """Another controller takes over; the relay keeps what it holds."""
+
+    def strike(self, kind: FaultKind) -> bool:
+        """A scripted fault hits the relay's own process."""
+        return kind in (FaultKind.KILL, FaultKind.HANG) and strike(self._process.pid, kind)
 
     def close(self) -> None:
         """End the process and free its shared memory."""
+        self._closed.set()
+        if self._process.alive():
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGCONT)  # one that is suspended could not tidy up
         self._process.close()
+
+    def _answers(self) -> bool:
+        try:
+            self._probe.versions()
+        except (RelayTimeout, RelayUnreachable, ProtocolError):
+            return False
+        return True

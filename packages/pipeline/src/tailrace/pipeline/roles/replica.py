@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Engine, Event, Pull, TrajectoryRef
-from tailrace.pipeline.executors.host import Caller
+from tailrace.contracts import Abort, Command, Engine, Event, Interrupt, Pull, Route, TrajectoryRef
+from tailrace.faulttol import FaultKind
+from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.weights import RelayWeights
-from tailrace.rollout import ReplicaCommand, ReplicaWorker, build_engine
+from tailrace.rollout import ReplicaWorker, build_engine
 from tailrace.rollout.ports import PartialDelta, Resume
 
 
@@ -42,6 +44,7 @@ class ReplicaRole:
         data: the data role.
         sampling: how trajectories are drawn.
         token, checkpoints: where weights come from.
+        data_timeout_s: how long the data role may be gone, until a restarted one is found.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class ReplicaRole:
         token: str,
         checkpoints: Path,
         snapshot_s: float = 0.25,
-        data_timeout_s: float = 60.0,
+        data_timeout_s: float = 180.0,
     ) -> None:
         self._weights = RelayWeights(token=token, checkpoints=checkpoints)
         # every incarnation of every replica draws its own samples
@@ -70,34 +73,48 @@ class ReplicaRole:
             self._weights,
             sampling=sampling,
             snapshot_s=snapshot_s,
+            flush_timeout_s=data_timeout_s,
         )
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:
         """The engine; a seam for tests and for embedding."""
         return build_engine(engine, str(model), options)
 
-    def ready(self) -> bool:
+    def ready(self) -> dict[str, object]:
         """Answers once the engine is loaded."""
-        return True
+        return {}
 
-    def submit(self, command: ReplicaCommand) -> None:
-        """Queue a command for the worker."""
-        self._worker.submit(command)
-
-    def adopt(self) -> None:
-        """Another run takes over the replica, with a controller that numbers its commands anew."""
-        self._worker.adopt()
-
-    def pull(self, command: Pull, relay: Any) -> None:
-        """Queue a `Pull` from the relay at an address."""
-        self._weights.use(relay)
-        self._worker.submit(command)
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Queue commands for the worker."""
+        for command in commands:
+            if not isinstance(command, Route | Interrupt | Abort | Pull):
+                raise RoleError(f"a replica got {type(command).__name__} {command.seq}, which is not its own")
+            if isinstance(command, Pull):
+                self._weights.use(command.sources)
+            self._worker.submit(command)
 
     def events(self, timeout_s: float) -> list[Event]:
         """What happened since the last call; waits up to `timeout_s` seconds for something."""
         return list(self._worker.events(timeout_s))
 
+    def adopt(self) -> None:
+        """Another controller takes over, which numbers its commands anew."""
+        self._worker.adopt()
+
+    def strike(self, kind: FaultKind) -> bool:
+        """A scripted stall hits the engine; other faults hit the process."""
+        if kind.value != "stall":
+            return False
+        self.stall()
+        return True
+
+    def stall(self) -> None:
+        """Let the engine stand still, in a process that lives."""
+        self._worker.stall()
+
     def close(self) -> None:
-        """Stop the worker, which closes its engine, and leave the relay."""
-        self._worker.close(timeout_s=10.0)
-        self._weights.close()
+        """Stop the worker, which closes its engine, and leave the relays."""
+        try:
+            self._worker.close(timeout_s=10.0)
+        finally:
+            self._weights.close()

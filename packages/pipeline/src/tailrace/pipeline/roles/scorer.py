@@ -1,11 +1,23 @@
-"""The scorer role: verifies finished trajectories, away from the trainer and the replicas."""
+"""The scorer role: verifies finished trajectories, away from the trainer and the replicas.
+
+A verifier that breaks costs its trajectory one attempt. A data role that is gone for too long costs nobody anything: the role
+goes down with it, and the controller has the trajectories scored again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Sequence
+from itertools import islice
 
-from tailrace.pipeline.executors.host import Caller
+from tailrace.contracts import Abort, Command, Event, Scored, ScoringFailed
+from tailrace.contracts import Score as ScoreCommand
+from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.worker import Worker
 from tailrace.reward import Score, ScoreItem, Scorer
+
+_AT_ONCE = 64  # trajectories for each verifier process: their outcomes are known together
 
 
 class ScorerRole:
@@ -16,27 +28,92 @@ class ScorerRole:
         verifier: the one that most rows name.
         timeout_s: deadline of one verification.
         workers: verifier processes.
+        data_timeout_s: how long the data role may be gone, until a restarted one is found.
     """
 
-    def __init__(self, *, data: Caller, verifier: str, timeout_s: float = 10.0, workers: int = 1) -> None:
-        self._data = data
+    def __init__(
+        self,
+        *,
+        data: Caller,
+        verifier: str,
+        timeout_s: float = 10.0,
+        workers: int = 1,
+        data_timeout_s: float = 180.0,
+    ) -> None:
+        self._data, self._data_timeout_s = data, data_timeout_s
         self._scorer = Scorer(workers=workers, timeout_s=timeout_s)
+        self._at_once = _AT_ONCE * workers
         # A verifier's first use imports it, which can take seconds: not while the first responses wait.
         self._scorer.score([ScoreItem("", "", "", verifier)])
+        self._lock = threading.Lock()
+        self._waiting: dict[str, int] = {}  # trajectories with the number of their command
+        self._under_way: dict[str, int] = {}
+        self._worker = Worker("scoring", self._carry_out)
 
-    def ready(self) -> bool:
+    def ready(self) -> dict[str, object]:
         """Answers once the role is up."""
-        return True
+        return {}
 
-    def score(self, ids: Sequence[str]) -> list[tuple[str, float | None, str]]:
-        """(trajectory, reward or None, reason of a failure) for each."""
-        outcomes = self._scorer.score(self._data.call("to_score", list(ids)))
-        rewards: Mapping[str, float] = {o.trajectory: o.reward for o in outcomes if isinstance(o, Score)}
-        self._data.call("set_rewards", rewards)
-        return [
-            (o.trajectory, o.reward, "") if isinstance(o, Score) else (o.trajectory, None, o.reason) for o in outcomes
-        ]
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Verify what each `Score` names, but for what an `Abort` names after it."""
+        with self._lock:
+            for command in commands:
+                match command:
+                    case ScoreCommand(seq=seq, trajectories=names):
+                        self._waiting.update(dict.fromkeys(names, seq))
+                    case Abort(trajectories=names):
+                        for name in names:
+                            self._waiting.pop(name, None)
+                            self._under_way.pop(name, None)
+                    case _:
+                        raise RoleError(
+                            f"the scorer got {type(command).__name__} {command.seq}, expected Score or Abort"
+                        )
+        self._worker.submit(commands)
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """Outcomes since the last call; waits up to `timeout_s` seconds for one."""
+        return self._worker.events(timeout_s)
+
+    def adopt(self) -> None:
+        """Another controller takes over: what the last one wanted to know is void."""
+        with self._lock:
+            self._waiting.clear()
+            self._under_way.clear()
+            self._worker.forget()
 
     def close(self) -> None:
         """End the verifier processes."""
+        self.adopt()
+        self._worker.close(0.0)
         self._scorer.close()
+
+    def _carry_out(self, command: Command) -> None:
+        """Verify all that waits, whichever command named it."""
+        del command
+        while True:
+            with self._lock:
+                self._under_way = dict(islice(self._waiting.items(), self._at_once))
+                for name in self._under_way:
+                    del self._waiting[name]
+                names = list(self._under_way)
+            if not names:
+                return
+            self._verify(names)
+
+    def _verify(self, names: list[str]) -> None:
+        items = self._data.call("to_score", names, timeout_s=self._data_timeout_s)
+        outcomes = self._scorer.score(items)
+        rewards = {o.trajectory: o.reward for o in outcomes if isinstance(o, Score) and o.trajectory in self._under_way}
+        if rewards:
+            self._data.call("set_rewards", rewards, timeout_s=self._data_timeout_s)
+        with self._lock:
+            for outcome in outcomes:
+                seq = self._under_way.get(outcome.trajectory)
+                if seq is None:
+                    continue  # nobody wants to know any more
+                self._worker.put(
+                    Scored(outcome.trajectory, outcome.reward, answers=seq)
+                    if isinstance(outcome, Score)
+                    else ScoringFailed(outcome.trajectory, outcome.reason, answers=seq)
+                )

@@ -1,25 +1,48 @@
-"""The trainer role: consumes batches, publishes versions, saves checkpoints. One member per rank.
+"""The trainer role: consumes batches, publishes versions, saves checkpoints. One member per rank, each with the same commands.
 
-step      waits for the batch's tokens from the data role, and nothing else; ends a batch of which parts were accumulated
-publish   copies the weights once and goes on; a background thread hands them to the master relay
-checkpoint  snapshots to host memory and goes on; a background thread makes it durable
+Step, Accumulate   wait for the batch's tokens from the data role, and nothing else
+Publish            copies the weights once, and goes on; relays get them in the background (see `Publishing`)
+Checkpoint         copies the state to host memory, and goes on; a background thread makes it durable
+
+A thread carries the commands out in order. They are collectives: every rank decides alike, from the commands alone, whether
+weights must be gathered. Only the first rank answers, and talks to relays, checkpoints and consumption marks.
 """
 
 from __future__ import annotations
 
-import queue
-import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Durable, Event, Published
+from tailrace.contracts import (
+    Accumulate,
+    Accumulated,
+    Activity,
+    Checkpoint,
+    Command,
+    Durable,
+    Event,
+    Publish,
+    Published,
+    Step,
+    Stepped,
+    TailraceError,
+)
 from tailrace.contracts.plugins import load
-from tailrace.paramserver import Publisher
-from tailrace.pipeline.executors.host import Caller
+from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError, RoleError
+from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.checkpoint_dirs import put_aside_after, remove_others
 from tailrace.pipeline.roles.parts import merge_metrics
+from tailrace.pipeline.roles.publishing import Publishing
+from tailrace.pipeline.roles.worker import Worker
+
+_PHASES: dict[type, str] = {Step: "training", Accumulate: "training", Publish: "publishing", Checkpoint: "saving"}
+_IDLE = "idle"
+_CLOSE_S = 5.0
 
 
 class TrainerRole:
@@ -33,8 +56,11 @@ class TrainerRole:
         data: the data role.
         token: shared secret of the run's peers.
         checkpoints: directory with one checkpoint per version.
-        keep: newest checkpoints to keep beside those that are still needed.
+        held: a model directory whose weights are published instead of the trained ones (for controls). Then nothing is
+            rolled back: what was trained stays so.
+        member: id of the trainer.
         save_timeout_s: deadline for a checkpoint to become durable.
+        data_timeout_s: how long the data role may be gone, until a restarted one is found.
     """
 
     def __init__(
@@ -49,127 +75,190 @@ class TrainerRole:
         data: Caller,
         token: str,
         checkpoints: Path,
-        keep: int = 2,
+        held: Path | None = None,
+        member: str = "0",
         save_timeout_s: float = 600.0,
+        data_timeout_s: float = 180.0,
     ) -> None:
         build = load("tailrace.backend", backend)
-        self._worker = build(str(model), config, rank=rank, world_size=world_size, rendezvous=rendezvous)
-        self._rank, self._data, self._token = rank, data, token
-        self._checkpoints, self._keep, self._save_timeout_s = checkpoints, keep, save_timeout_s
-        self._publisher: Publisher | None = None
-        self._relay: Any = None
+        self._backend = build(str(model), config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+        self._data, self._data_timeout_s = data, data_timeout_s
+        self._checkpoints, self._save_timeout_s = checkpoints, save_timeout_s
+        self._held, self._member = held, member
+        self._version: int | None = 0  # of the weights; None in the middle of a batch
         self._staged: int | None = None
-        self._held: Path | None = None
-        self._answers: dict[int, int] = {}
-        self._events: queue.Queue[Event | BaseException] = queue.Queue()
-        self._saves: list[threading.Thread] = []
         self._parts: list[tuple[Sequence[str], dict[str, float]]] = []  # accumulated since the last step
+        self._saves: list[threading.Thread] = []
+        self._phase, self._finished = _IDLE, 0
+        self._slowest_s: dict[str, float] = {}
+        self._worker = Worker(f"trainer-{rank}", self._run)
+        self._publishing = (
+            Publishing(token=token, published=self._published, broke=self._worker.fail) if rank == 0 else None
+        )
 
-    def ready(self, version: int | None) -> int:
-        """Load the checkpoint of a version, or stay at the start; returns the version that is held."""
-        if version is None:
-            return 0
-        self._worker.load(str(self._checkpoints / str(version)))
-        return version
+    # ---- for the executor -----------------------------------------------------------------------------------------
 
-    def accumulate(self, version: int, trajectories: Sequence[str]) -> dict[str, float]:
-        """Train on a part of the batch that makes a version; returns its metrics. It is consumed with the step."""
-        metrics = self._train(version, [trajectories])
-        self._parts.append((trajectories, metrics))
-        return metrics
+    def ready(self, version: int | None = None) -> dict[str, int | None]:
+        """Load the checkpoint of a version, None for the model that the run began with. What was trained after it is undone.
 
-    def step(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
+        Raises:
+            CheckpointUnusableError: there is none, it is damaged, or of another model.
+        """
+        if version is not None:
+            self._restore(version)
+        self._version = version or 0
+        if self._publishing is not None and self._held is None:
+            put_aside_after(self._checkpoints, self._version)
+            self._data.call("roll_back", self._version, timeout_s=self._data_timeout_s)
+        return {"version": version}
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Queue commands."""
+        self._worker.submit(commands)
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """What happened since the last call; waits up to `timeout_s` seconds for something."""
+        return self._worker.events(timeout_s)
+
+    def adopt(self, held: Path | None = None) -> None:
+        """Another controller takes over. To be called on every rank, when nothing is under way.
+
+        Args:
+            held: publish the weights of this model directory from now on, instead of the trained ones (for controls).
+        """
+        self._worker.forget()
+        if self._publishing is not None:
+            self._publishing.forget()
+        self._held, self._staged = held, None
+
+    def close(self) -> None:
+        """Carry out nothing more, wait for saves that are under way, then leave."""
+        idle = self._worker.close(_CLOSE_S)
+        for save in self._saves:
+            save.join(self._save_timeout_s)
+        if idle:  # otherwise it is in use
+            self._backend.close()
+        if self._publishing is not None:
+            self._publishing.close()
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def carry_out(self, command: Command) -> None:
+        """Carry out a command, on every rank at once."""
+        match command:
+            case Step(seq, version, mini_batches):
+                metrics = self._step(version, mini_batches)
+                self._tell(Stepped(version, metrics, answers=seq))
+            case Accumulate(seq, version, trajectories):
+                metrics = self._train(version, [trajectories])
+                self._parts.append((trajectories, metrics))
+                self._tell(Accumulated(version, trajectories, metrics, answers=seq))
+            case Publish():
+                self._publish(command)
+            case Checkpoint():
+                self._checkpoint(command)
+            case _:
+                raise RoleError(f"the trainer got {type(command).__name__} {command.seq}, which is not its own")
+
+    def _run(self, command: Command) -> None:
+        phase, began = _PHASES.get(type(command), _IDLE), time.monotonic()
+        self._at(phase)
+        self.carry_out(command)
+        self._finished += 1
+        self._slowest_s[phase] = max(self._slowest_s.get(phase, 0.0), time.monotonic() - began)
+        if not self._worker.waiting:
+            self._at(_IDLE)
+
+    def _at(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            slowest_s = self._slowest_s.get(phase, 0.0)
+            self._tell(Activity("trainer", self._member, phase, self._finished, slowest_s=slowest_s))
+
+    def _tell(self, event: Event) -> None:
+        if self._publishing is not None:
+            self._worker.put(event)
+
+    def _step(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
         """Train on a batch, or on what is left of it, and mark all of it consumed; returns metrics of all of it."""
         metrics = self._train(version, mini_batches)
         parts, self._parts = self._parts, []
-        if self._rank == 0:
+        if self._publishing is not None and not self._worker.closing:
             batch = [*(names for names, _ in parts), *mini_batches]
-            self._data.call("consume", [name for names in batch for name in names], version)
+            names = [name for part in batch for name in part]
+            self._data.call("consume", names, version, timeout_s=self._data_timeout_s)
+        self._version = version
         return merge_metrics([*(part for _, part in parts), metrics])
 
     def _train(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
         started = time.monotonic()
         names = [name for batch in mini_batches for name in batch]
-        experiences = {e.trajectory: e for e in self._data.call("experiences", names)}
+        found = self._data.call("experiences", names, timeout_s=self._data_timeout_s)
+        experiences = {experience.trajectory: experience for experience in found}
         fetched = time.monotonic()
         lags = [version - 1 - e.oldest_version for e in experiences.values() if e.segments]
-        metrics: dict[str, float] = self._worker.step([[experiences[name] for name in batch] for batch in mini_batches])
+        self._version = None
+        metrics: dict[str, float] = self._backend.step(
+            [[experiences[name] for name in batch] for batch in mini_batches]
+        )
         metrics["fetch_s"] = fetched - started
         metrics["staleness_max"], metrics["staleness_mean"] = max(lags, default=0), sum(lags) / max(1, len(lags))
         metrics["wall_s"] = time.monotonic() - started
         return metrics
 
-    def publish(self, seq: int, version: int, relay: Any) -> float:
-        """Hand a version to the master relay; returns the seconds for which the trainer stood still."""
-        if self._rank != 0:
-            for _ in self._worker.weights():  # a collective: every rank takes part
+    def _publish(self, command: Publish) -> None:
+        fresh = command.version != self._staged
+        if fresh and self._held is None:
+            self._require(command.version, "publish")
+        if self._publishing is not None:
+            self._publishing.publish(command.seq, command.version, command.relays, self._weights() if fresh else None)
+        elif fresh and self._held is None:
+            for _ in self._backend.weights():  # a collective: every rank takes part
                 pass
-            return 0.0
-        self._answers[version] = seq
-        if self._publisher is None:
-            self._publisher = Publisher(relay, token=self._token, on_published=self._on_published)
-        elif relay != self._relay:
-            self._publisher.retarget(relay)
-        self._relay = relay
-        if version == self._staged:
-            return 0.0  # the publisher holds it and has sent it, or sends it to the new master by itself
-        self._staged = version
-        return self._publisher.publish(version, self._weights())
+        self._staged = command.version
 
-    def hold(self, directory: Path) -> None:
-        """Publish the weights of a model directory from now on, instead of the trained ones (for controls)."""
-        self._held = directory
-
-    def checkpoint(self, seq: int, version: int, keep: Sequence[int]) -> None:
-        """Save a version in the background."""
-        saved = self._worker.save(str(self._checkpoints / str(version)), version)
-        if self._rank == 0:
-            thread = threading.Thread(target=self._await_save, args=(seq, version, saved, set(keep)), daemon=True)
+    def _checkpoint(self, command: Checkpoint) -> None:
+        self._require(command.version, "save")
+        saved = self._backend.save(str(self._checkpoints / str(command.version)), command.version)
+        if self._publishing is not None:
+            thread = threading.Thread(target=self._await_save, args=(command, saved), daemon=True)
             thread.start()
             self._saves = [save for save in self._saves if save.is_alive()] + [thread]
 
-    def events(self, timeout_s: float) -> list[Event]:
-        """What became published or durable since the last call; waits up to `timeout_s` seconds."""
-        found: list[Event] = []
-        try:
-            item = self._events.get(timeout=timeout_s)
-            while True:
-                if isinstance(item, BaseException):
-                    raise item
-                found.append(item)
-                item = self._events.get_nowait()
-        except queue.Empty:
-            return found
-
-    def close(self) -> None:
-        """Wait for saves that are under way, then leave."""
-        for save in self._saves:
-            save.join(self._save_timeout_s)
-        if self._publisher is not None:
-            self._publisher.close()
-        self._worker.close()
+    def _require(self, version: int, what: str) -> None:
+        if version != self._version:
+            raise RoleError(f"the trainer was to {what} version {version}, found the weights of {self._version}")
 
     def _weights(self) -> Iterator[tuple[str, Any]]:
         if self._held is None:
-            yield from self._worker.weights()
+            yield from self._backend.weights()
         else:
             from tailrace.trainer import load_weights_file
 
             yield from load_weights_file(self._held)
 
-    def _on_published(self, version: int, error: BaseException | None) -> None:
-        if error is None:
-            self._events.put(Published(version, answers=self._answers.pop(version, None)))
-        # on an error the relay is reported down by its own watch, and the version is sent again to the next one
+    def _restore(self, version: int) -> None:
+        directory = self._checkpoints / str(version)
+        try:
+            found = self._backend.load(str(directory))
+        except (TailraceError, OSError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointUnusableError(f"the checkpoint of version {version} cannot be used: {error}") from error
+        if found != version:
+            raise CheckpointUnusableError(f"found version {found} in {directory}, expected version {version}")
 
-    def _await_save(self, seq: int, version: int, saved: Any, keep: set[int]) -> None:
+    # ---- other threads --------------------------------------------------------------------------------------------
+
+    def _published(self, version: int, seq: int) -> None:
+        self._worker.put(Published(version, answers=seq))
+
+    def _await_save(self, command: Checkpoint, saved: Future[Any]) -> None:
         try:
             saved.result(self._save_timeout_s)
+        except FutureTimeoutError:
+            what = f"the checkpoint of version {command.version} to become durable"
+            self._worker.fail(DeadlineError(f"waited {self._save_timeout_s:.0f} s for {what}"))
         except Exception as error:
-            self._events.put(error)
-            return
-        self._events.put(Durable(version, answers=seq))
-        versions = sorted(int(path.name) for path in self._checkpoints.iterdir() if path.name.isdigit())
-        for old in versions[: -self._keep]:
-            if old not in keep and old < version:
-                shutil.rmtree(self._checkpoints / str(old), ignore_errors=True)
+            self._worker.fail(error)
+        else:
+            self._worker.put(Durable(command.version, answers=command.seq))
+            remove_others(self._checkpoints, command.version, command.keep)
