@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tailrace.faulttol import Fault
 from tailrace.fleetsim.config import FleetConfig, RolloutFleet, fleet_config
 from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, TrainingCost, WeightCost
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.failures import DAY_S, Failures
 from tailrace.fleetsim.fleet import Fleet, Weights
 from tailrace.fleetsim.hardware import Device, ModelShape, device, load_device, model
+from tailrace.fleetsim.profile.fleet import profiled_fleet
+from tailrace.fleetsim.quantities import failures, parts, samples, warm_up
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.pipeline.config.models import Choice, CostModelConfig, RunConfig
 from tailrace.pipeline.run.build import build_faults, build_spec
-from tailrace.pipeline.spec import PipelineSpec
 
-WARM_UP = 10
 BEYOND = 1_000  # batches that a steady run would still have before it; it stops long before
 
 
@@ -31,8 +28,6 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
     """
     table = fleet_config(config.fleet)
     if table.profile is not None and table.model is None:
-        from tailrace.fleetsim.profile.fleet import profiled_fleet
-
         return profiled_fleet(config, table, seed=seed)
     split = _split(table)
     decode = DecodeCost.of(split.model, split.rollout, table.rollout.tensor_parallel)
@@ -67,38 +62,11 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
         warm_up=warm,
         batches=batches,
         slow=_slow_replicas(table, split.replicas, seed),
-        failures=failures(table, build_faults(config), table.rollout.tensor_parallel, split.trainer_gpus, seed),
+        failures=failures(table, table.rollout.tensor_parallel, split.trainer_gpus, seed),
+        relays=config.relay.count,
+        faults=tuple(build_faults(config)),
         description=split.describe(table),
     )
-
-
-def samples(spec: PipelineSpec) -> int:
-    """Trajectories launched for a prompt."""
-    return spec.batching.needed() + getattr(spec.batching, "surplus_samples", 0)
-
-
-def parts(spec: PipelineSpec) -> int:
-    """Mini-batches of a batch."""
-    return len(spec.training.split(list(range(spec.batch_groups))))
-
-
-def warm_up(table: FleetConfig, spec: PipelineSpec) -> int:
-    """Batches that are not measured."""
-    chosen = min(WARM_UP, spec.steps // 3) if table.warm_up is None else table.warm_up
-    if chosen >= spec.steps:
-        raise FleetError(
-            f"found fleet.warm_up = {chosen} and pipeline.steps = {spec.steps}, expected fewer batches of warm-up than "
-            f"batches: at most {spec.steps - 1}"
-        )
-    return chosen
-
-
-def failures(
-    table: FleetConfig, scripted: Sequence[Fault], replica_gpus: int, trainer_gpus: int, seed: int
-) -> Failures:
-    """Who dies when."""
-    rate = table.failures.per_1000_gpu_days / 1000 / DAY_S
-    return Failures(scripted, per_gpu_s=rate, replica_gpus=replica_gpus, trainer_gpus=trainer_gpus, seed=seed)
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,6 +80,7 @@ class DelayConfig(_Strict):
         detect_s: seconds until a death is noticed.
         hang_s: seconds of silence until a member counts as dead.
         trainer_restart_s: seconds for a new trainer to come up from a checkpoint.
+        relay_restart_s, data_restart_s: seconds for a new relay, and for the data role over its store.
     """
 
     reward_s: Seconds = 0.0
@@ -90,6 +91,8 @@ class DelayConfig(_Strict):
     detect_s: Seconds = 5.0
     hang_s: Seconds = 60.0
     trainer_restart_s: Seconds = 120.0
+    relay_restart_s: Seconds = 0.0
+    data_restart_s: Seconds = 0.0
 
 
 class FailureConfig(_Strict):

@@ -6,23 +6,40 @@ others need beside them (data, scoring, relays, the driver) comes off the cores:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.fleet import Fleet
+
+
+class Computing(Protocol):
+    """Who computes on shared cores."""
+
+    @property
+    def cores(self) -> float:
+        """Cores that it keeps busy now, 0 while it computes nothing."""
+        ...
+
+    def share(self, share: float) -> None:
+        """It gets a share of its speed from now on."""
+        ...
 
 
 class Cores:
     """Who computes on shared cores.
 
     Args:
-        count: cores; None where every member has devices of its own.
+        fleet: says how many there are; none where every member has devices of its own.
     """
 
-    def __init__(self, simulation: Simulation, count: float | None) -> None:
-        self._simulation, self._count = simulation, count
+    def __init__(self, fleet: Fleet) -> None:
+        self._count = fleet.cores
+        self._members: list[Computing] = []
         self._share = 1.0
         self._dirty = False
+
+    def add(self, member: Computing) -> None:
+        """One more that computes on them."""
+        self._members.append(member)
 
     def changed(self) -> None:
         """Somebody began or stopped computing."""
@@ -34,17 +51,9 @@ class Cores:
             return
         self._dirty = False
         assert self._count is not None
-        simulation = self._simulation
-        fleet = simulation.fleet
-        wanted = fleet.replica_cores * sum(replica.busy for replica in simulation.replicas.values())
-        wanted += fleet.trainer_cores * simulation.trainer.computing
+        wanted = sum(member.cores for member in self._members)
         share = min(1.0, self._count / wanted) if wanted else 1.0
-        if share == self._share:
-            return
-        self._share = share
-        simulation.trainer.set_speed(share)
-        for replica in simulation.replicas.values():
-            if replica.up and not replica.hung:
-                replica.engine.advance(simulation.now)
-                replica.flush()
-                replica.set_speed(share * replica.speed, simulation.now)
+        if share != self._share:
+            self._share = share
+            for member in self._members:
+                member.share(share)

@@ -1,68 +1,62 @@
-"""Failures of a simulated fleet: those that a configuration scripts, and those that come by themselves."""
+"""Failures that come by themselves on a simulated fleet."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from tailrace.faulttol import Fault, FaultKind, FaultSchedule
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
-
-if TYPE_CHECKING:
-    from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.clock import VirtualTime
+from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
 
 DAY_S = 86_400.0
 
 
-class Failures:
-    """When which member dies.
+@dataclass(frozen=True, slots=True)
+class FailureRate:
+    """A Poisson process over devices: a device's death is its member's.
 
     Args:
-        scripted: faults of the configuration.
-        per_gpu_s: deaths of a device per second, a Poisson process.
-        replica_gpus, trainer_gpus: devices of one replica and of the trainer: a device's death is its member's.
-        seed: of the Poisson process.
+        per_gpu_s: deaths of a device per second.
+        replica_gpus, trainer_gpus: devices of one replica and of the trainer.
+        seed: of the process.
+    """
+
+    per_gpu_s: float = 0.0
+    replica_gpus: int = 1
+    trainer_gpus: int = 1
+    seed: int = 0
+
+
+class Failures:
+    """Ends members at random.
+
+    Args:
+        replicas: their names now, in order.
+        end: ends a member.
     """
 
     def __init__(
-        self,
-        scripted: Sequence[Fault] = (),
-        *,
-        per_gpu_s: float = 0.0,
-        replica_gpus: int = 1,
-        trainer_gpus: int = 1,
-        seed: int = 0,
+        self, rate: FailureRate, time: VirtualTime, replicas: Callable[[], list[str]], end: Callable[[str, str], None]
     ) -> None:
-        self._schedule = FaultSchedule(scripted)
-        self._per_gpu_s, self._replica_gpus, self._trainer_gpus = per_gpu_s, replica_gpus, trainer_gpus
-        self._random = random.Random(f"failures {seed}")
+        self._rate, self._time, self._replicas, self._end = rate, time, replicas, end
+        self._random = random.Random(f"failures {rate.seed}")
         self._next_s: float | None = None
 
-    def strike(self, simulation: Simulation) -> None:
-        """What is due now happens. Called at every snapshot and every step."""
-        for fault in self._schedule.due(simulation.now, simulation.trainer.version):
-            self._strike(simulation, fault.kind, fault.role, fault.member)
-        gpus = self._trainer_gpus + self._replica_gpus * len(simulation.replicas)
-        rate = self._per_gpu_s * gpus
-        if not rate:
+    def strike(self) -> None:
+        """What is due now happens. Called at every tick."""
+        rate, replicas = self._rate, self._replicas()
+        gpus = rate.trainer_gpus + rate.replica_gpus * len(replicas)
+        if not rate.per_gpu_s:
             return
+        now = self._time.now()
         if self._next_s is None:
-            self._next_s = simulation.now + self._random.expovariate(rate)
-        while self._next_s <= simulation.now:
-            self._next_s += self._random.expovariate(rate)
-            hit = math.floor(self._random.random() * gpus) - self._trainer_gpus
-            role = TRAINER if hit < 0 else REPLICA
-            member = "0" if hit < 0 else list(simulation.replicas)[hit // self._replica_gpus]
-            simulation.kill(role, member)
-
-    def _strike(self, simulation: Simulation, kind: FaultKind, role: str, member: str | None) -> None:
-        if role == REPLICA:
-            alive = [name for name, replica in simulation.replicas.items() if replica.up]
-            wanted = [name for name in alive if member is None or name in (member, f"r{member}")]
-            if not wanted:
-                return
-            member = wanted[0]
-        act = simulation.hang if kind is FaultKind.HANG else simulation.kill
-        act(role, member or "0")
+            self._next_s = now + self._random.expovariate(rate.per_gpu_s * gpus)
+        while self._next_s <= now:
+            self._next_s += self._random.expovariate(rate.per_gpu_s * gpus)
+            hit = math.floor(self._random.random() * gpus) - rate.trainer_gpus
+            if hit < 0:
+                self._end(TRAINER, "0")
+            else:
+                self._end(REPLICA, replicas[hit // rate.replica_gpus])

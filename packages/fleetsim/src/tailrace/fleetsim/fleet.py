@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tailrace.faulttol import Fault
 from tailrace.fleetsim.config import DelayConfig, RolloutFleet
 from tailrace.fleetsim.engine import Engine
-from tailrace.fleetsim.failures import Failures
+from tailrace.fleetsim.failures import FailureRate
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -73,7 +74,9 @@ class Fleet:
         warm_up: batches that are not measured.
         batches: after so many the simulation stops; the pipeline's own number may be higher.
         slow: speeds of slow replicas.
-        failures: who dies when.
+        failures: members that die by themselves.
+        relays: one per machine of those that matter.
+        faults: scripted ones.
         description: for a person.
     """
 
@@ -96,13 +99,20 @@ class Fleet:
     warm_up: int = 0
     batches: int | None = None
     slow: dict[str, float] = field(default_factory=dict)
-    failures: Failures = field(default_factory=Failures)
+    failures: FailureRate = field(default_factory=FailureRate)
+    relays: int = 1
+    faults: tuple[Fault, ...] = ()
     description: str = ""
 
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens that one replica's KV cache holds."""
         return self.decode.kv_capacity_tokens
+
+    @property
+    def slowest_step_s(self) -> float:
+        """Seconds of a decoding step of a full batch on a full KV cache."""
+        return self.decode.fixed_s(self.rollout.max_running) + self.decode.per_token_s * self.kv_capacity_tokens
 
     def engine(self, now: float) -> Engine:
         """A replica's engine, empty."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.tokens import Tokens
 
 
 @dataclass(slots=True)
@@ -24,11 +24,18 @@ class Totals:
     trainer_busy_s: float = 0.0
     publishing_s: float = 0.0
     preparing_s: float = 0.0
-    moves: int = 0
     pulls: int = 0
     latency_sum_s: float = 0.0
     latencies: int = 0
     reprefilled_tokens: int = 0
+
+
+class Meter(Protocol):
+    """A member that counts what it does."""
+
+    def add_to(self, totals: Totals) -> None:
+        """Add what it did so far."""
+        ...
 
 
 @dataclass(slots=True)
@@ -42,52 +49,43 @@ class Row:
 
 
 class Recorder:
-    """Rows of a simulation, and its totals where measuring begins and ends."""
+    """Rows of a simulation, and its totals where measuring begins and ends.
 
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
+    Args:
+        warm_up: batches that are not measured.
+        batches: that are recorded.
+    """
+
+    def __init__(self, tokens: Tokens, meters: Sequence[Meter], warm_up: int, batches: int) -> None:
+        self._tokens, self._meters, self._warm_up, self._batches = tokens, meters, warm_up, batches
         self.rows: list[Row] = []
-        self.begin: Totals | None = Totals() if simulation.fleet.warm_up == 0 else None
+        self.begin: Totals | None = Totals() if warm_up == 0 else None
         self.end = Totals()
 
-    def stepped(self, version: int, batch: list[str], lags: dict[int, int]) -> None:
+    def stepped(self, version: int, batch: list[str], lags: dict[int, int], now: float) -> None:
         """A batch was trained on."""
-        simulation = self._simulation
-        tokens, _ = simulation.tokens.load(batch)
-        self.rows.append(Row(version, simulation.now, tokens, lags))
-        if self.begin is None and len(self.rows) >= simulation.fleet.warm_up:
-            self.begin = self._totals()
-        if len(self.rows) == (simulation.fleet.batches or simulation.fleet.spec.steps):
-            self.end = self._totals()
+        tokens, _ = self._tokens.load(batch)
+        self.rows.append(Row(version, now, tokens, lags))
+        if self.begin is None and len(self.rows) >= self._warm_up:
+            self.begin = self.totals(now)
+        if len(self.rows) == self._batches:
+            self.end = self.totals(now)
 
-    def close(self) -> None:
+    def close(self, now: float) -> None:
         """The run is over; one that failed is measured up to its failure."""
         if self.end.at_s == 0.0:
-            self.end = self._totals()
+            self.end = self.totals(now)
 
     def measured(self) -> list[Row]:
         """Rows after the warm-up."""
-        return self.rows[self._simulation.fleet.warm_up :]
+        return self.rows[self._warm_up :]
 
-    def _totals(self) -> Totals:
-        simulation, now = self._simulation, self._simulation.now
+    def totals(self, now: float) -> Totals:
+        """Sums up to now."""
         totals = Totals(at_s=now)
-        for replica in simulation.replicas.values():
-            engine = replica.engine
-            engine.advance(now)
-            totals.replica_busy_s += engine.busy_s
-            totals.decode_s += engine.decode_s
-            totals.prefill_s += engine.prefill_s
-            totals.kv_share_s += engine.kv_share_s
-            totals.generated_tokens += engine.tokens
-            totals.preemptions += engine.preemptions
-        trainer = simulation.trainer
-        trainer.account()
-        totals.trainer_busy_s, totals.publishing_s = trainer.busy_s, trainer.publishing_s
-        totals.preparing_s = trainer.preparing_s
-        totals.pulling_s, totals.pulls = simulation.relays.waited_s, simulation.relays.pulls
-        totals.moves = simulation.controller.moves
-        tokens = simulation.tokens
+        for meter in self._meters:
+            meter.add_to(totals)
+        tokens = self._tokens
         totals.latency_sum_s, totals.latencies = tokens.latency_sum_s, tokens.latencies
         totals.reprefilled_tokens = tokens.reprefilled_tokens
         return totals

@@ -2,65 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
 
-from tailrace.contracts import Event, codec
-
-if TYPE_CHECKING:
-    from tailrace.fleetsim.simulator import Simulation
-
-
-class EventLog(Sequence[tuple[float, Event]]):
-    """The events of a run in order, each with its time. Equal logs are equal byte for byte."""
-
-    def __init__(self, instants: Sequence[tuple[float, Sequence[Event]]]) -> None:
-        self._instants = instants
-
-    @property
-    def instants(self) -> Sequence[tuple[float, Sequence[Event]]]:
-        """Events that reached the controller together, with their time."""
-        return self._instants
-
-    @cached_property
-    def _flat(self) -> list[tuple[float, Event]]:
-        return [(now, event) for now, events in self._instants for event in events]
-
-    def __len__(self) -> int:
-        return len(self._flat)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._flat[index]
-
-    def __iter__(self) -> Iterator[tuple[float, Event]]:
-        return iter(self._flat)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, EventLog) and self._flat == other._flat
-
-    def __hash__(self) -> int:
-        return hash(self.digest())
-
-    def lines(self) -> Iterator[str]:
-        """One JSON line for each instant."""
-        for now, events in self._instants:
-            record = {"now": now, "events": [codec.encode(event) for event in events]}
-            yield json.dumps(record, separators=(",", ":")) + "\n"
-
-    def to_bytes(self) -> bytes:
-        """The log as JSON lines."""
-        return "".join(self.lines()).encode()
-
-    def digest(self) -> str:
-        """SHA-256 of its bytes."""
-        digest = hashlib.sha256()
-        for line in self.lines():
-            digest.update(line.encode())
-        return digest.hexdigest()
+from tailrace.fleetsim.log import EventLog
+from tailrace.fleetsim.simulator import Simulation
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +84,7 @@ class Result:
 
 def result_of(simulation: Simulation) -> Result:
     """The result of a simulation that has run."""
-    fleet, recorder = simulation.fleet, simulation.recorder
+    fleet, recorder, view = simulation.fleet, simulation.world.recorder, simulation.controller.view
     end, begin = recorder.end, recorder.begin or recorder.end
     rows = recorder.measured()
     window_s = end.at_s - begin.at_s
@@ -148,7 +93,7 @@ def result_of(simulation: Simulation) -> Result:
         for lag, count in row.lags.items():
             staleness[lag] = staleness.get(lag, 0) + count
     counted = sum(staleness.values())
-    replica_s = window_s * max(1, len(simulation.replicas))
+    replica_s = window_s * max(1, len(simulation.models.replicas))
     busy_s = end.replica_busy_s - begin.replica_busy_s
     trainer_s = end.trainer_busy_s - begin.trainer_busy_s
     pulls, latencies = end.pulls - begin.pulls, end.latencies - begin.latencies
@@ -160,34 +105,33 @@ def result_of(simulation: Simulation) -> Result:
         staleness=dict(sorted(staleness.items())),
         utilisation={"trainer": _over(trainer_s, window_s), "replica": _over(busy_s, replica_s)},
         lost_trajectories=_lost(simulation),
-        events=EventLog(simulation.log),
+        events=EventLog(simulation.log.instants),
         duration_s=simulation.now,
         generated_tokens_per_s=_over(end.generated_tokens - begin.generated_tokens, window_s),
         kv_share=_over(end.kv_share_s - begin.kv_share_s, busy_s),
         prefill_share=_over(end.prefill_s - begin.prefill_s, busy_s),
         latency_mean_s=_over(end.latency_sum_s - begin.latency_sum_s, latencies),
-        latency_max_s=simulation.tokens.latency_max_s,
+        latency_max_s=simulation.world.tokens.latency_max_s,
         pull_mean_s=_over(end.pulling_s - begin.pulling_s, pulls),
         stall_s=fleet.weights.stall_s,
         preparation_share=_over(end.preparing_s - begin.preparing_s, window_s),
         trajectories=sum(sum(row.lags.values()) for row in recorder.rows),
         handled_events=simulation.handled,
-        moves=simulation.controller.moves,
+        moves=view.moves,
         preemptions=end.preemptions,
         gpus=fleet.gpus,
         gpu_hours=fleet.gpus * simulation.now / 3600,
         cost=None if fleet.price_per_hour is None else fleet.price_per_hour * simulation.now / 3600,
         batches=[Batch(row.version, row.at_s, row.tokens) for row in recorder.rows],
-        failure=simulation.controller.failure,
+        failure=view.failure,
     )
 
 
 def _lost(simulation: Simulation) -> int:
     """Trajectories of groups that were admitted and did not end in any way, nor wait to."""
-    ledger = simulation.controller.ledger
-    counts = ledger.counts
-    open_ = sum(str(group.phase) != "trained" for group in ledger.groups.values())
-    missing = counts.admitted - counts.trained - counts.filtered - counts.failed - open_
+    view = simulation.controller.view
+    counts = view.counts
+    missing = counts.admitted - counts.trained - counts.filtered - counts.failed - view.open_groups
     return missing * simulation.fleet.samples
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.result import Result, result_of
-from tailrace.fleetsim.simulator import Observer, Simulation
+from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.executor.executor import Observer
 
 
 def simulate(

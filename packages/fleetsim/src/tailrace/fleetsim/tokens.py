@@ -12,6 +12,8 @@ from tailrace import contracts as c
 from tailrace.fleetsim.engine import Work
 from tailrace.fleetsim.workload.workload import Sample, Workload
 
+_TRAIN = c.Purpose.TRAIN
+
 
 class Trajectory:
     """One trajectory that is not trained on for good yet. Plain, since there are millions of them.
@@ -20,15 +22,16 @@ class Trajectory:
         sample: what it will be.
         oldest: the oldest version that generated a token of it.
         begun_s: when it was first given to a replica.
+        group: of the workload; those of evaluations are negative.
 
     `kept` are the response tokens that it has where it does not run, `response` all of them once it is complete, `replica` the
     replica that it was last routed to.
     """
 
-    __slots__ = ("begun_s", "kept", "oldest", "replica", "response", "sample")
+    __slots__ = ("begun_s", "group", "kept", "oldest", "replica", "response", "sample")
 
-    def __init__(self, sample: Sample, oldest: int, begun_s: float, replica: str) -> None:
-        self.sample, self.oldest, self.begun_s, self.replica = sample, oldest, begun_s, replica
+    def __init__(self, sample: Sample, oldest: int, begun_s: float, replica: str, group: int) -> None:
+        self.sample, self.oldest, self.begun_s, self.replica, self.group = sample, oldest, begun_s, replica, group
         self.kept = self.response = 0
 
 
@@ -58,8 +61,9 @@ class Tokens:
             name = ref.trajectory
             known = trajectories.get(name)
             if known is None:
-                sample = self._sample(ref, version)
-                trajectories[name] = Trajectory(sample, version, now, replica)
+                group = ref.group if ref.purpose is _TRAIN else -1 - ref.group
+                sample = self._sample(ref, group, version)
+                trajectories[name] = Trajectory(sample, version, now, replica, group)
                 works.append(Work(name, sample.prompt_tokens, 0, sample.turns))
                 continue
             known.replica = replica
@@ -72,13 +76,36 @@ class Tokens:
             works.append(Work(name, known.sample.prompt_tokens, done, known.sample.turns))
         return works
 
-    def _sample(self, ref: c.TrajectoryRef, version: int) -> Sample:
-        group = ref.group if ref.purpose is c.Purpose.TRAIN else -1 - ref.group
+    def _sample(self, ref: c.TrajectoryRef, group: int, version: int) -> Sample:
         samples = self._groups.get(group)
         if samples is None or len(samples) <= ref.sample:
             first = self._first_version.setdefault(group, version)
             samples = self._groups[group] = self.workload.group(group, max(self.samples, ref.sample + 1), first)
         return samples[ref.sample]
+
+    def complete_of(self, refs: Sequence[c.TrajectoryRef]) -> dict[str, int]:
+        """Those that are complete already, with their tokens: their end was never reported."""
+        known, found = self.trajectories, {}
+        for ref in refs:
+            trajectory = known.get(ref.trajectory)
+            if trajectory is not None and trajectory.response:
+                found[ref.trajectory] = trajectory.response
+        return found
+
+    def dropped(self, replica: str, names: Iterable[str]) -> None:
+        """A replica stopped trajectories that nobody wants: a seam for checks."""
+
+    def consume(self, names: Iterable[str], version: int) -> None:
+        """A batch was trained on: a seam for stores that can roll back."""
+
+    def roll_back(self, version: int) -> None:
+        """What was consumed for later versions is available again."""
+
+    def survivors(self, version: int) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+        """Complete trajectories that were not consumed, and the version and tokens of the others, when the driver has died."""
+        held = tuple(name for name, known in self.trajectories.items() if known.response)
+        partial = {name: (k.oldest, k.kept) for name, k in self.trajectories.items() if not k.response}
+        return held, partial
 
     def keep(self, left: Iterable[tuple[str, int]]) -> None:
         """Trajectories stopped with so many response tokens."""
@@ -132,15 +159,6 @@ class Tokens:
         """Trajectories are trained on for good, or dropped."""
         pop, groups = self.trajectories.pop, self._groups
         for name in names:
-            if pop(name, None) is None:
-                continue
-            group = _group(name)
-            if group in groups:
-                del groups[group], self._first_version[group]
-
-
-def _group(name: str) -> int:
-    """The workload's group of a trajectory: those of evaluations are negative."""
-    if name[0] == "e":
-        return -1 - int(name.rpartition(".")[2])
-    return int(name.partition(".")[0])
+            known = pop(name, None)
+            if known is not None and known.group in groups:
+                del groups[known.group], self._first_version[known.group]

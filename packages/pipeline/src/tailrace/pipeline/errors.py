@@ -60,3 +60,7 @@ class DeadlineError(PipelineError, TimeoutError):
 
 class RunFailedError(PipelineError, RuntimeError):
     """The controller gave the run up. The message is its reason."""
+
+
+class PluginAnswerError(PipelineError, RuntimeError):
+    """A policy answered what its contract forbids. The message names the policy, the method and the answer."""

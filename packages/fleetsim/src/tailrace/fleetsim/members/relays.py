@@ -1,18 +1,61 @@
-"""The relays: which versions may be pulled, and when they have reached a replica's node.
+"""The relays: which versions may be pulled, and when they have reached a replica's machine.
 
-A publish is complete on the master after the trainer's stall; the chain carries it on while the master already serves it. A
-replica that asks for a version which has not reached its node waits for it, then loads it over PCIe (Laminar, section 4.2).
+A publish is complete on the first relay after the trainer's stall; the chain carries it on while that one already serves it. A
+replica that asks for a version which has not reached its machine waits for it, then loads it over PCIe (Laminar, section 4.2).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from tailrace import contracts as c
+from tailrace.contracts import Command, Publish
+from tailrace.fleetsim.recorder import Totals
+from tailrace.fleetsim.world import World
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.members.replica import Replica
-    from tailrace.fleetsim.simulator import Simulation
+    from tailrace.fleetsim.host import VirtualMember
+
+KEPT = 64  # newest versions of which a relay remembers when they came
+
+
+class Relay:
+    """One relay. `holds` are its versions, with the time at which each has reached it."""
+
+    def __init__(self, relays: Relays, id_: str) -> None:
+        self.address = f"relay-{id_}"
+        self.holds: dict[int, float] = {}
+        self.alive = False
+        self._relays = relays
+
+    def begin(self, member: VirtualMember) -> None:
+        """See `Model`."""
+        del member
+        self.holds.clear()
+
+    def starts_s(self, incarnation: int) -> float:
+        """See `Model`."""
+        return self._relays.world.fleet.delays.relay_restart_s if incarnation > 1 else 0.0
+
+    def ready(self) -> dict[str, Any]:
+        """See `Model`."""
+        self.alive = True
+        return {"address": self.address}
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Nothing is asked of it by the controller."""
+
+    def die(self) -> None:
+        """See `Model`: with it goes what it held."""
+        self.alive = False
+        self.holds.clear()
+
+    def hang(self) -> None:
+        """See `Model`."""
+        self.alive = False
+
+    def stall(self) -> None:
+        """See `Model`: it has no engine."""
 
 
 class Relays:
@@ -21,35 +64,57 @@ class Relays:
     `waited_s` is the time replicas spent pulling, `pulls` how often they did.
     """
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.relays: dict[str, Relay] = {}
         self.reached_s: dict[int, float] = {}
         self.waited_s = 0.0
         self.pulls = 0
+        world.meters.append(self)
 
-    def published(self, command: c.Publish) -> None:
-        """The trainer has handed a version to the master."""
-        simulation = self.simulation
-        self.reached_s[command.version] = simulation.now + simulation.fleet.weights.broadcast_s
-        for version in [version for version in self.reached_s if version < command.version - 64]:
-            del self.reached_s[version]
-        simulation.post(c.Published(command.version, command.seq))
+    def relay(self, id_: str) -> Relay:
+        """The relay of a name."""
+        return self.relays.setdefault(f"relay-{id_}", Relay(self, id_))
 
-    def pull(self, replica: Replica, command: c.Pull) -> None:
-        """A replica loads a version; an old one that no relay holds any more comes from its checkpoint."""
-        simulation = self.simulation
-        missing_s = max(0.0, self.reached_s.get(command.version, simulation.now) - simulation.now)
-        takes_s = missing_s + simulation.fleet.weights.pull_s
+    def published(self, command: Publish) -> bool:
+        """The trainer hands a version over. Returns whether a relay took it."""
+        world, taken = self.world, False
+        reaches_s = world.time.now() + world.fleet.weights.broadcast_s
+        for address in command.relays.values():
+            relay = self.relays.get(address)
+            if relay is not None and relay.alive:
+                relay.holds.setdefault(command.version, reaches_s)
+                taken = True
+        if taken:
+            self.reached_s.setdefault(command.version, reaches_s)
+            for known in (self.reached_s, *(relay.holds for relay in self.relays.values())):
+                for version in [version for version in known if version < command.version - KEPT]:
+                    del known[version]
+        return taken
+
+    def pull_s(self, version: int, sources: Sequence[str]) -> float:
+        """Seconds that a pull takes which begins now; an old version that no relay holds comes from its checkpoint."""
+        now = self.world.time.now()
+        held = [at for at in self._held(sources, version).values() if at is not None]
+        missing_s = max(0.0, min(held) - now) if held else 0.0
+        takes_s = missing_s + self.world.fleet.weights.pull_s
         self.waited_s += takes_s
         self.pulls += 1
-        incarnation, reason = replica.incarnation, simulation.torn(replica)
+        return takes_s
 
-        def done(_: int) -> None:
-            if replica.incarnation != incarnation or replica.hung:
-                return
-            if reason is None:
-                replica.pulled(command)
-            else:
-                replica.pull_failed(command, reason)
+    def refuses(self, version: int, sources: Sequence[str]) -> str | None:
+        """Why a pull that ends now is not complete; None if it is."""
+        held = self._held(sources, version)
+        if not held:
+            return "none of the relays that it was told of answers"
+        if version in self.world.disk or any(at is not None for at in held.values()):
+            return None
+        return None if version not in self.reached_s else "no relay and no checkpoint holds it"
 
-        simulation.at(simulation.now + takes_s, done, 0)
+    def _held(self, sources: Sequence[str], version: int) -> Mapping[str, float | None]:
+        alive = [relay for source in sources if (relay := self.relays.get(source)) is not None and relay.alive]
+        return {relay.address: relay.holds.get(version) for relay in alive}
+
+    def add_to(self, totals: Totals) -> None:
+        """See `Meter`."""
+        totals.pulling_s, totals.pulls = self.waited_s, self.pulls

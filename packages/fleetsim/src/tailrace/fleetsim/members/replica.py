@@ -7,18 +7,24 @@ become idle or has pulled. So a fleet costs what finishes in it, not what time p
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
-from tailrace.fleetsim.engine import Engine, Work
+from tailrace.fleetsim.members.relays import Relays
+from tailrace.fleetsim.recorder import Totals
+from tailrace.fleetsim.world import World
 from tailrace.rollout.order import Order
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.simulator import Simulation
+    from tailrace.fleetsim.host import VirtualMember
 
 
 class Replica:
-    """One replica of a simulation.
+    """One replica of a simulation. It outlives its processes: its engine counts what all of them did.
+
+    An abort is not in the chain of commands, so it may come after a route that was given later and brings the same
+    trajectory anew: what was routed later stays.
 
     Args:
         id: its name.
@@ -26,71 +32,123 @@ class Replica:
     """
 
     __slots__ = (
+        "_routed_by",
+        "_share",
         "engine",
         "finished",
         "hung",
         "id",
         "incarnation",
         "last_seq",
+        "member",
         "order",
         "pulling",
+        "relays",
+        "report_s",
         "reported",
         "scheduled_s",
-        "simulation",
         "speed",
-        "starting",
+        "stalled_s",
+        "time",
+        "tokens",
         "up",
         "version",
+        "world",
     )
 
-    def __init__(self, simulation: Simulation, id_: str, engine: Engine, speed: float) -> None:
-        self.simulation, self.id, self.engine, self.speed = simulation, id_, engine, speed
+    def __init__(self, world: World, relays: Relays, id_: str, speed: float) -> None:
+        self.world, self.relays, self.id, self.speed = world, relays, id_, speed
+        self.time, self.tokens, self.report_s = world.time, world.tokens, world.fleet.delays.report_s
+        self.engine = world.fleet.engine(self.time.now())
         self.incarnation = 0
-        self.up = self.hung = self.starting = False
+        self.member: VirtualMember | None = None
+        self.up = self.hung = False
+        self.stalled_s: float | None = None
         self.version: int | None = None
         self.pulling = False
         self.order = Order()
         self.last_seq = self.finished = 0
         self.reported = True  # the controller knows that it is idle
         self.scheduled_s = math.inf
+        self._routed_by: dict[str, int] = {}
+        self._share = 1.0
+        world.meters.append(self)
+        world.pulsing.append(self)
+        world.cores.add(self)
 
     # ---- life -----------------------------------------------------------------------------------------------------
 
-    def start(self, now: float) -> None:
+    def begin(self, member: VirtualMember) -> None:
+        """See `Model`."""
+        self.member = member
+
+    def starts_s(self, incarnation: int) -> float:
+        """See `Model`."""
+        rollout = self.world.fleet.rollout
+        return rollout.restart_s if incarnation > 1 else rollout.start_s
+
+    def ready(self) -> dict[str, Any]:
         """A fresh process: no weights, no work, a new chain of commands."""
+        now = self.time.now()
         self._drop_work(now)
-        self.up, self.hung, self.starting, self.version, self.pulling = True, False, False, None, False
+        self.up, self.hung, self.stalled_s, self.version, self.pulling = True, False, None, None, False
         self.order, self.last_seq = Order(), 0
+        self._routed_by.clear()
         self.incarnation += 1
+        self.weights_gone()
+        self._set_speed()
+        return {}
 
-    def die(self, now: float) -> None:
+    def die(self) -> None:
         """The process is gone; the tokens that it had generated are in the partial-response pool."""
-        self._drop_work(now)
-        self.up, self.starting, self.version, self.pulling = False, False, None, False
+        self._drop_work(self.time.now())
+        self.up, self.version, self.pulling = False, None, False
         self.incarnation += 1
+        self.weights_gone()
+        self.world.cores.changed()
 
-    def hang(self, now: float) -> None:
+    def hang(self) -> None:
         """The process lives and does nothing any more."""
         self.hung = True
-        self.set_speed(0.0, now)
+        self._set_speed()
+        self.world.cores.changed()
 
-    def set_speed(self, factor: float, now: float) -> None:
-        """Its engine runs at a share of the modelled speed."""
-        self.engine.set_speed(factor, now)
-        self.schedule(now)
+    def stall(self) -> None:
+        """Its engine does nothing any more."""
+        if self.stalled_s is None:
+            self.stalled_s = self.time.now()
+            self._set_speed()
+
+    def slow_down(self, speed: float) -> None:
+        """It runs at a share of the modelled speed from now on."""
+        self.speed = speed
+        if self.up:
+            self._set_speed()
+
+    def weights_gone(self) -> None:
+        """It serves nothing: a seam for checks."""
+
+    def _set_speed(self) -> None:
+        still = self.hung or self.stalled_s is not None
+        self.engine.set_speed(0.0 if still else self.speed * self._share, self.time.now())
+        self.schedule(self.time.now())
 
     def _drop_work(self, now: float) -> None:
         left = self.engine.clear(now)
         self.flush()  # the store has what was complete before
-        self.simulation.tokens.keep(left)
+        self.tokens.keep(left)
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
-    def receive(self, command: c.Route | c.Interrupt | c.Pull) -> None:
-        """A command has arrived; it is carried out when those before it have been."""
+    def submit(self, commands: Sequence[c.Command]) -> None:
+        """Commands have arrived; each is carried out when those before it have been."""
         if not self.up or self.hung:
             return
-        self.order.add(command)
+        for command in commands:
+            if type(command) is c.Abort:
+                self._abort(command)
+            else:
+                self.order.add(command)  # type: ignore[arg-type]
         for ready in self.order.take():
             self.last_seq = ready.seq
             kind = type(ready)
@@ -103,63 +161,106 @@ class Replica:
 
     def _route(self, command: c.Route) -> None:
         assert self.version is not None, f"{self.id} was given work and serves no version"
-        simulation = self.simulation
-        works = simulation.tokens.works(command.trajectories, self.id, self.version, simulation.now)
-        self.engine.add(works, simulation.now)
+        now = self.time.now()
+        refs = command.trajectories
+        if self.world.reorders:
+            self._routed_by.update(dict.fromkeys([ref.trajectory for ref in refs], command.seq))
+        complete = self.tokens.complete_of(refs)
+        if complete:
+            refs = tuple([ref for ref in refs if ref.trajectory not in complete])
+        self.engine.add(self.tokens.works(refs, self.id, self.version, now), now)
+        if complete:
+            self.finished += len(complete)
+            self._say([c.Finished(self.id, name, tokens, answers=command.seq) for name, tokens in complete.items()])
+            self.flush()  # a snapshot comes after what it counts as finished
         self.reported = False
-        simulation.cores.changed()
-        self.schedule(simulation.now)
+        self.world.cores.changed()
+        self.schedule(now)
+        if complete:
+            self.idle_now()
 
     def _interrupt(self, command: c.Interrupt) -> None:
-        simulation = self.simulation
-        left = self.engine.remove(command.trajectories, simulation.now)
+        now = self.time.now()
+        left = self.engine.remove(command.trajectories, now)
         self.flush()
-        simulation.tokens.keep(left)
-        simulation.say(self, [c.Interrupted(self.id, name, tokens, command.seq) for name, tokens in left])
+        self.tokens.keep(left)
+        self._say([c.Interrupted(self.id, name, tokens, command.seq) for name, tokens in left])
         self.reported = False  # a snapshot must show this command, even if there was nothing to interrupt
         self.idle_now()
-        self.schedule(simulation.now)
+        self.schedule(now)
 
-    def abort(self, names: tuple[str, ...]) -> None:
-        """Drop trajectories, if they are here."""
-        now = self.simulation.now
+    def _abort(self, command: c.Abort) -> None:
+        """Drop trajectories, if they are here and were not routed here again since."""
+        routed = self._routed_by
+        names = [name for name in command.trajectories if routed.pop(name, 0) < command.seq]
+        now = self.time.now()
         self.engine.remove(names, now)
         self.flush()
+        self.tokens.dropped(self.id, names)
         self.idle_now()
         self.schedule(now)
 
     def _pull(self, command: c.Pull) -> None:
-        simulation = self.simulation
-        self._drop_work(simulation.now)  # an abort may have overtaken the command that routed what is here
+        self._drop_work(self.time.now())  # an abort may have overtaken the command that routed what is here
+        self.weights_gone()
         self.version, self.pulling = None, True
-        simulation.cores.changed()
-        simulation.relays.pull(self, command)
+        self.world.cores.changed()
+        torn = self.world.injuries.torn(self.id)
+        takes_s = self.relays.pull_s(command.version, command.sources)
+        self.time.at(self.time.now() + takes_s, self._arrived, (command, self.incarnation, torn))
 
-    def pulled(self, command: c.Pull) -> None:
-        """The weights are complete."""
-        self.version, self.pulling = command.version, False
-        self.simulation.say(self, [c.Pulled(self.id, command.version, command.seq), self.snapshot()])
+    def _arrived(self, arrival: tuple[c.Pull, int, bool]) -> None:
+        command, incarnation, torn = arrival
+        if incarnation != self.incarnation or self.hung:
+            return
+        self.pulling = False
+        refused = self.relays.refuses(command.version, command.sources)
+        kept = self.world.injuries.kept_versions
+        if refused is None and kept and command.version <= max(self.relays.reached_s, default=0) - kept:
+            refused = "no relay and no checkpoint holds it"
+        if refused is None and torn:
+            refused = "a chunk's checksum does not match"
+        if refused is None:
+            self.version = command.version
+            self.weights_arrived(command.version)
+            self._say([c.Pulled(self.id, command.version, command.seq), self.snapshot()])
+        else:
+            self._say([c.PullFailed(self.id, command.version, refused, command.seq)])
 
-    def pull_failed(self, command: c.Pull, reason: str) -> None:
-        """The weights could not be had, or arrived damaged."""
-        self.version, self.pulling = None, False
-        self.simulation.say(self, [c.PullFailed(self.id, command.version, reason, command.seq)])
+    def weights_arrived(self, version: int) -> None:
+        """It serves a version: a seam for checks."""
 
     # ---- reports --------------------------------------------------------------------------------------------------
+
+    def _say(self, events: Sequence[c.Event]) -> None:
+        if self.member is not None:
+            self.member.say(events)
+
+    def pulse(self) -> None:
+        """Report the load, unless the controller knows that there is none; and how long the engine has stood still."""
+        if not self.up or self.hung or self.reported:
+            return
+        now, engine = self.time.now(), self.engine
+        engine.advance(now)
+        self.flush()
+        self._say([self.snapshot()])
+        if self.stalled_s is not None and (engine.running or engine.waiting):
+            still_s = now - self.stalled_s
+            self._say([c.Activity("replica", self.id, "generating", 0, still_s, self.world.fleet.slowest_step_s)])
 
     def schedule(self, now: float) -> None:
         """Wake up when the next trajectory has finished, or may have."""
         at = self.engine.next_finish_s()
         if at == math.inf:
             return
-        step = self.simulation.report_s
+        step = self.report_s
         at = max(math.ceil(at / step - 1e-9) * step, at, now)  # rounding must not put it before the finish
         if at < self.scheduled_s or self.scheduled_s <= now:
             self.scheduled_s = at
-            self.simulation.at(at, self._wake, self.incarnation)
+            self.time.at(at, self._wake, self.incarnation)
 
     def _wake(self, incarnation: int) -> None:
-        now = self.simulation.now
+        now = self.time.now()
         if incarnation != self.incarnation or now < self.scheduled_s:
             return
         self.scheduled_s = math.inf
@@ -173,17 +274,17 @@ class Replica:
         finished = self.engine.take_finished()
         if finished:
             self.finished += len(finished)
-            simulation, name = self.simulation, self.id
-            simulation.tokens.complete(finished)
-            simulation.say(self, [c.Finished(name, trajectory, tokens) for _, trajectory, tokens in finished])
+            name = self.id
+            self.tokens.complete(finished)
+            self._say([c.Finished(name, trajectory, tokens) for _, trajectory, tokens in finished])
 
     def idle_now(self) -> None:
         """Report the load as soon as there is none."""
         engine = self.engine
         if not self.reported and not (engine.running or engine.waiting or engine.in_environment):
             self.reported = True
-            self.simulation.cores.changed()
-            self.simulation.say(self, [self.snapshot()])
+            self.world.cores.changed()
+            self._say([self.snapshot()])
 
     def snapshot(self) -> c.Snapshot:
         """Its load now; the engine must have been advanced."""
@@ -196,14 +297,33 @@ class Replica:
             self.finished,
             self.version,
             self.last_seq,
-            kv_capacity_tokens=self.simulation.fleet.kv_capacity_tokens,
+            kv_capacity_tokens=self.world.fleet.kv_capacity_tokens,
             in_environment=engine.in_environment,
         )
 
+    # ---- what it computes -----------------------------------------------------------------------------------------
+
     @property
-    def busy(self) -> bool:
-        """Whether it computes: work is on its devices."""
-        return self.up and (self.engine.running > 0 or self.engine.waiting > 0)
+    def cores(self) -> float:
+        """See `Computing`: work is on its devices."""
+        busy = self.up and (self.engine.running > 0 or self.engine.waiting > 0)
+        return self.world.fleet.replica_cores if busy else 0.0
 
+    def share(self, share: float) -> None:
+        """See `Computing`."""
+        self._share = share
+        if self.up and not self.hung:
+            self.engine.advance(self.time.now())
+            self.flush()
+            self._set_speed()
 
-__all__ = ["Replica", "Work"]
+    def add_to(self, totals: Totals) -> None:
+        """See `Meter`."""
+        engine = self.engine
+        engine.advance(self.time.now())
+        totals.replica_busy_s += engine.busy_s
+        totals.decode_s += engine.decode_s
+        totals.prefill_s += engine.prefill_s
+        totals.kv_share_s += engine.kv_share_s
+        totals.generated_tokens += engine.tokens
+        totals.preemptions += engine.preemptions

@@ -1,27 +1,33 @@
 """The trainer: one command after the other, each as long as it takes.
 
-Publishing stalls it for one copy to the master relay (Laminar, section 8.3), whatever the number of replicas; a checkpoint is
+Publishing stalls it for one copy to the first relay (Laminar, section 8.3), whatever the number of replicas; a checkpoint is
 copied at once and durable later; a step prepares the experience of its batch and updates once for each mini-batch.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
+from tailrace.fleetsim.members.relays import Relays
+from tailrace.fleetsim.recorder import Totals
+from tailrace.fleetsim.world import World
+from tailrace.pipeline.errors import CheckpointUnusableError
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.simulator import Simulation
+    from tailrace.fleetsim.host import VirtualMember
 
 
 class Trainer:
     """The trainer of a simulation. `busy_s` is what it spent on steps, `publishing_s` on handing weights over."""
 
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
+    def __init__(self, world: World, relays: Relays) -> None:
+        self.world, self.relays, self.time = world, relays, world.time
+        self.member: VirtualMember | None = None
         self.incarnation = 0
-        self.up = self.hung = self.starting = False
+        self.up = self.hung = False
         self.version = 0
         self.busy_s = self.publishing_s = self.preparing_s = 0.0
         self.parts: list[tuple[str, ...]] = []
@@ -31,41 +37,47 @@ class Trainer:
         self._began_s = self._since_s = 0.0
         self._speed = 1.0
         self._order = 0
+        self._offered: c.Publish | None = None  # the newest version that was handed over
+        self._taken = -1  # the newest version that a relay took
+        world.meters.append(self)
+        world.cores.add(self)
 
-    @property
-    def computing(self) -> bool:
-        """Whether it trains now."""
-        return self.up and not self.hung and isinstance(self._current, c.Step | c.Accumulate)
+    # ---- life -----------------------------------------------------------------------------------------------------
 
-    def start(self, version: int) -> None:
-        """A fresh process with the weights of a version."""
+    def begin(self, member: VirtualMember) -> None:
+        """See `Model`."""
+        self.member = member
+
+    def starts_s(self, incarnation: int) -> float:
+        """See `Model`."""
+        return self.world.fleet.delays.trainer_restart_s if incarnation > 1 else 0.0
+
+    def ready(self, version: int | None) -> dict[str, Any]:
+        """A fresh process with the weights of a checkpoint. The store takes back what came after it."""
+        if version is not None and (version in self.world.injuries.damaged or version not in self.world.disk):
+            raise CheckpointUnusableError(f"the checkpoint of version {version} is damaged")
         self._reset()
-        self.up, self.hung, self.starting, self.version = True, False, False, version
+        self.up, self.hung, self.version = True, False, version or 0
+        self.world.rolled_back(self.version)
+        self.world.tokens.roll_back(self.version)
+        self.loaded(self.version)
+        return {"version": version}
 
     def die(self) -> None:
         """The process is gone, with what it had queued."""
         self._account()
         self._reset()
-        self.up = self.starting = False
+        self.up = False
+        self.world.cores.changed()
 
     def hang(self) -> None:
         """The process lives and does nothing any more."""
         self.set_speed(0.0)
         self.hung = True
+        self.world.cores.changed()
 
-    def _reset(self) -> None:
-        self.incarnation += 1
-        self._queue.clear()
-        self.parts = []
-        self._current, self._speed = None, 1.0
-
-    def take(self, command: c.Command) -> None:
-        """A command; it is carried out when those before it have been."""
-        if not self.up:
-            return
-        self._queue.append(command)
-        if self._current is None:
-            self._next()
+    def stall(self) -> None:
+        """See `Model`: it has no engine."""
 
     def set_speed(self, factor: float) -> None:
         """It runs at a share of the modelled speed from now on."""
@@ -76,24 +88,55 @@ class Trainer:
         if self._current is not None:
             self._schedule()
 
+    def _reset(self) -> None:
+        self.incarnation += 1
+        self._queue.clear()
+        self.parts = []
+        self._current, self._speed = None, 1.0
+        self._offered, self._taken = None, -1
+
+    # ---- seams for checks -----------------------------------------------------------------------------------------
+
+    def loaded(self, version: int) -> None:
+        """It holds the weights of a checkpoint."""
+
+    def stages(self, version: int) -> None:
+        """It copies its weights to be published as a version."""
+
+    def saves(self, version: int) -> None:
+        """It copies its weights for a checkpoint."""
+
+    def trained(self, version: int) -> None:
+        """It holds new weights."""
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def submit(self, commands: Sequence[c.Command]) -> None:
+        """Commands have arrived; each is carried out when those before it have been."""
+        if not self.up:
+            return
+        self._queue.extend(commands)
+        if self._current is None:
+            self._next()
+
     def _next(self) -> None:
         if self._queue:
             self._current = self._queue.popleft()
             self._left_s = self._duration(self._current)
-            self._since_s = self.simulation.now
+            self._since_s = self.time.now()
             if not self.parts:
                 self._began_s = self._since_s  # of what is carried out, or of the first part of its batch
             self._schedule()
-        self.simulation.cores.changed()
+        self.world.cores.changed()
 
     def _schedule(self) -> None:
         self._order += 1
         if self._speed > 0:
-            self.simulation.at(self.simulation.now + self._left_s / self._speed, self._done, self._order)
+            self.time.at(self.time.now() + self._left_s / self._speed, self._done, self._order)
 
     def _account(self) -> None:
         """Book the time since the last change on what is being done."""
-        now = self.simulation.now
+        now = self.time.now()
         spent, self._since_s = now - self._since_s, now
         self._left_s -= spent * self._speed
         if isinstance(self._current, c.Step | c.Accumulate):
@@ -101,15 +144,11 @@ class Trainer:
         elif isinstance(self._current, c.Publish):
             self.publishing_s += spent
 
-    def account(self) -> None:
-        """Bring `busy_s` up to now."""
-        if self._current is not None:
-            self._account()
-
     def _duration(self, command: c.Command) -> float:
-        fleet = self.simulation.fleet
+        fleet = self.world.fleet
         if isinstance(command, c.Publish):
-            return fleet.weights.stall_s
+            again = self._offered is not None and self._offered.version == command.version
+            return 0.0 if again else fleet.weights.stall_s
         if isinstance(command, c.Accumulate):
             return self._compute((command.trajectories,), fleet.data_s / fleet.parts)
         if isinstance(command, c.Step):
@@ -117,28 +156,73 @@ class Trainer:
         return 0.0
 
     def _compute(self, mini_batches: tuple[tuple[str, ...], ...], data_s: float) -> float:
-        fleet, tokens = self.simulation.fleet, self.simulation.tokens
+        fleet, tokens = self.world.fleet, self.world.tokens
         loads = [tokens.load(names) for names in mini_batches]
         preparing = sum(fleet.training.preparation_s(total, squares) for total, squares in loads)
         self.preparing_s += preparing
         return data_s + preparing + sum(fleet.training.update_s(total, squares) for total, squares in loads)
 
     def _done(self, order: int) -> None:
-        if order != self._order or self._current is None:
+        if order != self._order or self._current is None or self.member is None:
             return
         self._account()
         command, self._current = self._current, None
-        simulation = self.simulation
         if isinstance(command, c.Publish):
-            simulation.relays.published(command)
+            self._publish(command)
         elif isinstance(command, c.Checkpoint):
-            simulation.checkpoint(command)
+            self.saves(command.version)
+            durable_s = self.time.now() + self.world.fleet.delays.checkpoint_s
+            self.time.at(durable_s, self._durable, (command, self.incarnation))
         elif isinstance(command, c.Accumulate):
             self.parts.append(command.trajectories)
-            simulation.post(c.Accumulated(command.version, command.trajectories, answers=command.seq))
+            self.member.say([c.Accumulated(command.version, command.trajectories, answers=command.seq)])
         elif isinstance(command, c.Step):
             batch = [name for part in (*self.parts, *command.mini_batches) for name in part]
-            lags = simulation.tokens.lags(batch, command.version - 1)
+            lags = self.world.tokens.lags(batch, command.version - 1)
             self.parts, self.version = [], command.version
-            simulation.stepped(command, batch, simulation.now - self._began_s, lags)
+            self.world.tokens.consume(batch, command.version)
+            self.trained(command.version)
+            self.world.stepped(command.version, batch, lags)
+            metrics = {"staleness_max": float(max(lags, default=0)), "wall_s": self.time.now() - self._began_s}
+            self.member.say([c.Stepped(command.version, metrics, command.seq)])
         self._next()
+
+    def _publish(self, command: c.Publish) -> None:
+        """Relays that live take the version; without any it is offered again to those that come."""
+        assert self.member is not None
+        if self._offered is None or self._offered.version != command.version:
+            self.stages(command.version)
+        self._offered = command
+        if self.relays.published(command) or self._taken == command.version:
+            self._taken = command.version
+            self.member.say([c.Published(command.version, command.seq)])
+
+    def _durable(self, saving: tuple[c.Checkpoint, int]) -> None:
+        command, incarnation = saving
+        if self.incarnation != incarnation or self.member is None or self.hung:
+            return
+        if self.world.injuries.loses_checkpoint():
+            self.member.end(f"the checkpoint of version {command.version} could not be written")
+            return
+        self.world.saved(command.version, command.keep)
+        self.member.say([c.Durable(command.version, command.seq)])
+
+    # ---- what it computes -----------------------------------------------------------------------------------------
+
+    @property
+    def cores(self) -> float:
+        """See `Computing`: it trains now."""
+        computing = self.up and not self.hung and isinstance(self._current, c.Step | c.Accumulate)
+        return self.world.fleet.trainer_cores if computing else 0.0
+
+    def share(self, share: float) -> None:
+        """See `Computing`."""
+        self.set_speed(share)
+
+    def add_to(self, totals: Totals) -> None:
+        """See `Meter`."""
+        if self._current is not None:
+            self._account()
+        totals.trainer_busy_s += self.busy_s
+        totals.publishing_s += self.publishing_s
+        totals.preparing_s += self.preparing_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.fleetsim.build import failures, parts, samples, warm_up
+from tailrace.fleetsim.quantities import failures, parts, samples, warm_up
 from tailrace.fleetsim.config import DelayConfig, FleetConfig, RolloutFleet
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import Engine
@@ -80,7 +80,9 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Fleet
         replica_cores=machine.sharing.replica_cores if machine.sharing is not None else 1.0,
         trainer_cores=machine.sharing.trainer_cores if machine.sharing is not None else 1.0,
         warm_up=warm_up(table, spec),
-        failures=failures(table, build_faults(config), 1, 1, seed),
+        failures=failures(table, 1, 1, seed),
+        relays=config.relay.count,
+        faults=tuple(build_faults(config)),
         description=describe(config, machine),
         block_tokens=machine.decode.block_tokens,
     )

@@ -15,9 +15,10 @@ from tailrace import contracts as c
 from tailrace.fleetsim.profile.processor import Others, Usage, cores_here, usage
 from tailrace.fleetsim.profile.samples import ReplicaSamples, TrainerSamples
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER, Controller
-from tailrace.pipeline.executors.deployment import Deployment
-from tailrace.pipeline.executors.executor import Executor
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment
+from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
@@ -77,26 +78,33 @@ class _Witness:
 
     def __init__(self, measured: Measured, progress: Progress, steps: int) -> None:
         self._measured, self._progress, self._steps = measured, progress, steps
+        self._serves: dict[str, int] = {}
 
-    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         measured = self._measured
-        measured.log.append((now, event))
+        measured.log += ((now, event) for event in events)
         measured.sent += ((now, command) for command in commands)
+        for event in events:
+            self._note(event, now, run)
         for command in commands:
             if isinstance(command, c.Route):
-                version = controller.fleet.replicas[command.replica].version
-                assert version is not None
+                version = self._serves[command.replica]
                 for ref in command.trajectories:
-                    measured.trajectories.setdefault(ref.trajectory, Trajectory(ref.group, ref.purpose, version))
-        if isinstance(event, c.Finished):
+                    measured.trajectories.setdefault(ref.trajectory, Trajectory(ref.prompt, ref.purpose, version))
+
+    def _note(self, event: c.Event, now: float, run: RunView) -> None:
+        measured = self._measured
+        if isinstance(event, c.Pulled):
+            self._serves[event.replica] = event.version
+        elif isinstance(event, c.Finished):
             if event.trajectory in measured.trajectories:
                 measured.trajectories[event.trajectory].tokens = event.tokens
         elif isinstance(event, c.Scored):
             if event.trajectory in measured.trajectories:
                 measured.trajectories[event.trajectory].reward = event.reward
         elif isinstance(event, c.Stepped):
-            self._progress(f"step {controller.learner.step} of {self._steps}", controller.learner.step / self._steps)
-            if controller.learner.step >= SETTLED_STEP:
+            self._progress(f"step {run.step} of {self._steps}", run.step / self._steps)
+            if run.step >= SETTLED_STEP:
                 measured.others = measured.others or Others(os.getpid())
                 measured.others.look()
                 measured.usages.append((now, usage()))
@@ -132,11 +140,10 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
     executor = Executor(build_host(config), deployment, observers=[metrics, status, witness])
     measured.zero_s = time.monotonic() - executor.now()
     try:
-        executor.open()
         with EventLog(directory.events) as log:
             executor.run(controller, log)
         progress("updates of several sizes", None)
-        _collect(measured, executor, controller)
+        _collect(measured, executor)
     except BaseException:
         executor.close(patience_s=HURRY_S)
         raise
@@ -145,7 +152,7 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
     executor.close()
     everything = measured.trajectories.values()
     training = {trajectory.group for trajectory in everything if trajectory.purpose is c.Purpose.TRAIN}
-    measured.prompts = _prompt_tokens(Prompts(**deployment.data.arguments["prompts"]), training)
+    measured.prompts = _prompt_tokens(Prompts(**deployment.roles[DATA].arguments["prompts"]), training)
     return measured
 
 
@@ -160,28 +167,34 @@ def measured_roles(deployment: Deployment, seed: int) -> Deployment:
     """The same roles with clocks, on other prompts: a prediction must not know those of the run that it is about."""
     from tailrace.fleetsim.profile.measured_roles import MeasuredReplica, MeasuredTrainer
 
-    prompts = {**deployment.data.arguments["prompts"], "shuffle_seed": seed + 1_000_003}
+    data, trainer, replica = (deployment.roles[role] for role in (DATA, TRAINER, REPLICA))
+    prompts = {**data.arguments["prompts"], "shuffle_seed": seed + 1_000_003}
     return dataclasses.replace(
         deployment,
-        data=dataclasses.replace(deployment.data, arguments={**deployment.data.arguments, "prompts": prompts}),
-        replica=dataclasses.replace(deployment.replica, factory=MeasuredReplica),
-        trainer=dataclasses.replace(deployment.trainer, factory=MeasuredTrainer),
+        roles={
+            **deployment.roles,
+            DATA: dataclasses.replace(data, arguments={**data.arguments, "prompts": prompts}),
+            TRAINER: dataclasses.replace(trainer, factory=MeasuredTrainer),
+            REPLICA: dataclasses.replace(replica, factory=MeasuredReplica),
+        },
     )
 
 
-def _collect(measured: Measured, executor: Executor, controller: Controller) -> None:
+def _collect(measured: Measured, executor: Executor) -> None:
     deadlines = measured.config.deadlines
-    trainer = executor.member(TRAINER)
+    trainer = executor.host.caller(TRAINER)
     groups = sorted({max(1, round(share * measured.config.pipeline.prompts_per_step)) for share in SHARES})
     if measured.config.trainer.processes == 1:  # with more, every rank would have to take part
-        trainer.call("measure_sizes", groups, REPEATS).result(deadlines.step_s)
-    measured.trainer = trainer.call("samples").result(deadlines.score_s)
-    for name in controller.fleet.replicas:
-        measured.replicas[name] = executor.member(REPLICA, name).call("samples").result(deadlines.score_s)
+        trainer.call("measure_sizes", groups, REPEATS, timeout_s=deadlines.step_s)
+    measured.trainer = trainer.call("samples", timeout_s=deadlines.score_s)
+    for role, name in executor.members:
+        if role == REPLICA:
+            replica = executor.host.caller(REPLICA, name)
+            measured.replicas[name] = replica.call("samples", timeout_s=deadlines.score_s)
 
 
 def _prompt_tokens(prompts: Prompts, groups: set[int]) -> dict[int, int]:
-    return {group: len(prompts.encode(c.TrajectoryRef(f"{group}.0", group, 0))) for group in groups}
+    return {prompt: len(prompts.encode(c.TrajectoryRef("", prompt, 0, prompt=prompt))) for prompt in groups}
 
 
 def _share(row: object) -> float | None:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.learner import Learner
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -48,17 +49,17 @@ class Batches:
     """
 
     def __init__(
-        self, spec: PipelineSpec, ledger: Ledger, learner: Learner, gate: c.AdmissionGate, outbox: Outbox
+        self, spec: PipelineSpec, ledger: Ledger, trainer: TrainerState, gate: c.AdmissionGate, outbox: Outbox
     ) -> None:
-        self._spec, self._ledger, self._learner, self._gate, self._outbox = spec, ledger, learner, gate, outbox
+        self._spec, self._ledger, self._trainer, self._gate, self._outbox = spec, ledger, trainer, gate, outbox
         parts = spec.training.split(range(spec.batch_groups)) if spec.training.streams else ()
         self._sizes = [len(part) for part in parts[:-1]]  # of the parts that are accumulated
         self._waits_at: tuple[int, ...] | None = None  # nothing was found there; nothing has changed since
 
     @property
     def wanted(self) -> bool:
-        """Whether the trainer is free for a batch, or for a part of one."""
-        return self._learner.idle and self._learner.step < self._spec.steps and self._learner.publishing >= 0
+        """Whether the trainer is free for a batch, or for a part of one. What it holds must be on its way to replicas."""
+        return self._trainer.idle and self._trainer.step < self._spec.steps and self._trainer.staged
 
     def fell_back(self) -> None:
         """The trainer holds the weights of a checkpoint, and admission has been set anew."""
@@ -66,18 +67,18 @@ class Batches:
 
     def give(self) -> bool:
         """Give the trainer what it may have now. Returns whether it was anything."""
-        if self._learner.parts < len(self._sizes):
-            return self._accumulate(self._sizes[self._learner.parts])
+        if self._trainer.parts < len(self._sizes):
+            return self._accumulate(self._sizes[self._trainer.parts])
         return self._step()
 
     def _step(self) -> bool:
-        gate, learner, ledger, training = self._gate, self._learner, self._ledger, self._spec.training
+        gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._spec.training
         if not gate.ready():
             return False
-        candidates, sampler, before = ledger.candidates(), self._spec.sampler, set(learner.accumulated)
+        candidates, sampler, before = ledger.candidates(), self._spec.sampler, set(trainer.accumulated)
         if before:
-            candidates = sorted([*self._candidates(learner.accumulated), *candidates], key=_order)
-            sampler = _Rest(learner.accumulated, sampler)
+            candidates = sorted([*self._candidates(trainer.accumulated), *candidates], key=_order)
+            sampler = _Rest(trainer.accumulated, sampler)
         batch = list(gate.consume(candidates, sampler))
         if not before.issubset(batch):
             raise ControllerError(
@@ -86,21 +87,21 @@ class Batches:
             )
         rest = [index for index in batch if index not in before]
         version = self._take(rest)
-        learner.stepping = version
-        mini_batches = [self._names(part) for part in ([rest] if training.streams else training.split(rest))]
-        seq = self._outbox.send(c.Step, version=version, mini_batches=tuple(mini_batches))
-        for names in mini_batches:
-            self._outbox.note(names, lambda: f"trained on: the batch that makes version {version}", seq)
+        trainer.stepping = version
+        parts = [rest] if training.streams else training.split(rest)
+        if sorted(chain.from_iterable(parts)) != sorted(rest):
+            raise answered("training", training, "split", parts, "each group of the batch in one part")
+        self._outbox.send(c.Step, version=version, mini_batches=tuple([self._names(part) for part in parts]))
         return True
 
     def _accumulate(self, size: int) -> bool:
-        ledger, learner, counts = self._ledger, self._learner, self._ledger.counts
+        ledger, trainer, counts = self._ledger, self._trainer, self._ledger.counts
         if len(ledger.buffered) < size:
             return False
-        now = (counts.completed, counts.filtered, counts.failed, learner.version, learner.parts)
+        now = (counts.completed, counts.filtered, counts.failed, trainer.version, trainer.parts)
         if now == self._waits_at:
             return False
-        taken = set(learner.accumulated)
+        taken = set(trainer.accumulated)
         free = [index for index in self._gate.trainable() if index not in taken]
         if len(free) < size:
             self._waits_at = now
@@ -109,17 +110,15 @@ class Batches:
         if not len(part) == len(set(part)) == size or not set(part).issubset(free):
             raise ControllerError(f"the sampler chose {part!r:.120}, expected {size} different groups of {free!r:.120}")
         version = self._take(part)
-        learner.accumulating, learner.parts = version, learner.parts + 1
-        learner.accumulated += part
-        names = self._names(part)
-        seq = self._outbox.send(c.Accumulate, version=version, trajectories=names)
-        self._outbox.note(names, lambda: f"trained on: a part of the batch that makes version {version}", seq)
+        trainer.accumulating, trainer.parts = version, trainer.parts + 1
+        trainer.accumulated += part
+        self._outbox.send(c.Accumulate, version=version, trajectories=self._names(part))
         return True
 
     def _take(self, groups: Sequence[int]) -> int:
         """They are consumed for the next version, which is returned."""
-        version = self._learner.version + 1
-        self._learner.consumed(version, self._staleness(groups))
+        version = self._trainer.version + 1
+        self._trainer.consumed(version, self._staleness(groups))
         self._ledger.consume(groups, version)
         return version
 
@@ -133,11 +132,11 @@ class Batches:
         bound = self._gate.bound
         for index in groups:
             for produced_by, count in self._ledger.groups[index].versions().items():
-                lag = self._learner.version - produced_by
+                lag = self._trainer.version - produced_by
                 if bound is not None and lag > bound:
                     raise ControllerError(
                         f"a trajectory of version {produced_by} of group {index} was about to be trained on at version "
-                        f"{self._learner.version}: a staleness of {lag}, expected at most {bound}"
+                        f"{self._trainer.version}: a staleness of {lag}, expected at most {bound}"
                     )
                 counts[lag] = counts.get(lag, 0) + count
         return counts

@@ -7,10 +7,9 @@
     unblocked   by Up, by Published, by Scored, by Stepped; a member that never answers is reported Down by the executor
 
 Events that arrive together are all taken in before anything is decided. Then the controller decides in this order: training,
-one cycle of the rollout coordinator, the end.
+devices, one cycle of the rollout coordinator, the end.
 
-The same calls with the same events give the same commands, byte for byte (design, invariant 6): replaying the log rebuilds
-the controller.
+The same calls with the same events give the same commands, byte for byte: replaying the log rebuilds the controller.
 """
 
 from __future__ import annotations
@@ -23,17 +22,22 @@ from typing import Any, Final, cast
 from tailrace import contracts as c
 from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.coordinator import Coordinator
+from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.evaluations import Evaluations
-from tailrace.pipeline.controller.fleet import Fleet, Health, ReplicaState
-from tailrace.pipeline.controller.learner import Learner
-from tailrace.pipeline.controller.ledger import GroupPhase, GroupState, Ledger, Phase, TrajectoryState
+from tailrace.pipeline.controller.failures import Failures
+from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.groups import Groups
+from tailrace.pipeline.controller.ledger import GroupPhase, Ledger, Phase
+from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER, Members, MemberState
 from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.plugin_faults import blame
+from tailrace.pipeline.controller.provisioning import Provisioning
+from tailrace.pipeline.controller.scoring import Scoring
+from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import ControllerError
-from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.spec import AXES, PipelineSpec
 
-TRAINER = "trainer"
-REPLICA = "replica"
-RELAY = "relay"
 PULL_ATTEMPTS = 4
 PULL_PAUSE_S = 0.5
 """Before a pull that failed is tried again, twice as long after each further failure: 7.5 s in all."""
@@ -48,33 +52,42 @@ class Controller:
 
     Args:
         spec: the pipeline.
-        relays: relays to start, one per node.
+        relays: relays to start, one per machine.
         first_version: the version that the trainer holds at the start.
     """
 
     def __init__(self, spec: PipelineSpec, *, relays: int = 1, first_version: int = 0) -> None:
-        self.spec = spec
+        self.spec, self.relays = spec, relays
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions)
+        self.members = Members()
         self.fleet = Fleet(self.ledger.view)
-        self.learner = Learner(version=first_version, batches={first_version: 0})
+        self.trainer = TrainerState(first_version, spec.keep_checkpoints)
         self.evaluations = Evaluations(spec.evaluation)
         self.gate = spec.admission.gate(spec.batch_groups)
         self.gate.reset(first_version, {})
+        self.source = spec.batching.open()
         self.outbox = Outbox(self.fleet)
+        self.discards = Discards(self.ledger, self.outbox)
+        self.scoring = Scoring(self.ledger, self.outbox, spec.scoring_attempts)
         self.coordinator = Coordinator(
-            spec, self.ledger, self.fleet, self.learner, self.evaluations, self.gate, self.outbox
+            spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.source,
+            self.discards, self.outbox,
+        )  # fmt: skip
+        self.batches = Batches(spec, self.ledger, self.trainer, self.gate, self.outbox)
+        self.groups = Groups(
+            spec, self.ledger, self.fleet, self.gate, self.source, self.discards, self.scoring, self.coordinator
         )
-        self.batches = Batches(spec, self.ledger, self.learner, self.gate, self.outbox)
-        self.relays = relays
-        self.failures: dict[str, int] = {}
-        self.replica_restarts = 0
+        self.provisioning = Provisioning(spec, self.members, self.fleet, self.trainer, self.coordinator, self.outbox)
+        self.failures = Failures(
+            spec.recovery, self.members, self.trainer, self.outbox,
+            losses=self, view=self.provisioning.view, fail=self._fail,
+        )  # fmt: skip
         self.now = 0.0
         self.started = False
         self.finished = False
+        self.recovering = False  # the driver died, and the store has not said yet what it holds
         self.failure: str | None = None
-        self._freed = False  # groups left since the last cycle: the pool has room
-        self._to_score: list[str] = []
-        self._needed = spec.batching.needed()
+        self.view = RunView(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
             c.Interrupted: self._on_interrupted,
@@ -85,8 +98,10 @@ class Controller:
             c.ScoringFailed: self._on_scoring_failed,
             c.Accumulated: self._on_accumulated,
             c.Stepped: self._on_stepped,
+            c.Discarded: self.discards.done,
             c.Down: self._on_down,
             c.Up: self._on_up,
+            c.Activity: self._on_activity,
             c.Resumed: self._on_resumed,
         }
 
@@ -98,7 +113,8 @@ class Controller:
         """The commands that follow from events that arrived together, in order: one decision over all of them.
 
         A coordinator's cycle follows if any of them calls for one; what is to be scored goes out as one `Score`. What comes
-        after an event that ends the run is not looked at.
+        after an event that ends the run is not looked at. A policy that raises, or answers what its contract forbids, ends
+        the run; it can be resumed.
 
         Args:
             now: seconds on the run's clock, never decreasing.
@@ -106,41 +122,46 @@ class Controller:
         Raises:
             ControllerError: an event contradicts the state.
         """
-        if self.over:
+        if self.finished or (self.failure is not None and not any(type(event) is c.Resumed for event in events)):
             return []
         self.now = now
-        if not self.started:
-            self._start(now)
-        if self._take_in(events):
-            self._send_scores()
-            self._decide(set(map(type, events)), now)
+        try:
+            if not self.started:
+                self._start(now)
+            if self._take_in(events) and not self.recovering:
+                self.scoring.send()
+                self._decide(set(map(type, events)), now)
+        except Exception as error:
+            line = blame(error, self._policies())
+            if line is None:
+                raise
+            self._fail(line)
         return self.outbox.take()
-
-    def progress(self) -> c.Progress:
-        """What batching and sync see."""
-        return self.coordinator.progress()
 
     @property
     def over(self) -> bool:
         """Whether the run has ended, well or not."""
         return self.finished or self.failure is not None
 
-    @property
-    def moves(self) -> int:
-        """Replicas emptied by relocation so far."""
-        return self.coordinator.moves
-
     def state(self) -> dict[str, Any]:
         """The whole state as plain data, for comparison."""
         plain: dict[str, Any] = {
             "ledger": dataclasses.asdict(self.ledger),
+            "members": self.members.plain(),
             "fleet": self.fleet.plain(),
-            "learner": dataclasses.asdict(self.learner),
+            "trainer": dataclasses.asdict(self.trainer),
             "evaluations": dataclasses.asdict(self.evaluations),
         }
-        for name, part in (("controller", self), ("coordinator", self.coordinator)):
+        parts = {
+            "controller": self,
+            "coordinator": self.coordinator,
+            "scoring": self.scoring,
+            "plan": self.provisioning,
+        }
+        for name, part in parts.items():
             plain[name] = {key: v for key, v in vars(part).items() if isinstance(v, int | float | str | None)}
-        plain["seq"], plain["gate"], plain["failures"] = self.outbox.seq, self.gate.state(), dict(self.failures)
+        plain["seq"], plain["gate"], plain["source"] = self.outbox.seq, self.gate.state(), self.source.state()
+        plain["discards"] = {seq: list(names) for seq, (names, _) in self.discards.pending.items()}
         return plain
 
     # ---- events ---------------------------------------------------------------------------------------------------
@@ -164,89 +185,83 @@ class Controller:
 
     def _start(self, now: float) -> None:
         self.started, self.coordinator.last_plan_s = True, now
-        for node in range(self.relays):
-            self.outbox.send(c.Start, role=RELAY, id=str(node))
-        self.outbox.send(c.Start, role=TRAINER, id="0")
-        for index in range(self.spec.provisioning.replicas()):
-            self.outbox.send(c.Start, role=REPLICA, id=f"r{index}")
-            self.fleet.add(f"r{index}", self.spec.replica_batch)
-        self.evaluations.at(self.learner.version, 0, self.spec.steps)
+        for role, id_ in ((DATA, "0"), (SCORER, "0"), *((RELAY, str(i)) for i in range(self.relays)), (TRAINER, "0")):
+            self.members.add(role, id_)
+            place = c.Place(int(id_)) if role == RELAY else c.Place()
+            self.outbox.send(c.Start, role=role, id=id_, place=place)
+        self.provisioning.plan(now)
+        self.evaluations.at(self.trainer.version, 0, self.spec.steps)
 
     def _on_up(self, event: c.Up) -> None:
-        if event.role == REPLICA:
-            self.fleet.replicas[event.id].health = Health.UP
-        elif event.role == TRAINER:
-            learner = self.learner
-            learner.up = True
-            if event.version is not None:
-                self._fall_back(event.version)
-            self._publish()
-            if self.spec.steps and learner.durable < learner.version:
-                self._checkpoint()
-        elif event.role == RELAY and self.learner.published >= 0:
-            self._publish()
-
-    def _on_down(self, event: c.Down) -> None:
-        if event.role == REPLICA:
-            self._replica_down(self.fleet.replicas[event.id], event.reason)
+        member = self.members.came_up(event)
+        if member is None:
             return
         if event.role == TRAINER:
-            self.learner.went_down()
-        elif event.role == RELAY:  # what failed to be pulled from it says nothing of the replicas
+            self.trainer.up = True
+            self._fall_back(self.trainer.first if event.version is None else event.version)
+            self._publish()
+            if self.spec.steps and self.trainer.durable < self.trainer.version:
+                self._checkpoint()
+        elif event.role == RELAY:
+            self._publish()
+        elif event.role == SCORER:
+            self.scoring.came_up()
+        elif event.role == DATA:
+            if self.recovering:
+                self._survived(event)
+            self.discards.again()
+
+    def _on_down(self, event: c.Down) -> None:
+        self.failures.went_down(event, self.now)
+
+    def _on_activity(self, event: c.Activity) -> None:
+        self.members.says(event)
+        if event.still_s > 0:
+            self.failures.stands_still(self.now)
+
+    def lost(self, member: MemberState, reason: str) -> None:
+        """See `Losses.lost`."""
+        del reason
+        if member.role == REPLICA:
+            self._replica_lost(member.id)
+        elif member.role == TRAINER:
+            self.trainer.went_down()
+        elif member.role == SCORER:
+            self.scoring.went_down()
+        elif member.role == RELAY:  # what failed to be pulled from it says nothing of the replicas
             for replica in self.fleet.replicas.values():
                 replica.failed_pulls = 0
-        failures = self.failures[event.role] = self.failures.get(event.role, 0) + 1
-        action = self.spec.recovery.on_down(event.role, event.id, failures)
-        if action is c.RecoveryAction.RESTART:
-            version = self._checkpoint_to_load() if event.role == TRAINER else None
-            self.outbox.send(c.Restart, role=event.role, id=event.id, version=version)
-        else:
-            self._fail(f"{event.role} {event.id} is down and is not restarted: {event.reason}")
 
-    def _replica_down(self, replica: ReplicaState, reason: str) -> None:
-        if replica.health is Health.DOWN:
-            return
-        for name in [*self.ledger.moving]:
-            if self.ledger.trajectories[name].destination == replica.id:
-                self.coordinator.unbind(self.ledger.trajectories[name])
-        names = tuple(replica.assigned)
-        self.outbox.note(names, lambda: f"back in the pool: {replica.id} is down: {reason}")
-        for name in names:
-            self.coordinator.unbind(self.ledger.trajectories[name])
-            self.ledger.returned(name, None)
+    def _replica_lost(self, name: str) -> None:
+        replica = self.fleet.replicas[name]
+        for moving in [*self.ledger.moving]:
+            if self.ledger.trajectories[moving].destination == name:
+                self.coordinator.unbind(self.ledger.trajectories[moving])
+        for trajectory in tuple(replica.assigned):
+            self.coordinator.unbind(self.ledger.trajectories[trajectory])
+            self.ledger.returned(trajectory, None)
         replica.reset()
-        replica.health = Health.DOWN
-        replica.failures += 1
-        action = self.spec.recovery.on_down(REPLICA, replica.id, replica.failures)
-        if action is c.RecoveryAction.RESTART:
-            replica.health = Health.STARTING
-            self.replica_restarts += 1
-            self.outbox.send(c.Restart, role=REPLICA, id=replica.id)
-        elif action is c.RecoveryAction.FAIL:
-            self._fail(f"replica {replica.id} is down and the recovery policy gives up: {reason}")
-        elif all(other.health is Health.DOWN for other in self.fleet.replicas.values()):
-            self._fail(f"every replica is down and none is restarted any more; the last one: {reason}")
 
     def _on_finished(self, events: Iterable[c.Finished]) -> None:
         replicas, trajectories, ledger = self.fleet.replicas, self.ledger.trajectories, self.ledger
-        trainer = self.learner.version
-        counts = self.learner.staleness_at_completion
+        trainer = self.trainer.version
+        counts = self.trainer.staleness_at_completion
         for event in events:
             name = event.trajectory
             replica, state = replicas[event.replica], trajectories.get(name)
             replica.left(name, evaluation=state is not None and state.purpose is _EVAL)
-            replica.failures = 0  # it works: the next failure is the first in a row
-            if state is None or not ledger.finished(state, event.tokens, trainer):
+            replica.member.worked()
+            if state is None or name in ledger.discarding or not ledger.finished(state, event.tokens, trainer):
                 continue
             if state.destination is not None:
                 self.coordinator.unbind(state)
             if state.purpose is _TRAIN and state.version is not None:
                 lag = trainer - state.version
                 counts[lag] = counts.get(lag, 0) + 1
-            self._to_score.append(name)
+            self.scoring.next.append(name)
 
     def _on_interrupted(self, event: c.Interrupted) -> None:
-        name, state = event.trajectory, self.ledger.get(event.trajectory)
+        name, state = event.trajectory, self.ledger.trajectories.get(event.trajectory)
         evaluation = state is not None and state.purpose is _EVAL
         self.fleet.replicas[event.replica].left(name, evaluation=evaluation)
         if state is not None and state.replica == event.replica:
@@ -260,7 +275,7 @@ class Controller:
         replica = self.fleet.replicas[event.replica]
         replica.pulling, replica.version = None, None
         replica.failed_pulls += 1
-        if event.version != self.learner.published:
+        if event.version != self.trainer.published:
             self._version_gone(event.version)
         elif replica.failed_pulls > PULL_ATTEMPTS:
             self._fail(
@@ -277,70 +292,58 @@ class Controller:
         """
         ledger = self.ledger
         waiting = [ledger.trajectories[name] for name in (*ledger.waiting.level_of, *ledger.stranded_evaluations)]
-        exact = [state for state in waiting if state.purpose is _EVAL or not ledger.mixes_versions]
-        lost = [state for state in exact if state.version == version]
-        if not lost:
-            return
-        names = tuple([state.id for state in lost])
-        seq = self.outbox.send(c.Abort, trajectories=names)
-        self.outbox.note(names, lambda: f"begins anew: nobody has version {version} any more", seq)
-        for state in lost:
-            ledger.restarted(state)
-        ledger.counts.regenerated_trajectories += len(lost)
+        lost = [state for state in waiting if ledger.exact(state) and state.version == version]
+        if lost:
+            self.discards.begin_anew(lost, c.Reason(c.Why.VERSION_GONE, numbers={"version": version}))
+            ledger.counts.regenerated_trajectories += len(lost)
 
     def _on_published(self, event: c.Published) -> None:
-        self.learner.published = max(self.learner.published, event.version)
+        self.trainer.published = max(self.trainer.published, event.version)
+        for relay in self.members.of(RELAY):
+            if relay.health is c.Health.UP:
+                relay.worked()
 
     def _on_durable(self, event: c.Durable) -> None:
-        self.learner.durable = max(self.learner.durable, event.version)
-        self.ledger.durable(event.version)
+        for group in self.ledger.settle(self.trainer.became_durable(event.version)):
+            self.source.ended(group, c.GroupEnd.TRAINED)
 
     def _on_scored(self, events: Iterable[c.Scored]) -> None:
-        trajectories, ledger, needed = self.ledger.trajectories, self.ledger, self._needed
+        trajectories, ledger = self.ledger.trajectories, self.ledger
         for event in events:
             trajectory = trajectories.get(event.trajectory)
             if trajectory is None or trajectory.phase is not _DONE:
                 continue  # it was dropped, or that was known already
             group = ledger.scored(trajectory, event.reward)
             if group is None:
-                self.ledger.settle_eval(self.evaluations.scored(trajectory, event.reward))
-            elif group.scored >= needed and group.phase is GroupPhase.GENERATING:
-                self._group_complete(group)
-
-    def _group_complete(self, group: GroupState) -> None:
-        """A group has its rewards: surplus samples are aborted; it is kept for the trainer or filtered."""
-        self._unbind(group)
-        candidate, surplus = self.ledger.complete(group)
-        if surplus:
-            self._abort(surplus, "its group has all the samples that it needs")
-        if self.spec.batching.keeps(candidate.rewards):
-            self.gate.complete(group.index)
-        else:
-            self._drop(group.index, GroupPhase.FILTERED, "no signal")
-        self._drop_surplus()
+                ledger.settle_eval(self.evaluations.scored(trajectory, event.reward))
+            elif group.scored >= group.needed and group.phase is GroupPhase.GENERATING:
+                self.groups.complete(group)
+        self._worked(SCORER)
+        self._worked(DATA)
 
     def _on_scoring_failed(self, event: c.ScoringFailed) -> None:
-        trajectory = self.ledger.get(event.trajectory)
-        if trajectory is None or trajectory.phase is not Phase.DONE:
+        trajectory = self.ledger.trajectories.get(event.trajectory)
+        if trajectory is None or trajectory.phase is not _DONE or not self.scoring.failed(trajectory):
             return
-        trajectory.scoring_attempts += 1
-        if trajectory.scoring_attempts < self.spec.scoring_attempts:
-            self._to_score.append(trajectory.id)
-        elif trajectory.purpose is _EVAL:
+        if trajectory.purpose is _EVAL:
             self.ledger.settle_eval(self.evaluations.scored(trajectory, None))
-        else:
-            self._drop(trajectory.group, GroupPhase.FAILED, event.reason)
-            self._drop_surplus()
-            if self.ledger.counts.failed >= self.spec.failed_groups_limit:
-                self._fail(f"{self.ledger.counts.failed} groups could not be scored, the last because: {event.reason}")
+            return
+        self.groups.drop(
+            trajectory.group,
+            c.GroupEnd.FAILED,
+            c.Reason(c.Why.NOT_SCORED, numbers={"attempts": self.spec.scoring_attempts}),
+        )
+        self.groups.drop_surplus()
+        if self.ledger.counts.failed >= self.spec.failed_groups_limit:
+            self._fail(f"{self.ledger.counts.failed} groups could not be scored, the last because: {event.reason}")
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
-        if self.learner.accumulating != event.version:
+        if self.trainer.accumulating != event.version:
             raise ControllerError(
-                f"found Accumulated({event.version}) while the trainer works on {self.learner.accumulating}"
+                f"found Accumulated({event.version}) while the trainer works on {self.trainer.accumulating}"
             )
         self._check_measured(event)
-        self.learner.accumulating = None
+        self.trainer.accumulating = None
 
     def _check_measured(self, event: c.Accumulated | c.Stepped) -> None:
         """The trainer counts staleness by itself, from the versions of the tokens."""
@@ -352,47 +355,60 @@ class Controller:
             )
 
     def _on_stepped(self, event: c.Stepped) -> None:
-        learner = self.learner
-        if learner.stepping != event.version:
-            raise ControllerError(f"found Stepped({event.version}) while the trainer makes {learner.stepping}")
+        trainer = self.trainer
+        if trainer.stepping != event.version:
+            raise ControllerError(f"found Stepped({event.version}) while the trainer makes {trainer.stepping}")
         self._check_measured(event)
-        learner.stepped(event.version)
-        self.failures.pop(TRAINER, None)
+        trainer.stepped(event.version)
+        self.provisioning.stepped(self.now, event.metrics.get("wall_s", 0.0))
+        self._worked(TRAINER)
         self.ledger.trained(event.version)
         self._publish()
-        if learner.step % self.spec.checkpoint_every == 0 or learner.step >= self.spec.steps:
+        if trainer.step % self.spec.checkpoint_every == 0 or trainer.step >= self.spec.steps:
             self._checkpoint()
-        self.evaluations.at(learner.version, learner.step, self.spec.steps)
+        self.evaluations.at(trainer.version, trainer.step, self.spec.steps)
 
     def _on_resumed(self, event: c.Resumed) -> None:
-        """Every process of the run is new. What the stores kept is kept; what ran is pending again."""
+        """Every process of the run is new. What ran is pending again once the store has said what it kept of it."""
+        self.failure, self.recovering = None, True
         for replica in self.fleet.replicas.values():
-            replica.reset()
-            replica.health = Health.STARTING
-        self.learner.went_down()
-        self.learner.durable = event.durable
-        self._fall_back(max(event.durable, 0))
+            self._replica_lost(replica.id)
+        self.trainer.went_down()
+        self.scoring.went_down()
+        self.members.restarted()
+        for state in self.members.states.values():
+            state.failures.clear()
+        known = self.trainer.fallbacks
+        self.trainer.found(event.checkpoints)
+        if not self.trainer.fallbacks:
+            self._fail(
+                f"none of the checkpoints that the run could go on from can be used: expected one of {known}, found "
+                f"{sorted(event.checkpoints) or 'none'}; start a new run"
+            )
+            return
+        self.failures.restart_all(self.trainer.fallbacks[-1])
+
+    def _survived(self, event: c.Up) -> None:
+        """The store says what it holds after the driver's death."""
+        self.recovering = False
+        held = set(event.held)
         for trajectory in list(self.ledger.trajectories.values()):
-            if trajectory.phase is Phase.SCORED:
+            if trajectory.phase is Phase.SCORED or trajectory.id in self.ledger.discarding:
                 continue
             trajectory.replica = None
             self.ledger.bind(trajectory, None)
-            if trajectory.id in event.held:
-                self.ledger.finished(trajectory, trajectory.tokens, self.learner.version)
-                self._to_score.append(trajectory.id)
+            if trajectory.id in held:
+                self.ledger.finished(trajectory, trajectory.tokens, self.trainer.version)
             else:
                 self.ledger.restarted(trajectory, *event.partial.get(trajectory.id, (None, 0)))
-        for node in range(self.relays):
-            self.outbox.send(c.Start, role=RELAY, id=str(node))
-        self.outbox.send(c.Restart, role=TRAINER, id="0", version=self._checkpoint_to_load())
-        for replica in self.fleet.replicas.values():
-            self.outbox.send(c.Restart, role=REPLICA, id=replica.id)
+        if self.scoring.up:
+            self.scoring.came_up()
 
-    def _fall_back(self, durable: int) -> None:
-        self.ledger.roll_back(durable)
-        self.learner.fall_back(durable)
-        for group in self.gate.reset(self.learner.version, self.ledger.started()):
-            self._drop(group, GroupPhase.FILTERED, "expired")
+    def _fall_back(self, version: int) -> None:
+        self.ledger.roll_back(version)
+        self.trainer.fall_back(version)
+        for group in self.gate.reset(self.trainer.version, self.ledger.started()):
+            self.groups.drop(group, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
         self.batches.fell_back()
 
     # ---- decisions ------------------------------------------------------------------------------------------------
@@ -400,77 +416,60 @@ class Controller:
     def _decide(self, kinds: set[type], now: float) -> None:
         """Decide after events of these kinds."""
         self._train()
-        if self._freed or self.coordinator.due(kinds, now):
-            self._freed = False
+        if not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
+            self.provisioning.plan(now)
+        self.provisioning.stop_emptied()
+        if self.groups.freed or self.coordinator.due(kinds, now):
+            self.groups.freed = False
             self.coordinator.run(now, stepped=c.Stepped in kinds)
-        if self.learner.step >= self.spec.steps and self.learner.idle:
+        if self.trainer.step >= self.spec.steps and self.trainer.idle:
             self._end()
 
     def _end(self) -> None:
         """Every batch is trained on: what redundancy left over goes, and the run ends once nothing is under way."""
         for group in [group.index for group in self.ledger.groups.values() if group.phase is not GroupPhase.TRAINED]:
-            self._drop(group, GroupPhase.FILTERED, "surplus")
-        if (not self.spec.steps or self.learner.durable >= self.learner.version) and self.evaluations.idle:
+            self.groups.drop(group, c.GroupEnd.SURPLUS, c.Reason(c.Why.OVER))
+        durable = not self.spec.steps or self.trainer.durable >= self.trainer.version
+        if durable and self.evaluations.idle and not self.discards.pending:
+            for group in self.ledger.groups:
+                self.source.ended(group, c.GroupEnd.TRAINED)
             self.finished = True
             self.outbox.send(c.Finish)
 
     def _train(self) -> None:
-        self._drop_surplus()
+        self.groups.drop_surplus()
         if self.batches.wanted:
             for index in list(self.gate.expired()):
-                self._drop(index, GroupPhase.FILTERED, "expired")
-            self._freed |= self.batches.give()
+                self.groups.drop(index, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
+            self.groups.freed |= self.batches.give()
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 
-    def _checkpoint_to_load(self) -> int | None:
-        """The checkpoint that a new trainer starts from; None is the model that the run started with."""
-        return self.learner.durable if self.learner.durable >= 0 else None
-
-    def _drop(self, group: int, phase: GroupPhase, reason: str) -> None:
-        self._unbind(self.ledger.groups[group])
-        members = self.ledger.drop(group, phase, reason)
-        self.gate.drop(group)
-        self._freed = True
-        self._abort(members, f"its group {group} was {phase}: {reason}")
-
-    def _unbind(self, group: GroupState) -> None:
-        """Nothing of a group is on its way to another replica any more."""
-        if self.ledger.moving:
-            for state in group.states:
-                self.coordinator.unbind(state)
-
-    def _drop_surplus(self) -> None:
-        """Before another group completes: what came too late for its batch goes (redundancy)."""
-        for late in list(self.gate.surplus()):
-            self._drop(late, GroupPhase.FILTERED, "surplus")
-
-    def _send_scores(self) -> None:
-        """What finished is scored."""
-        if self._to_score:
-            names, self._to_score = self._to_score, []
-            self.outbox.send(c.Score, trajectories=tuple(names))
-
-    def _abort(self, trajectories: Sequence[TrajectoryState], why: str) -> None:
-        for trajectory in trajectories:
-            if trajectory.replica is not None:
-                replica = self.fleet.replicas[trajectory.replica]
-                replica.aborted += 1
-                replica.left(trajectory.id, evaluation=False)
-        names = tuple([trajectory.id for trajectory in trajectories])
-        if self._to_score:
-            gone = set(names)
-            self._to_score = [name for name in self._to_score if name not in gone]
-        seq = self.outbox.send(c.Abort, trajectories=names)
-        self.outbox.note(names, lambda: f"dropped: {why}", seq)
+    def _worked(self, role: str) -> None:
+        member = self.members.get(role)
+        if member is not None:
+            member.worked()
 
     def _publish(self) -> None:
-        self.learner.publishing = max(self.learner.publishing, self.learner.version)
-        self.outbox.send(c.Publish, version=self.learner.version)
+        """Hand the trainer's weights over; those that were handed over before are offered to the relays that there are now.
+
+        Before the first relay lives there is nobody to hand them to, and training waits for that.
+        """
+        trainer, relays = self.trainer, self.members.relays()
+        if trainer.up and (relays or trainer.staged):
+            version = trainer.publishing if trainer.staged and trainer.making is not None else trainer.version
+            trainer.publishing, trainer.staged = max(trainer.publishing, version), True
+            self.outbox.send(c.Publish, version=version, relays=relays)
 
     def _checkpoint(self) -> None:
-        self.outbox.send(c.Checkpoint, version=self.learner.version, keep=tuple(self.ledger.versions_needed()))
+        keep = self.trainer.kept(self.ledger.versions_needed())
+        self.outbox.send(c.Checkpoint, version=self.trainer.version, keep=keep)
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self.outbox.send(c.Fail, reason=reason)
+
+    def _policies(self) -> dict[str, object]:
+        """Policies, and what they opened; of one object, the first name counts."""
+        found = {axis: getattr(self.spec, axis) for axis in AXES}
+        return {**found, "sampler": self.spec.sampler, "admission gate": self.gate, "batching source": self.source}

@@ -12,27 +12,35 @@ A cycle follows what changes what can be decided. Load alone, which every replic
 one at most every `cycle_s` seconds.
 
 One slow replica holds up nobody: load is validated for each replica by itself, and policies that plan with load leave out
-those whose last snapshot does not show every command yet (SF-9).
+those whose last snapshot does not show every command yet.
+
+One cycle looks at so many trajectories of the pool at most; what it leaves is looked at in the next one, with the next tick at
+the latest. So a large backlog holds up nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence, Set
 
 from tailrace import contracts as c
+from tailrace.pipeline.controller.backlog import first_of
+from tailrace.pipeline.controller.discards import Discards
+from tailrace.pipeline.controller.evaluating import Evaluating
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Fleet, ReplicaState
-from tailrace.pipeline.controller.learner import Learner
 from tailrace.pipeline.controller.ledger import GroupState, Ledger, TrajectoryState
+from tailrace.pipeline.controller.members import Members
 from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
+_ONCE = "a trajectory that waits in the pool, once"
 _LOAD = frozenset({c.Snapshot})
 _PROGRESS = frozenset(
-    {c.Finished, c.Interrupted, c.Scored, c.ScoringFailed, c.Durable, c.Suspect, c.Accumulated}
+    {c.Finished, c.Interrupted, c.Scored, c.ScoringFailed, c.Durable, c.Suspect, c.Accumulated, c.Activity}
 )  # a snapshot follows, or nothing does
 
 
@@ -40,7 +48,7 @@ class Coordinator:
     """Decides what replicas do. The state that it decides over belongs to others.
 
     Args:
-        gate: admission at work.
+        gate, source: admission and batching at work.
     """
 
     def __init__(
@@ -48,9 +56,12 @@ class Coordinator:
         spec: PipelineSpec,
         ledger: Ledger,
         fleet: Fleet,
-        learner: Learner,
+        members: Members,
+        trainer: TrainerState,
         evaluations: Evaluations,
         gate: c.AdmissionGate,
+        source: c.BatchingSource,
+        discards: Discards,
         outbox: Outbox,
     ) -> None:
         self.moves = 0
@@ -60,9 +71,11 @@ class Coordinator:
         self.blocked_cycles = 0
         self.last_plan_s = 0.0
         self.last_cycle_s = -math.inf
+        self.backlog = False
         self._seen: tuple[int, c.Cycle] | None = None
-        self._spec, self._ledger, self._fleet, self._learner = spec, ledger, fleet, learner
-        self._evaluations, self._gate, self._outbox = evaluations, gate, outbox
+        self._spec, self._ledger, self._fleet, self._trainer = spec, ledger, fleet, trainer
+        self._members, self._gate, self._source, self._outbox = members, gate, source, outbox
+        self._evaluating = Evaluating(evaluations, ledger, fleet, trainer, discards, self._route, self._pull)
 
     @property
     def open_limit(self) -> int:
@@ -72,14 +85,14 @@ class Coordinator:
 
     def progress(self) -> c.Progress:
         """How far the run is, for policies."""
-        learner, ledger = self._learner, self._ledger
+        trainer, ledger = self._trainer, self._ledger
         return c.Progress(
-            version=learner.version,
-            published=learner.published,
+            version=trainer.version,
+            published=trainer.published,
             admitted=ledger.counts.admitted,
             generating=ledger.generating,
             buffered=len(ledger.buffered),
-            consumed=learner.step * self._spec.batch_groups + len(learner.accumulated),
+            consumed=trainer.step * self._spec.batch_groups + len(trainer.accumulated),
             dropped=ledger.counts.filtered + ledger.counts.failed,
             batch_groups=self._spec.batch_groups,
             last_version=self._spec.steps,
@@ -88,7 +101,7 @@ class Coordinator:
     def due(self, kinds: Set[type], now: float) -> bool:
         """Whether events of these kinds call for a cycle."""
         others = kinds - _PROGRESS
-        return bool(others - _LOAD) or (bool(others) and now - self.last_cycle_s >= self._spec.cycle_s)
+        return self.backlog or bool(others - _LOAD) or (bool(others) and now - self.last_cycle_s >= self._spec.cycle_s)
 
     def run(self, now: float, *, stepped: bool) -> None:
         """One cycle.
@@ -100,7 +113,7 @@ class Coordinator:
         self._refill()
         self._seen = None
         self._place_moving()
-        self._evaluate()
+        self._evaluating.place(self._opens())
         self._place_stranded()
         self._synchronise()
         self._relocate(now, stepped=stepped)
@@ -111,7 +124,7 @@ class Coordinator:
     def _refill(self) -> None:
         """Open groups while there is room and the batches that remain need them, so that the run leaves nothing behind."""
         counts, batching = self._ledger.counts, self._spec.batching
-        if self._learner.step >= self._spec.steps:
+        if self._trainer.step >= self._spec.steps:
             return
         wanted = self._spec.steps * self._spec.batch_groups + batching.surplus_groups
         limit = self.open_limit
@@ -119,8 +132,12 @@ class Coordinator:
             self._ledger.generating + len(self._ledger.buffered) < limit
             and counts.admitted - counts.filtered - counts.failed < wanted
         ):
-            launch = batching.launch(self.progress())
-            self._ledger.admit(launch.group, launch.samples)
+            launch = self._source.next(self.progress())
+            if launch is None:
+                return
+            if launch.prompt < 0 or not 1 <= launch.needed <= launch.samples:
+                raise answered("batching", batching, "next", launch, "a prompt from 0 and 1 <= needed <= samples")
+            self._source.launched(self._ledger.admit(launch), launch)
 
     def _cycle(self) -> c.Cycle:
         """What policies decide from, as of now: made anew only after a command."""
@@ -133,12 +150,17 @@ class Coordinator:
         views = [replica.view(opens) for replica in self._fleet.up()]
         return c.Cycle(
             replicas=views,
-            pool=self._ledger.levels,
+            pool=self._pool(),
             admits=self._gate.tentative(),
             progress=progress,
             routing=self._spec.routing,
             routings=self.routings,
         )
+
+    def _pool(self) -> c.Pool:
+        """What waits for a replica, as far as one decision looks."""
+        pool, self.backlog = first_of(self._ledger.levels, self._spec.cycle_trajectories)
+        return pool
 
     def _opens(self) -> Callable[[c.ReplicaView], bool]:
         """Whether a replica may be given new groups, as things stand."""
@@ -157,7 +179,7 @@ class Coordinator:
             elif replica.pulling is None and replica.version != trajectory.version:
                 self.unbind(trajectory)
         for name, trajectories in arrivals.items():
-            self._route(self._fleet.replicas[name], trajectories, why=lambda _: "it was moved here")
+            self._route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED))
 
     def _place_stranded(self) -> None:
         """What only a replica of its own version can continue goes before that replica pulls another."""
@@ -175,7 +197,7 @@ class Coordinator:
         placed = {placement.trajectory for placement in self._place(cycle)}
         for level, waiting in stranded.items():
             if level is not None and any(name not in placed for name in waiting):
-                self._pull_old(level, f"trajectories of version {level} are left and nobody serves it")
+                self._evaluating.pull_old(level, c.Reason(c.Why.STRANDED, numbers={"version": level}))
 
     def _place_waiting(self) -> None:
         if not self._ledger.pooled:
@@ -190,139 +212,113 @@ class Coordinator:
         ledger, replicas, trajectories = self._ledger, self._fleet.replicas, self._ledger.trajectories
         placements = self._spec.routing.route(cycle)
         routes: dict[str, list[TrajectoryState]] = {}
+        reasons: dict[str, list[c.Reason]] = {}
         singles: Sequence[c.Placement] = placements
         whole: Sequence[tuple[Sequence[str], str]] = ()
         if isinstance(placements, c.Placements):
             singles, whole = placements.singles, placements.groups
         started: list[GroupState] = []
+        placed: set[str] = set()
+        fresh: set[str] = set()
         for placement in singles:
-            name = placement.trajectory
-            if name not in trajectories:
-                started.append(self._start(name, replicas[placement.replica]))
-            elif trajectories[name].version is not None:
+            name, replica = placement.trajectory, self._may_take(placement.replica, placement)
+            state = trajectories.get(name)
+            if state is None:
+                started.append(self._start(name, replica, placement))
+                fresh.update(started[-1].members)
+            elif name in placed or not (name in fresh or name in ledger.waiting):
+                raise self._forbidden(placement, _ONCE)
+            elif state.version is not None:
+                if ledger.exact(state) and state.version != replica.version:
+                    raise self._forbidden(placement, f"a replica that serves version {state.version}")
                 self.routings += 1
+            placed.add(name)
             routes.setdefault(placement.replica, []).append(trajectories[name])
+            if placement.reason is not c.CHOSEN:
+                reasons.setdefault(placement.replica, []).append(placement.reason)
         for members, chosen in whole:
-            routes.setdefault(chosen, []).extend(self._start(members[0], replicas[chosen]).states)
-        why = {placement.trajectory: placement for placement in placements} if self._outbox.notes is not None else {}
+            group = self._start(members[0], self._may_take(chosen, members), members)
+            routes.setdefault(chosen, []).extend(group.states)
         for chosen, states in routes.items():
-            self._route(replicas[chosen], states, why=lambda id_: _because(why[id_]))
+            why = reasons.get(chosen, ())
+            self._send(replicas[chosen], states, tuple(why) if len(why) == len(states) else (c.CHOSEN,))
         for group in started:
             ledger.pool_rest(group)
         return placements
 
-    def _start(self, trajectory: str, replica: ReplicaState) -> GroupState:
+    def _may_take(self, chosen: str, placement: object) -> ReplicaState:
+        """The replica that a policy named.
+
+        Raises:
+            PluginAnswerError: it cannot be given work.
+        """
+        replica = self._fleet.replicas.get(chosen)
+        if replica is None or not replica.serves:
+            raise self._forbidden(placement, "a replica that is up, serves a version and is not pulling")
+        return replica
+
+    def _forbidden(self, answer: object, expected: str) -> Exception:
+        return answered("routing", self._spec.routing, "route", answer, expected)
+
+    def _start(self, trajectory: str, replica: ReplicaState, placement: object) -> GroupState:
         """The first trajectory of a group is about to be routed."""
-        group = self._ledger.group_of(trajectory)
-        assert group is not None
+        group = self._ledger.waits_with(trajectory)
+        if group is None:
+            raise self._forbidden(placement, _ONCE)
         assert replica.version is not None
-        self._gate.start(group.index, replica.version)
+        try:
+            self._gate.start(group.index, replica.version)
+        except c.TailraceError as error:
+            raise self._forbidden(placement, f"a version at which admission lets a group start: {error}") from error
         self._ledger.start(group, replica.version)
         self.routings += 1
         return group
 
-    def _route(self, replica: ReplicaState, states: Sequence[TrajectoryState], *, why: Callable[[str], str]) -> None:
+    def _route(self, replica: ReplicaState, states: Sequence[TrajectoryState], reason: c.Reason) -> None:
+        self._send(replica, states, (reason,))
+
+    def _send(self, replica: ReplicaState, states: Sequence[TrajectoryState], reasons: tuple[c.Reason, ...]) -> None:
         assert replica.version is not None
         if self._ledger.moving:
             for state in states:
                 self.unbind(state)
         refs = self._ledger.routed(states, replica.id, replica.version)
-        seq = self._outbox.send_to(replica, c.Route, trajectories=tuple(refs))
+        self._outbox.send_to(replica, c.Route, trajectories=tuple(refs), reasons=reasons)
         evaluations = sum([ref.purpose is c.Purpose.EVAL for ref in refs])
         self._fleet.routed(replica, states, evaluations=evaluations)
-        if self._outbox.notes is not None:
-            for state in states:
-                self._outbox.note((state.id,), functools.partial(_routed, replica.id, state.id, why), seq)
-
-    # ---- evaluations ----------------------------------------------------------------------------------------------
-
-    def _evaluate(self) -> None:
-        """Evaluations go first, whole, to a replica that is new enough; it keeps its weights until they are answered."""
-        if self._ledger.stranded_evaluations:
-            self._restart_stranded_evaluations()
-        if not self._evaluations.due:
-            return
-        mixes, opens = self._ledger.mixes_versions, self._opens()
-        candidates = sorted((replica for replica in self._fleet.up() if replica.serves), key=lambda r: r.in_flight)
-        for replica in candidates:
-            if replica.evaluating or not (mixes or replica.view(opens).open):
-                continue
-            assert replica.version is not None
-            trajectories = self._evaluations.start(replica.version)
-            if trajectories:
-                for trajectory in trajectories:
-                    self._ledger.add(trajectory)
-                self._route(replica, trajectories, why=lambda _: "an evaluation is due")
-        self._pull_for_evaluation()
-
-    def _restart_stranded_evaluations(self) -> None:
-        """An evaluation whose replica died goes on where its version is served; where versions mix, it starts anew."""
-        for name in list(self._ledger.stranded_evaluations):
-            trajectory = self._ledger.trajectories[name]
-            if self._ledger.mixes_versions and trajectory.version is not None:
-                self._outbox.send(c.Abort, trajectories=(name,))
-                self._ledger.restarted(trajectory)
-        homes: dict[str, list[TrajectoryState]] = {}
-        homeless: dict[int, None] = {}
-        serving = [replica for replica in self._fleet.up() if replica.serves]
-        for name in self._ledger.stranded_evaluations:
-            trajectory = self._ledger.trajectories[name]
-            fits = [replica for replica in serving if trajectory.version in (None, replica.version)]
-            if fits:
-                newest = max(fits, key=lambda replica: (replica.version or 0, replica.evaluating))
-                homes.setdefault(newest.id, []).append(trajectory)
-            elif trajectory.version is not None:
-                homeless[trajectory.version] = None
-        for home, trajectories in homes.items():
-            self._route(self._fleet.replicas[home], trajectories, why=lambda _: "its evaluation goes on")
-        for version in homeless:  # by a replica that has just been given nothing
-            self._pull_old(version, f"an evaluation of version {version} is unfinished")
-
-    def _pull_old(self, version: int, why: str) -> None:
-        """An idle replica pulls a version again that nobody serves any more, if no replica is about to."""
-        up = self._fleet.up()
-        if any(version in (replica.version, replica.pulling) for replica in up):
-            return
-        idle = [replica for replica in up if replica.pulling is None and not replica.in_flight]
-        if idle:
-            self._pull(idle[0], version, why)
-
-    def _pull_for_evaluation(self) -> None:
-        """An evaluation must not wait for a policy that sees no use in new weights."""
-        due = [version for version, _ in self._evaluations.due if version <= self._learner.published]
-        if not due or not self._ledger.mixes_versions:
-            return
-        up = self._fleet.up()
-        newest = max(((r.version if r.pulling is None else r.pulling) or 0 for r in up), default=0)
-        free = [replica for replica in up if replica.serves and not replica.evaluating]
-        if newest < min(due) and free:
-            least = min(free, key=lambda replica: replica.in_flight)
-            self._pull(least, self._learner.published, f"an evaluation of version {min(due)} is due")
 
     # ---- weights and relocation -----------------------------------------------------------------------------------
 
     def _synchronise(self) -> None:
-        published = self._learner.published
+        published = self._trainer.published
         if published < 0 or not any(r.version != published and r.pulling is None for r in self._fleet.up()):
             return
         cycle = self._cycle()
         for decision in self._spec.sync.pulls(cycle):
-            replica = self._fleet.replicas[decision.replica]
+            replica = self._fleet.replicas.get(decision.replica)
+            if replica is None or replica.member.health is not c.Health.UP:
+                raise answered("sync", self._spec.sync, "pulls", decision, "a replica that is up")
             if replica.pulling is None and not replica.moving_out:
-                self._pull(replica, published, decision.why)
+                self._pull(replica, published, decision.reason)
 
-    def _pull(self, replica: ReplicaState, version: int, why: str) -> None:
-        if self.last_cycle_s < replica.pulls_from_s:
-            return
+    def _pull(self, replica: ReplicaState, version: int, reason: c.Reason) -> None:
+        sources = self._members.sources(replica.id)
+        if self.last_cycle_s < replica.pulls_from_s or not sources:
+            return  # a relay that comes up calls for another cycle
         if replica.assigned:
             self.interrupting_pulls += 1
-            self._interrupt(replica, tuple(replica.assigned), f"{replica.id} pulls version {version}: {why}")
+            pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
+            self._interrupt(replica, tuple(replica.assigned), pulling)
         replica.pulling = version
-        self._outbox.send_to(replica, c.Pull, version=version)
+        self._outbox.send_to(replica, c.Pull, version=version, sources=sources, reason=reason)
 
-    def _interrupt(self, replica: ReplicaState, names: tuple[str, ...], why: str) -> None:
-        seq = self._outbox.send_to(replica, c.Interrupt, trajectories=names)
-        self._outbox.note(names, lambda: f"interrupted on {replica.id}: {why}", seq)
+    def _interrupt(self, replica: ReplicaState, names: tuple[str, ...], reason: c.Reason) -> None:
+        self._outbox.send_to(replica, c.Interrupt, trajectories=names, reason=reason)
+
+    def empty(self, replica: ReplicaState) -> None:
+        """A replica is to stop: what runs there goes back to the pool with its tokens."""
+        if replica.assigned:
+            self._interrupt(replica, tuple(replica.assigned), c.Reason(c.Why.STOPPING))
 
     def _relocate(self, now: float, *, stepped: bool) -> None:
         policy = self._spec.relocation
@@ -331,12 +327,18 @@ class Coordinator:
         cycle = self._cycle()
         eligible = [view for view in cycle.replicas if view.version is not None and not view.pulling]
         eligible = [view for view in eligible if not self._fleet.replicas[view.replica].incoming]
+        known = {view.replica for view in eligible}
         for decision in policy.plan(c.Cycle(eligible, cycle.pool, cycle.admits, cycle.progress, cycle.routing)):
             if isinstance(decision, c.Move):
+                if not {decision.source, decision.destination} <= known or decision.source == decision.destination:
+                    raise answered("relocation", policy, "plan", decision, "two replicas of the view")
                 self._move(decision)
             else:
+                source = self._fleet.replicas.get(decision.replica)
+                if source is None or not set(decision.trajectories) <= set(source.assigned):
+                    raise answered("relocation", policy, "plan", decision, "trajectories that run on that replica")
                 self.evictions += len(decision.trajectories)
-                self._interrupt(self._fleet.replicas[decision.replica], decision.trajectories, decision.why)
+                self._interrupt(source, decision.trajectories, decision.reason)
         if not stepped:
             self.last_plan_s = now
             self._fleet.sampled()
@@ -349,7 +351,7 @@ class Coordinator:
         destination.incoming += len(names)
         source.moving_out = True
         self.moves += 1
-        self._interrupt(source, names, f"repacked onto {destination.id}")
+        self._interrupt(source, names, c.Reason(c.Why.MOVED, destination.id))
 
     def unbind(self, trajectory: TrajectoryState) -> None:
         """A trajectory no longer moves to its destination."""
@@ -362,13 +364,3 @@ def _may_place(cycle: c.Cycle) -> bool:
     """Whether a routing policy has any choice: a quick no while every replica is busy, or none is open."""
     serving = [view for view in cycle.replicas if view.version is not None and not view.pulling]
     return any(level is not None or any(view.open for view in serving) for level in cycle.pool) and bool(serving)
-
-
-def _routed(replica: str, trajectory: str, why: Callable[[str], str]) -> str:
-    return f"routed to {replica}: {why(trajectory)}"
-
-
-def _because(placement: c.Placement) -> str:
-    if placement.gain is None:
-        return "the routing policy chose it"
-    return f"it gains {placement.gain:.4g} tokens/s there, at least {placement.least or 0.0:.4g} were asked for"

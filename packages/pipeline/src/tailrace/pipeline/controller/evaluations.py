@@ -10,25 +10,7 @@ from dataclasses import dataclass, field
 
 from tailrace.contracts import Purpose
 from tailrace.pipeline.controller.ledger import TrajectoryState
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationPlan:
-    """When to evaluate and how.
-
-    Args:
-        size: held-out problems.
-        every: versions between evaluations in `modes`; 0 for none in between.
-        modes: decoding modes of every evaluation.
-        first: further modes at the start (the controls of the warm start).
-        last: further modes at the end.
-    """
-
-    size: int = 0
-    every: int = 0
-    modes: tuple[str, ...] = ("sampled",)
-    first: tuple[str, ...] = ()
-    last: tuple[str, ...] = ()
+from tailrace.pipeline.spec import EvaluationPlan
 
 
 @dataclass(slots=True)
@@ -47,6 +29,7 @@ class EvaluationResult:
 class _Job:
     version: int
     mode: str
+    problems: list[str]
     waiting: dict[str, None]
     rewards: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -88,16 +71,16 @@ class Evaluations:
             if version >= milestone:
                 del self.due[index]
                 ids = [f"e{milestone}.{mode}.{problem}" for problem in range(self.plan.size)]
-                self.running[f"{milestone}.{mode}"] = _Job(version, mode, dict.fromkeys(ids))
-                return [TrajectoryState(name, i, 0, Purpose.EVAL, mode) for i, name in enumerate(ids)]
+                self.running[f"{milestone}.{mode}"] = _Job(version, mode, ids, dict.fromkeys(ids))
+                return [TrajectoryState(name, i, 0, Purpose.EVAL, mode, i) for i, name in enumerate(ids)]
         return []
 
     def scored(self, trajectory: TrajectoryState, reward: float | None) -> Iterable[str]:
         """A reward arrived, or None for a broken verifier. Returns the ids to forget when the evaluation is complete."""
-        key, _, _ = trajectory.id.removeprefix("e").rpartition(".")
-        job = self.running[key]
-        if trajectory.id not in job.waiting:
+        key = next((key for key, job in self.running.items() if trajectory.id in job.waiting), None)
+        if key is None:
             return ()
+        job = self.running[key]
         del job.waiting[trajectory.id]
         if trajectory.version is not None:
             job.version = trajectory.version  # after a crash that lost the version, the one that did answer
@@ -111,7 +94,7 @@ class Evaluations:
         del self.running[key]
         accuracy = sum(job.rewards) / len(job.rewards) if job.rewards else 0.0
         self.results.append(EvaluationResult(job.version, job.mode, accuracy, len(job.rewards), job.failed, job.tokens))
-        return [f"e{key}.{problem}" for problem in range(self.plan.size)]
+        return job.problems
 
     @property
     def idle(self) -> bool:

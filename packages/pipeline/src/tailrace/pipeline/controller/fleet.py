@@ -1,30 +1,19 @@
-"""The fleet: one owner for what is known of every replica.
+"""The fleet: one owner for the load of every replica. Whether it lives is in `members.py`.
 
-STARTING ──Up──► UP ──Down──► DOWN ──Restart──► STARTING
-                                └──Evict──► gone
-
-A replica's load is planned with only when a snapshot shows every command that it was sent (SF-9). Then StaleFlow's equation 1
-must hold: what runs and waits in the engine is what the controller believes to be there.
+A replica's load is planned with only when a snapshot shows every command that it was sent. Then StaleFlow's equation 1 must
+hold: what runs and waits in the engine is what the controller believes to be there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from typing import Any
 
-from tailrace.contracts import ReplicaView, Snapshot, TrajectoryView
+from tailrace.contracts import Health, ReplicaView, Snapshot, TrajectoryView
 from tailrace.pipeline.controller.assigned import Assigned
 from tailrace.pipeline.controller.ledger import TrajectoryState
-
-
-class Health(StrEnum):
-    """Whether a replica can be given work."""
-
-    STARTING = "starting"
-    UP = "up"
-    DOWN = "down"
+from tailrace.pipeline.controller.members import MemberState
 
 
 @dataclass(slots=True)
@@ -39,7 +28,7 @@ class ReplicaState:
     id: str
     capacity: int
     assigned: Assigned
-    health: Health = Health.STARTING
+    member: MemberState
     version: int | None = None
     pulling: int | None = None
     evaluating: int = 0
@@ -54,7 +43,6 @@ class ReplicaState:
     sent: int = 0
     fresh: bool = False
     moving_out: bool = False
-    failures: int = 0
     failed_pulls: int = 0
     pulls_from_s: float = 0.0
 
@@ -66,7 +54,12 @@ class ReplicaState:
     @property
     def serves(self) -> bool:
         """Whether trajectories may be routed to it now."""
-        return self.health is Health.UP and self.version is not None and self.pulling is None and not self.moving_out
+        return (
+            self.member.health is Health.UP
+            and self.version is not None
+            and self.pulling is None
+            and not self.moving_out
+        )
 
     def view(self, opens: Callable[[ReplicaView], bool]) -> ReplicaView:
         """What a policy sees of it.
@@ -130,16 +123,16 @@ class Fleet:
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
     contradictions: int = 0
 
-    def add(self, replica: str, capacity: int) -> ReplicaState:
+    def add(self, member: MemberState, capacity: int) -> ReplicaState:
         """A new replica that is starting."""
-        state = ReplicaState(replica, capacity, Assigned(self.view))
-        self.replicas[replica] = state
+        state = ReplicaState(member.id, capacity, Assigned(self.view), member)
+        self.replicas[member.id] = state
         return state
 
     def plain(self) -> dict[str, Any]:
         """Everything as plain data."""
         replicas = {
-            replica.id: {each.name: getattr(replica, each.name) for each in fields(replica)}
+            replica.id: {each.name: getattr(replica, each.name) for each in fields(replica) if each.name != "member"}
             | {"assigned": list(replica.assigned)}
             for replica in self.replicas.values()
         }
@@ -148,10 +141,10 @@ class Fleet:
     def up(self) -> list[ReplicaState]:
         """Replicas that are up."""
         up = Health.UP
-        return [replica for replica in self.replicas.values() if replica.health is up]
+        return [replica for replica in self.replicas.values() if replica.member.health is up]
 
     def routed(self, replica: ReplicaState, trajectories: Sequence[TrajectoryState], *, evaluations: int) -> None:
-        """Work was given to a replica: its KV-cache curve starts anew (LAM-2: clears the ramp-down latch)."""
+        """Work was given to a replica: its KV-cache curve starts anew."""
         replica.assigned.add(trajectories)
         replica.evaluating += evaluations
         replica.kv_peak = replica.kv
@@ -164,7 +157,7 @@ class Fleet:
     def observed(self, snapshot: Snapshot) -> None:
         """A snapshot arrived."""
         replica = self.replicas.get(snapshot.replica)
-        if replica is None or replica.health is not Health.UP:
+        if replica is None or replica.member.health is not Health.UP:
             return
         replica.kv, replica.running, replica.waiting = snapshot.kv, snapshot.running, snapshot.waiting
         replica.kv_capacity_tokens = snapshot.kv_capacity_tokens
@@ -179,6 +172,6 @@ class Fleet:
                 self.contradictions += 1
 
     def sampled(self) -> None:
-        """Remember the KV usage of this periodic check as the previous one (LAM-5)."""
+        """Remember the KV usage of this periodic check as the previous one."""
         for replica in self.replicas.values():
             replica.kv_before = replica.kv

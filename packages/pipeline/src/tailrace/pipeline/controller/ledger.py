@@ -9,7 +9,7 @@
          ├─► FAILED               │ └─► FILTERED             │
          └─► FILTERED             └──────────────────────────┘
 
-A pending trajectory waits in the pool (`pool.py`).
+A pending trajectory waits in the pool (`pool.py`), or until the store has dropped what it had (`discards.py`).
 
 Invariant (design, 2): every admitted group ends as TRAINED, FILTERED or FAILED exactly once. If it did not hold, prompts
 would be lost or trained on twice, and nobody would see it in the reward curve.
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from tailrace.contracts import Candidate, Pool, Purpose, TrajectoryRef, TrajectoryView
+from tailrace.contracts import Candidate, Launch, Pool, Purpose, TrajectoryRef, TrajectoryView
 from tailrace.pipeline.controller.pool import Waiting
 from tailrace.pipeline.errors import ControllerError
 
@@ -68,6 +68,7 @@ class TrajectoryState:
     sample: int
     purpose: Purpose
     mode: str
+    prompt: int
     phase: Phase = Phase.PENDING
     version: int | None = None
     replica: str | None = None
@@ -80,7 +81,7 @@ class TrajectoryState:
 
 @dataclass(slots=True)
 class GroupState:
-    """One prompt's samples. `version` is that of its first routing, which admission counts with (SF-11).
+    """One attempt at a prompt. `version` is that of its first routing, which admission counts with.
 
     `states` are its trajectories in order of their samples, from the start on. Of the `scored` ones it knows the `rewards` by
     sample, their `tokens`, and how many are of a version `newer` than its own. Once it is complete, `candidate` is what a
@@ -89,6 +90,8 @@ class GroupState:
 
     index: int
     members: Sequence[str]
+    prompt: int
+    needed: int
     version: int | None = None
     phase: GroupPhase = GroupPhase.GENERATING
     states: list[TrajectoryState] = field(default_factory=list)
@@ -128,7 +131,8 @@ class Counts:
 class Ledger:
     """All trajectories and groups that are not yet settled. Settled groups leave it once their checkpoint is durable.
 
-    Trajectories are kept one by one from the start of their group on; before, nothing tells them apart. `consumed` lists the
+    Trajectories are kept one by one from the start of their group on; before, nothing tells them apart, and `unstarted` has the
+    group of each. `discarding` are those that begin anew once the store has dropped what they had. `consumed` lists the
     groups of each version that training makes or made, `unfinished` counts trajectories by the version whose weights they
     still need.
 
@@ -140,7 +144,9 @@ class Ledger:
     trajectories: dict[str, TrajectoryState] = field(default_factory=dict)
     groups: dict[int, GroupState] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=Waiting)
+    unstarted: dict[str, int] = field(default_factory=dict)
     moving: dict[str, None] = field(default_factory=dict)
+    discarding: dict[str, None] = field(default_factory=dict)
     stranded_evaluations: dict[str, None] = field(default_factory=dict)
     buffered: dict[int, None] = field(default_factory=dict)
     consumed: dict[int, list[int]] = field(default_factory=dict)
@@ -160,15 +166,16 @@ class Ledger:
         """Trajectories in the pool."""
         return len(self.waiting)
 
-    def admit(self, group: int, samples: int) -> None:
-        """Open a group; its trajectories are pending."""
-        if group in self.groups:
-            raise ControllerError(f"group {group} was admitted twice")
-        members = tuple([f"{group}.{sample}" for sample in range(samples)])
-        self.groups[group] = GroupState(group, members)
+    def admit(self, launch: Launch) -> int:
+        """Open a group; its trajectories are pending. Returns its number."""
+        group = self.counts.admitted
+        members = tuple([f"{group}.{sample}" for sample in range(launch.samples)])
+        self.groups[group] = GroupState(group, members, launch.prompt, launch.needed)
         self.waiting.unstarted.add(group, members)
+        self.unstarted.update(dict.fromkeys(members, group))
         self.generating += 1
         self.counts.admitted += 1
+        return group
 
     def add(self, evaluation: TrajectoryState) -> None:
         """Add an evaluation's trajectory, which is routed at once."""
@@ -177,14 +184,14 @@ class Ledger:
     def get(self, trajectory: str) -> TrajectoryState | None:
         """The trajectory, or None when it is settled or unknown."""
         state = self.trajectories.get(trajectory)
-        if state is None and (group := self.group_of(trajectory)) is not None and group.version is None:
+        if state is None and (group := self.waits_with(trajectory)) is not None:
             return next((fresh for fresh in _fresh(group) if fresh.id == trajectory), None)
         return state
 
-    def group_of(self, trajectory: str) -> GroupState | None:
-        """The group that a trajectory for training belongs to, by its name; None if that is settled or unknown."""
-        group = trajectory.partition(".")[0]
-        return self.groups.get(int(group)) if group.isdigit() else None
+    def waits_with(self, trajectory: str) -> GroupState | None:
+        """The group that a trajectory waits to start with; None if it has started, or is settled or unknown."""
+        group = self.unstarted.get(trajectory)
+        return None if group is None else self.groups[group]
 
     def started(self) -> dict[int, tuple[int, bool]]:
         """Groups that count for admission, with their version and whether they are complete."""
@@ -197,7 +204,7 @@ class Ledger:
     def start(self, group: GroupState, version: int) -> None:
         """The first trajectory of a group is about to be routed: the group's version is fixed. See `pool_rest`."""
         group.version = version
-        self.waiting.unstarted.remove(group.index)
+        self._leaves_unstarted(group)
         group.states = _fresh(group)
         group.rewards = [None] * len(group.members)
         self.trajectories.update(zip(group.members, group.states, strict=True))
@@ -207,6 +214,10 @@ class Ledger:
         for state in group.states:
             if state.phase is _PENDING and state.id not in self.waiting:
                 self._pend(state)
+
+    def exact(self, state: TrajectoryState) -> bool:
+        """Whether only its own version can continue a trajectory."""
+        return state.version is not None and (state.purpose is _EVAL or not self.mixes_versions)
 
     # ---- trajectories ---------------------------------------------------------------------------------------------
 
@@ -233,7 +244,9 @@ class Ledger:
                 if state.purpose is _EVAL:
                     self.stranded_evaluations.pop(name, None)
             state.phase, state.replica, state.version = _RUNNING, replica, at
-            refs.append(TrajectoryRef(name, state.group, state.sample, state.purpose, state.mode, state.tokens))
+            refs.append(
+                TrajectoryRef(name, state.group, state.sample, state.purpose, state.mode, state.tokens, state.prompt)
+            )
         if news:
             self.unfinished[version] = self.unfinished.get(version, 0) + news
         return refs
@@ -253,9 +266,16 @@ class Ledger:
         self._pend(state)
         return state
 
+    def discarding_begins(self, state: TrajectoryState) -> None:
+        """A pending trajectory is not in the pool until what exists of it is dropped."""
+        self.waiting.remove(state.id)
+        self.stranded_evaluations.pop(state.id, None)
+        self.discarding[state.id] = None
+
     def restarted(self, state: TrajectoryState, version: int | None = None, tokens: int = 0) -> None:
         """What exists of a pending trajectory is this, by default nothing."""
         self.waiting.remove(state.id)
+        self.discarding.pop(state.id, None)
         if state.phase is _PENDING or state.phase is _RUNNING:
             self._needed(state, -1)
         state.phase, state.replica, state.version, state.tokens = _PENDING, None, version, tokens
@@ -278,6 +298,7 @@ class Ledger:
         if phase is _PENDING:
             self.waiting.remove(state.id)
             self.stranded_evaluations.pop(state.id, None)
+            self.discarding.pop(state.id, None)
         if state.version is not None and (not self.mixes_versions or state.purpose is _EVAL):
             self.unfinished[state.version] -= 1
         state.phase, state.replica = _DONE, None
@@ -361,8 +382,9 @@ class Ledger:
                 self._count_trained(group, -1)
             self._buffer(group)
 
-    def durable(self, version: int) -> None:
-        """A checkpoint survives: what it trained on can never come back."""
+    def settle(self, version: int) -> list[int]:
+        """The trainer can not go back beyond a version: what that trained on never comes back. Returns the groups."""
+        ended: list[int] = []
         for made in [made for made in self.consumed if made <= version]:
             settled = [index for index in self.consumed[made] if self.groups[index].phase is GroupPhase.TRAINED]
             if len(settled) == len(self.consumed[made]):
@@ -371,6 +393,8 @@ class Ledger:
                 for index in settled:
                     for name in self.groups.pop(index).members:
                         del trajectories[name]
+                ended += settled
+        return ended
 
     def drop(self, index: int, phase: GroupPhase, reason: str) -> list[TrajectoryState]:
         """End a group as FILTERED or FAILED. Returns its members, which are forgotten."""
@@ -384,18 +408,23 @@ class Ledger:
         else:
             self.counts.failed += 1
         if group.version is None:
-            self.waiting.unstarted.remove(index)
+            self._leaves_unstarted(group)
             return _fresh(group)
         for state in group.states:
             self._forget(state)
         return group.states
 
     def versions_needed(self) -> list[int]:
-        """Versions whose weights an unfinished trajectory still needs (LAM-9), oldest first."""
+        """Versions whose weights an unfinished trajectory still needs, oldest first."""
         self.unfinished = {version: count for version, count in self.unfinished.items() if count}
         return sorted(self.unfinished)
 
     # ---- helpers --------------------------------------------------------------------------------------------------
+
+    def _leaves_unstarted(self, group: GroupState) -> None:
+        self.waiting.unstarted.remove(group.index)
+        for name in group.members:
+            del self.unstarted[name]
 
     def _pend(self, state: TrajectoryState) -> None:
         if state.purpose is _EVAL:
@@ -429,13 +458,17 @@ class Ledger:
         if state.phase is _PENDING or state.phase is _RUNNING:
             self.waiting.remove(state.id)
             self.stranded_evaluations.pop(state.id, None)
+            self.discarding.pop(state.id, None)
             self._needed(state, -1)
         if state.destination is not None:
             self.moving.pop(state.id, None)
 
 
 def _fresh(group: GroupState) -> list[TrajectoryState]:
-    return [TrajectoryState(name, group.index, sample, _TRAIN, "") for sample, name in enumerate(group.members)]
+    return [
+        TrajectoryState(name, group.index, sample, _TRAIN, "", group.prompt)
+        for sample, name in enumerate(group.members)
+    ]
 
 
 def _order(group: GroupState) -> int:

@@ -14,15 +14,19 @@ from typing import Any
 from tailrace.contracts import PluginError, plugins
 from tailrace.faulttol import Fault, FaulttolError, parse_fault
 from tailrace.pipeline.config.models import Choice, RunConfig
-from tailrace.pipeline.controller.evaluations import EvaluationPlan
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.executors.deployment import DEFAULT_FACTORIES, Deadlines, Deployment, RoleSpec
-from tailrace.pipeline.executors.host import Host, Placement
-from tailrace.pipeline.executors.local import LocalHost
+from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
+from tailrace.pipeline.executor.seam import Host, RoleSpec
+from tailrace.pipeline.hosts.local import LocalHost
+from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import SamplingTable
+from tailrace.pipeline.roles.relay import RelayRole
+from tailrace.pipeline.roles.replica import ReplicaRole
+from tailrace.pipeline.roles.scorer import ScorerRole
+from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
-from tailrace.pipeline.spec import AXES, PipelineSpec
+from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -67,6 +71,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         buffer_groups=pipeline.buffer_prompts,
         cycle_s=pipeline.cycle_s,
         checkpoint_every=config.checkpoint.every,
+        keep_checkpoints=config.checkpoint.keep,
         evaluation=plan,
     )
 
@@ -101,7 +106,6 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     trainer = _trainer_config(config)
     modes = prepared.modes()
     sampling = SamplingTable(config.rollout.temperature, config.rollout.max_tokens, stop_tokens(prepared.model), modes)
-    roles = DEFAULT_FACTORIES
     data = {
         "store": directory.store.absolute(),
         "prompts": {
@@ -120,7 +124,6 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         "backend": config.trainer.backend,
         "config": trainer,
         "checkpoints": checkpoints,
-        "keep": config.checkpoint.keep,
     }
     replica_arguments = {
         "engine": engine,
@@ -129,44 +132,43 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         "sampling": sampling,
         "checkpoints": checkpoints,
     }
-    deadlines = {
-        field.name: getattr(config.deadlines, field.name)
-        for field in dataclasses.fields(Deadlines)
-        if field.name != "close_s"
-    }
+    known = {field.name for field in dataclasses.fields(Deadlines)}
+    deadlines = {name: value for name, value in config.deadlines.model_dump().items() if name in known}
     rendezvous = directory.root.absolute() / "rendezvous"
     if config.trainer.processes > 1:
         rendezvous.mkdir(exist_ok=True)
+    scorer = {"timeout_s": config.deadlines.verify_s, "verifier": prepared.verifier}
     return Deployment(
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
         token=token,
-        data=RoleSpec(roles["data"], data),
-        scorer=RoleSpec(roles["scorer"], {"timeout_s": config.deadlines.verify_s, "verifier": prepared.verifier}),
-        trainer=RoleSpec(
-            roles["trainer"],
-            trainer_arguments,
-            Placement(gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT),
-        ),
-        replica=RoleSpec(
-            roles["replica"],
-            replica_arguments,
-            Placement(gpus=config.executor.replica_gpus, environment=CPU_ENVIRONMENT),
-        ),
-        relays=config.relay.count,
-        relay_host=config.relay.host,
+        roles={
+            DATA: RoleSpec(DataRole, data),
+            SCORER: RoleSpec(ScorerRole, scorer),
+            RELAY: RoleSpec(RelayRole, {"host": config.relay.host}),
+            TRAINER: RoleSpec(
+                TrainerRole, trainer_arguments, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT
+            ),
+            REPLICA: RoleSpec(
+                ReplicaRole, replica_arguments, gpus=config.executor.replica_gpus, environment=CPU_ENVIRONMENT
+            ),
+        },
         trainer_ranks=config.trainer.processes,
         rendezvous=rendezvous,
         deadlines=Deadlines(**deadlines),
     )
 
 
-def build_host(config: RunConfig) -> Host:
-    """Where the roles run."""
-    if config.executor.name == "local":
-        return LocalHost()
-    from tailrace.pipeline.executors.ray import RayHost
+def build_host(config: RunConfig, *, started_s: float = 0.0) -> Host:
+    """Where the roles run.
 
-    return RayHost(config.executor.ray_address)
+    Args:
+        started_s: what the run's clock shows now.
+    """
+    if config.executor.name == "local":
+        return LocalHost(started_s)
+    from tailrace.pipeline.hosts.ray import RayHost
+
+    return RayHost(config.executor.ray_address, started_s=started_s)
 
 
 def build_faults(config: RunConfig) -> list[Fault]:

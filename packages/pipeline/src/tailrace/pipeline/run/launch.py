@@ -16,7 +16,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import TRAINER, Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.executors.executor import Executor
+from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec, check
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_events

@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.executors.executor import Executor
+from tailrace.pipeline.executor.executor import Executor
 
 
 class MetricsObserver:

@@ -13,8 +13,9 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.fleet import Health, ReplicaState
-from tailrace.pipeline.executors.executor import Executor
+from tailrace.contracts import Health
+from tailrace.pipeline.controller.fleet import ReplicaState
+from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
 
 WINDOW_STEPS = 10

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
+from tailrace.contracts import Place
+from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import DeadlineError
-from tailrace.pipeline.executors.host import MemberDeadError, Placement
+from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
+from tailrace.pipeline.hosts.real_time import RealTime
 
 _THREADS_PER_MEMBER = 4
+_RETRY_S = 0.05
 
 
 class LocalMember:
     """A role object and the threads that call it."""
 
-    def __init__(
-        self, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any], building: threading.Lock
-    ) -> None:
+    def __init__(self, name: str, spec: RoleSpec, building: threading.Lock) -> None:
         self._name = name
         self._pool = ThreadPoolExecutor(_THREADS_PER_MEMBER, thread_name_prefix=name)
         self._dead = threading.Event()
-        self._role: Future[Any] = self._pool.submit(_build, factory, arguments, building)
+        self._hung = threading.Event()
+        self._role: Future[Any] = self._pool.submit(_build, spec, building)
 
     @property
     def pid(self) -> int | None:
@@ -32,7 +36,7 @@ class LocalMember:
         return os.getpid()
 
     @property
-    def node(self) -> str | None:
+    def machine(self) -> str:
         """This machine."""
         return "local"
 
@@ -45,13 +49,21 @@ class LocalMember:
         except RuntimeError:  # the pool was shut down between the check and here
             return self._refused()
 
-    def caller(self) -> LocalCaller:
-        """The member for other members."""
-        return LocalCaller(self)
+    def strike(self, kind: FaultKind) -> None:
+        """A thread can be abandoned, or kept from answering; a role with a process of its own has that struck."""
+        role = self._role.result() if self._role.done() else None
+        struck = getattr(role, "strike", None)
+        if struck is not None and struck(kind):
+            return
+        if kind is FaultKind.HANG:
+            self._hung.set()
+        else:
+            self.kill()
 
     def kill(self) -> None:
         """A thread cannot be killed: the role is abandoned. Whatever it still says or writes is refused."""
         self._dead.set()
+        self._hung.clear()
         if self._role.done() and not self._role.exception():
             close = getattr(self._role.result(), "close", None)
             if close is not None:
@@ -73,6 +85,8 @@ class LocalMember:
     def _invoke(self, method: str, arguments: tuple[Any, ...]) -> Any:
         role = self._role.result()
         result = getattr(role, method)(*arguments)
+        while self._hung.is_set() and not self._dead.is_set():
+            time.sleep(_RETRY_S)
         if self._dead.is_set():
             raise MemberDeadError(f"{self._name} was killed")
         return result
@@ -83,43 +97,62 @@ class LocalMember:
         return future
 
 
-def _build(factory: Callable[..., Any], arguments: Mapping[str, Any], building: threading.Lock) -> Any:
+def _build(spec: RoleSpec, building: threading.Lock) -> Any:
     with building:  # transformers does not load models in two threads at once
-        return factory(**arguments)
+        return spec.factory(**spec.arguments)
 
 
 class LocalCaller:
-    """Calls a local member and waits."""
+    """Calls whoever bears a name on a host, and waits."""
 
-    def __init__(self, member: LocalMember) -> None:
-        self._member = member
+    def __init__(self, find: Callable[[], LocalMember | None], name: str) -> None:
+        self._find, self._name = find, name
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        """Call and wait."""
-        try:
-            return self._member.call(method, *arguments).result(timeout_s)
-        except FutureTimeoutError as error:
-            raise DeadlineError(f"{method} did not return within {timeout_s:.0f} s") from error
+        """Call and wait; a member that is gone is looked for again."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            member = self._find()
+            try:
+                if member is None:
+                    raise MemberDeadError(f"{self._name} is not there")
+                return member.call(method, *arguments).result(max(0.0, deadline - time.monotonic()))
+            except FutureTimeoutError as error:
+                raise DeadlineError(f"{self._name}: {method} did not return within {timeout_s:.0f} s") from error
+            except MemberDeadError:
+                if time.monotonic() + _RETRY_S > deadline:
+                    raise
+                time.sleep(_RETRY_S)
 
 
 class LocalHost:
-    """Starts members as threads."""
+    """Starts members as threads.
 
-    def __init__(self) -> None:
-        self._members: list[LocalMember] = []
+    Args:
+        started_s: what the run's clock shows now.
+    """
+
+    poll_s = 0.2
+    tick_s = 0.5
+
+    def __init__(self, started_s: float = 0.0) -> None:
+        self.time = RealTime(started_s)
+        self._members: dict[tuple[str, str], LocalMember] = {}
         self._building = threading.Lock()
 
-    def spawn(
-        self, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any], placement: Placement
-    ) -> LocalMember:
-        """Start a member. Its environment variables would be this process's, so they are not applied."""
-        del placement
-        member = LocalMember(name, factory, arguments, self._building)
-        self._members.append(member)
+    def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> LocalMember:
+        """Start a member. There is one machine. Its environment variables would be this process's: they are not applied."""
+        del place
+        member = LocalMember(f"{role}-{id_}-{incarnation}", spec, self._building)
+        self._members[role, id_] = member
         return member
+
+    def caller(self, role: str, id_: str = "0") -> LocalCaller:
+        """Whoever bears the name when it is called."""
+        return LocalCaller(lambda: self._members.get((role, id_)), f"{role} {id_}")
 
     def close(self) -> None:
         """Abandon whatever is left."""
-        for member in self._members:
+        for member in self._members.values():
             member.kill()
         self._members.clear()

@@ -5,15 +5,24 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any
 
+from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
-from tailrace.pipeline.executors.host import MemberDeadError, Placement
+from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
+from tailrace.pipeline.hosts.real_time import RealTime
 
 _THREADS_PER_MEMBER = 8
+_RETRY_S = 0.1
+_LOOK_AHEAD = 8  # incarnations of a member that may have died before a caller noticed
 
 
 class RayAddressError(PipelineError, ConnectionError):
@@ -52,17 +61,25 @@ class RayMember:
         return self._pid
 
     @property
-    def node(self) -> str | None:
+    def machine(self) -> str:
         """Ray's id of its machine, once it is up."""
-        return self._node
+        return self._node or ""
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role."""
         return _translated(self._actor.call.remote(method, arguments), self._name)
 
-    def caller(self) -> RayCaller:
-        """The member for other members."""
-        return RayCaller(self._name, self._actor)
+    def strike(self, kind: FaultKind) -> None:
+        """A role with a process of its own has that struck, or its engine; otherwise the actor's process is."""
+        self.call("strike", kind).add_done_callback(lambda done: self._unless_struck(kind, done))
+
+    def _unless_struck(self, kind: FaultKind, done: Future[Any]) -> None:
+        if done.exception() is None and done.result():
+            return
+        if kind is FaultKind.KILL:
+            self.kill()
+        elif self._pid is not None:
+            strike(self._pid, kind)
 
     def kill(self) -> None:
         """SIGKILL to the process where it is on this machine, else through Ray."""
@@ -94,24 +111,61 @@ class RayMember:
 
 
 class RayCaller:
-    """Calls an actor from any process and waits."""
+    """Calls the newest incarnation of a member by name, from any process, and waits.
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self._name = name
-        self._actor = actor
+    Args:
+        run: names the run on the cluster.
+    """
+
+    def __init__(self, run: str, role: str, id_: str) -> None:
+        self._run, self._role, self._id = run, role, id_
+        self._incarnation = 0
+        self._actor: Any = None
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        """Call and wait."""
+        """Call and wait; a member that is gone is looked for again, in its next incarnation."""
         import ray
 
-        try:
-            return ray.get(self._actor.call.remote(method, arguments), timeout=timeout_s)
-        except ray.exceptions.GetTimeoutError as error:
-            raise DeadlineError(f"{self._name}.{method} did not return within {timeout_s:.0f} s") from error
-        except ray.exceptions.RayActorError as error:
-            raise MemberDeadError(f"{self._name} is gone") from error
-        except ray.exceptions.RayTaskError as error:
-            raise error.cause from error
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                actor = self._actor or self._find()
+                return ray.get(actor.call.remote(method, arguments), timeout=max(0.01, deadline - time.monotonic()))
+            except ray.exceptions.GetTimeoutError as error:
+                raise DeadlineError(f"{self}: {method} did not return within {timeout_s:.0f} s") from error
+            except (ray.exceptions.RayActorError, MemberDeadError) as error:
+                self._actor = None
+                if time.monotonic() + _RETRY_S > deadline:
+                    raise MemberDeadError(
+                        f"{self} is gone, and none came in its place within {timeout_s:.0f} s"
+                    ) from error
+                time.sleep(_RETRY_S)
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from error
+
+    def _find(self) -> Any:
+        """The newest incarnation after the one that is gone."""
+        import ray
+
+        for incarnation in range(self._incarnation + _LOOK_AHEAD, self._incarnation, -1):
+            try:
+                actor = ray.get_actor(actor_name(self._run, self._role, self._id, incarnation))
+            except ValueError:
+                continue
+            self._actor, self._incarnation = actor, incarnation
+            return actor
+        raise MemberDeadError(f"{self} is not there")
+
+    def __str__(self) -> str:
+        return f"{self._role} {self._id}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RayCaller, (self._run, self._role, self._id)
+
+
+def actor_name(run: str, role: str, id_: str, incarnation: int) -> str:
+    """The name of a member's actor."""
+    return f"{run}/{role}-{id_}-{incarnation}"
 
 
 class RayHost:
@@ -120,9 +174,13 @@ class RayHost:
     Args:
         address: ``None`` starts a cluster on this machine that ends with this process; ``"auto"`` or ``"host:port"`` joins one.
         cpus: logical CPUs of a cluster that is started here.
+        started_s: what the run's clock shows now.
     """
 
-    def __init__(self, address: str | None = None, *, cpus: int = 64) -> None:
+    poll_s = 0.2
+    tick_s = 0.5
+
+    def __init__(self, address: str | None = None, *, cpus: int = 64, started_s: float = 0.0) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if address is None:
             # Under `uv run` Ray would start each worker through uv again: seconds each, for the environment that is here.
@@ -131,6 +189,7 @@ class RayHost:
         import ray
 
         self._ray = ray
+        self.time = RealTime(started_s)
         options: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": logging.ERROR,
@@ -143,8 +202,10 @@ class RayHost:
         else:
             options["address"] = address
             del options["include_dashboard"]
+        self._run = f"tailrace-{secrets.token_hex(6)}"
         try:
-            ray.init(**options)
+            with _own_signals():
+                ray.init(**options)
             # the raylet's words on a worker that died: the executor reports it, in one line
             logging.getLogger("ray._private.worker").setLevel(logging.CRITICAL)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
@@ -153,31 +214,51 @@ class RayHost:
                 f"ray address {address!r}: no cluster answers there ({first}); start one with `ray start --head`"
             ) from error
 
-    def spawn(
-        self, name: str, factory: Callable[..., Any], arguments: Mapping[str, Any], placement: Placement
-    ) -> RayMember:
-        """Start an actor."""
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+    def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> RayMember:
+        """Start an actor, on a machine that is not given up."""
         options: dict[str, Any] = {
-            "num_cpus": placement.cpus,
-            "num_gpus": placement.gpus,
+            "name": actor_name(self._run, role, id_, incarnation),
+            "num_cpus": spec.cpus,
+            "num_gpus": spec.gpus,
             "max_concurrency": _THREADS_PER_MEMBER,
             "max_restarts": 0,
         }
-        if placement.node is not None:
-            alive = sorted(node["NodeID"] for node in self._ray.nodes() if node["Alive"])
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
-                alive[placement.node % len(alive)], soft=True
-            )
-        if placement.environment:
-            options["runtime_env"] = {"env_vars": dict(placement.environment)}
-        actor = self._ray.remote(_RoleActor).options(**options).remote(factory, dict(arguments))
-        return RayMember(name, actor)
+        if place.index is not None or place.avoid:
+            options |= self._placed(place, incarnation)
+        if spec.environment:
+            options["runtime_env"] = {"env_vars": dict(spec.environment)}
+        actor = self._ray.remote(_RoleActor).options(**options).remote(spec.factory, dict(spec.arguments))
+        return RayMember(f"{role}-{id_}-{incarnation}", actor)
+
+    def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        alive = sorted(node["NodeID"] for node in self._ray.nodes() if node["Alive"])
+        fit = [node for node in alive if node not in place.avoid] or alive
+        index = incarnation if place.index is None else place.index
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(fit[index % len(fit)], soft=True)}
+
+    def caller(self, role: str, id_: str = "0") -> RayCaller:
+        """Whoever bears the name when it is called."""
+        return RayCaller(self._run, role, id_)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
         self._ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts its own handlers in place of ours, which would abort the driver where it should tidy up."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def _cause(error: BaseException) -> str:

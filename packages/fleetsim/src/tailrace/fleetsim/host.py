@@ -1,0 +1,308 @@
+"""The virtual host: members are models, calls take no time but what the messages take, and the clock is virtual."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from tailrace.contracts import Command, Event, Place
+from tailrace.faulttol import FaultKind
+from tailrace.fleetsim.clock import VirtualTime
+from tailrace.pipeline.executor.seam import DONE, Answer, MemberDeadError, RoleSpec
+
+
+class Transport(Protocol):
+    """How messages travel between the executor and a member: late, in another order, twice, or not until later."""
+
+    def commands(self, role: str, member: str, commands: Sequence[Command], now: float) -> list[tuple[float, list[Command]]]:
+        """When commands that are handed over now arrive: each one once, or more often."""
+        ...
+
+    def report(self, role: str, member: str, now: float) -> float:
+        """When a report sent now arrives; those of one member keep their order."""
+        ...
+
+    def repeated(self, events: Sequence[Event]) -> list[Event]:
+        """Events that arrive a second time."""
+        ...
+
+    def renewed(self, role: str, member: str) -> None:
+        """The member is another process now."""
+        ...
+
+
+class Model(Protocol):
+    """A modelled role."""
+
+    def begin(self, member: VirtualMember) -> None:
+        """A fresh process of it is starting."""
+        ...
+
+    def starts_s(self, incarnation: int) -> float:
+        """Seconds until a fresh process serves."""
+        ...
+
+    def ready(self, *arguments: Any) -> dict[str, Any]:
+        """It serves from now on. Returns fields of its `Up`. Raises if it cannot."""
+        ...
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Commands have arrived."""
+        ...
+
+    def die(self) -> None:
+        """Its process is gone."""
+        ...
+
+    def hang(self) -> None:
+        """Its process lives and does nothing any more."""
+        ...
+
+    def stall(self) -> None:
+        """Its process lives and answers, and its engine does nothing any more."""
+        ...
+
+
+class Pending:
+    """An answer that comes later."""
+
+    __slots__ = ("_calls", "_error", "_result", "done")
+
+    def __init__(self) -> None:
+        self._calls: list[Callable[[Any], None]] = []
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.done = False
+
+    def add_done_callback(self, call: Callable[[Any], None], /) -> None:
+        """See `Answer`."""
+        if self.done:
+            call(self)
+        else:
+            self._calls.append(call)
+
+    def cancelled(self) -> bool:
+        """Never."""
+        return False
+
+    def exception(self) -> BaseException | None:
+        """See `Answer`."""
+        return self._error
+
+    def result(self) -> Any:
+        """See `Answer`."""
+        return self._result
+
+    def resolve(self, result: Any, error: BaseException | None = None) -> None:
+        """It is there."""
+        if not self.done:
+            self.done, self._result, self._error = True, result, error
+            for call in self._calls:
+                call(self)
+
+
+class VirtualMember:
+    """One incarnation of a modelled member."""
+
+    __slots__ = ("_host", "_news", "_poll", "_starting", "dead", "hung", "id", "incarnation", "machine", "model", "role")
+
+    pid = None
+
+    def __init__(self, host: VirtualHost, role: str, id_: str, incarnation: int, model: Model, machine: str) -> None:
+        self._host, self.role, self.id, self.incarnation, self.model = host, role, id_, incarnation, model
+        self.machine = machine
+        self.dead = self.hung = False
+        self._poll: Pending | None = None
+        self._starting: Pending | None = None
+        self._news: list[Event] = []
+        model.begin(self)
+
+    # ---- what the executor calls ----------------------------------------------------------------------------------
+
+    def call(self, method: str, *arguments: Any) -> Answer:
+        """See `Member`."""
+        if method == "events":
+            return self._park(arguments[0])
+        if method == "submit":
+            self._submit(arguments[0])
+            return DONE
+        answer = Pending()
+        if method == "ready":
+            self._starting = answer
+            takes_s = self.model.starts_s(self.incarnation)
+            self._host.time.at(self._host.time.now() + takes_s, self._serves, arguments)
+        else:
+            answer.resolve({})
+        return answer
+
+    def strike(self, kind: FaultKind) -> None:
+        """See `Member`."""
+        if self.dead:
+            return
+        if kind is FaultKind.KILL:
+            self.end("killed")
+        elif kind is FaultKind.HANG:
+            self.hung = True
+            self.model.hang()
+        else:
+            self.model.stall()
+
+    def end(self, why: str) -> None:
+        """Its process dies by itself; the executor notices after a while."""
+        self._dies()
+        self._host.time.at(self._host.time.now() + self._host.detect_s, self._noticed, why)
+
+    def kill(self) -> None:
+        """See `Member`."""
+        self._dies()
+        self._poll = self._starting = None
+
+    def close(self, timeout_s: float) -> None:
+        """See `Member`."""
+        del timeout_s
+        self.kill()
+
+    # ---- what the model says --------------------------------------------------------------------------------------
+
+    def say(self, events: Sequence[Event]) -> None:
+        """The model reports."""
+        if not events or self.dead:
+            return
+        host = self._host
+        if host.transport is None:
+            self._hears(events)
+        else:
+            now = host.time.now()
+            host.time.at(host.transport.report(self.role, self.id, now), self._hears, events)
+            again = host.transport.repeated(events)
+            if again:
+                host.time.at(host.transport.report(self.role, self.id, now), self._hears, again)
+
+    def _hears(self, events: Sequence[Event]) -> None:
+        if not self.dead:
+            self._news.extend(events)
+            self._host.reporting[self] = None
+
+    def report(self) -> None:
+        """Answer the question for its events, if one waits."""
+        if self._poll is not None and self._news and not self.hung:
+            poll, self._poll = self._poll, None
+            news, self._news = self._news, []
+            poll.resolve(news)
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _park(self, timeout_s: float) -> Answer:
+        poll = self._poll = Pending()
+        if self.dead:
+            return poll  # the executor will notice
+        if self._news:
+            self._host.reporting[self] = None
+        time = self._host.time
+        time.later(time.now() + timeout_s, self._expires, poll)
+        return poll
+
+    def _expires(self, poll: Pending) -> None:
+        if poll is self._poll and not self.hung and not self.dead and not self._host.closed(self):
+            self._poll = None
+            poll.resolve([])
+
+    def _submit(self, commands: Sequence[Command]) -> None:
+        host = self._host
+        if host.transport is None and not host.command_s(self.role):
+            self._takes(commands)
+            return
+        now = host.time.now()
+        arrivals = [(now, list(commands))] if host.transport is None else host.transport.commands(
+            self.role, self.id, commands, now
+        )
+        for arrival, part in arrivals:
+            host.time.at(arrival + host.command_s(self.role), self._takes, part)
+
+    def _takes(self, commands: Sequence[Command]) -> None:
+        if not self.dead and not self.hung:
+            self.model.submit(commands)
+
+    def _serves(self, arguments: tuple[Any, ...]) -> None:
+        answer, self._starting = self._starting, None
+        if answer is None or self.dead:
+            return
+        if self._host.transport is not None:
+            self._host.transport.renewed(self.role, self.id)
+        try:
+            answer.resolve(self.model.ready(*arguments))
+        except Exception as error:
+            self._dies()
+            answer.resolve(None, error)
+
+    def _dies(self) -> None:
+        if not self.dead:
+            self.dead = True
+            self.model.die()
+
+    def _noticed(self, why: str) -> None:
+        error = MemberDeadError(f"{self.role} {self.id} is gone: {why}")
+        for answer in (self._starting, self._poll):
+            if answer is not None:
+                answer.resolve(None, error)
+        self._starting = self._poll = None
+
+
+class VirtualHost:
+    """Starts models.
+
+    Args:
+        time: the clock.
+        poll_s: how long a member keeps the question for its events.
+        tick_s: between two ticks of the executor.
+        detect_s: seconds until a death is noticed.
+        command_s: seconds that a command takes to a member of a role.
+        transport: how messages travel; at once if None.
+        machine_of: where a member stands.
+    """
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        *,
+        poll_s: float,
+        tick_s: float,
+        detect_s: float = 0.0,
+        command_s: Callable[[str], float] = lambda _: 0.0,
+        transport: Transport | None = None,
+        machine_of: Callable[[str, str, int, Place], str] = lambda role, id_, incarnation, place: "",  # noqa: ARG005
+    ) -> None:
+        self.time, self.poll_s, self.tick_s, self.detect_s = time, poll_s, tick_s, detect_s
+        self.command_s, self.transport, self._machine_of = command_s, transport, machine_of
+        self.members: dict[tuple[str, str], VirtualMember] = {}
+        self.reporting: dict[VirtualMember, None] = {}
+        self.unreachable_until_s: dict[tuple[str, str], float] = {}
+
+    def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> VirtualMember:
+        """Start a model; ``spec.factory(id_)`` is the model of the name, which outlives its incarnations."""
+        model = spec.factory(id_)
+        machine = self._machine_of(role, id_, incarnation, place)
+        member = self.members[role, id_] = VirtualMember(self, role, id_, incarnation, model, machine)
+        return member
+
+    def caller(self, role: str, id_: str = "0") -> Any:
+        """Models call each other directly."""
+        del role, id_
+
+    def report(self) -> None:
+        """Everything that was said at this instant goes to the executor. Called at the end of it."""
+        if self.reporting:
+            reporting, self.reporting = self.reporting, {}
+            for member in reporting:
+                member.report()
+
+    def closed(self, member: VirtualMember) -> bool:
+        """Whether nothing gets away from a member now."""
+        until_s = self.unreachable_until_s.get((member.role, member.id))
+        return until_s is not None and self.time.now() < until_s
+
+    def close(self) -> None:
+        """Nothing is left."""
+        for member in self.members.values():
+            member.kill()
+        self.members.clear()

@@ -1,0 +1,85 @@
+"""What the members of a simulated fleet share: its clock, costs, trajectories and weights. One simulation has one.
+
+Fuzzing gives it a store that checks everything, and injuries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from tailrace.fleetsim.clock import VirtualTime
+from tailrace.fleetsim.cores import Cores
+from tailrace.fleetsim.fleet import Fleet
+from tailrace.fleetsim.injuries import Injuries
+from tailrace.fleetsim.recorder import Meter, Recorder
+from tailrace.fleetsim.tokens import Tokens
+
+
+class Pulsing(Protocol):
+    """A replica, as the world beats time for it."""
+
+    def pulse(self) -> None:
+        """Report the load, if there is any news of it."""
+        ...
+
+
+class World:
+    """One fleet at work.
+
+    `versions` are the weight versions that exist anywhere, `disk` the checkpoints.
+
+    Args:
+        fleet: what it is made of.
+        tokens: where trajectories are kept; a plain one if None.
+        injuries: what breaks.
+        reorders: messages may overtake each other.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        tokens: Tokens | None = None,
+        injuries: Injuries | None = None,
+        reorders: bool = False,
+    ) -> None:
+        self.fleet, self.reorders = fleet, reorders
+        self.time = VirtualTime(fleet.delays.snapshot_s)
+        mixes = fleet.spec.sync.mixes_versions
+        self.tokens = tokens or Tokens(fleet.workload, fleet.samples, mixes_versions=mixes)
+        self.injuries = injuries or Injuries()
+        self.cores = Cores(fleet)
+        self.meters: list[Meter] = []
+        self.pulsing: list[Pulsing] = []
+        self.recorder = Recorder(self.tokens, self.meters, fleet.warm_up, fleet.batches or fleet.spec.steps)
+        self.disk: dict[int, None] = {}
+        self._durable = [0]
+        self._trained: dict[int, list[str]] = {}
+        self.time.pulse = self._pulse
+
+    def stepped(self, version: int, batch: list[str], lags: dict[int, int]) -> None:
+        """A batch was trained on."""
+        self._trained[version] = batch
+        self.recorder.stepped(version, batch, lags, self.time.now())
+
+    def saved(self, version: int, keep: Iterable[int]) -> None:
+        """A checkpoint is durable; of the older ones only some stay."""
+        kept = {*keep, version}
+        self.disk = {at: None for at in sorted({*self.disk, version}) if at in kept or at > version}
+
+    def durable(self, version: int) -> None:
+        """The run knows of it: what nobody can go back behind needs no tokens any more."""
+        self._durable = [*self._durable, version][-self.fleet.spec.keep_checkpoints :]
+        for made in [made for made in self._trained if made <= self._durable[0]]:
+            self.tokens.forget(self._trained.pop(made))
+
+    def rolled_back(self, version: int) -> None:
+        """The trainer goes on from a version: later batches were not trained on."""
+        self._durable = [at for at in self._durable if at <= version] or [version]
+        for undone in [made for made in self._trained if made > version]:
+            del self._trained[undone]
+
+    def _pulse(self) -> None:
+        for replica in self.pulsing:
+            replica.pulse()

@@ -1,0 +1,128 @@
+"""Failures: what becomes of members that go down, and who is taken for down. The recovery policy decides.
+
+Counted per member in the policy's window, and only since it last did its work: a member that works may fail for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.members import DATA, RELAY, TRAINER, Members, MemberState, down
+from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.trainer_state import TrainerState
+
+_ACTIONS = c.RecoveryAction
+
+
+class Losses(Protocol):
+    """What goes with a member of a role."""
+
+    def lost(self, member: MemberState, reason: str) -> None:
+        """The member is gone; what it alone knew is lost."""
+        ...
+
+
+class Failures:
+    """Carries out what the recovery policy answers.
+
+    Args:
+        losses: takes note of what is lost with a member.
+        view: what policies see.
+        fail: ends the run with a reason.
+    """
+
+    def __init__(
+        self,
+        policy: c.RecoveryPolicy,
+        members: Members,
+        trainer: TrainerState,
+        outbox: Outbox,
+        *,
+        losses: Losses,
+        view: Callable[[], c.FleetView],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
+        self._losses, self._view, self._fail = losses, view, fail
+
+    def went_down(self, event: c.Down, now: float) -> None:
+        """A member is gone, or is taken for gone. Heard once: what is known to be down is passed over."""
+        member = self._members.get(event.role, event.id)
+        if member is None or member.health is c.Health.DOWN:
+            return
+        if event.cause is c.Cause.STOPPED or member.health is c.Health.STOPPING:
+            self._losses.lost(member, event.reason)
+            member.health = c.Health.DOWN
+            del self._members.states[event.role, event.id]
+            return
+        failure = self._members.failure(member, event, now, self._policy.window_s, self._trainer.step)
+        self._losses.lost(member, event.reason)
+        member.health = c.Health.DOWN
+        if event.cause is c.Cause.CHECKPOINT and event.role == TRAINER:
+            damaged = self._trainer.fallbacks[-1]
+            self._trainer.unusable(damaged)
+            if not self._trainer.fallbacks:
+                self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {event.reason}")
+                return
+        action = self._policy.on_down(failure)
+        reason = c.Reason(c.Why.FAILED, event.cause.value, {"failures": failure.failures})
+        if event.cause is c.Cause.STILL:
+            reason = c.Reason(c.Why.STILL, numbers={"still_s": member.still_s})
+        self._act(member, action, failure, reason)
+
+    def stands_still(self, now: float) -> None:
+        """A member reports that it makes no progress: the policy says whether that is long enough."""
+        for suspected in self._policy.suspects(self._view()):
+            member = self._members.get(suspected.role, suspected.id)
+            if member is None:
+                raise answered("recovery", self._policy, "suspects", suspected, "a member of the view")
+            if member.health is c.Health.UP:
+                text = f"stood still for {member.still_s:.0f} s with work in flight"
+                self.went_down(down(member, text, c.Cause.STILL), now)
+
+    def restart_all(self, version: int | None) -> None:
+        """The driver died with every process. The data role falls back to what the trainer goes on from."""
+        for member in list(self._members.states.values()):
+            if member.health is not c.Health.DOWN:
+                self._restart(member, c.Reason(c.Why.LOST_IN_CRASH), data_version=version)
+
+    def _act(self, member: MemberState, action: c.RecoveryAction, failure: c.Failure, reason: c.Reason) -> None:
+        if action is _ACTIONS.RESTART or action is _ACTIONS.REPLACE:
+            elsewhere = (failure.machine,) if action is _ACTIONS.REPLACE and failure.machine else ()
+            self._restart(member, reason, avoid=elsewhere)
+        elif action is _ACTIONS.EVICT_MACHINE and failure.machine:
+            self._evict_machine(member, failure.machine, reason)
+        elif action is _ACTIONS.EVICT and failure.others:
+            if failure.cause is c.Cause.STILL:
+                self._outbox.send(c.Stop, role=member.role, id=member.id, reason=reason)
+            del self._members.states[member.role, member.id]
+        elif action is _ACTIONS.FAIL or action is _ACTIONS.EVICT:
+            self._fail(
+                f"{member.role} {member.id} is down and is not restarted: {failure.reason} (failure {failure.failures} of "
+                f"it within {self._policy.window_s:.0f} s without work in between"
+                f"{'' if action is _ACTIONS.FAIL else '; nobody else does its work'})"
+            )
+        else:
+            raise answered("recovery", self._policy, "on_down", action, "a RecoveryAction that fits the failure")
+
+    def _evict_machine(self, member: MemberState, machine: str, reason: c.Reason) -> None:
+        for other in self._members.give_up(machine):
+            if other is not member and other.health in (c.Health.UP, c.Health.STARTING):
+                self._losses.lost(other, f"machine {machine} is given up")
+                other.health = c.Health.DOWN
+                self._restart(other, c.Reason(c.Why.MACHINE, machine))
+        self._restart(member, reason)
+
+    def _restart(
+        self, member: MemberState, reason: c.Reason, *, avoid: tuple[str, ...] = (), data_version: int | None = None
+    ) -> None:
+        member.health, member.machine, member.address = c.Health.STARTING, "", ""
+        member.phase, member.still_s = "", 0.0
+        member.restarts += 1
+        version = self._trainer.checkpoint if member.role == TRAINER else data_version if member.role == DATA else None
+        index = int(member.id) if member.role == RELAY else None
+        place = c.Place(index, tuple(dict.fromkeys((*self._members.given_up, *avoid))))
+        self._outbox.send(c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason)

@@ -1,0 +1,160 @@
+"""Members and machines: one owner for who lives where, and how often it failed.
+
+STARTING ──Up──► UP ──Down──► DOWN ──Restart──► STARTING
+                 │             └──evicted: gone for good
+                 └──Stop──► STOPPING ──Down──► gone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Up
+
+RELAY, TRAINER, REPLICA, DATA, SCORER = "relay", "trainer", "replica", "data", "scorer"
+_UP = Health.UP
+
+
+@dataclass(slots=True)
+class MemberState:
+    """One member. `failures` are the times of those since it last did its work."""
+
+    role: str
+    id: str
+    health: Health = Health.STARTING
+    machine: str = ""
+    address: str = ""
+    phase: str = ""
+    still_s: float = 0.0
+    slowest_s: float = 0.0
+    failures: list[float] = field(default_factory=list)
+    restarts: int = 0
+
+    def worked(self) -> None:
+        """It did what it is there for: its next failure is the first in a row."""
+        if self.failures:
+            self.failures.clear()
+
+    def view(self, in_flight: int) -> MemberView:
+        """As policies see it."""
+        return MemberView(
+            self.role, self.id, self.health, self.machine, self.phase, self.still_s, self.slowest_s, in_flight
+        )
+
+
+@dataclass(slots=True)
+class Members:
+    """All members that were started and are not gone for good, in the order in which they were first started.
+
+    `failed` lists the failures of the whole run by time, role and machine, as far as they still count.
+    """
+
+    states: dict[tuple[str, str], MemberState] = field(default_factory=dict)
+    machines: dict[str, MachineView] = field(default_factory=dict)
+    failed: list[tuple[float, str, str]] = field(default_factory=list)
+
+    def add(self, role: str, id_: str) -> MemberState:
+        """A new member that is starting."""
+        state = self.states[role, id_] = MemberState(role, id_)
+        return state
+
+    def get(self, role: str, id_: str = "0") -> MemberState | None:
+        """A member, None if it is gone for good."""
+        return self.states.get((role, id_))
+
+    def of(self, role: str) -> Iterator[MemberState]:
+        """The members of a role."""
+        return (state for state in self.states.values() if state.role == role)
+
+    def is_up(self, role: str, id_: str = "0") -> bool:
+        """Whether a member can be given work."""
+        state = self.states.get((role, id_))
+        return state is not None and state.health is _UP
+
+    def came_up(self, event: Up) -> MemberState | None:
+        """A member serves. None if it is gone for good."""
+        state = self.states.get((event.role, event.id))
+        if state is None:
+            return None
+        if state.health is not Health.STOPPING:
+            state.health = _UP
+        state.machine, state.address = event.machine, event.address
+        state.phase, state.still_s, state.slowest_s = "", 0.0, 0.0
+        if event.machine and event.machine not in self.machines:
+            self.machines[event.machine] = MachineView(event.machine)
+        return state
+
+    def says(self, event: Activity) -> None:
+        """A member tells what it is at."""
+        state = self.states.get((event.role, event.id))
+        if state is not None:
+            state.phase, state.still_s, state.slowest_s = event.phase, event.still_s, event.slowest_s
+
+    def failure(self, state: MemberState, event: Down, now: float, window_s: float, step: int) -> Failure:
+        """Count a failure. Returns what the recovery policy sees of it."""
+        state.failures = [at for at in state.failures if now - at < window_s] + [now]
+        self.failed = [entry for entry in self.failed if now - entry[0] < window_s]
+        self.failed.append((now, state.role, state.machine))
+        machine = state.machine
+        return Failure(
+            role=state.role,
+            member=state.id,
+            cause=event.cause,
+            reason=event.reason,
+            machine=machine,
+            phase=state.phase,
+            step=step,
+            failures=len(state.failures),
+            role_failures=sum(role == state.role for _, role, _ in self.failed),
+            machine_failures=sum(where == machine for _, _, where in self.failed) if machine else 0,
+            first_iteration=step == 0,
+            starting=state.health is Health.STARTING,
+            others=sum(other is not state and other.health is not Health.DOWN for other in self.of(state.role)),
+        )
+
+    def give_up(self, machine: str) -> list[MemberState]:
+        """A machine is given up. Returns the members that stand there."""
+        self.machines[machine] = MachineView(machine, healthy=False)
+        return [state for state in self.states.values() if state.machine == machine]
+
+    @property
+    def given_up(self) -> tuple[str, ...]:
+        """Machines on which nobody is to stand any more."""
+        return tuple(machine.id for machine in self.machines.values() if not machine.healthy)
+
+    def relays(self) -> dict[str, str]:
+        """Addresses of the relays that are up, by id."""
+        return {state.id: state.address for state in self.of(RELAY) if state.health is _UP}
+
+    def sources(self, replica: str) -> tuple[str, ...]:
+        """Addresses of the relays that are up, best first for a replica: those of its machine, then the others in turn."""
+        up = [state for state in self.of(RELAY) if state.health is _UP]
+        if len(up) > 1:
+            here = self.states[REPLICA, replica]
+            index = [state.id for state in self.of(REPLICA)].index(replica) % len(up)
+            up = up[index:] + up[:index]  # with several to choose from, replicas are spread over them
+            up.sort(key=lambda relay: relay.machine != here.machine)
+        return tuple(relay.address for relay in up)
+
+    def restarted(self) -> None:
+        """The driver died, and every process with it."""
+        for state in list(self.states.values()):
+            if state.health is Health.STOPPING:
+                del self.states[state.role, state.id]
+            elif state.health is not Health.DOWN:
+                state.health, state.machine, state.address = Health.STARTING, "", ""
+                state.phase, state.still_s = "", 0.0
+
+    def plain(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        return {f"{role} {id_}": repr(state) for (role, id_), state in self.states.items()} | {
+            "machines": repr(self.machines),
+            "failed": list(self.failed),
+        }
+
+
+def down(member: MemberState, reason: str, cause: Cause) -> Down:
+    """What the executor would say if it had noticed by itself."""
+    return Down(member.role, member.id, reason, cause)

@@ -1,0 +1,85 @@
+"""Who gets which devices: asks the provisioning policy and carries its plan out."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.coordinator import Coordinator
+from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.members import REPLICA, Members
+from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.spec import PipelineSpec
+
+_WINDOW = 8  # training steps over which times are averaged
+
+
+class Provisioning:
+    """Starts and stops replicas. A replica that is to stop is emptied first: its tokens are kept."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        members: Members,
+        fleet: Fleet,
+        trainer: TrainerState,
+        coordinator: Coordinator,
+        outbox: Outbox,
+    ) -> None:
+        self.started = 0
+        self._spec, self._members, self._fleet, self._trainer = spec, members, fleet, trainer
+        self._coordinator, self._outbox = coordinator, outbox
+        self._now = 0.0
+        self._stepped: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
+        self._stopping: dict[str, c.Reason] = {}
+
+    def stepped(self, now: float, training_s: float) -> None:
+        """A batch was trained on, which took the trainer so many seconds."""
+        self._stepped.append((now, training_s))
+
+    def view(self) -> c.FleetView:
+        """What provisioning and recovery policies see."""
+        replicas, steps = self._fleet.replicas, self._stepped
+        between = (steps[-1][0] - steps[0][0]) / (len(steps) - 1) if len(steps) > 1 else 0.0
+        return c.FleetView(
+            machines=dict(self._members.machines),
+            members=[
+                state.view(replicas[state.id].in_flight if state.role == REPLICA else 0)
+                for state in self._members.states.values()
+            ],
+            progress=self._coordinator.progress(),
+            now_s=self._now,
+            training_s=sum(wall for _, wall in steps) / len(steps) if steps else 0.0,
+            step_s=between,
+        )
+
+    def plan(self, now: float) -> None:
+        """Ask the policy, and do what it says."""
+        self._now = now
+        policy = self._spec.provisioning
+        for action in policy.plan(self.view()):
+            if isinstance(action, c.StartReplica):
+                name = f"r{self.started}"
+                self.started += 1
+                self._outbox.send(
+                    c.Start, role=REPLICA, id=name, place=c.Place(avoid=self._members.given_up), reason=action.reason
+                )
+                self._fleet.add(self._members.add(REPLICA, name), self._spec.replica_batch)
+            elif isinstance(action, c.StopReplica) and self._members.get(REPLICA, action.replica) is not None:
+                self._stop(action)
+            else:
+                raise answered("provisioning", policy, "plan", action, "StartReplica, or StopReplica of a replica")
+
+    def stop_emptied(self) -> None:
+        """Replicas that are to stop and hold nothing any more are told."""
+        for name in [name for name in self._stopping if not self._fleet.replicas[name].assigned]:
+            self._outbox.send(c.Stop, role=REPLICA, id=name, reason=self._stopping.pop(name))
+
+    def _stop(self, action: c.StopReplica) -> None:
+        member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]
+        if member is not None and member.health is not c.Health.STOPPING:
+            member.health = c.Health.STOPPING
+            self._stopping[action.replica] = action.reason
+            self._coordinator.empty(replica)

@@ -1,0 +1,125 @@
+"""The trainer's state: one owner for what is known of it.
+
+Versions only grow. A trainer that fell back to a checkpoint while replicas already serve newer weights does not reuse their
+numbers: its weights are published under a new one, so that a version names one set of weights for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class TrainerState:
+    """The trainer.
+
+    `first` is the version of the model that the run began with. `batches` maps each version that training made to its number
+    of batches consumed, so that a fall-back knows its step. Staleness counts trajectories: at completion by staleness, at
+    consumption by version that was made, then by staleness, so that a fall-back forgets the batches that it undoes.
+
+    `staged`: the weights that it holds were handed over to be published since it came up. `fallbacks` are the versions that it
+    can go back to, oldest first: the newest durable checkpoints, and `first` as long as nothing else is needed for that.
+
+    Of the batch that is being streamed, `accumulated` lists the groups that were given so far, in so many `parts`;
+    `accumulating` is its version while the trainer works on one of them.
+    """
+
+    first: int = 0
+    keep: int = 2
+    up: bool = False
+    version: int = 0
+    step: int = 0
+    published: int = -1
+    publishing: int = -1
+    staged: bool = False
+    durable: int = -1
+    fallbacks: list[int] = field(default_factory=list)
+    stepping: int | None = None
+    accumulating: int | None = None
+    accumulated: list[int] = field(default_factory=list)
+    parts: int = 0
+    batches: dict[int, int] = field(default_factory=dict)
+    consumed_staleness: dict[int, dict[int, int]] = field(default_factory=dict)
+    staleness_at_completion: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.version = self.first
+        self.batches, self.fallbacks = {self.first: 0}, [self.first]
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step may start."""
+        return self.up and self.making is None
+
+    @property
+    def making(self) -> int | None:
+        """The version that the trainer works on, with a whole batch or a part of one; None if it was given nothing."""
+        return self.accumulating if self.stepping is None else self.stepping
+
+    def consumed(self, version: int, staleness: dict[int, int]) -> None:
+        """Trajectories of so much staleness are trained on for a version."""
+        counts = self.consumed_staleness.setdefault(version, {})
+        for lag, count in staleness.items():
+            counts[lag] = counts.get(lag, 0) + count
+
+    def went_down(self) -> None:
+        """The trainer is gone. What it was given stays consumed until it falls back."""
+        self.up, self.staged, self.stepping, self.accumulating = False, False, None, None
+
+    def stepped(self, version: int) -> None:
+        """A step is done."""
+        self.version, self.stepping = version, None
+        self.accumulated, self.parts = [], 0
+        self.step += 1
+        self.batches[version] = self.step
+
+    @property
+    def staleness_at_consumption(self) -> dict[int, int]:
+        """Trajectories that were trained on, by staleness."""
+        counts: dict[int, int] = {}
+        for batch in self.consumed_staleness.values():
+            for lag, count in batch.items():
+                counts[lag] = counts.get(lag, 0) + count
+        return counts
+
+    # ---- checkpoints ----------------------------------------------------------------------------------------------
+
+    def kept(self, needed: Iterable[int]) -> tuple[int, ...]:
+        """Checkpoints that stay beside the next one: those to fall back to, and those of versions still needed."""
+        newest = self.fallbacks[-(self.keep - 1) :] if self.keep > 1 else []
+        return tuple(sorted({*newest, *needed}))
+
+    def became_durable(self, version: int) -> int:
+        """A checkpoint survives a crash. Returns the oldest version that the trainer may still go back to."""
+        self.durable = max(self.durable, version)
+        if version in self.batches and version not in self.fallbacks:
+            self.fallbacks = sorted([*self.fallbacks, version])[-self.keep :]
+        return self.fallbacks[0]
+
+    def found(self, checkpoints: Sequence[int]) -> None:
+        """After a crash these checkpoints exist; one that nobody had heard of yet may be newer than all that were known."""
+        known = [version for version in checkpoints if version in self.batches and version > self.fallbacks[-1]]
+        left = [version for version in self.fallbacks if version == self.first or version in checkpoints]
+        self.fallbacks = [*left, *sorted(known)]
+
+    def unusable(self, version: int) -> None:
+        """A checkpoint is damaged."""
+        self.fallbacks = [other for other in self.fallbacks if other != version]
+
+    @property
+    def checkpoint(self) -> int | None:
+        """The checkpoint that a new trainer starts from; None is the model that the run began with."""
+        return None if self.fallbacks[-1] == self.first else self.fallbacks[-1]
+
+    def fall_back(self, version: int) -> None:
+        """The trainer holds the weights of a checkpoint again."""
+        self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
+        self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}
+        self.step = self.batches[version]
+        highest = max(self.published, self.publishing)
+        self.version = version if highest <= version else highest + 1
+        self.batches = {made: step for made, step in self.batches.items() if made <= version}
+        self.batches[self.version] = self.step
+        self.durable = min(self.durable, version)
+        self.fallbacks = [other for other in self.fallbacks if other <= version] or [version]

@@ -1,0 +1,246 @@
+"""A run as observers see it: read only, plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.coordinator import Coordinator
+from tailrace.pipeline.controller.evaluations import EvaluationResult, Evaluations
+from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.ledger import Counts, Ledger
+from tailrace.pipeline.controller.members import REPLICA, Members
+from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.spec import PipelineSpec
+
+
+class _Parts(Protocol):
+    spec: PipelineSpec
+    ledger: Ledger
+    fleet: Fleet
+    members: Members
+    trainer: TrainerState
+    evaluations: Evaluations
+    coordinator: Coordinator
+    gate: c.AdmissionGate
+    finished: bool
+    failure: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRow:
+    """A replica at a moment.
+
+    Args:
+        doing: for a person.
+        trajectories: in flight.
+        kv: share of the KV cache in use.
+    """
+
+    id: str
+    doing: str
+    version: int | None
+    trajectories: int
+    kv: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMember:
+    """A trajectory of a batch: the oldest version of its tokens, the trainer's version when it was complete, its tokens."""
+
+    version: int
+    completed_at: int
+    tokens: int
+
+
+class RunView:
+    """What is known of a run. Nothing can be changed through it.
+
+    Args:
+        parts: the controller.
+    """
+
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
+
+    @property
+    def steps(self) -> int:
+        """Batches to train on."""
+        return self._parts.spec.steps
+
+    @property
+    def step(self) -> int:
+        """Batches trained on."""
+        return self._parts.trainer.step
+
+    @property
+    def version(self) -> int:
+        """The trainer's version."""
+        return self._parts.trainer.version
+
+    @property
+    def published(self) -> int:
+        """The newest version that replicas may pull; -1 before the first."""
+        return self._parts.trainer.published
+
+    @property
+    def durable(self) -> int:
+        """The newest version whose checkpoint survives a crash; -1 before the first."""
+        return self._parts.trainer.durable
+
+    @property
+    def last_version(self) -> int:
+        """The highest version number that was given so far."""
+        return max(self._parts.trainer.version, self._parts.trainer.publishing)
+
+    @property
+    def making(self) -> int | None:
+        """The version that the trainer works on; None if it was given nothing."""
+        return self._parts.trainer.making
+
+    @property
+    def trainer_up(self) -> bool:
+        """Whether the trainer serves."""
+        return self._parts.trainer.up
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run is complete."""
+        return self._parts.finished
+
+    @property
+    def failure(self) -> str | None:
+        """Why the run was given up."""
+        return self._parts.failure
+
+    @property
+    def bound(self) -> int | None:
+        """The staleness that admission guarantees."""
+        return self._parts.gate.bound
+
+    @property
+    def mixes_versions(self) -> bool:
+        """Whether a trajectory may go on under newer weights."""
+        return self._parts.ledger.mixes_versions
+
+    @property
+    def counts(self) -> Counts:
+        """Totals over the run."""
+        return self._parts.ledger.counts
+
+    @property
+    def pooled(self) -> int:
+        """Trajectories that wait for a replica."""
+        return self._parts.ledger.pooled
+
+    @property
+    def generating(self) -> int:
+        """Groups that are not complete."""
+        return self._parts.ledger.generating
+
+    @property
+    def open_groups(self) -> int:
+        """Groups that were admitted and have not ended."""
+        return sum(str(group.phase) != "trained" for group in self._parts.ledger.groups.values())
+
+    @property
+    def buffered(self) -> int:
+        """Groups that are complete and not consumed."""
+        return len(self._parts.ledger.buffered)
+
+    @property
+    def staleness_at_consumption(self) -> dict[int, int]:
+        """Trajectories that were trained on, by staleness."""
+        return self._parts.trainer.staleness_at_consumption
+
+    @property
+    def staleness_at_completion(self) -> dict[int, int]:
+        """Trajectories that were completed, by the trainer's lead over them then."""
+        return dict(self._parts.trainer.staleness_at_completion)
+
+    @property
+    def evaluations(self) -> Sequence[EvaluationResult]:
+        """Evaluations that are done."""
+        return tuple(self._parts.evaluations.results)
+
+    @property
+    def evaluations_open(self) -> int:
+        """Evaluations that are due or running."""
+        return len(self._parts.evaluations.due) + len(self._parts.evaluations.running)
+
+    @property
+    def contradictions(self) -> int:
+        """Snapshots that showed something else than the controller believes."""
+        return self._parts.fleet.contradictions
+
+    @property
+    def blocked_cycles(self) -> int:
+        """Decisions in a row that placed nothing of a pool that held something."""
+        return self._parts.coordinator.blocked_cycles
+
+    @property
+    def moves(self) -> int:
+        """Replicas emptied by relocation."""
+        return self._parts.coordinator.moves
+
+    @property
+    def evictions(self) -> int:
+        """Trajectories interrupted by relocation."""
+        return self._parts.coordinator.evictions
+
+    @property
+    def interrupting_pulls(self) -> int:
+        """Pulls that interrupted running work."""
+        return self._parts.coordinator.interrupting_pulls
+
+    def restarts(self, role: str) -> int:
+        """Restarts of members of a role that are not gone for good."""
+        return sum(member.restarts for member in self._parts.members.of(role))
+
+    def step_of(self, version: int) -> int:
+        """Batches consumed when the trainer made a version."""
+        return self._parts.trainer.batches.get(version, self.step)
+
+    def made(self, version: int) -> bool:
+        """Whether training made a version, and did not fall back behind it."""
+        return version in self._parts.trainer.batches
+
+    def batch(self, version: int) -> Iterator[BatchMember]:
+        """The trajectories that were consumed for a version so far."""
+        for state in self._parts.ledger.batch(version):
+            if state.version is not None:
+                yield BatchMember(state.version, state.completed_at, state.tokens)
+
+    def waits(self, trajectory: str) -> str | None:
+        """What a trajectory is at now, for a person; None if it is unknown or settled."""
+        state = self._parts.ledger.get(trajectory)
+        if state is None:
+            return None
+        return f"{state.phase}{'' if state.replica is None else f' on {state.replica}'}, version {state.version}"
+
+    def replicas(self) -> Iterator[ReplicaRow]:
+        """All replicas, in the order in which they were first started."""
+        for replica in self._parts.fleet.replicas.values():
+            health = replica.member.health
+            if health is not c.Health.UP:
+                doing = str(health)
+            elif replica.pulling is not None:
+                doing = f"pulling version {replica.pulling}"
+            elif replica.assigned:
+                doing = "releasing" if replica.moving_out else "generating"
+            else:
+                doing = "idle"
+            yield ReplicaRow(replica.id, doing, replica.version, len(replica.assigned), round(replica.kv, 3))
+
+    def members_down(self) -> list[str]:
+        """Members that are not up, for a person."""
+        return [
+            f"{m.role} {m.id} {m.health}" for m in self._parts.members.states.values() if m.health is not c.Health.UP
+        ]
+
+    @property
+    def replica_restarts(self) -> int:
+        """Restarts of replicas."""
+        return self.restarts(REPLICA)

@@ -1,0 +1,51 @@
+"""A member that runs, as the executor keeps it: its commands go out one call at a time, so that they keep their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tailrace.contracts import Command
+from tailrace.pipeline.executor.seam import DONE, Answer, Member
+
+Sent = Callable[["Running", Answer, Sequence[Command]], None]
+
+
+class Running:
+    """One incarnation of a member.
+
+    Args:
+        role, id: its name; further ranks of the trainer have an `id` of their own and belong to `leader`.
+        member: the host's handle.
+        sent: told of each call that is under way; it calls `arrived` when that is over.
+    """
+
+    __slots__ = ("_queue", "_sending", "_sent", "id", "leader", "member", "role", "up")
+
+    def __init__(self, role: str, id_: str, member: Member, sent: Sent, leader: str) -> None:
+        self.role, self.id, self.member, self.leader = role, id_, member, leader
+        self.up = False
+        self._sent = sent
+        self._queue: list[Command] = []
+        self._sending = False
+
+    def put(self, command: Command) -> None:
+        """One more command; it goes with the next `send`."""
+        self._queue.append(command)
+
+    def send(self) -> None:
+        """Hand over what is queued, if the member is up and took what went before."""
+        if self._sending or not self._queue or not self.up:
+            return
+        commands, self._queue = self._queue, []
+        answer = self.member.call("submit", commands)
+        if answer is not DONE:
+            self._sending = True
+            self._sent(self, answer, commands)
+
+    def arrived(self) -> None:
+        """The member has taken the last call: the next one may go."""
+        self._sending = False
+        self.send()
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.id}"

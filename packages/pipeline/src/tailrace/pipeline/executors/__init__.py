@@ -1,1 +1,0 @@
-"""Executors: they carry commands out and report events."""

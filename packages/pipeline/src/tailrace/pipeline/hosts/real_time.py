@@ -1,0 +1,40 @@
+"""The clock of hosts in real time, and the queue through which answers wake the executor."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Sequence
+
+_TOGETHER = 1024
+
+
+class RealTime:
+    """Seconds on the run's clock.
+
+    Args:
+        started_s: what it shows now: more than 0 when a run is resumed.
+    """
+
+    def __init__(self, started_s: float = 0.0) -> None:
+        self._zero = time.monotonic() - started_s
+        self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def now(self) -> float:
+        """Seconds on the run's clock."""
+        return time.monotonic() - self._zero
+
+    def wake(self, number: int) -> None:
+        """The answer with this number is there."""
+        self._arrived.put(number)
+
+    def wait(self, until_s: float) -> Sequence[int]:
+        """Wait for the first answer, and take with it whatever else is there."""
+        found: list[int] = []
+        try:
+            found.append(self._arrived.get(timeout=max(0.0, until_s - self.now())))
+            while len(found) < _TOGETHER:
+                found.append(self._arrived.get_nowait())
+        except queue.Empty:
+            pass
+        return found
