@@ -142,7 +142,7 @@ def test_lockstep_reset_returns_what_no_longer_fits():
 
 
 def test_inherent_bound_refuses_old_groups_at_consumption():
-    """LAM-8."""
+    """What is complete and older than the bound expires."""
     gate = Inherent(bound=0).gate(1)
     gate.start(0, 0)
     gate.start(1, 0)

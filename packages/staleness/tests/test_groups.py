@@ -25,7 +25,7 @@ def test_one_entry_for_a_group_at_the_version_of_its_first_member():
 
 
 def test_a_later_member_needs_a_replica_as_new_as_the_group():
-    """SF-11."""
+    """Else the version of the group could fall after its entry was reserved, and break the bound."""
     groups = tracker(version=3)
     groups.route("g", 0, 3)
     assert not groups.can_route("g", 2)
@@ -75,7 +75,7 @@ def test_batch_level_redundancy_returns_members_to_abort():
 
 
 def test_redundancy_of_the_paper():
-    """SF-RED-count, StaleFlow appendix C: a ratio of 1/16 over 128 groups of 16, on either level."""
+    """StaleFlow, appendix C: a ratio of 1/16 over 128 groups of 16, on either level."""
     by_batch = GroupTracker(StalenessManager(0, 128, surplus=128 // 16), needed=16)
     by_group = GroupTracker(StalenessManager(0, 128), needed=16, size=16 + 16 // 16)
     for groups, count in ((by_batch, 136), (by_group, 128)):

@@ -59,7 +59,7 @@ def test_states():
 
 
 def test_movement_repeats_to_exhaustion():
-    """Figure 7, right (SF-10): B moves to A's place, C to B's, and A occupies what C left."""
+    """Figure 7, right: B moves to A's place, C to B's, and A occupies what C left."""
     manager = StalenessManager(bound=2, batch_size=1)
     assert manager.reserve("first", 0) == 2
     manager.occupy("first")
@@ -113,7 +113,7 @@ def test_a_redundant_entry_is_saved_by_a_place_in_a_later_buffer():
 
 
 def test_in_flight_is_at_most_bound_plus_one_batches():
-    """SF-INFLIGHT."""
+    """StaleFlow, section 4.2: what the buffers limit."""
     for bound in (0, 1, 3, 10):
         manager = StalenessManager(bound, 4)
         count = 0

@@ -64,7 +64,7 @@ def drive_twenty():
 
 @pytest.mark.parametrize("broken", [_one_step, _none])
 def test_a_movement_that_stops_early_is_found(monkeypatch, broken):
-    """SF-10: the B to C chain of Figure 7 repeats to exhaustion."""
+    """The B to C chain of Figure 7 repeats to exhaustion."""
     monkeypatch.setattr(Slots, "fill_hole", broken)
     with pytest.raises(AssertionError, match="seed"):
         drive_twenty()

@@ -32,7 +32,7 @@ class Waiting:
 
 
 class Planner:
-    """Algorithm 2 as a pure predicate, over an overlay that counts what this pass placed (SF-4, SF-5)."""
+    """Algorithm 2 as a pure predicate, over an overlay that counts what this pass placed."""
 
     def place(self, pool, replicas, tracker):
         view = tracker.manager.fork()
@@ -69,7 +69,7 @@ class Planner:
 
 
 class AssignsBeforeVerifying(Planner):
-    """SF-4: algorithm 2, line 2. A failed verify leaves V_traj behind, and the next replica skips the check."""
+    """Algorithm 2, line 2: a failed verify leaves V_traj behind, and the next replica skips the check."""
 
     def routable(self, waiting, version, tracker, view, started):
         if waiting.version is not None and waiting.group not in started:
@@ -79,14 +79,14 @@ class AssignsBeforeVerifying(Planner):
 
 
 class VerifiesWithoutReserving(Planner):
-    """SF-5: algorithm 3 verifies against the manager alone, which does not know what this pass has placed."""
+    """Algorithm 3 verifies against the manager alone, which does not know what this pass has placed."""
 
     def verify(self, waiting, version, tracker, view):
         return tracker.manager.can_reserve(version)
 
 
 class LowersTheGroup(GroupTracker):
-    """SF-11: the version of a group is the minimum over its members, also after its entry was reserved."""
+    """The version of a group is the minimum over its members, also after its entry was reserved."""
 
     def can_route(self, group, version):
         return True if group in self else super().can_route(group, version)
@@ -176,9 +176,9 @@ def test_the_right_planner_and_tracker_never_violate(seed):
 @pytest.mark.parametrize(
     ("planner", "tracker_class", "finding"),
     [
-        pytest.param(AssignsBeforeVerifying(), GroupTracker, "without a reserved entry", id="SF-4"),
-        pytest.param(VerifiesWithoutReserving(), GroupTracker, "with no entry left", id="SF-5"),
-        pytest.param(Planner(), LowersTheGroup, "versions old at consumption", id="SF-11"),
+        pytest.param(AssignsBeforeVerifying(), GroupTracker, "without a reserved entry", id="assigns before verifying"),
+        pytest.param(VerifiesWithoutReserving(), GroupTracker, "with no entry left", id="verifies without reserving"),
+        pytest.param(Planner(), LowersTheGroup, "versions old at consumption", id="lowers the group"),
     ],
 )
 def test_a_planted_mistake_is_found(planner, tracker_class, finding, seed):

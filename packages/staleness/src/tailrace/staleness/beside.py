@@ -20,7 +20,7 @@ from tailrace.staleness.reference import ReferenceManager
 
 
 def can_reserve_by_hall(reference: ReferenceManager, version: int) -> bool:
-    """Whether one more fits if reserved entries may be rearranged at will: Hall's condition on deadlines V + bound (SF-10).
+    """Whether one more fits if reserved entries may be rearranged at will: Hall's condition on deadlines V + bound.
 
     Occupied entries stay where they are. A ready buffer has room for what is in it.
     """

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+KeyIn = TypeVar("KeyIn", bound=Hashable, contravariant=True)  # of a protocol that only takes keys
 
 
 class BufferState(StrEnum):

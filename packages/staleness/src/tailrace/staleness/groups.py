@@ -25,7 +25,7 @@ class GroupTracker(Generic[Key]):
     """Members of groups in flight, beside a manager whose keys are the groups.
 
     The version of a group is fixed when its first member is routed, and its entry reserved then; every later routing, of
-    another member or of a member that goes on elsewhere, needs a replica that is at least as new (SF-11: a minimum over
+    another member or of a member that goes on elsewhere, needs a replica that is at least as new (a minimum over
     members could fall after the reserve, and break the bound). So the oldest version in a group is the recorded one.
 
     Args:
@@ -71,7 +71,7 @@ class GroupTracker(Generic[Key]):
         return list(self._get(group).finished)
 
     def can_route(self, group: Key, version: int) -> bool:
-        """Whether a member may run on a replica of this version. A pure predicate: it fixes nothing (SF-4)."""
+        """Whether a member may run on a replica of this version. A pure predicate: it fixes nothing."""
         known = self._groups.get(group)
         if known is None:
             return self.manager.can_reserve(version)

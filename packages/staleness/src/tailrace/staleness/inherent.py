@@ -13,7 +13,7 @@ class Inherent:
     """Anything may start at any time, and a batch is trainable as soon as enough groups are complete.
 
     Guarantees: without a bound, nothing; staleness follows from generation latency and the trainer's speed. With a bound, no
-    group that is consumed is older than it: complete groups above it are refused at consumption (LAM-8).
+    group that is consumed is older than it: complete groups above it are refused at consumption.
 
     Does not guarantee: with a bound, that what was generated is used. Refused work is lost, long trajectories first, which
     shifts the lengths that are trained on; `Bounded` does not start what it could not use.

@@ -92,7 +92,7 @@ class StalenessManager(Generic[Key]):
     def can_reserve(self, version: int) -> bool:
         """Whether one more trajectory may start at a version: a simulated reserve (the discriminator of section 4.2).
 
-        A pure predicate: nothing is assigned or remembered (SF-4). False too for a version newer than the trainer's.
+        A pure predicate: nothing is assigned or remembered. False too for a version newer than the trainer's.
         """
         slots = self._slots
         if not 0 <= version <= slots.version:
@@ -276,7 +276,7 @@ class StalenessManager(Generic[Key]):
         ]
 
     def fork(self) -> Tentative[Key]:
-        """An overlay in which reserves can be tried (SF-5). It takes O(bound), since a reserve moves nothing."""
+        """An overlay in which reserves can be tried. It takes O(bound), since a reserve moves nothing."""
         slots = self._slots
         empty = tuple(
             slots.size - buffer.occupied_count - buffer.reserved_count if slots.open >> slot & 1 else 0

@@ -74,7 +74,7 @@ class Slots(Generic[Key]):
             self.holds[cell.version + self.bound - self.version] &= ~(1 << (cell.buffer.version - self.version))
 
     def fill_hole(self, hole: int) -> int:
-        """Move reserved entries later until the hole has come as far forward as it can (SF-10: to exhaustion).
+        """Move reserved entries later until the hole has come as far forward as it can.
 
         The earliest reserved entry that may sit at the hole moves there, then the earliest that may sit at its former place,
         and so on. Of one buffer the oldest version moves, and of one version what came last. Entries of ready buffers stay:

@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from tailrace.staleness.entry import Entry, Key
+from tailrace.staleness.entry import Entry, Key, KeyIn
 from tailrace.staleness.errors import RedundantError, StateError
 from tailrace.staleness.movement import Slots
 
-if TYPE_CHECKING:
-    from tailrace.staleness.manager import StalenessManager
+
+class Reserving(Protocol[KeyIn]):
+    """What entries are placed in. See `StalenessManager`."""
+
+    def can_reserve(self, version: int) -> bool:
+        """Whether one more may start at a version."""
+        ...
+
+    def reserve(self, key: KeyIn, version: int) -> int:
+        """A trajectory starts."""
+        ...
+
+    def occupy(self, key: KeyIn) -> int:
+        """It is complete."""
+        ...
+
+    def abort(self, key: KeyIn) -> None:
+        """It is dropped before that."""
+        ...
 
 
-def place_all(
-    manager: StalenessManager[Key], entries: Sequence[Entry[Key]], *, complete_first: bool = False
-) -> set[Key]:
+def place_all(manager: Reserving[Key], entries: Sequence[Entry[Key]], *, complete_first: bool = False) -> set[Key]:
     """Reserve and occupy in an empty manager, earliest deadline first, complete ones before those in flight.
 
     Args:

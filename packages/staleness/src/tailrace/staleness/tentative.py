@@ -1,14 +1,40 @@
-"""A transactional overlay of the staleness manager, for planners that try many placements in one pass (SF-5)."""
+"""A transactional overlay of the staleness manager, for planners that try many placements in one pass."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic
+from typing import Generic, Protocol
 
-from tailrace.staleness.entry import Key
+from tailrace.staleness.entry import Key, KeyIn
 from tailrace.staleness.errors import DuplicateError, OutdatedForkError, StalenessBoundExceeded, VersionError
 
-if TYPE_CHECKING:
-    from tailrace.staleness.manager import StalenessManager
+
+class Forked(Protocol[KeyIn]):
+    """What an overlay needs of the manager that it is a fork of. See `StalenessManager`."""
+
+    @property
+    def bound(self) -> int:
+        """Versions by which the trainer may be ahead."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The trainer's."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """Operations that changed it so far."""
+        ...
+
+    def __contains__(self, key: object) -> bool: ...
+
+    def reserve(self, key: KeyIn, version: int) -> int:
+        """A trajectory starts."""
+        ...
+
+    def describe(self) -> str:
+        """Where it stands."""
+        ...
 
 
 class Tentative(Generic[Key]):
@@ -26,7 +52,7 @@ class Tentative(Generic[Key]):
 
     def __init__(
         self,
-        manager: StalenessManager[Key],
+        manager: Forked[Key],
         empty: tuple[int, ...],
         parent: tuple[Tentative[Key], int] | None = None,
     ) -> None:
