@@ -56,6 +56,10 @@ class InvariantError(FleetsimError, AssertionError):
         self.invariant, self.what = invariant, what
 
 
+class DriverDiedError(FleetsimError, RuntimeError):
+    """The driver of a simulated run dies here, by script."""
+
+
 class ProfileError(FleetsimError, ValueError):
     """A machine's profile that cannot be read or measured: what was found, where, and what was expected."""
 

@@ -14,7 +14,9 @@ from tailrace.pipeline.executor.seam import DONE, Answer, MemberDeadError, RoleS
 class Transport(Protocol):
     """How messages travel between the executor and a member: late, in another order, twice, or not until later."""
 
-    def commands(self, role: str, member: str, commands: Sequence[Command], now: float) -> list[tuple[float, list[Command]]]:
+    def commands(
+        self, role: str, member: str, commands: Sequence[Command], now: float
+    ) -> list[tuple[float, list[Command]]]:
         """When commands that are handed over now arrive: each one once, or more often."""
         ...
 
@@ -104,7 +106,19 @@ class Pending:
 class VirtualMember:
     """One incarnation of a modelled member."""
 
-    __slots__ = ("_host", "_news", "_poll", "_starting", "dead", "hung", "id", "incarnation", "machine", "model", "role")
+    __slots__ = (
+        "_host",
+        "_news",
+        "_poll",
+        "_starting",
+        "dead",
+        "hung",
+        "id",
+        "incarnation",
+        "machine",
+        "model",
+        "role",
+    )
 
     pid = None
 
@@ -213,8 +227,10 @@ class VirtualMember:
             self._takes(commands)
             return
         now = host.time.now()
-        arrivals = [(now, list(commands))] if host.transport is None else host.transport.commands(
-            self.role, self.id, commands, now
+        arrivals = (
+            [(now, list(commands))]
+            if host.transport is None
+            else host.transport.commands(self.role, self.id, commands, now)
         )
         for arrival, part in arrivals:
             host.time.at(arrival + host.command_s(self.role), self._takes, part)

@@ -17,11 +17,10 @@ from tailrace.fleetsim.cost.prefill import PrefillCost
 from tailrace.fleetsim.cost.training import TrainingCost
 from tailrace.fleetsim.errors import CaseError
 from tailrace.fleetsim.fleet import Fleet, Weights
-from tailrace.fleetsim.fuzz.faults import CaseFault, Seconds
+from tailrace.fleetsim.fuzz.faults import CaseFault, FaultKind, Seconds
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.pipeline.config.models import Choice, PipelineConfig
-from tailrace.pipeline.controller.evaluations import EvaluationPlan
-from tailrace.pipeline.spec import AXES, PipelineSpec
+from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -105,6 +104,7 @@ class Case(_Strict):
     seed: int
     pipeline: PipelineConfig
     replicas: Positive
+    relays: Positive = 1
     replica: ReplicaCase
     costs: Costs = Costs()
     weights: WeightsCase = WeightsCase()
@@ -191,6 +191,7 @@ class Case(_Strict):
             parts=len(spec.training.split(list(range(spec.batch_groups)))),
             data_s=costs.data_s,
             gpus=self.replicas + 1,
+            relays=self.relays,
         )
 
     @property
@@ -225,6 +226,8 @@ class Case(_Strict):
         rounds = -(-self.pipeline.prompts_per_replica * self.samples // self.replica.max_running) + 1
         restarts_s = delays.detect_s + delays.hang_s + self.replica.restart_s + delays.trainer_restart_s
         moving_s = self.weights.stall_s + self.weights.broadcast_s + self.weights.pull_s + delays.checkpoint_s
+        if any(fault.kind is FaultKind.STALL for fault in self.faults):
+            restarts_s += 30.0 + 30 * step_s  # what it takes to notice a still engine
         waits_s = 2 * delays.reward_s + 4 * self.messages.delay_s + max((f.for_s for f in self.faults), default=0.0)
         return 10.0 + 2 * (rounds * alone_s + train_s + restarts_s + moving_s + waits_s + self.replica.start_s)
 

@@ -24,6 +24,7 @@ def draw_case(seed: int) -> Case:
         "seed": seed,
         "pipeline": pipeline,
         "replicas": replicas,
+        "relays": random.choice([1, 1, 2, 3]),
         "replica": _replica(random, max_tokens),
         "costs": _costs(random),
         "weights": {
@@ -50,7 +51,8 @@ def draw_case(seed: int) -> Case:
     # A rough second for each group of a step: faults fall where something happens.
     replicas, max_tokens = content["replicas"], content["max_tokens"]
     step_s = 0.5 + pipeline["prompts_per_step"] * samples * max_tokens * 0.004 / replicas
-    faults = (_fault(random, replicas, pipeline["steps"], step_s, delays) for _ in range(_how_many(random)))
+    counts = {"replica": replicas, "relay": content["relays"]}
+    faults = (_fault(random, counts, pipeline["steps"], step_s, delays) for _ in range(_how_many(random)))
     content["faults"] = tuple(faults)
     return Case.model_validate(content)
 
@@ -121,6 +123,8 @@ def _delays(random: Random) -> dict[str, float]:
         "detect_s": random.choice([0.0, 0.5, 2.0]),
         "hang_s": random.choice([3.0, 8.0]),
         "trainer_restart_s": random.choice([0.0, 1.0, 5.0]),
+        "relay_restart_s": random.choice([0.0, 0.5]),
+        "data_restart_s": random.choice([0.0, 1.0]),
     }
 
 
@@ -145,32 +149,38 @@ def _how_many(random: Random) -> int:
 
 _KINDS: tuple[tuple[FaultKind, int], ...] = (
     (FaultKind.KILL, 8),
-    (FaultKind.HANG, 3),
+    (FaultKind.HANG, 4),
+    (FaultKind.STALL, 2),
     (FaultKind.SLOW, 2),
     (FaultKind.PARTITION, 4),
     (FaultKind.TORN_PULL, 2),
     (FaultKind.LOST_CHECKPOINT, 2),
+    (FaultKind.DAMAGED_CHECKPOINT, 1),
     (FaultKind.BROKEN_SCORING, 1),
     (FaultKind.REPLAY, 2),
     (FaultKind.CRASH, 2),
 )
 
 
-def _fault(random: Random, replicas: int, steps: int, step_s: float, delays: dict[str, float]) -> dict[str, Any]:
+def _fault(
+    random: Random, counts: dict[str, int], steps: int, step_s: float, delays: dict[str, float]
+) -> dict[str, Any]:
     kind = random.choices([kind for kind, _ in _KINDS], [weight for _, weight in _KINDS])[0]
     fault: dict[str, Any] = {
         "kind": kind,
         "at_step": random.randint(0, steps - 1),
         "after_s": round(random.choice([0.0, 0.5, 1.0, 2.0]) * random.random() * step_s, 3),
     }
-    replica = {"role": "replica", "member": f"r{random.randrange(replicas)}"}
-    trainer = {"role": "trainer", "member": "0"}
+    replica = {"role": "replica", "member": f"r{random.randrange(counts['replica'])}"}
+    relay = {"role": "relay", "member": str(random.randrange(counts["relay"]))}
+    trainer, scorer, data = ({"role": role, "member": "0"} for role in ("trainer", "scorer", "data"))
     if kind is FaultKind.KILL:
-        others = [trainer, trainer, {"role": "relay", "member": "0"}, {"role": "scorer", "member": "0"}]
-        fault |= random.choice([replica, replica, replica, replica, *others])
-    elif kind in (FaultKind.HANG, FaultKind.SLOW, FaultKind.PARTITION):
+        fault |= random.choice([replica, replica, replica, replica, trainer, trainer, relay, relay, scorer, data])
+    elif kind is FaultKind.HANG:
+        fault |= random.choice([replica, replica, trainer, relay, scorer, data])
+    elif kind in (FaultKind.SLOW, FaultKind.PARTITION):
         fault |= random.choice([replica, replica, trainer])
-    elif kind is FaultKind.TORN_PULL:
+    elif kind in (FaultKind.TORN_PULL, FaultKind.STALL):
         fault |= replica
     if kind is FaultKind.SLOW:
         fault |= {"speed": random.choice([0.1, 0.5]), "for_s": random.choice([1.0, 10.0])}

@@ -18,10 +18,12 @@ class FaultKind(StrEnum):
 
     KILL: the member dies; the executor notices after a while.
     HANG: it lives and answers nothing; after its deadline it is killed.
+    STALL: a replica lives and answers, but its engine stands still; the controller takes it for down.
     SLOW: it runs at `speed` for `for_s` seconds.
     PARTITION: messages to it and from it arrive only after `for_s` seconds; it counts as hung meanwhile.
     TORN_PULL: the next `count` pulls of a replica arrive damaged.
     LOST_CHECKPOINT: the next `count` checkpoints cannot be written, which ends the trainer.
+    DAMAGED_CHECKPOINT: the newest checkpoint cannot be read any more.
     BROKEN_SCORING: nothing can be scored for `for_s` seconds.
     REPLAY: the controller dies alone; its log rebuilds it, and the rebuilt one goes on.
     CRASH: the driver dies with every role; the log rebuilds the controller, the stores say what survived.
@@ -29,10 +31,12 @@ class FaultKind(StrEnum):
 
     KILL = "kill"
     HANG = "hang"
+    STALL = "stall"
     SLOW = "slow"
     PARTITION = "partition"
     TORN_PULL = "torn-pull"
     LOST_CHECKPOINT = "lost-checkpoint"
+    DAMAGED_CHECKPOINT = "damaged-checkpoint"
     BROKEN_SCORING = "broken-scoring"
     REPLAY = "replay"
     CRASH = "crash"
@@ -42,7 +46,7 @@ class CaseFault(BaseModel):
     """One fault. It strikes once, `after_s` seconds after the trainer's step number `at_step`; step 0 is the start.
 
     Args:
-        role: replica, trainer, relay or scorer, where the kind is about a member.
+        role: replica, trainer, relay, scorer or data, where the kind is about a member.
         member: its id.
         for_s: how long, where the kind lasts.
         speed: of a slow member, 1.0 as modelled.
@@ -64,6 +68,6 @@ class CaseFault(BaseModel):
 
         A hang comes out as one where members are processes; the local host, whose members are threads, kills instead.
         """
-        if self.kind not in (FaultKind.KILL, FaultKind.HANG):
+        if self.kind not in (FaultKind.KILL, FaultKind.HANG, FaultKind.STALL):
             return None
         return Fault(kind=Injury(str(self.kind)), role=self.role, member=self.member, at_step=self.at_step)

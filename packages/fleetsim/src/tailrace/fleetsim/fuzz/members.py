@@ -2,115 +2,119 @@
 
 from __future__ import annotations
 
-import dataclasses
+from random import Random
 from typing import TYPE_CHECKING
 
 from tailrace import contracts as c
-from tailrace.fleetsim.engine import Engine
+from tailrace.fleetsim.fuzz.checks.data_plane import DataPlane
+from tailrace.fleetsim.fuzz.checks.lineage import Lineage
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import Replica
+from tailrace.fleetsim.members.stores import Scorer
+from tailrace.fleetsim.members.trainer import Trainer
+from tailrace.fleetsim.simulator import Models
+from tailrace.fleetsim.world import World
 
 if TYPE_CHECKING:
-    from tailrace.fleetsim.fuzz.simulation import FuzzSimulation
+    from tailrace.fleetsim.host import VirtualMember
 
 
 class FuzzReplica(Replica):
-    """A replica whose weights and work are watched, and whose aborts travel like its other messages.
+    """A replica whose weights and work are watched."""
 
-    An abort is not in the chain of commands, so it may come after a route that was given later and brings the same
-    trajectory anew (an evaluation that was stranded): what was routed later stays.
-    """
+    __slots__ = ("_plane",)
 
-    __slots__ = ("_routed_by",)
-    simulation: FuzzSimulation
+    def __init__(self, world: World, relays: Relays, name: str, plane: DataPlane) -> None:
+        self._plane = plane
+        super().__init__(world, relays, name, world.fleet.speed(name))
 
-    def __init__(self, simulation: FuzzSimulation, id_: str, engine: Engine, speed: float) -> None:
-        super().__init__(simulation, id_, engine, speed)
-        self._routed_by: dict[str, int] = {}
+    def weights_gone(self) -> None:
+        """See `Replica`."""
+        self._plane.drops_weights(self.id)
 
-    def start(self, now: float) -> None:
-        """See `Replica.start`."""
-        super().start(now)
-        self._routed_by.clear()
-        self.simulation.plane.drops_weights(self.id)
-        self.simulation.messages.open(self.id)
-
-    def die(self, now: float) -> None:
-        """See `Replica.die`."""
-        super().die(now)
-        self.simulation.plane.drops_weights(self.id)
-
-    def _route(self, command: c.Route) -> None:
-        simulation = self.simulation
-        self._routed_by |= dict.fromkeys([ref.trajectory for ref in command.trajectories], command.seq)
-        complete = simulation.store.complete_of(command.trajectories)
-        refs = tuple(ref for ref in command.trajectories if ref.trajectory not in complete)
-        super()._route(dataclasses.replace(command, trajectories=refs) if complete else command)
-        if complete:
-            self.finished += len(complete)
-            simulation.say(self, [c.Finished(self.id, *done, answers=command.seq) for done in complete.items()])
-            self.flush()  # a snapshot comes after what it counts as finished
-            self.reported = False
-            self.idle_now()
-
-    def aborted(self, command: c.Abort) -> None:
-        """An abort has arrived."""
-        if self.up and not self.hung:
-            names = tuple(name for name in command.trajectories if self._routed_by.get(name, 0) < command.seq)
-            self.abort(names)
-            self.simulation.plane.drops(self.id, names)
+    def weights_arrived(self, version: int) -> None:
+        """See `Replica`."""
+        self._plane.pulled(self.id, version)
 
     def _pull(self, command: c.Pull) -> None:
-        self.simulation.plane.drops_weights(self.id)
+        torn = self.world.injuries.torn_pulls[self.id] > 0
         super()._pull(command)
+        self._plane.pulls(self.id, command, torn=torn)
 
 
-class FuzzRelays(Relays):
-    """Relays that may be down: pulls and publishes wait for the new one. What nobody keeps any more cannot be pulled."""
+class FuzzTrainer(Trainer):
+    """A trainer whose weights are numbered."""
 
-    simulation: FuzzSimulation
+    def __init__(self, world: World, relays: Relays, lineage: Lineage) -> None:
+        self._lineage = lineage
+        super().__init__(world, relays)
 
-    def __init__(self, simulation: FuzzSimulation) -> None:
-        super().__init__(simulation)
-        self.down = False
-        self._pulls: list[tuple[Replica, int, c.Pull]] = []
-        self._publishes: list[tuple[int, c.Publish]] = []
+    def loaded(self, version: int) -> None:
+        """See `Trainer`."""
+        self._lineage.loads(version)
 
-    def published(self, command: c.Publish) -> None:
-        """See `Relays.published`."""
-        self.simulation.lineage.publishes(command.version)
-        if self.down:
-            self._publishes.append((self.simulation.trainer.incarnation, command))
-        else:
-            super().published(command)
+    def stages(self, version: int) -> None:
+        """See `Trainer`."""
+        self._lineage.publishes(version)
 
-    def pull(self, replica: Replica, command: c.Pull) -> None:
-        """See `Relays.pull`."""
-        if self.down:
-            self._pulls.append((replica, replica.incarnation, command))
+    def saves(self, version: int) -> None:
+        """See `Trainer`."""
+        self._lineage.saves(version)
+
+    def trained(self, version: int) -> None:
+        """See `Trainer`."""
+        del version
+        self._lineage.stepped()
+
+
+class FuzzScorer(Scorer):
+    """A scorer whose verifiers take their own time each, and break."""
+
+    def __init__(self, world: World, random: Random, breaks: float) -> None:
+        super().__init__(world)
+        self._random, self._breaks = random, breaks
+
+    def score(self, command: c.Score) -> None:
+        """See `Scorer`."""
+        world, random = self._world, self._random
+        for name in command.trajectories:
+            known = world.tokens.trajectories.get(name)
+            takes_s = 2 * random.random() * world.fleet.delays.reward_s
+            takes_s += known.sample.reward_s if known is not None else 0.0
+            world.time.at(world.time.now() + takes_s, self._score_one, (self._member, name, command.seq))
+
+    def _score_one(self, scoring: tuple[VirtualMember, str, int]) -> None:
+        member, name, seq = scoring
+        known = self._world.tokens.trajectories.get(name)
+        if member is not self._member or known is None:
             return
-        simulation = self.simulation
-        simulation.plane.pulls(replica.id, command)
-        simulation.pulled_version = command.version
-        super().pull(replica, command)
+        broken = self._world.time.now() < self._world.injuries.scoring_broken_until_s
+        if broken or self._random.random() < self._breaks:
+            member.say([c.ScoringFailed(name, "the verifier broke", seq)])
+        else:
+            member.say([c.Scored(name, known.sample.reward, seq)])
 
-    def die(self) -> None:
-        """The relay is gone. What it was handing out is complete, since replicas resume a pull that broke off."""
-        self.down = True
 
-    def start(self) -> None:
-        """A new relay serves; the trainer sends it the newest version again."""
-        self.down = False
-        publishes, self._publishes = self._publishes, []
-        for incarnation, publish in publishes:
-            if incarnation == self.simulation.trainer.incarnation:
-                super().published(publish)
-        pulls, self._pulls = self._pulls, []
-        for replica, incarnation, pull in pulls:
-            if replica.incarnation == incarnation and not replica.hung:
-                self.pull(replica, pull)
+class FuzzModels(Models):
+    """The members of a case.
 
-    def forget(self) -> None:
-        """The driver died, and the relays with it: none knows a version any more."""
-        self._pulls, self._publishes, self.down = [], [], False
-        self.reached_s.clear()
+    Args:
+        random: draws what verifiers do.
+        breaks: share of scorings that fail.
+    """
+
+    def __init__(self, world: World, plane: DataPlane, lineage: Lineage, random: Random, breaks: float) -> None:
+        self._plane, self._lineage, self._random, self._breaks = plane, lineage, random, breaks
+        super().__init__(world)
+
+    def new_trainer(self) -> FuzzTrainer:
+        """See `Models`."""
+        return FuzzTrainer(self.world, self.relays, self._lineage)
+
+    def new_scorer(self) -> FuzzScorer:
+        """See `Models`."""
+        return FuzzScorer(self.world, self._random, self._breaks)
+
+    def new_replica(self, name: str) -> FuzzReplica:
+        """See `Models`."""
+        return FuzzReplica(self.world, self.relays, name, self._plane)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from tailrace.contracts import Command, Event, Finished, Scored
 from tailrace.fleetsim.fuzz.case import MessagesCase
-
-TRAINER_COMMANDS = "commands to the trainer"
+from tailrace.pipeline.executor.deployment import REPLICA
 
 
 class Messages:
     """A `Transport`.
 
-    Commands to a replica each take their own time; whatever is `in_order` never overtakes what went the same way before.
+    Commands to a replica each take their own time; whatever else goes the same way never overtakes what went before.
 
     Args:
         random: draws delays and repetitions.
@@ -21,37 +21,53 @@ class Messages:
 
     def __init__(self, case: MessagesCase, random: Random) -> None:
         self._delay_s, self._repeat, self._random = case.delay_s, case.repeat, random
-        self._last_s: dict[str, float] = {}
-        self._closed_until_s: dict[str, float] = {}
+        self._last_s: dict[tuple[str, str, str], float] = {}
+        self._closed_until_s: dict[tuple[str, str], float] = {}
 
-    def command(self, replica: str, now: float) -> Sequence[float]:
-        """When a command sent now arrives: once, or twice."""
-        first = self._arrival_s(replica, now)
-        return (first, self._arrival_s(replica, now)) if self.repeats() else (first,)
+    def commands(
+        self, role: str, member: str, commands: Sequence[Command], now: float
+    ) -> list[tuple[float, list[Command]]]:
+        """See `Transport`."""
+        if role != REPLICA:
+            return [(self._in_order("to", role, member, now), list(commands))]
+        arrivals = []
+        for command in commands:
+            arrivals.append((self._arrival_s(role, member, now), [command]))
+            if self._repeats():
+                arrivals.append((self._arrival_s(role, member, now), [command]))
+        return arrivals
 
-    def report(self, replica: str, now: float) -> float:
-        """When a report sent now arrives; those of one member keep their order."""
-        return self.in_order(replica, replica, now)
+    def report(self, role: str, member: str, now: float) -> float:
+        """See `Transport`."""
+        return self._in_order("from", role, member, now)
 
-    def in_order(self, way: str, member: str, now: float) -> float:
-        """When something sent now arrives that keeps the order of its way."""
-        arrival = max(self._last_s.get(way, 0.0), self._arrival_s(member, now))
-        self._last_s[way] = arrival
+    def repeated(self, events: Sequence[Event]) -> list[Event]:
+        """See `Transport`."""
+        return [event for event in events if isinstance(event, Finished | Scored) and self._repeats()]
+
+    def renewed(self, role: str, member: str) -> None:
+        """See `Transport`."""
+        self._closed_until_s.pop((role, member), None)
+        for way in ("to", "from"):
+            self._last_s.pop((way, role, member), None)
+
+    def close(self, role: str, member: str, until_s: float) -> None:
+        """A partition: nothing gets to a member or away from it before a time."""
+        self._closed_until_s[role, member] = max(until_s, self._closed_until_s.get((role, member), 0.0))
+
+    def closed(self, role: str, member: str, now: float) -> bool:
+        """Whether nothing gets through now."""
+        return now < self._closed_until_s.get((role, member), 0.0)
+
+    def _in_order(self, way: str, role: str, member: str, now: float) -> float:
+        key = (way, role, member)
+        arrival = max(self._last_s.get(key, 0.0), self._arrival_s(role, member, now))
+        self._last_s[key] = arrival
         return arrival
 
-    def repeats(self) -> bool:
-        """Whether the next message arrives twice."""
+    def _repeats(self) -> bool:
         return self._repeat > 0 and self._random.random() < self._repeat
 
-    def close(self, member: str, until_s: float) -> None:
-        """A partition: nothing gets to a member or away from it before a time."""
-        self._closed_until_s[member] = max(until_s, self._closed_until_s.get(member, 0.0))
-
-    def open(self, member: str) -> None:
-        """The member is another process now, on another machine."""
-        self._closed_until_s.pop(member, None)
-        self._last_s.pop(member, None)
-
-    def _arrival_s(self, member: str, now: float) -> float:
+    def _arrival_s(self, role: str, member: str, now: float) -> float:
         delay_s = self._random.random() * self._delay_s if self._delay_s else 0.0
-        return max(now, self._closed_until_s.get(member, 0.0)) + delay_s
+        return max(now, self._closed_until_s.get((role, member), 0.0)) + delay_s

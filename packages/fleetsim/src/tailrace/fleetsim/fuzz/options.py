@@ -48,8 +48,9 @@ def _migration(random: Random) -> dict[str, Any]:
 
 def _isolate(random: Random) -> dict[str, Any]:
     if random.random() < 0.8:
-        return {"max_restarts": 1_000, "trainer_restarts": 1_000}
-    return {"max_restarts": random.randint(0, 3), "trainer_restarts": random.randint(0, 2)}
+        return {"max_restarts": 1_000, "trainer_restarts": 1_000, "data_restarts": 1_000}
+    few = random.randint
+    return {"max_restarts": few(0, 3), "trainer_restarts": few(0, 2), "data_restarts": few(0, 2)}
 
 
 # What a case is drawn from. A policy that is not here is never drawn: a test says so.

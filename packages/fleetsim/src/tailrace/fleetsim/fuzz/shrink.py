@@ -15,7 +15,7 @@ from tailrace.fleetsim.errors import CaseError, FleetsimError
 from tailrace.fleetsim.fuzz.case import Case
 from tailrace.fleetsim.fuzz.faults import CaseFault
 from tailrace.fleetsim.fuzz.trial import Failure, run_case
-from tailrace.pipeline.controller.controller import REPLICA
+from tailrace.pipeline.executor.deployment import REPLICA
 
 _PLAIN: dict[str, dict[str, Any]] = {
     "relocation": {"name": "none"},
@@ -23,7 +23,7 @@ _PLAIN: dict[str, dict[str, Any]] = {
     "sampler": {"name": "fifo"},
     "routing": {"name": "least-loaded"},
     "batching": {"name": "plain"},
-    "recovery": {"name": "isolate", "max_restarts": 1_000, "trainer_restarts": 1_000},
+    "recovery": {"name": "isolate", "max_restarts": 1_000, "trainer_restarts": 1_000, "data_restarts": 1_000},
     "sync": {"name": "on-idle"},
     "admission": {"name": "inherent"},
 }

@@ -1,4 +1,4 @@
-"""The data plane of a fuzz case: beside the tokens, what a trajectory store does when members or the driver die.
+"""The trajectory store of a fuzz case: beside the tokens, what a store does when members or the driver die.
 
 A trajectory whose end was never reported is handed back complete when somebody begins it again; what was consumed for versions
 that the trainer lost is held again; after the death of the driver the store says what survived.
@@ -28,13 +28,8 @@ class Store(Tokens):
         self._begun: dict[str, int] = {}  # by the version that they were begun with last
         self._consumed: dict[str, int] = {}
 
-    def complete_of(self, refs: Sequence[c.TrajectoryRef]) -> dict[str, int]:
-        """Those that are complete already, with their tokens."""
-        found = ((ref.trajectory, self.trajectories.get(ref.trajectory)) for ref in refs)
-        return {name: known.response for name, known in found if known is not None and known.response}
-
     def works(self, refs: Sequence[c.TrajectoryRef], replica: str, version: int, now: float) -> list[Work]:
-        """See `Tokens.works`."""
+        """See `Tokens`."""
         works = super().works(refs, replica, version, now)
         for ref, work in zip(refs, works, strict=True):
             self._begun[ref.trajectory] = version
@@ -42,44 +37,48 @@ class Store(Tokens):
         return works
 
     def keep(self, left: Iterable[tuple[str, int]]) -> None:
-        """See `Tokens.keep`."""
+        """See `Tokens`."""
         left = list(left)
         super().keep(left)
         for name, done in left:
             self._plane.leaves(name, done)
 
     def complete(self, finished: Iterable[tuple[float, str, int]]) -> None:
-        """See `Tokens.complete`."""
+        """See `Tokens`."""
         finished = list(finished)
         super().complete(finished)
         for _, name, tokens in finished:
             self._plane.completes(name, tokens, wanted=name in self.trajectories)
 
+    def dropped(self, replica: str, names: Iterable[str]) -> None:
+        """See `Tokens`."""
+        self._plane.drops(replica, names)
+
     def consume(self, names: Iterable[str], version: int) -> None:
-        """A batch was trained on."""
+        """See `Tokens`."""
         self._consumed.update(dict.fromkeys(names, version))
 
-    def roll_back(self, durable: int) -> None:
-        """What was consumed for later versions is available again."""
-        self._consumed = {name: version for name, version in self._consumed.items() if version <= durable}
+    def roll_back(self, version: int) -> None:
+        """See `Tokens`."""
+        self._consumed = {name: made for name, made in self._consumed.items() if made <= version}
 
     def forget(self, names: Iterable[str]) -> None:
-        """See `Tokens.forget`."""
+        """See `Tokens`."""
         names = list(names)
         super().forget(names)
         for name in names:
             self._begun.pop(name, None)
+            self._consumed.pop(name, None)
         self._plane.forgets(names)
 
-    def survivors(self, durable: int) -> c.Resumed:
-        """What the store holds when the driver has died."""
-        self.roll_back(durable)
-        held: dict[str, float | None] = {}
-        partial: dict[str, tuple[int, int]] = {}
-        for name, known in self.trajectories.items():
-            if known.response:
-                if name not in self._consumed:
-                    held[name] = None
-            else:
-                partial[name] = (known.oldest if known.kept else self._begun[name], known.kept)
-        return c.Resumed(durable, held, partial)
+    def survivors(self, version: int) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+        """See `Tokens`."""
+        self.roll_back(version)
+        known = self.trajectories.items()
+        held = tuple(name for name, state in known if state.response and name not in self._consumed)
+        partial = {
+            name: (state.oldest if state.kept else self._begun[name], state.kept)
+            for name, state in known
+            if not state.response
+        }
+        return held, partial

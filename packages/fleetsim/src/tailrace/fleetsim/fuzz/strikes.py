@@ -1,116 +1,99 @@
-"""When the faults of a case strike, and what each does to a simulation."""
+"""When the faults of a case strike, and what each does to a simulated fleet."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from tailrace import contracts as c
+from tailrace.faulttol import FaultKind as Injury
+from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.fuzz.faults import CaseFault, FaultKind
-from tailrace.fleetsim.members.replica import Replica
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.fleetsim.fuzz.messages import Messages
+from tailrace.fleetsim.host import VirtualMember
+from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
 
-if TYPE_CHECKING:
-    from tailrace.fleetsim.fuzz.simulation import FuzzSimulation
+_INJURIES = {FaultKind.KILL: Injury.KILL, FaultKind.HANG: Injury.HANG, FaultKind.STALL: Injury.STALL}
 
 
 class Strikes:
-    """The faults of a case that have not struck yet."""
+    """The faults of a case that have not struck yet.
 
-    def __init__(self, simulation: FuzzSimulation) -> None:
-        self._simulation = simulation
-        self._waiting = list(simulation.case.faults)
+    `struck` counts those that have, by kind.
+
+    Args:
+        replay: the controller dies alone, and its log rebuilds it.
+    """
+
+    def __init__(
+        self, faults: tuple[CaseFault, ...], simulation: Simulation, messages: Messages, replay: Callable[[], None]
+    ) -> None:
+        self._simulation, self._messages, self._replay = simulation, messages, replay
+        self._waiting = list(faults)
         self._due: list[tuple[float, CaseFault]] = []
-        self._do: dict[FaultKind, Callable[[CaseFault], None]] = {
-            FaultKind.KILL: lambda fault: simulation.kill(fault.role, fault.member),
-            FaultKind.HANG: lambda fault: simulation.hang(fault.role, fault.member),
-            FaultKind.SLOW: self._slow,
-            FaultKind.PARTITION: self._partition,
-            FaultKind.TORN_PULL: self._tear,
-            FaultKind.LOST_CHECKPOINT: self._lose_checkpoints,
-            FaultKind.BROKEN_SCORING: self._break_scoring,
-            FaultKind.REPLAY: lambda _: simulation.replay(),
-            FaultKind.CRASH: lambda _: simulation.crash(),
-        }
+        self.struck: Counter[str] = Counter()
 
     def reached(self, step: int) -> None:
         """The trainer has made so many steps."""
-        simulation = self._simulation
+        time = self._simulation.world.time
         ready = [fault for fault in self._waiting if fault.at_step <= step]
-        if ready:
-            self._waiting = [fault for fault in self._waiting if fault.at_step > step]
-            for fault in ready:
-                due = (simulation.now + fault.after_s, fault)
-                self._due.append(due)
-                simulation.at(due[0], self._now, due)
+        self._waiting = [fault for fault in self._waiting if fault.at_step > step]
+        for fault in ready:
+            due = (time.now() + fault.after_s, fault)
+            self._due.append(due)
+            time.at(due[0], self._now, due)
 
     def again(self) -> None:
         """After the driver's death nothing is on the way any more, but what was to break still does."""
         for due in self._due:
-            self._simulation.at(due[0], self._now, due)
-
-    def strike(self, fault: CaseFault) -> None:
-        """It happens."""
-        self._do[fault.kind](fault)
+            self._simulation.world.time.at(due[0], self._now, due)
 
     def _now(self, due: tuple[float, CaseFault]) -> None:
         self._due.remove(due)
-        self._simulation.strike(due[1])
+        fault = due[1]
+        self.struck[str(fault.kind)] += 1
+        simulation, injuries, now = self._simulation, self._simulation.world.injuries, self._simulation.now
+        member = simulation.host.members.get((fault.role, fault.member))
+        match fault.kind:
+            case FaultKind.KILL | FaultKind.HANG | FaultKind.STALL:
+                if member is not None:
+                    member.strike(_INJURIES[fault.kind])
+            case FaultKind.SLOW:
+                self._slow(fault)
+            case FaultKind.PARTITION:
+                if member is not None and not member.dead:
+                    self._part(member, fault)
+            case FaultKind.TORN_PULL:
+                injuries.torn_pulls[fault.member] += fault.count
+            case FaultKind.LOST_CHECKPOINT:
+                injuries.lost_checkpoints += fault.count
+            case FaultKind.DAMAGED_CHECKPOINT:
+                injuries.damaged |= set(list(simulation.world.disk)[-1:])
+            case FaultKind.BROKEN_SCORING:
+                injuries.scoring_broken_until_s = now + fault.for_s
+            case FaultKind.REPLAY:
+                self._replay()
+            case FaultKind.CRASH:
+                raise DriverDiedError
 
-    def _victim(self, fault: CaseFault) -> Replica | None:
-        replica = self._simulation.replicas.get(fault.member)
-        return replica if replica is not None and replica.up and not replica.hung else None
+    def _part(self, member: VirtualMember, fault: CaseFault) -> None:
+        """Nothing gets to a member or away from it, its heartbeat neither."""
+        until_s = self._simulation.now + fault.for_s
+        self._messages.close(member.role, member.id, until_s)
+        self._simulation.host.unreachable_until_s[member.role, member.id] = until_s
 
     def _slow(self, fault: CaseFault) -> None:
-        simulation = self._simulation
+        simulation, models = self._simulation, self._simulation.models
         if fault.role == TRAINER:
-            incarnation = simulation.trainer.incarnation
-            simulation.trainer.set_speed(fault.speed)
+            trainer, incarnation = models.trainer, models.trainer.incarnation
+            trainer.set_speed(fault.speed)
 
             def faster(_: int) -> None:
-                if simulation.trainer.incarnation == incarnation:
-                    simulation.trainer.set_speed(1.0)
+                if trainer.incarnation == incarnation:
+                    trainer.set_speed(1.0)
 
-            simulation.at(simulation.now + fault.for_s, faster, 0)
-        elif (replica := self._victim(fault)) is not None:
-            replica.speed = fault.speed
-            replica.set_speed(fault.speed, simulation.now)
-            simulation.at(simulation.now + fault.for_s, self._as_fast_as_before, replica)
-
-    def _as_fast_as_before(self, replica: Replica) -> None:
-        replica.speed = 1.0
-        if replica.up and not replica.hung:
-            replica.set_speed(1.0, self._simulation.now)
-
-    def _partition(self, fault: CaseFault) -> None:
-        """A member that is out of reach for as long as one that hangs counts as dead; the executor ends it."""
-        simulation = self._simulation
-        silent_s = simulation.fleet.delays.hang_s
-        if fault.role == REPLICA:
-            replica = self._victim(fault)
-            if replica is None:
-                return
-            incarnation = replica.incarnation
-        else:
-            if not simulation.trainer.up or simulation.trainer.hung:
-                return
-            incarnation = simulation.trainer.incarnation
-        name = fault.member if fault.role == REPLICA else TRAINER
-        simulation.messages.close(name, simulation.now + fault.for_s)
-        if fault.for_s > silent_s / 2:
-            simulation.at(
-                simulation.now + silent_s / 2, simulation.post, c.Suspect(fault.role, fault.member, silent_s / 2)
-            )
-        if fault.for_s >= silent_s:
-            silent = (fault.role, fault.member, incarnation, silent_s)
-            simulation.at(simulation.now + silent_s, simulation.give_up, silent)
-
-    def _tear(self, fault: CaseFault) -> None:
-        torn = self._simulation.torn_pulls
-        torn[fault.member] = torn.get(fault.member, 0) + fault.count
-
-    def _lose_checkpoints(self, fault: CaseFault) -> None:
-        self._simulation.lose_checkpoints += fault.count
-
-    def _break_scoring(self, fault: CaseFault) -> None:
-        self._simulation.broken_until_s = self._simulation.now + fault.for_s
+            simulation.world.time.at(simulation.now + fault.for_s, faster, 0)
+        elif fault.role == REPLICA and fault.member in models.replicas:
+            replica = models.replicas[fault.member]
+            replica.slow_down(fault.speed)
+            simulation.world.time.at(simulation.now + fault.for_s, replica.slow_down, 1.0)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from tailrace.fleetsim.errors import InvariantError
 from tailrace.fleetsim.fuzz.case import POLICIES, Case
 from tailrace.fleetsim.fuzz.simulation import FuzzSimulation
-from tailrace.fleetsim.result import EventLog
+from tailrace.fleetsim.log import EventLog
+from tailrace.fleetsim.simulator import Simulation
 
 _NUMBER = re.compile(r"[re]?\d[\w.]*")
 
@@ -78,27 +79,28 @@ def run_case(case: Case, *, twice: bool = False) -> Trial:
     Raises:
         CaseError: the case cannot be.
     """
-    simulation = FuzzSimulation(case)
+    fuzz = FuzzSimulation(case)
+    simulation = fuzz.simulation
     trial = Trial(case)
     try:
-        simulation.run()
+        fuzz.run()
     except Exception as error:  # whatever it is, it is what this case found
         trial.failure = _failure(simulation, error)
     else:
         trial.ended = "finished" if simulation.controller.finished else "gave up"
-    trial.instants, trial.duration_s = len(simulation.log), simulation.now
-    trial.covered = _covered(case, simulation)
+    trial.instants, trial.duration_s = len(simulation.log.instants), simulation.now
+    trial.covered = _covered(case, fuzz)
     if twice and trial.failure is None:
-        trial.digest = EventLog(simulation.log).digest()
+        trial.digest = EventLog(simulation.log.instants).digest()
         again = FuzzSimulation(case)
         again.run()
-        digest = EventLog(again.log).digest()
+        digest = EventLog(again.simulation.log.instants).digest()
         if digest != trial.digest:
             trial.failure = Failure(SAME, f"two runs have the event logs {trial.digest} and {digest}", 0, 0.0)
     return trial
 
 
-def _failure(simulation: FuzzSimulation, error: Exception) -> Failure:
+def _failure(simulation: Simulation, error: Exception) -> Failure:
     handled, now = simulation.handled, simulation.now
     if isinstance(error, InvariantError):
         return Failure(error.invariant, error.what, handled, now)
@@ -108,29 +110,30 @@ def _failure(simulation: FuzzSimulation, error: Exception) -> Failure:
     return Failure(CRASHED, f"{place}: {error}", handled, now, frames)
 
 
-def _covered(case: Case, simulation: FuzzSimulation) -> dict[str, Counter[str]]:
-    controller = simulation.controller
-    engines = [replica.engine for replica in simulation.replicas.values()]
-    counts = controller.ledger.counts
+def _covered(case: Case, fuzz: FuzzSimulation) -> dict[str, Counter[str]]:
+    simulation, checker = fuzz.simulation, fuzz.checker
+    run = simulation.controller.view
+    engines = [replica.engine for replica in simulation.models.replicas.values()]
+    counts = run.counts
     return {
         "policies": Counter(f"{axis} {getattr(case.pipeline, axis).name}" for axis in POLICIES),
-        "faults": simulation.struck.copy(),
-        "events": simulation.checker.events,
+        "faults": fuzz.strikes.struck.copy(),
+        "events": checker.events,
         "happened": Counter(
             {
-                "trajectories trained on": len(simulation.checker.training.trained),
-                "trajectories trained on again after a fall-back": simulation.checker.training.undone,
+                "trajectories trained on": len(checker.training.trained),
+                "trajectories trained on again after a fall-back": checker.training.undone,
                 "groups filtered": counts.filtered,
                 "groups failed": counts.failed,
                 "surplus samples dropped": counts.surplus_trajectories,
                 "trajectories continued under newer weights": counts.resumed_on_newer,
                 "trajectories generated again": counts.regenerated_trajectories,
-                "replicas emptied by relocation": controller.moves,
-                "evictions": controller.coordinator.evictions,
-                "interrupting pulls": controller.coordinator.interrupting_pulls,
+                "replicas emptied by relocation": run.moves,
+                "evictions": run.evictions,
+                "interrupting pulls": run.interrupting_pulls,
                 "preemptions": sum(engine.preemptions for engine in engines),
-                "evaluations": len(controller.evaluations.results),
-                "replica restarts": controller.replica_restarts,
+                "evaluations": len(run.evaluations),
+                "replica restarts": run.replica_restarts,
             }
         ),
     }

@@ -150,16 +150,20 @@ class Coordinator:
         views = [replica.view(opens) for replica in self._fleet.up()]
         return c.Cycle(
             replicas=views,
-            pool=self._pool(),
+            pool=self._pool(views),
             admits=self._gate.tentative(),
             progress=progress,
             routing=self._spec.routing,
             routings=self.routings,
         )
 
-    def _pool(self) -> c.Pool:
-        """What waits for a replica, as far as one decision looks."""
-        pool, self.backlog = first_of(self._ledger.levels, self._spec.cycle_trajectories)
+    def _pool(self, views: Sequence[c.ReplicaView]) -> c.Pool:
+        """What waits for a replica; where more could be routed at once than one decision should, the first part of it."""
+        most, pool = self._spec.cycle_trajectories, self._ledger.levels
+        self.backlog = False
+        if self._ledger.pooled > most and sum([max(0, view.capacity - view.in_flight) for view in views]) > most:
+            self.backlog = True
+            return first_of(pool, most)
         return pool
 
     def _opens(self) -> Callable[[c.ReplicaView], bool]:

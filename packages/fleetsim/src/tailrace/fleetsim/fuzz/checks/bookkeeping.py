@@ -5,10 +5,10 @@ The controller keeps counts where scanning would cost too much; here they are co
 
 from __future__ import annotations
 
-from tailrace.contracts import Purpose
+from tailrace.contracts import Health, Purpose
 from tailrace.fleetsim.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.fleet import Fleet, Health
+from tailrace.pipeline.controller.fleet import Fleet
 from tailrace.pipeline.controller.ledger import GroupPhase, Ledger, Phase, TrajectoryState
 
 BOOKS = "the controller's books agree"
@@ -47,6 +47,9 @@ def check_books(controller: Controller) -> None:
 
 
 def _check_pending(ledger: Ledger, pending: list[TrajectoryState]) -> None:
+    held = {state.id for state in pending if state.id in ledger.discarding}
+    _same("trajectories that the store is dropping", set(ledger.discarding), held)
+    pending = [state for state in pending if state.id not in held]
     waiting = {state.id for state in pending if state.purpose is not _EVAL}
     _same("trajectories in the pool", set(ledger.waiting.level_of), waiting)
     stranded = {state.id for state in pending if state.purpose is _EVAL}
@@ -62,9 +65,9 @@ def _check_fleet(fleet: Fleet, running: dict[str | None, list[TrajectoryState]],
             _same(f"trajectories that policies see on {name}", set(seen), set(replica.assigned.states))
         _same(f"trajectories on their way to {name}", replica.incoming, moving.pop(name, 0))
         _same(f"evaluations on {name}", replica.evaluating, sum(state.purpose is _EVAL for state in here))
-        if replica.health is not Health.UP:
-            _same(f"version of {name}, which is {replica.health}", replica.version, None)
-            _same(f"trajectories on {name}, which is {replica.health}", len(here), 0)
+        if replica.member.health not in (Health.UP, Health.STOPPING):
+            _same(f"version of {name}, which is {replica.member.health}", replica.version, None)
+            _same(f"trajectories on {name}, which is {replica.member.health}", len(here), 0)
     _same("snapshots that contradict the books (StaleFlow, equation 1)", fleet.contradictions, 0)
     _same("trajectories on replicas that do not exist", {id_: len(states) for id_, states in running.items()}, {})
     _same("trajectories on their way to replicas that do not exist", moving, {})
@@ -80,6 +83,7 @@ def _check_groups(ledger: Ledger) -> None:
         else:
             _same(f"rewards in group {index}", group.scored, sum(state.phase is _SCORED for state in group.states))
     _same("groups that have not started", set(ledger.waiting.unstarted.groups), unstarted)
+    _same("trajectories that have not started", set(ledger.unstarted.values()), unstarted)
     _same("groups that generate", ledger.generating, phases[GroupPhase.GENERATING])
     _same("complete groups", len(ledger.buffered), phases[GroupPhase.BUFFERED])
     _same(

@@ -3,36 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from tailrace import contracts as c
-from tailrace.fleetsim.errors import InvariantError
+from tailrace.fleetsim.fuzz.case import Case
 from tailrace.fleetsim.fuzz.checks.bookkeeping import check_books
+from tailrace.fleetsim.fuzz.checks.data_plane import DataPlane
 from tailrace.fleetsim.fuzz.checks.progress import Progress
 from tailrace.fleetsim.fuzz.checks.rebuild import rebuild, same_commands
 from tailrace.fleetsim.fuzz.checks.training import Training
 from tailrace.fleetsim.fuzz.checks.versions import Versions
+from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.controller.controller import Controller
-
-if TYPE_CHECKING:
-    from tailrace.fleetsim.fuzz.simulation import FuzzSimulation
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.executor.executor import Executor
 
 
 class Checker:
     """Sees everything that a run does, and raises at the event that breaks an invariant.
 
+    `stepped` is told how many steps the trainer has made.
+
     Args:
         simulation: the run.
+        plane: what members really did.
     """
 
-    def __init__(self, simulation: FuzzSimulation) -> None:
-        self._simulation = simulation
-        self.training = Training(simulation.case, simulation.plane)
+    def __init__(self, case: Case, simulation: Simulation, plane: DataPlane) -> None:
+        self._case, self._simulation = case, simulation
+        self.training = Training(case, plane)
         self.versions = Versions(mixes_versions=simulation.fleet.spec.sync.mixes_versions)
-        self.progress = Progress(simulation.case)
+        self.progress = Progress(case)
         self.events: Counter[str] = Counter()
-        self._seen = 0  # events of this instant
+        self.stepped: Callable[[int], None] = lambda _: None
+        self._steps = 0
         self._shadow: Controller | None = None
         training, versions = self.training, self.versions
         self._on_event = {
@@ -47,59 +51,67 @@ class Checker:
             c.Published: (versions.published,),
         }
 
-    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
-        """One event was handled; the commands come with the last of those that arrived together.
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        """Everything of one instant.
 
         Raises:
             InvariantError: an invariant does not hold.
         """
-        self.events[type(event).__name__] += 1
-        for take in self._on_event.get(type(event), ()):
-            take(event)  # type: ignore[operator]
-        self.progress.seen(event, now)
-        instant = self._simulation.log[-1][1]
-        self._seen += 1
-        if self._seen < len(instant):
-            return
-        self._seen = 0
+        for event in events:
+            self.events[type(event).__name__] += 1
+            for take in self._on_event.get(type(event), ()):
+                take(event)  # type: ignore[operator]
+            self.progress.seen(event, now)
+        controller = self._simulation.controller
         self.versions.routes([command for command in commands if isinstance(command, c.Route)])
         for command in commands:
             self._command(command, controller)
         if self._shadow is not None:
-            same_commands(now, commands, self._shadow.handle_all(instant, now))
+            same_commands(now, commands, self._shadow.handle_all(events, now))
         check_books(controller)
-        self.progress.check(now, controller)
+        self.progress.check(now, run)
+        steps = sum(type(event) is c.Stepped for event in events)
+        if steps:
+            self._steps += steps
+            self.stepped(self._steps)
         if not controller.over:
             return
         if controller.finished:
             self.training.finished(controller)
         elif controller.failure is not None:
             self.progress.gave_up(controller.failure)
-        rebuild(self._simulation.fleet.spec, self._simulation.log, controller, from_file=False)
+        self._rebuilt(from_file=False)
+
+    def tick(self, now: float, executor: Executor) -> None:
+        """Nothing is periodic here."""
 
     def rebuild(self) -> Controller:
-        """The controller died: another one from its log. The one that died decides on beside it, for comparison.
+        """The driver died: another controller from its log. The one that died decides on beside it, for comparison.
 
         Raises:
             InvariantError: the rebuilt one is not the same.
         """
+        self._shadow = self._simulation.controller
+        return self._rebuilt(from_file=True)
+
+    def replay(self) -> None:
+        """The controller could die here: what its log rebuilds decides on beside it, for comparison."""
+        self._shadow = self._rebuilt(from_file=True)
+
+    def _rebuilt(self, *, from_file: bool) -> Controller:
         simulation = self._simulation
-        died = simulation.controller
-        rebuilt = rebuild(simulation.fleet.spec, simulation.log, died)
-        self._shadow = died
-        return rebuilt
+        return rebuild(simulation.fleet, simulation.log.instants, simulation.controller, from_file=from_file)
 
     def _command(self, command: c.Command, controller: Controller) -> None:
         if isinstance(command, c.Route):
             self.training.route(command)
         elif isinstance(command, c.Pull):
             self.versions.pull(command)
+        elif isinstance(command, c.Restart):
+            self.versions.restart(command)
         elif isinstance(command, c.Step):
             self.training.step(command, controller)
         elif isinstance(command, c.Accumulate):
             self.training.accumulate(command, controller)
         elif isinstance(command, c.Abort):
             self.training.abort(command, controller)
-
-
-__all__ = ["Checker", "InvariantError"]

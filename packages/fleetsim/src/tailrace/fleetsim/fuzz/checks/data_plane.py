@@ -30,8 +30,7 @@ class DataPlane:
         self._versions: dict[str, set[int]] = {}
         self.complete: dict[str, int] = {}
         self._serves: dict[str, int] = {}
-        self._pulling: dict[str, c.Pull] = {}
-        self._torn: set[str] = set()
+        self._pulling: dict[str, tuple[c.Pull, bool]] = {}
 
     # ---- trajectories ---------------------------------------------------------------------------------------------
 
@@ -113,24 +112,15 @@ class DataPlane:
         """A replica is new, dead or about to pull: it serves nothing."""
         self._serves.pop(replica, None)
         self._pulling.pop(replica, None)
-        self._torn.discard(replica)
 
-    def pulls(self, replica: str, command: c.Pull) -> None:
-        """A replica begins to load a version."""
-        self._pulling[replica] = command
+    def pulls(self, replica: str, command: c.Pull, *, torn: bool) -> None:
+        """A replica begins to load a version, which may arrive damaged."""
+        self._pulling[replica] = (command, torn)
 
-    def tears(self, replica: str) -> None:
-        """The pull that begins now will arrive damaged."""
-        self._torn.add(replica)
-
-    def says_pulled(self, event: c.Pulled) -> None:
-        """A replica says that it holds a version completely."""
-        replica, pull = event.replica, self._pulling.pop(event.replica, None)
-        if pull is None or pull.version != event.version or replica in self._torn:
-            found = "nothing" if pull is None else f"version {pull.version}"
-            raise InvariantError(
-                WEIGHTS,
-                f"{replica} says that it holds version {event.version}, but what arrived was {found}"
-                f"{', damaged' if replica in self._torn else ''}",
-            )
-        self._serves[replica] = event.version
+    def pulled(self, replica: str, version: int) -> None:
+        """A replica serves a version from now on."""
+        pull, torn = self._pulling.pop(replica, (None, False))
+        if pull is None or pull.version != version or torn:
+            found = "nothing" if pull is None else f"version {pull.version}{', damaged' if torn else ''}"
+            raise InvariantError(WEIGHTS, f"{replica} serves version {version}, but what arrived was {found}")
+        self._serves[replica] = version

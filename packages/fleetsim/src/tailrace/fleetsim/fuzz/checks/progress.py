@@ -5,11 +5,13 @@ from __future__ import annotations
 from tailrace import contracts as c
 from tailrace.fleetsim.errors import InvariantError
 from tailrace.fleetsim.fuzz.case import Case
-from tailrace.pipeline.controller.controller import REPLICA, Controller
+from tailrace.fleetsim.fuzz.faults import FaultKind
+from tailrace.pipeline.controller.controller import PULL_ATTEMPTS
+from tailrace.pipeline.controller.view import RunView
 
 PROGRESS = "nothing waits for ever"
 
-_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Suspect)  # these come by themselves, or go round in circles
+_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Suspect, c.Activity)  # these come by themselves, or go round in circles
 MOST_INSTANTS = 30_000
 
 
@@ -39,45 +41,42 @@ class Progress:
             elif isinstance(event, c.ScoringFailed):
                 self._broken += 1
 
-    def check(self, now: float, controller: Controller) -> None:
+    def check(self, now: float, run: RunView) -> None:
         """Whether it is too long ago that something happened."""
         self._instants += 1
         if now - self._last_s > self._patience_s:
             raise InvariantError(
                 PROGRESS,
                 f"nothing has happened for {now - self._last_s:.0f} s, expected something within "
-                f"{self._patience_s:.0f} s: {_waits(controller)}",
+                f"{self._patience_s:.0f} s: {_waits(run)}",
             )
         if self._instants > MOST_INSTANTS:
-            raise InvariantError(
-                PROGRESS, f"no end after {self._instants} instants and {now:.0f} s: {_waits(controller)}"
-            )
+            raise InvariantError(PROGRESS, f"no end after {self._instants} instants and {now:.0f} s: {_waits(run)}")
 
     def gave_up(self, reason: str) -> None:
         """A run that fails has a reason: what it says has happened."""
         case, options = self._case, self._case.pipeline.recovery.options
-        if "is down" in reason or "replica is down" in reason:
+        if "is not restarted" in reason:
             limited = case.pipeline.recovery.name == "restart-task" or min(options.values(), default=0) < 100
             holds = bool(self._downs) and limited
         elif "could not be scored" in reason:
             holds = self._broken >= case.failed_groups_limit * case.scoring_attempts
+        elif "checkpoint" in reason:
+            holds = any(fault.kind is FaultKind.DAMAGED_CHECKPOINT for fault in case.faults)
         else:
-            holds = "failed three times to pull" in reason and max(self._torn.values(), default=0) >= 3
+            holds = "times to pull version" in reason and max(self._torn.values(), default=0) > PULL_ATTEMPTS
         if not holds:
             raise InvariantError(PROGRESS, f"the run gave up without a reason that holds: {reason}")
 
 
-def _waits(controller: Controller) -> str:
-    learner, ledger = controller.learner, controller.ledger
+def _waits(run: RunView) -> str:
     replicas = ", ".join(
-        f"{replica.id} {replica.health}, version {replica.version}"
-        f"{'' if replica.pulling is None else f', pulling {replica.pulling}'}, {len(replica.assigned)} in flight"
-        for replica in controller.fleet.replicas.values()
+        f"{replica.id} {replica.doing}, version {replica.version}, {replica.trajectories} in flight"
+        for replica in run.replicas()
     )
-    trainer = "down" if not learner.up else "idle" if learner.idle else f"making version {learner.stepping}"
+    trainer = "down" if not run.trainer_up else "idle" if run.making is None else f"making version {run.making}"
     return (
-        f"trainer {trainer} at version {learner.version}, step {learner.step} of {controller.spec.steps}, published "
-        f"{learner.published}, durable {learner.durable}; {ledger.pooled} trajectories wait for a replica, "
-        f"{ledger.generating} groups generate, {len(ledger.buffered)} are complete; {len(controller.evaluations.due)} "
-        f"evaluations due, {len(controller.evaluations.running)} running; {REPLICA}s: {replicas}"
+        f"trainer {trainer} at version {run.version}, step {run.step} of {run.steps}, published {run.published}, durable "
+        f"{run.durable}; {run.pooled} trajectories wait for a replica, {run.generating} groups generate, {run.buffered} are "
+        f"complete; {run.evaluations_open} evaluations open; not up: {run.members_down()}; replicas: {replicas}"
     )

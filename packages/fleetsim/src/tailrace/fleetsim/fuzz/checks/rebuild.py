@@ -6,18 +6,16 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tailrace.contracts import Command, Event, codec
+from tailrace.contracts import Command, Event, decode
 from tailrace.fleetsim.errors import InvariantError
-from tailrace.fleetsim.result import EventLog
+from tailrace.fleetsim.fleet import Fleet
+from tailrace.fleetsim.log import EventLog, Instant
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.spec import PipelineSpec
 
 REBUILT = "the log rebuilds the controller"
 
 
-def rebuild(
-    spec: PipelineSpec, log: Sequence[tuple[float, Sequence[Event]]], expected: Controller, *, from_file: bool = True
-) -> Controller:
+def rebuild(fleet: Fleet, log: Sequence[Instant], expected: Controller, *, from_file: bool = True) -> Controller:
     """A new controller that was given the log.
 
     Args:
@@ -26,9 +24,9 @@ def rebuild(
     Raises:
         InvariantError: its state is not, byte for byte, that of the one which died.
     """
-    rebuilt = Controller(spec)
+    rebuilt = Controller(fleet.spec, relays=fleet.relays)
     try:
-        for now, events in _read(log) if from_file else log:
+        for now, events in _read(log) if from_file else ((now, events) for now, events, _ in log):
             rebuilt.handle_all(events, now)
     except Exception as error:
         raise InvariantError(REBUILT, f"replaying {len(log)} instants: {type(error).__name__}: {error}") from error
@@ -38,10 +36,10 @@ def rebuild(
     return rebuilt
 
 
-def _read(log: Sequence[tuple[float, Sequence[Event]]]) -> Iterator[tuple[float, list[Event]]]:
+def _read(log: Sequence[Instant]) -> Iterator[tuple[float, list[Event]]]:
     for line in EventLog(log).lines():
-        record = json.loads(line)
-        yield record["now"], [codec.decode(event) for event in record["events"]]
+        instant = json.loads(line)
+        yield instant["t"], [decode(event) for event in instant["events"]]
 
 
 def state_bytes(controller: Controller) -> str:

@@ -12,7 +12,8 @@ from tailrace import contracts as c
 from tailrace.fleetsim.errors import InvariantError
 from tailrace.fleetsim.fuzz.case import Case
 from tailrace.fleetsim.fuzz.checks.data_plane import TOKENS, DataPlane
-from tailrace.pipeline.controller.controller import TRAINER, Controller
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.executor.deployment import TRAINER
 
 BOUND, ONCE = "the bound holds", "everything admitted ends exactly once"
 
@@ -37,6 +38,8 @@ class Training:
         self.dropped: set[str] = set()
         self.lags: dict[int, int] = {}
         self.undone = 0
+        self._groups: dict[str, int] = {}
+        self._evaluations: set[str] = set()
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -59,8 +62,9 @@ class Training:
             self._undo(event.version or 0)
 
     def resumed(self, event: c.Resumed) -> None:
-        """The driver came back with a checkpoint."""
-        self._undo(max(event.durable, 0))
+        """The driver came back; its trainer comes up with a checkpoint."""
+        del event
+        self.ordered.clear()
 
     def _undo(self, durable: int) -> None:
         self.ordered.clear()
@@ -78,9 +82,9 @@ class Training:
         """A batch is to be trained on, as far as it was not accumulated."""
         self._order(command.version, [name for part in command.mini_batches for name in part], controller)
         batch = self.ordered[command.version]
-        members: dict[str, list[str]] = {}
+        members: dict[int, list[str]] = {}
         for name in batch:
-            members.setdefault(name.partition(".")[0], []).append(name)
+            members.setdefault(self._groups[name], []).append(name)
         groups = self._case.pipeline.prompts_per_step
         if len(members) != groups or any(len(each) != self._needed for each in members.values()):
             found = {group: len(each) for group, each in members.items()}
@@ -135,12 +139,16 @@ class Training:
         for name in command.trajectories:
             if name in self.trained or name in ordered:
                 raise InvariantError(ONCE, f"{name} is dropped though it was trained on")
-            if not name.startswith("e") and controller.ledger.get(name) is None:
+            if name not in self._evaluations and controller.ledger.get(name) is None:
                 self.dropped.add(name)
 
     def route(self, command: c.Route) -> None:
         """What is dropped or trained on does not run again."""
         for ref in command.trajectories:
+            if ref.purpose is c.Purpose.EVAL:
+                self._evaluations.add(ref.trajectory)
+            else:
+                self._groups[ref.trajectory] = ref.group
             if ref.trajectory in self.dropped or ref.trajectory in self.trained:
                 raise InvariantError(ONCE, f"{ref.trajectory} is routed to {command.replica} after its end")
 

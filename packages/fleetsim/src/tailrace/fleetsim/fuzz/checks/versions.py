@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tailrace import contracts as c
 from tailrace.fleetsim.errors import InvariantError
 from tailrace.fleetsim.fuzz.checks.data_plane import TOKENS, WEIGHTS
-from tailrace.pipeline.controller.controller import REPLICA
+from tailrace.pipeline.executor.deployment import REPLICA
 
 
 class Versions:
@@ -34,6 +34,12 @@ class Versions:
         if event.role == REPLICA:
             self._up.discard(event.id)
             self._serves.pop(event.id, None)
+
+    def restart(self, command: c.Restart) -> None:
+        """A member is replaced, whether it was down or not."""
+        if command.role == REPLICA:
+            self._up.discard(command.id)
+            self._serves.pop(command.id, None)
 
     def resumed(self, event: c.Resumed) -> None:
         """Every member is gone."""
