@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from tailrace.faulttol import ROLES, Fault, FaultError, FaultKind, FaultSchedule, parse_fault
 
-KILL, HANG = FaultKind.KILL, FaultKind.HANG
+KILL, HANG, STALL = FaultKind
 
 faults = st.builds(
-    lambda kind, role, member, when: Fault(kind, role, member, **when),
+    lambda kind, role, member, when: Fault(kind, "replica" if kind is STALL else role, member, **when),
     st.sampled_from(FaultKind),
     st.sampled_from(ROLES),
     st.none() | st.integers(0, 9).map(str) | st.just("replica-3"),
@@ -28,6 +28,8 @@ faults = st.builds(
         ("trainer@step20", Fault(KILL, "trainer", at_step=20)),
         ("relay@30s", Fault(KILL, "relay", at_s=30.0)),
         ("hang:replica@1.5s", Fault(HANG, "replica", at_s=1.5)),
+        ("stall:replica@60s", Fault(STALL, "replica", at_s=60.0)),
+        ("stall:replica:2@step3", Fault(STALL, "replica", "2", at_step=3)),
         (" kill:scorer:s-0@step0 ", Fault(KILL, "scorer", "s-0", at_step=0)),
     ],
 )
@@ -42,7 +44,8 @@ def test_a_fault_is_read_back_as_it_is_written(fault):
 
 @pytest.mark.parametrize(
     "text", ["", "replica", "replica@", "replica@60", "replica@-1s", "replica@1e3s", "trainer@step", "trainer@step1.5",
-             "burn:replica@1s", "replica:@1s", "replica:1:2@1s", "replica@60s x3", "replica@٣s"]
+             "burn:replica@1s", "stall:@1s", "stall:hang:replica@1s",
+             "replica:@1s", "replica:1:2@1s", "replica@60s x3", "replica@٣s"]
 )  # fmt: skip
 def test_what_is_not_a_fault(text):
     with pytest.raises(FaultError, match="expected") as caught:
@@ -53,6 +56,16 @@ def test_what_is_not_a_fault(text):
 def test_an_unknown_role_names_the_known_ones():
     with pytest.raises(FaultError, match=r"'replicas'.*expected one of replica, relay"):
         parse_fault("replicas@1s")
+
+
+@pytest.mark.parametrize("role", [role for role in ROLES if role != "replica"])
+def test_only_an_engine_stalls(role):
+    with pytest.raises(FaultError, match=f"'stall:{role}:1@3s', expected stall:replica") as caught:
+        parse_fault(f"stall:{role}:1@3s")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(FaultError, match="only a replica"):
+        Fault(STALL, role, at_step=3)
+    assert parse_fault(f"hang:{role}:1@3s").kind is HANG
 
 
 @pytest.mark.parametrize("when", [{}, {"at_s": 1.0, "at_step": 1}, {"at_s": -1.0}, {"at_step": -1}])

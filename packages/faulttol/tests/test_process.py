@@ -82,6 +82,12 @@ def test_process_groups_and_init_are_spared(pid):
         strike(pid, FaultKind.KILL)
 
 
+def test_no_signal_stalls_an_engine(child):
+    with pytest.raises(ValueError, match="'stall', expected kill or hang"):
+        strike(child.pid, FaultKind.STALL)
+    assert child.poll() is None
+
+
 GRANDCHILD = """
 import os, sys, time
 from tailrace.faulttol import die_with_parent

@@ -1,15 +1,17 @@
 """A replica on real engines: interrupted, given new weights and resumed, every token's log-probability is its version's."""
 
+import copy
 import importlib.util
 import random
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
 pytest.importorskip("transformers")
 
 from tailrace.contracts import (
+    Activity,
     Finished,
     FinishReason,
     Interrupt,
@@ -104,3 +106,63 @@ def test_every_token_belongs_to_the_version_that_it_is_kept_with(name, tmp_path)
             assert tuple(kept.tokens[:first]) == greedy(models[1], kept.prompt, first)
             assert tuple(kept.tokens[first:]) == greedy(models[2], (*kept.prompt, *kept.tokens[:first]), LENGTH - first)
     assert both >= 2, f"no trajectory has tokens of both versions, seed {SEED}"
+
+
+@pytest.mark.parametrize("name", ["transformers", "vllm"])
+def test_an_engine_that_stands_still_is_told_of_and_what_it_had_made_goes_on_elsewhere(name, tmp_path):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    length = 300
+    model = save_tiny_model(tmp_path / "1", seed=1, layers=2)
+    source = InterruptingSource({str(i): (i + 1, 5) for i in range(3)})
+    refs = tuple(TrajectoryRef(trajectory, int(trajectory), 0) for trajectory in source.kept)
+
+    def build(name, source):
+        engine = build_engine(name, tmp_path / "1", {"device": "cpu", "threads": 1, "dtype": "float32"})
+        worker = ReplicaWorker(
+            "r0",
+            engine,
+            source,
+            ModelWeights({1: model}),
+            sampling=lambda ref: Sampling(temperature=0, max_tokens=length),
+            flush_s=0.01,
+            still_report_s=0.5,
+        )
+        worker.submit(Pull(1, "r0", 1))
+        return engine, worker
+
+    def activities(seen):
+        return [event for event in seen if isinstance(event, Activity)]
+
+    seen = []
+    _, worker = build(name, source)
+    try:
+        source.then = worker.stall
+        worker.submit(Route(2, "r0", refs))
+        collect_until(worker, seen, lambda: len(activities(seen)) >= 2)
+        first, second = activities(seen)[-2:]
+        assert (first.phase, first.progress) == ("generating", second.progress)
+        assert 0.5 <= first.still_s < second.still_s
+        assert 5 <= first.progress < length
+        assert worker.alive()
+        saved = InterruptingSource({})  # what there is when somebody kills the process now
+        saved.kept = copy.deepcopy(source.kept)
+    finally:
+        worker.close(DEADLINE_S)
+    assert all(5 <= len(kept.tokens) < length for kept in saved.kept.values())
+    # The thread of transformers stands still now, in the middle, while the worker's steps return without tokens.
+    seen = []
+    engine, worker = build("transformers", saved)
+    with ExitStack() as pause:
+        try:
+            saved.then = lambda: pause.enter_context(engine._managers.all()[0].pause())
+            worker.submit(Route(2, "r0", refs))
+            collect_until(worker, seen, lambda: activities(seen))
+            pause.close()
+            collect_until(worker, seen, lambda: activities(seen)[-1].still_s == 0)
+            collect_until(worker, seen, lambda: sum(isinstance(event, Finished) for event in seen) == len(refs))
+        finally:
+            pause.close()
+            worker.close(DEADLINE_S)
+    for kept in saved.kept.values():
+        assert tuple(kept.tokens) == greedy(model, kept.prompt, length)

@@ -1,8 +1,8 @@
-"""Faults on a schedule: who is killed or hung, and when. Pure, so the simulator and the real executors share it.
+"""Faults on a schedule: who is killed, hung or stalled, and when. Pure, so the virtual host and the real ones share it.
 
-A fault is written ``[hang:]ROLE[:MEMBER]@WHEN``, where WHEN is seconds of the run or a step of the trainer:
+A fault is written ``[KIND:]ROLE[:MEMBER]@WHEN``, where WHEN is seconds of the run or a step of the trainer:
 
-    replica@60s   replica:1@60s   trainer@step20   hang:replica@60s
+    replica@60s   replica:1@60s   trainer@step20   hang:relay@60s   stall:replica@60s
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ from tailrace.faulttol.errors import FaultError
 from tailrace.faulttol.recovery import ROLES
 
 _FORM = re.compile(
-    r"(?:(?P<kind>kill|hang):)?(?P<role>[a-z-]+)(?::(?P<member>[^\s:@]+))?"
+    r"(?:(?P<kind>kill|hang|stall):)?(?P<role>[a-z-]+)(?::(?P<member>[^\s:@]+))?"
     r"@(?:(?P<seconds>\d+(?:\.\d+)?)s|step(?P<step>\d+))",
     re.ASCII,
 )
 
 
 class FaultKind(StrEnum):
-    """What happens to the process."""
+    """What happens to a member.
+
+    KILL: its process is gone.
+    HANG: its process lives and answers nothing.
+    STALL: its engine stands still while its process lives and answers. Only a replica has an engine.
+    """
 
     KILL = "kill"
     HANG = "hang"
+    STALL = "stall"
 
     @property
-    def signal(self) -> signal.Signals:
-        """The signal that does it: SIGKILL, or SIGSTOP for a process that lives and answers nothing."""
-        return signal.SIGKILL if self is FaultKind.KILL else signal.SIGSTOP
+    def signal(self) -> signal.Signals | None:
+        """The signal that does it to a process; None for what happens inside of one."""
+        return {FaultKind.KILL: signal.SIGKILL, FaultKind.HANG: signal.SIGSTOP}.get(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class Fault:
         at_step: steps of the trainer, counted as its version.
 
     Raises:
-        FaultError: neither or both of `at_s` and `at_step` are given, or one is negative.
+        FaultError: neither or both of `at_s` and `at_step` are given, one is negative, or what is to stall has no engine.
     """
 
     kind: FaultKind
@@ -60,6 +66,11 @@ class Fault:
             raise FaultError(f"found at_s={self.at_s!r} and at_step={self.at_step!r}, expected one of the two")
         if (self.at_s or 0) < 0 or (self.at_step or 0) < 0:
             raise FaultError(f"found at_s={self.at_s!r} and at_step={self.at_step!r}, expected at least 0")
+        if self.kind is FaultKind.STALL and self.role != "replica":
+            raise FaultError(
+                f"found the fault '{self}', expected stall:replica: only a replica has an engine that can stand still; "
+                "hang stops a whole process of any role"
+            )
 
     def __str__(self) -> str:
         kind = "" if self.kind is FaultKind.KILL else f"{self.kind}:"
@@ -77,8 +88,8 @@ def parse_fault(text: str) -> Fault:
     found = _FORM.fullmatch(text.strip())
     if found is None:
         raise FaultError(
-            f"found the fault {text!r}, expected [hang:]ROLE[:MEMBER]@SECONDSs or @stepN, "
-            "for example replica:1@60s or trainer@step20"
+            f"found the fault {text!r}, expected ROLE[:MEMBER]@SECONDSs or ROLE[:MEMBER]@stepN, for example replica:1@60s "
+            "or trainer@step20, and in front of it kill:, hang:, stall: or nothing, which is kill:"
         )
     role = found["role"]
     if role not in ROLES:

@@ -19,11 +19,14 @@ def strike(pid: int, kind: FaultKind) -> bool:
         Whether it was there to be struck.
 
     Raises:
-        ValueError: `pid` is not above 1: zero and negative numbers mean whole process groups.
+        ValueError: `pid` is not above 1 (zero and negative numbers mean whole process groups), or no signal does this: what
+            happens inside a process is asked of the process.
         PermissionError: the process is somebody else's.
     """
     if pid <= 1:
         raise ValueError(f"found process id {pid}, expected one above 1")
+    if kind.signal is None:
+        raise ValueError(f"found {str(kind)!r}, expected kill or hang: no signal does it")
     try:
         os.kill(pid, kind.signal)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Commands in order, once each, over a transport that may delay, reorder and repeat them (StaleFlow, section 5.2; SF-9).
+"""Commands in order, once each, over a transport that may delay, reorder and repeat them (StaleFlow, section 5.2).
 
 Each command names the one before it (`after`), so a gap shows: what is behind a gap waits until it is filled. The chain of a
 replica begins at 0 with each incarnation and each controller. A command that names none is carried out when it comes.

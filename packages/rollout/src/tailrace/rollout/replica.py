@@ -1,18 +1,16 @@
 """The worker of a rollout replica: one engine, driven by one thread.
 
     submit(command) ──► order ──► worker thread ──► flusher thread ──► source.append ──► outbox ──► events(timeout_s)
-                                   │  one round: carry out commands, engine.step(), buffer tokens
+                                   │  one round: carry out commands, engine.step(), collect reports
                                    └─ source.begin (prompts, kept tokens), weights.load (a version)
 
 The worker waits for: a command, when nothing is in flight; the flusher, when the source is far behind. Both have deadlines.
+It may also be stuck in the engine for ever, which whoever asks for `events` tells in its place (see `Standstill`).
 
 Invariants:
 * Commands are carried out once and in the order in which they were given, whatever the transport did to them (see `Order`).
 * Tokens are in the source before the controller hears that their trajectory finished or stopped (see `Flusher`).
-* All tokens that a trajectory gets between `Route` and its end come from one version: weights change only when nothing is in
-  flight, and then every trajectory is taken over anew.
-* A version is served only if its weights arrived completely. From the first tensor of a load until its end the replica
-  serves nothing, and after a load that broke off it refuses work until a pull succeeds.
+* What a replica generates and serves is of one version, which it holds completely (see `Workload`).
 """
 
 from __future__ import annotations
@@ -20,39 +18,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from tailrace.contracts import (
-    Abort,
-    Clock,
-    Delta,
-    Engine,
-    Event,
-    Finished,
-    FinishReason,
-    Interrupt,
-    Interrupted,
-    Pull,
-    Pulled,
-    PullFailed,
-    Request,
-    Route,
-    Snapshot,
-)
-from tailrace.rollout.errors import (
-    CloseTimeoutError,
-    EngineDiedError,
-    ReplicaCrashedError,
-    ReplicaNotReadyError,
-    RouteConflictError,
-    SourceMismatchError,
-)
-from tailrace.rollout.flusher import Batch, Flusher, Outbox
+from tailrace.contracts import Clock, Engine, Event
+from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
+from tailrace.rollout.flusher import Flusher, Outbox
 from tailrace.rollout.order import Order, ReplicaCommand
-from tailrace.rollout.ports import PartialDelta, ResumeLike, SamplingTable, TrajectorySource, WeightSource
-from tailrace.rollout.resumption import finished_with
+from tailrace.rollout.ports import SamplingTable, TrajectorySource, WeightSource
+from tailrace.rollout.reports import Reports
+from tailrace.rollout.standstill import GENERATING, IDLE, Standstill
+from tailrace.rollout.workload import Workload
 
 
 class MonotonicClock:
@@ -61,22 +36,6 @@ class MonotonicClock:
     def now(self) -> float:
         """Seconds since an arbitrary start."""
         return time.monotonic()
-
-
-@dataclass(slots=True)
-class _InFlight:
-    route: int
-    tokens: int  # response tokens so far, kept ones included
-
-
-@dataclass(slots=True)
-class _Unsent:
-    """Tokens of one trajectory that the flusher has not been given yet."""
-
-    offset: int
-    tokens: list[int]
-    logprobs: list[float]
-    finish: FinishReason | None = None
 
 
 class ReplicaWorker:
@@ -92,7 +51,8 @@ class ReplicaWorker:
         snapshot_s: a `Snapshot` is sent this often, and whenever everything in flight has finished.
         pull_timeout_s: deadline of a pull.
         flush_timeout_s: deadline of the source for one batch of tokens.
-        clock: paces flushes and snapshots.
+        still_report_s: an `Activity` is sent this often while the engine has work and yields nothing, and one when it moves.
+        clock: paces all of these.
     """
 
     def __init__(
@@ -107,30 +67,31 @@ class ReplicaWorker:
         snapshot_s: float = 0.25,
         pull_timeout_s: float = 120.0,
         flush_timeout_s: float = 60.0,
+        still_report_s: float = 5.0,
         clock: Clock | None = None,
     ) -> None:
-        self._replica, self._engine, self._source, self._weights = replica, engine, source, weights
-        self._sampling, self._flush_s, self._snapshot_s = sampling, flush_s, snapshot_s
-        self._pull_timeout_s = pull_timeout_s
-        self._clock = clock or MonotonicClock()
+        clock = clock or MonotonicClock()
+        self._replica, self._engine = replica, engine
         self._wake = threading.Condition()
         self._order = Order()
         self._rejected: deque[str] = deque()
         self._closing = False
+        self._stalled = False
         self._outbox = Outbox()
         self._flusher = Flusher(replica, source, self._outbox, self._reject, flush_timeout_s)
+        self._standstill = Standstill(replica, still_report_s, clock)
         # From here on: the worker thread's own.
-        self._version: int | None = None
-        self._in_flight: dict[str, _InFlight] = {}
-        self._begun: list[str] = []
-        self._unsent: dict[str, _Unsent] = {}
-        self._events: list[Event] = []
-        self._last_seq = 0
-        self._finished = 0
-        self._tokens_since_snapshot = 0
-        self._flushed_at = self._snapshot_at = self._clock.now()
-        self._dropped = 0
-        self._unshown = False
+        self._reports = Reports(replica, self._flusher, self._standstill, clock, flush_s=flush_s, snapshot_s=snapshot_s)
+        self._work = Workload(
+            replica,
+            engine,
+            source,
+            weights,
+            sampling=sampling,
+            reports=self._reports,
+            standstill=self._standstill,
+            pull_timeout_s=pull_timeout_s,
+        )
         self._thread = threading.Thread(target=self._run, name=f"replica-{replica}", daemon=True)
         self._flusher.start()
         self._thread.start()
@@ -152,18 +113,28 @@ class ReplicaWorker:
         """Another controller takes over, which numbers its commands anew. To be called when nothing is in flight."""
         with self._wake:
             self._order.restart()
-            self._last_seq = 0
+            self._work.last_seq = 0
 
     def events(self, timeout_s: float) -> list[Event]:
         """Everything that happened since the last call; waits until something has, or returns an empty list at the deadline.
 
+        That the engine stands still is told here, from the caller's thread: the worker's may be stuck in it.
+
         Raises:
             ReplicaCrashedError: the worker stopped on an error, its cause; all events from before it have been returned.
         """
-        events = self._outbox.take(timeout_s)
-        if not events and self._outbox.error is not None:
-            raise self._crash(f"replica {self._replica!r} crashed")
-        return events
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            events = self._outbox.take(min(left_s, self._standstill.look_s))
+            if self._outbox.error is None:
+                events += self._standstill.news()
+            else:
+                events += self._outbox.take(0)  # what came between the two looks
+                if not events:
+                    raise self._crash(f"replica {self._replica!r} crashed")
+            if events or not left_s:
+                return events
 
     def alive(self) -> bool:
         """Whether the worker runs and takes commands."""
@@ -172,7 +143,11 @@ class ReplicaWorker:
     @property
     def dropped(self) -> int:
         """Trajectories that the source had dropped or given to somebody else while they were on their way or running here."""
-        return self._dropped
+        return self._work.dropped
+
+    def stall(self) -> None:
+        """From now on the engine stands still, with whatever is or comes in flight, until `close`: the scripted fault."""
+        self._stalled = True
 
     def close(self, timeout_s: float) -> None:
         """Stop generation, hand all tokens over and close the engine. What happened until then can still be collected.
@@ -199,8 +174,7 @@ class ReplicaWorker:
             while self._round():
                 pass
             if self._outbox.error is None:
-                self._record(self._engine.abort(list(self._in_flight)))
-                self._flush()
+                self._work.stop()
         except BaseException as error:
             # Not swallowed: events() raises it.
             self._outbox.fail(error)
@@ -209,195 +183,40 @@ class ReplicaWorker:
                 self._engine.close()
             except Exception as error:
                 self._outbox.fail(error)
+            self._standstill.at(IDLE)
 
     def _round(self) -> bool:
         """One round; false when the replica is to close."""
         with self._wake:
-            if not self._in_flight and not self._order.ready and not self._rejected and not self._closing:
-                self._wake.wait(max(0.0, self._snapshot_at + self._snapshot_s - self._clock.now()))
+            if not (len(self._work) or self._order.ready or self._rejected or self._closing):
+                self._wake.wait(self._reports.snapshot_due_s)
             commands = self._order.take()
             rejected = list(self._rejected)
             self._rejected.clear()
             closing = self._closing
         if self._outbox.error is not None:
             return False
-        self._drop(rejected)
-        busy = bool(self._in_flight)
+        if rejected:
+            self._work.reject(rejected)
+        busy = bool(len(self._work))
         for command in commands:
-            self._carry_out(command)
+            self._work.carry_out(command)
         if closing:
             return False
-        if self._in_flight:
-            self._record(self._engine.step())
-        now = self._clock.now()
-        # A snapshot that shows what was just routed waits until the engine has taken it into its batch: before that it
-        # would look like a full KV cache.
-        self._unshown = self._unshown or bool(commands)
-        settled = self._unshown and (not self._in_flight or not self._engine.stats().waiting)
-        if settled or (busy and not self._in_flight) or now - self._snapshot_at >= self._snapshot_s:
-            self._snapshot(now)
-        elif now - self._flushed_at >= self._flush_s:
-            self._flush()
+        if len(self._work):
+            if self._stalled:
+                self._stand_still()
+                return False
+            self._work.step()
+        idle_now = busy and not len(self._work)
+        self._work.show(now=idle_now or self._reports.snapshot_due_s == 0)
         self._flusher.check()
         return True
 
-    def _carry_out(self, command: ReplicaCommand) -> None:
-        match command:
-            case Route():
-                self._route(command)
-            case Interrupt():
-                self._interrupt(command.trajectories, command.seq)
-            case Abort():
-                self._drop(self._not_newer_than(command), count=False)
-            case Pull():
-                self._pull(command)
-        if not isinstance(command, Abort):  # those go to every replica, outside the chain
-            self._last_seq = max(self._last_seq, command.seq)
-
-    def _route(self, route: Route) -> None:
-        if self._version is None:
-            raise ReplicaNotReadyError(
-                f"replica {self._replica!r} got Route {route.seq} and serves no version; pull one completely first"
-            )
-        refs = {ref.trajectory: ref for ref in route.trajectories}
-        conflict = refs.keys() & self._in_flight.keys()
-        if conflict:
-            raise RouteConflictError(
-                f"replica {self._replica!r} generates {min(conflict)!r} already (Route {route.seq})"
-            )
-        resumes = {resume.trajectory: resume for resume in self._begin(route)}
-        requests = []
-        for id_, resume in resumes.items():
-            sampling = self._sampling(refs[id_])
-            kept = tuple(resume.kept_tokens)
-            self._begun.append(id_)
-            if resume.complete:
-                reason = finished_with(kept, sampling) or FinishReason.STOP
-                self._finished += 1
-                self._events.append(Finished(self._replica, id_, len(kept), reason, answers=route.seq))
-                continue
-            self._in_flight[id_] = _InFlight(route.seq, len(kept))
-            requests.append(Request(id_, tuple(resume.prompt_tokens), sampling, kept))
-        self._dropped += len(refs) - len(resumes)
-        self._engine.submit(requests)
-
-    def _begin(self, route: Route) -> Sequence[ResumeLike]:
-        assert self._version is not None
-        resumes = self._source.begin(self._replica, self._version, route.trajectories)
-        ids = [resume.trajectory for resume in resumes]
-        unasked = set(ids) - {ref.trajectory for ref in route.trajectories}
-        if unasked or len(set(ids)) < len(ids):
-            raise SourceMismatchError(
-                f"the trajectory source answered Route {route.seq} with {sorted(unasked) or ids}, expected each of the "
-                "trajectories that were asked for at most once"
-            )
-        return resumes
-
-    def _interrupt(self, trajectories: Iterable[str], seq: int | None) -> None:
-        ids = [id_ for id_ in trajectories if id_ in self._in_flight]
-        self._record(self._engine.abort(ids))
-        for id_ in ids:
-            state = self._in_flight.pop(id_, None)
-            if state is not None:  # otherwise it has just finished, which has been recorded
-                self._events.append(Interrupted(self._replica, id_, state.tokens, answers=seq))
-        self._flush()
-
-    def _drop(self, trajectories: Iterable[str], *, count: bool = True) -> None:
-        """Stop trajectories that are none of ours any more: their tokens and events go nowhere."""
-        ids = set(trajectories)
-        self._unsent = {id_: unsent for id_, unsent in self._unsent.items() if id_ not in ids}
-        self._events = [event for event in self._events if getattr(event, "trajectory", None) not in ids]
-        running = sorted(ids & self._in_flight.keys())
-        if running:
-            self._engine.abort(running)
-        for id_ in running:
-            del self._in_flight[id_]
-        if count:
-            self._dropped += len(ids)
-
-    def _not_newer_than(self, abort: Abort) -> list[str]:
-        """Its trajectories but for those that a later command brought anew: an abort is not in the chain, it may come late."""
-        newer = {id_ for id_, state in self._in_flight.items() if state.route > abort.seq}
-        ended = (event for event in self._events if isinstance(event, Finished))
-        newer.update(event.trajectory for event in ended if (event.answers or 0) > abort.seq)
-        return [id_ for id_ in abort.trajectories if id_ not in newer]
-
-    def _pull(self, pull: Pull) -> None:
-        self._interrupt(list(self._in_flight), None)
-        touched = False
-
-        def arriving(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-            nonlocal touched
-            for named in tensors:
-                touched = True
-                self._version = None
-                yield named
-
-        try:
-            with self._weights.load(pull.version, self._pull_timeout_s) as tensors:
-                self._engine.load_weights(arriving(tensors))
-        except EngineDiedError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            if touched:
-                reason += "; the load broke off midway, so the replica serves nothing until a pull succeeds"
-            self._events.append(PullFailed(self._replica, pull.version, reason, answers=pull.seq))
-        else:
-            self._version = pull.version
-            self._events.append(Pulled(self._replica, pull.version, answers=pull.seq))
-        self._flush()
-
-    def _record(self, deltas: Sequence[Delta]) -> None:
-        for delta in deltas:
-            state = self._in_flight.get(delta.id)
-            if state is None:
-                continue
-            unsent = self._unsent.get(delta.id)
-            if unsent is None:
-                unsent = self._unsent[delta.id] = _Unsent(state.tokens, [], [])
-            unsent.tokens += delta.tokens
-            unsent.logprobs += delta.logprobs
-            unsent.finish = delta.finish
-            state.tokens += len(delta.tokens)
-            self._tokens_since_snapshot += len(delta.tokens)
-            if delta.finish is not None:
-                del self._in_flight[delta.id]
-                self._finished += 1
-                self._events.append(Finished(self._replica, delta.id, state.tokens, delta.finish, answers=state.route))
-
-    def _snapshot(self, now: float) -> None:
-        stats = self._engine.stats()
-        elapsed_s = now - self._snapshot_at
-        self._events.append(
-            Snapshot(
-                self._replica,
-                kv=stats.kv,
-                running=min(stats.running, len(self._in_flight)),
-                waiting=max(0, len(self._in_flight) - stats.running),
-                finished=self._finished,
-                version=self._version,
-                last_seq=self._last_seq,
-                tokens_per_s=self._tokens_since_snapshot / elapsed_s if elapsed_s > 0 else 0.0,
-                kv_capacity_tokens=stats.kv_capacity_tokens,
-            )
-        )
-        self._snapshot_at, self._tokens_since_snapshot = now, 0
-        self._unshown = False
-        self._flush()
-
-    def _flush(self) -> None:
-        self._flushed_at = self._clock.now()
-        if not (self._begun or self._unsent or self._events):
-            return
-        deltas = []
-        if self._unsent:
-            assert self._version is not None
-            for id_, unsent in self._unsent.items():
-                tokens, logprobs = tuple(unsent.tokens), tuple(unsent.logprobs)
-                deltas.append(PartialDelta(id_, unsent.offset, self._version, tokens, logprobs, unsent.finish))
-        self._flusher.put(Batch(tuple(self._begun), tuple(deltas), tuple(self._events)))
-        self._begun, self._unsent, self._events = [], {}, []
+    def _stand_still(self) -> None:
+        self._standstill.at(GENERATING)
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing)
 
     # ------------------------------------------------------------------------------------------------ other threads
 

@@ -1,0 +1,122 @@
+"""What a replica has to tell and has not handed to its flusher yet: tokens, then events, a snapshot among them."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from tailrace.contracts import Clock, Delta, EngineStats, Event, Finished, FinishReason, Snapshot
+from tailrace.rollout.flusher import Batch, Flusher
+from tailrace.rollout.ports import PartialDelta
+from tailrace.rollout.standstill import Standstill
+
+
+@dataclass(slots=True)
+class _Unsent:
+    offset: int
+    version: int
+    tokens: list[int]
+    logprobs: list[float]
+    finish: FinishReason | None = None
+
+
+class Reports:
+    """Collects, and hands over from time to time. Not thread-safe: it is the worker thread's own.
+
+    Args:
+        replica: name of the replica.
+        flusher: who takes what is handed over; it may make the worker wait.
+        standstill: counts engine steps, and hears of that waiting.
+        clock: paces both.
+        flush_s: what was collected is handed over this often.
+        snapshot_s: a `Snapshot` is made this often.
+    """
+
+    def __init__(
+        self, replica: str, flusher: Flusher, standstill: Standstill, clock: Clock, *, flush_s: float, snapshot_s: float
+    ) -> None:
+        self._replica, self._flusher, self._standstill, self._clock = replica, flusher, standstill, clock
+        self._flush_s, self._snapshot_s = flush_s, snapshot_s
+        self._begun: list[str] = []
+        self._unsent: dict[str, _Unsent] = {}
+        self._events: list[Event] = []
+        self._finished = 0
+        self._tokens_since_snapshot = 0
+        self._flushed_at = self._snapshot_at = clock.now()
+
+    @property
+    def snapshot_due_s(self) -> float:
+        """Seconds until the next periodic snapshot; 0 if it is due."""
+        return max(0.0, self._snapshot_at + self._snapshot_s - self._clock.now())
+
+    def began(self, trajectory: str) -> None:
+        """This replica took a trajectory over."""
+        self._begun.append(trajectory)
+
+    def tokens(self, delta: Delta, offset: int, version: int) -> None:
+        """A trajectory got tokens of a version, the first of them at this index of its response."""
+        unsent = self._unsent.get(delta.id)
+        if unsent is None:
+            unsent = self._unsent[delta.id] = _Unsent(offset, version, [], [])
+        unsent.tokens += delta.tokens
+        unsent.logprobs += delta.logprobs
+        unsent.finish = delta.finish
+        self._tokens_since_snapshot += len(delta.tokens)
+
+    def event(self, event: Event) -> None:
+        """Something happened. It is told once all tokens from before are safe."""
+        self._finished += isinstance(event, Finished)
+        self._events.append(event)
+
+    def finished_since(self, seq: int) -> set[str]:
+        """Trajectories that finished, are not told of yet, and were routed by a command after this one."""
+        ended = (event for event in self._events if isinstance(event, Finished))
+        return {event.trajectory for event in ended if (event.answers or 0) > seq}
+
+    def forget(self, trajectories: Set[str]) -> None:
+        """These are none of ours any more: their tokens and events go nowhere."""
+        self._unsent = {id_: unsent for id_, unsent in self._unsent.items() if id_ not in trajectories}
+        self._events = [event for event in self._events if getattr(event, "trajectory", None) not in trajectories]
+
+    def snapshot(self, stats: EngineStats, in_flight: int, version: int | None, last_seq: int) -> None:
+        """Tell how things stand, behind all that was collected."""
+        now = self._clock.now()
+        elapsed_s = now - self._snapshot_at
+        self._events.append(
+            Snapshot(
+                self._replica,
+                kv=stats.kv,
+                running=min(stats.running, in_flight),
+                waiting=max(0, in_flight - stats.running),
+                finished=self._finished,
+                version=version,
+                last_seq=last_seq,
+                tokens_per_s=self._tokens_since_snapshot / elapsed_s if elapsed_s > 0 else 0.0,
+                kv_capacity_tokens=stats.kv_capacity_tokens,
+                steps=self._standstill.steps,
+            )
+        )
+        self._snapshot_at, self._tokens_since_snapshot = now, 0
+        self.flush()
+
+    def flush_if_due(self) -> None:
+        """Hand over what was collected if that was long enough ago."""
+        if self._clock.now() - self._flushed_at >= self._flush_s:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over what was collected.
+
+        Raises:
+            FlushTimeoutError: the trajectory source is behind for longer than the deadline.
+        """
+        self._flushed_at = self._clock.now()
+        if not (self._begun or self._unsent or self._events):
+            return
+        deltas = tuple(
+            PartialDelta(id_, made.offset, made.version, tuple(made.tokens), tuple(made.logprobs), made.finish)
+            for id_, made in self._unsent.items()
+        )
+        with self._standstill.elsewhere():
+            self._flusher.put(Batch(tuple(self._begun), deltas, tuple(self._events)))
+        self._begun, self._unsent, self._events = [], {}, []

@@ -1,0 +1,247 @@
+"""What is in flight on an engine, and how commands change it.
+
+Invariants:
+* All tokens that a trajectory gets between `Route` and its end come from one version: weights change only when nothing is in
+  flight, and then every trajectory is taken over anew.
+* A version is served only if its weights arrived completely. From the first tensor of a load until its end the replica
+  serves nothing, and after a load that broke off it refuses work until a pull succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.contracts import (
+    Abort,
+    Delta,
+    Engine,
+    Finished,
+    FinishReason,
+    Interrupt,
+    Interrupted,
+    Pull,
+    Pulled,
+    PullFailed,
+    Request,
+    Route,
+)
+from tailrace.rollout.errors import EngineDiedError, ReplicaNotReadyError, RouteConflictError, SourceMismatchError
+from tailrace.rollout.order import ReplicaCommand
+from tailrace.rollout.ports import ResumeLike, SamplingTable, TrajectorySource, WeightSource
+from tailrace.rollout.reports import Reports
+from tailrace.rollout.resumption import finished_with
+from tailrace.rollout.standstill import GENERATING, IDLE, PULLING, Standstill
+
+
+@dataclass(slots=True)
+class _InFlight:
+    route: int
+    tokens: int  # response tokens so far, kept ones included
+
+
+class Workload:
+    """Carries commands out on an engine and drives it. Not thread-safe: it is the worker thread's own.
+
+    Args:
+        replica: name of the replica.
+        engine: a rollout engine that serves no version yet.
+        source: prompts and kept tokens.
+        weights: weight versions.
+        sampling: how a trajectory's tokens are drawn.
+        reports: takes what happens.
+        standstill: hears what the engine is at, and that it moves.
+        pull_timeout_s: deadline of a pull.
+    """
+
+    def __init__(
+        self,
+        replica: str,
+        engine: Engine,
+        source: TrajectorySource,
+        weights: WeightSource,
+        *,
+        sampling: SamplingTable,
+        reports: Reports,
+        standstill: Standstill,
+        pull_timeout_s: float,
+    ) -> None:
+        self._replica, self._engine, self._source, self._weights = replica, engine, source, weights
+        self._sampling, self._reports, self._standstill = sampling, reports, standstill
+        self._pull_timeout_s = pull_timeout_s
+        self._in_flight: dict[str, _InFlight] = {}
+        self._unshown = False
+        self.version: int | None = None
+        self.last_seq = 0
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        """Trajectories in flight."""
+        return len(self._in_flight)
+
+    def carry_out(self, command: ReplicaCommand) -> None:
+        """Carry a command out; its answer is among the reports then, or comes when a trajectory ends.
+
+        Raises:
+            RolloutError: the command, or what the source says to it, makes no sense.
+            Exception: the engine or the source failed.
+        """
+        self._unshown = True
+        if not isinstance(command, Abort):  # those go to every replica, outside the chain
+            self.last_seq = max(self.last_seq, command.seq)
+        match command:
+            case Route():
+                self._route(command)
+            case Interrupt():
+                self._interrupt(command.trajectories, command.seq)
+            case Abort():
+                self._abort(command)
+            case Pull():
+                self._pull(command)
+        self._note_phase()
+
+    def step(self) -> None:
+        """Advance the engine by one step."""
+        self._standstill.at(GENERATING)
+        deltas = self._engine.step()
+        if deltas:
+            self._standstill.moved(steps=1)
+            self._record(deltas)
+        if not self._in_flight or not (deltas or self._engine_holds_work()):
+            self._standstill.at(IDLE)
+
+    def reject(self, trajectories: Iterable[str]) -> None:
+        """The source has given these to somebody else."""
+        ids = set(trajectories)
+        self.dropped += len(ids)
+        self._drop(ids)
+        self._note_phase()
+
+    def show(self, *, now: bool) -> None:
+        """Hand over a snapshot if it is wanted now, or if the first is due that shows what was carried out; or mere tokens.
+
+        One that shows what was just routed waits until the engine has taken it into its batch: before that it would look
+        like a full KV cache.
+        """
+        if now or (self._unshown and not (self._in_flight and self._engine.stats().waiting)):
+            self._unshown = False
+            self._reports.snapshot(self._engine.stats(), len(self._in_flight), self.version, self.last_seq)
+        else:
+            self._reports.flush_if_due()
+
+    def stop(self) -> None:
+        """Stop everything in flight, and hand its last tokens over."""
+        self._record(self._engine.abort(list(self._in_flight)))
+        self._reports.flush()
+
+    def _note_phase(self) -> None:
+        self._standstill.at(GENERATING if self._in_flight else IDLE)
+
+    def _engine_holds_work(self) -> bool:
+        """Whether the engine could move: otherwise tools or environments work on everything in flight."""
+        stats = self._engine.stats()
+        return stats.running + stats.waiting > 0
+
+    def _route(self, route: Route) -> None:
+        if self.version is None:
+            raise ReplicaNotReadyError(
+                f"replica {self._replica!r} got Route {route.seq} and serves no version; pull one completely first"
+            )
+        refs = {ref.trajectory: ref for ref in route.trajectories}
+        conflict = refs.keys() & self._in_flight.keys()
+        if conflict:
+            raise RouteConflictError(
+                f"replica {self._replica!r} generates {min(conflict)!r} already (Route {route.seq})"
+            )
+        resumes = self._begin(route, self.version)
+        requests = []
+        for resume in resumes:
+            id_, kept = resume.trajectory, tuple(resume.kept_tokens)
+            sampling = self._sampling(refs[id_])
+            self._reports.began(id_)
+            if resume.complete:
+                reason = finished_with(kept, sampling) or FinishReason.STOP
+                self._reports.event(Finished(self._replica, id_, len(kept), reason, answers=route.seq))
+                continue
+            self._in_flight[id_] = _InFlight(route.seq, len(kept))
+            requests.append(Request(id_, tuple(resume.prompt_tokens), sampling, kept))
+        self.dropped += len(refs) - len(resumes)
+        if requests:
+            self._standstill.at(GENERATING)
+        self._engine.submit(requests)
+
+    def _begin(self, route: Route, version: int) -> Sequence[ResumeLike]:
+        with self._standstill.elsewhere():
+            resumes = self._source.begin(self._replica, version, route.trajectories)
+        ids = [resume.trajectory for resume in resumes]
+        unasked = set(ids) - {ref.trajectory for ref in route.trajectories}
+        if unasked or len(set(ids)) < len(ids):
+            raise SourceMismatchError(
+                f"the trajectory source answered Route {route.seq} with {sorted(unasked) or ids}, expected each of the "
+                "trajectories that were asked for at most once"
+            )
+        return resumes
+
+    def _interrupt(self, trajectories: Iterable[str], seq: int | None) -> None:
+        ids = [id_ for id_ in trajectories if id_ in self._in_flight]
+        self._record(self._engine.abort(ids))
+        for id_ in ids:
+            state = self._in_flight.pop(id_, None)
+            if state is not None:  # otherwise it has just finished, which has been recorded
+                self._reports.event(Interrupted(self._replica, id_, state.tokens, answers=seq))
+        self._reports.flush()
+
+    def _abort(self, abort: Abort) -> None:
+        """Drop its trajectories, but for those that a later command brought anew: it is not in the chain, it may come late."""
+        newer = {id_ for id_, state in self._in_flight.items() if state.route > abort.seq}
+        self._drop(set(abort.trajectories) - newer - self._reports.finished_since(abort.seq))
+
+    def _drop(self, trajectories: set[str]) -> None:
+        """Stop trajectories that are none of ours any more: their tokens and events go nowhere."""
+        self._reports.forget(trajectories)
+        running = sorted(trajectories & self._in_flight.keys())
+        if running:
+            self._engine.abort(running)
+        for id_ in running:
+            del self._in_flight[id_]
+
+    def _pull(self, pull: Pull) -> None:
+        self._interrupt(list(self._in_flight), None)
+        touched = False
+
+        def arriving(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+            nonlocal touched
+            for named in tensors:
+                touched = True
+                self.version = None
+                self._standstill.moved()
+                yield named
+
+        self._standstill.at(PULLING)
+        try:
+            with self._weights.load(pull.version, self._pull_timeout_s) as tensors:
+                self._engine.load_weights(arriving(tensors))
+        except EngineDiedError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            if touched:
+                reason += "; the load broke off midway, so the replica serves nothing until a pull succeeds"
+            self._reports.event(PullFailed(self._replica, pull.version, reason, answers=pull.seq))
+        else:
+            self.version = pull.version
+            self._reports.event(Pulled(self._replica, pull.version, answers=pull.seq))
+        self._reports.flush()
+
+    def _record(self, deltas: Sequence[Delta]) -> None:
+        for delta in deltas:
+            state = self._in_flight.get(delta.id)
+            if state is None:
+                continue
+            assert self.version is not None
+            self._reports.tokens(delta, state.tokens, self.version)
+            state.tokens += len(delta.tokens)
+            if delta.finish is not None:
+                del self._in_flight[delta.id]
+                self._reports.event(Finished(self._replica, delta.id, state.tokens, delta.finish, answers=state.route))
