@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
+from tailrace.pipeline.controller.learner import Learner
 
 from tailrace import contracts as c
 from tailrace.fleetsim.fuzz.case import Case
@@ -17,7 +18,6 @@ from tailrace.fleetsim.fuzz.members import FuzzReplica
 from tailrace.fleetsim.fuzz.trial import CRASHED
 from tailrace.fleetsim.members.replica import Replica
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.learner import Learner
 from tailrace.pipeline.controller.ledger import Ledger, Phase
 from tailrace.repack import RoundRobin
 from tailrace.rollout.order import Order

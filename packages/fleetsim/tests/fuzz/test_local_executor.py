@@ -4,6 +4,9 @@ import pytest
 
 pytest.importorskip("torch", reason="real members train a real model")
 
+from tailrace.pipeline.executors.executor import Executor
+from tailrace.pipeline.executors.local import LocalHost
+
 from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
 from tailrace.fleetsim.fuzz.as_run import run_arguments
@@ -13,8 +16,6 @@ from tailrace.fleetsim.fuzz.faults import FaultKind
 from tailrace.fleetsim.fuzz.trial import run_case
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.executors.executor import Executor
-from tailrace.pipeline.executors.local import LocalHost
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.eventlog import EventLog, read_events
 from tailrace.pipeline.testing.executor_contract import make_deployment, make_files

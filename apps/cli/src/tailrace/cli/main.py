@@ -76,6 +76,14 @@ def run_command(
         list[str] | None,
         typer.Option("--kill", metavar="FAULT", help="Kill a member: replica@60s, trainer@step20. Repeatable."),
     ] = None,
+    hang: Annotated[
+        list[str] | None,
+        typer.Option("--hang", metavar="FAULT", help="Stop a whole process, which lives on: trainer@60s. Repeatable."),
+    ] = None,
+    stall: Annotated[
+        list[str] | None,
+        typer.Option("--stall", metavar="FAULT", help="Stop an engine inside its process: replica@60s. Repeatable."),
+    ] = None,
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
     ] = None,
@@ -91,7 +99,11 @@ def run_command(
         seed=seed,
         executor=executor,
         ray_address=ray_address,
-        kills=tuple(kill or ()),
+        faults=(
+            *(("kill", text) for text in kill or ()),
+            *(("hang", text) for text in hang or ()),
+            *(("stall", text) for text in stall or ()),
+        ),
         resume=resume,
         plain=plain,
     )

@@ -20,7 +20,14 @@ from tailrace.cli.preflight import check
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.errors import ConfigError, ControllerError, DeadlineError, RoleError, RunFailedError
+from tailrace.pipeline.errors import (
+    ConfigError,
+    ControllerError,
+    DeadlineError,
+    RoleError,
+    RunFailedError,
+    RunWriteError,
+)
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.status import RunStatus
 
@@ -38,7 +45,7 @@ class Options:
     seed: int | None = None
     executor: str | None = None
     ray_address: str | None = None
-    kills: tuple[str, ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()
     resume: Path | None = None
     plain: bool = False
 
@@ -62,7 +69,7 @@ def _start(options: Options) -> int:
         seed=options.seed,
         executor=options.executor,
         ray_address=options.ray_address,
-        kills=options.kills,
+        faults=options.faults,
     )
     try:
         check(config)
@@ -88,7 +95,7 @@ def _start(options: Options) -> int:
 
 def _resume(options: Options) -> int:
     assert options.resume is not None
-    given = (options.settings, options.run_dir, options.seed, options.executor, options.ray_address, options.kills)
+    given = (options.settings, options.run_dir, options.seed, options.executor, options.ray_address, options.faults)
     if any(value is not None and value != () for value in given):
         raise CommandError("--resume goes on with the run's own configuration; expected no other option but --plain")
     directory = RunDirectory.open(options.resume)
@@ -115,7 +122,7 @@ def _supervise(directory: RunDirectory, config: RunConfig, work: Work, *, plain:
         if os.environ.get(DEBUG):
             traceback.print_exc()
         return complain(f"interrupted; go on with: tailrace run --resume {directory.root}", status=INTERRUPTED)
-    except (RunFailedError, RoleError, DeadlineError, ControllerError) as error:
+    except (RunFailedError, RoleError, DeadlineError, ControllerError, RunWriteError) as error:
         return _failed(directory, error)
     except TailraceError:
         raise
@@ -130,15 +137,17 @@ def _supervise(directory: RunDirectory, config: RunConfig, work: Work, *, plain:
 
 def _failed(directory: RunDirectory, error: Exception) -> int:
     log = directory.root / "error.log"
-    with log.open("a") as file:
-        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{''.join(traceback.format_exception(error))}\n")
+    see = f"see {log}"
+    try:
+        with log.open("a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{''.join(traceback.format_exception(error))}\n")
+    except OSError as unwritten:  # the disk may be what failed
+        see = f"{log} could not be written: {unwritten.strerror}"
     if os.environ.get(DEBUG):
         traceback.print_exception(error)
     what = one_line(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {one_line(error)}"
-    return complain(
-        f"the run failed: {what.rstrip('.')}; see {log}; go on with: tailrace run --resume {directory.root}",
-        status=FAILED,
-    )
+    go_on = "" if "--resume" in what else f"; go on with: tailrace run --resume {directory.root}"
+    return complain(f"the run failed: {what.rstrip('.')}; {see}{go_on}", status=FAILED)
 
 
 def _terminated(number: int, frame: object) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.fleetsim.quantities import failures, parts, samples, warm_up
 from tailrace.fleetsim.config import DelayConfig, FleetConfig, RolloutFleet
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import Engine
@@ -14,6 +13,7 @@ from tailrace.fleetsim.profile.machine import Machine
 from tailrace.fleetsim.profile.machine_file import load_machine
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
+from tailrace.fleetsim.quantities import failures, parts, samples, warm_up
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_faults, build_spec
 

@@ -25,9 +25,12 @@ def configuration(
     seed: int | None = None,
     executor: str | None = None,
     ray_address: str | None = None,
-    kills: Sequence[str] = (),
+    faults: Sequence[tuple[str, str]] = (),
 ) -> RunConfig:
     """The configuration that a command line means.
+
+    Args:
+        faults: kind (kill, hang or stall) and ``ROLE[:ID]@WHEN`` of each further fault.
 
     Raises:
         ConfigError, PluginError, ConfigError: one line that says what was found and what was expected.
@@ -40,8 +43,9 @@ def configuration(
         layers.append((f"--executor {executor}", {"executor": {"name": executor}}))
     if ray_address is not None:
         layers.append((f"--ray-address {ray_address}", {"executor": {"ray_address": ray_address}}))
-    if kills:
-        layers.append(("--kill", {"faults": [*_faults(layers), *map(_fault, kills)]}))
+    if faults:
+        further = [_fault(kind, text) for kind, text in faults]
+        layers.append((f"--{faults[0][0]}", {"faults": [*_faults(layers), *further]}))
     config = validate(layers)
     if config.app != layers[0][1]["app"]:
         raise ConfigError(f"--set app={config.app}: expected TARGET to name the app, as in: tailrace run {config.app}")
@@ -97,9 +101,10 @@ def _faults(layers: Sequence[Layer]) -> list[str]:
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
-def _fault(text: str) -> str:
+def _fault(kind: str, text: str) -> str:
+    whole = text if kind == "kill" else f"{kind}:{text}"
     try:
-        parse_fault(text)
+        parse_fault(whole)
     except FaulttolError as error:
-        raise ConfigError(f"--kill {text}: {error}") from error
-    return text
+        raise ConfigError(f"--{kind} {text}: {error}") from error
+    return whole

@@ -158,6 +158,16 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     )
 
 
+def holding(deployment: Deployment, held: Path) -> Deployment:
+    """The same roles, but the trainer publishes the weights of a model directory instead of those that it trained."""
+    trainer = deployment.roles[TRAINER]
+    return dataclasses.replace(
+        deployment,
+        roles={**deployment.roles, TRAINER: dataclasses.replace(trainer, arguments={**trainer.arguments, "held": held})},
+        adopting={TRAINER: {"held": held}},
+    )
+
+
 def build_host(config: RunConfig, *, started_s: float = 0.0) -> Host:
     """Where the roles run.
 

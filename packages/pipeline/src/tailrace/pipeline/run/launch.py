@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,19 @@ from tailrace import contracts as c
 from tailrace.paramserver import new_token
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import TRAINER, Controller
+from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import ControllerError, RunDirectoryError
 from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec, check
+from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
-from tailrace.pipeline.run.eventlog import EventLog, read_events
+from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.imports import ImportsAhead, keep_bytecode
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.summary import summarise
+from tailrace.trainer import checkpoints
 
 Listener = Callable[[RunStatus], None]
 HURRY_S = 3.0
@@ -72,24 +73,22 @@ class _Launch:
         config, directory = self.config, self.directory
         check(config)
         spec, faults = build_spec(config), build_faults(config)
+        controller = Controller(spec, relays=config.relay.count)
+        past = replay(controller, directory.events)  # a log that cannot be used is told before minutes of preparation
         keep_bytecode(cache_directory())
         with ImportsAhead():  # beside the warm start, which leaves a core idle
             prepared = prepare(config, directory, self._preparing)
         deployment = build_deployment(config, prepared, directory, token=new_token())
-        controller = Controller(spec, relays=config.relay.count)
-        past = _replay(controller, directory.events)
         self.status.phase("starting roles")
         metrics = MetricsObserver(directory.metrics, directory.tensorboard)
-        host = build_host(config)
-        executor = Executor(host, deployment, observers=[metrics, self.status], started_s=past or 0.0)
+        host = build_host(config, started_s=past or 0.0)
+        executor = Executor(host, deployment, observers=[metrics, self.status])
         try:
-            executor.open()
-            first = self._resumed(controller, executor) if past is not None else None
             if not controller.finished:
+                first = None if past is None else c.Resumed(tuple(checkpoints(directory.checkpoints)))
                 self.status.phase("training")
                 with EventLog(directory.events) as log:
                     executor.run(controller, log, first=first, faults=faults if past is None else ())
-            metrics.evaluations(executor.now(), controller)
             training_s = self._training_s()
             self.status.follows = metrics.follows = False
             controls = self._controls(prepared, controller, executor, training_s)
@@ -117,39 +116,31 @@ class _Launch:
         done = row["step"] / row["steps"] if "steps" in row else None
         self.status.phase(str(row["phase"]), detail, left_s=row.get("seconds_left"), progress=done)
 
-    def _resumed(self, controller: Controller, executor: Executor) -> c.Resumed:
-        """What survived, told to the controller. The stores fall back to the newest checkpoint that is complete."""
-        from tailrace.trainer import checkpoints
-
-        known = [
-            version for version in checkpoints(self.directory.checkpoints) if version in controller.learner.batches
-        ]
-        durable = max(known, default=-1)
-        executor.data.call("roll_back", max(durable, 0), timeout_s=self.config.deadlines.start_s)
-        held = executor.data.call("recover")
-        return c.Resumed(durable, held.finished, held.partial)
-
     def _controls(
         self, prepared: Prepared, controller: Controller, executor: Executor, training_s: float
-    ) -> list[EvaluationResult]:
-        """Fine-tuning continued from the warm start for as long as RL took, and evaluated in the same way."""
+    ) -> Sequence[EvaluationResult]:
+        """Fine-tuning continued from the warm start for as long as RL took, and evaluated in the same way.
+
+        A run that is resumed here begins the controls anew: the roles are started for them.
+        """
         if prepared.demonstrations is None or not self.config.evaluation.controls:
-            return []
+            return ()
         self.status.phase("control: fine-tuning continued", left_s=training_s)
         directory = self.directory.root / "controls" / "sft"
         work = _in_thread(lambda: self._continue_sft(prepared, directory, training_s))
         executor.keep_up(work, training_s + 600.0)
         work.result()
-        executor.member(TRAINER).call("hold", directory).result(60.0)
         self.status.phase("control: evaluation")
-        last = max(controller.learner.version, controller.learner.publishing)
+        executor.deployment = holding(executor.deployment, directory)
         control = Controller(
-            build_spec(self.config, controls=True), relays=self.config.relay.count, first_version=last + 1
+            build_spec(self.config, controls=True),
+            relays=self.config.relay.count,
+            first_version=controller.view.last_version + 1,
         )
         self.directory.control_events.unlink(missing_ok=True)
         with EventLog(self.directory.control_events) as log:
             executor.run(control, log)
-        return control.evaluations.results
+        return control.view.evaluations
 
     def _continue_sft(self, prepared: Prepared, directory: Path, seconds: float) -> None:
         from tailrace.trainer.warmstart import WarmStartConfig, continue_sft
@@ -172,17 +163,18 @@ class _Launch:
     def _training_s(self) -> float:
         """Seconds from the first version that replicas could pull to the last step."""
         first = last = None
-        for now, event in read_events(self.directory.events):
-            if isinstance(event, c.Published) and first is None:
-                first = now
-            elif isinstance(event, c.Stepped):
-                last = now
+        for instant in read_log(self.directory.events):
+            for event in instant.events:
+                if isinstance(event, c.Published) and first is None:
+                    first = instant.now
+                elif isinstance(event, c.Stepped):
+                    last = instant.now
         return last - first if first is not None and last is not None else 0.0
 
     def _summary(
         self,
         controller: Controller,
-        controls: list[EvaluationResult],
+        controls: Sequence[EvaluationResult],
         executor: Executor,
         training_s: float,
         prepared: Prepared,
@@ -207,13 +199,29 @@ class _Launch:
         write_report(self.directory)
 
 
-def _replay(controller: Controller, path: Path) -> float | None:
-    """Rebuild the controller from the log; the time of its last event, None without one."""
+def replay(controller: Controller, path: Path) -> float | None:
+    """Rebuild a controller from the log; the time of its last event, None without one.
+
+    Raises:
+        RunDirectoryError: the log is damaged, or was written by another version of this code.
+    """
     last = None
     if path.exists():
-        for now, event in read_events(path):
-            controller.handle(event, now)
-            last = now
+        for number, instant in enumerate(read_log(path), 2):
+            try:
+                commands = controller.handle_all(instant.events, instant.now)
+            except ControllerError as error:
+                raise RunDirectoryError(
+                    f"{path}, line {number}: {error}; expected a log that this version wrote"
+                ) from error
+            found = [type(command).__name__ for command in commands]
+            logged = [type(command).__name__ for command in instant.commands]
+            if found != logged and "Fail" not in logged:  # a plugin that failed there may have been mended since
+                raise RunDirectoryError(
+                    f"{path}, line {number}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
+                    "this code, or of a plugin, wrote it; go on with that one"
+                )
+            last = instant.now
     return last
 
 
