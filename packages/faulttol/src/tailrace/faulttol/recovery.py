@@ -73,13 +73,7 @@ class Isolate:
 
         Loading weights has a deadline of its own, and waiting for an environment is not standing still.
         """
-        suspected = []
-        for replica in view.of("replica"):
-            limit_s = max(self.still_s, self.still_factor * replica.slowest_s)
-            if replica.health is Health.UP and replica.phase == "generating" and replica.still_s > limit_s:
-                reason = Reason(Why.STILL, numbers={"still_s": replica.still_s, "limit_s": limit_s})
-                suspected.append(Suspected("replica", replica.id, reason))
-        return suspected
+        return _standing_still(view, self.still_factor, self.still_s)
 
     def _restarts(self, role: str) -> int:
         if role in _REPLACEABLE:
@@ -91,18 +85,31 @@ class Isolate:
 class RestartTask:
     """Any failure fails the run, which somebody then restarts as a whole. Plugin ``restart-task``.
 
-    The usual baseline, which Laminar (section 3.3) and RobustRL compare with. Nobody is suspected beyond heartbeats.
+    The usual baseline, which Laminar (section 3.3) and RobustRL compare with.
 
     Args:
         window_s: failures that are longer ago do not count any more, which makes no difference here.
+        still_factor, still_s: see `Isolate`.
     """
 
     window_s: float = 600.0
+    still_factor: float = 20.0
+    still_s: float = 30.0
 
     def on_down(self, failure: Failure) -> RecoveryAction:  # noqa: ARG002 - the protocol's argument
         """Fail."""
         return RecoveryAction.FAIL
 
-    def suspects(self, view: FleetView) -> Sequence[Suspected]:  # noqa: ARG002 - the protocol's argument
-        """Nobody."""
-        return ()
+    def suspects(self, view: FleetView) -> Sequence[Suspected]:
+        """As `Isolate`: a run that waits for an engine that stands still would never end."""
+        return _standing_still(view, self.still_factor, self.still_s)
+
+
+def _standing_still(view: FleetView, factor: float, least_s: float) -> list[Suspected]:
+    suspected = []
+    for replica in view.of("replica"):
+        limit_s = max(least_s, factor * replica.slowest_s)
+        if replica.health is Health.UP and replica.phase == "generating" and replica.still_s > limit_s:
+            reason = Reason(Why.STILL, numbers={"still_s": replica.still_s, "limit_s": limit_s})
+            suspected.append(Suspected("replica", replica.id, reason))
+    return suspected

@@ -240,9 +240,9 @@ class VirtualMember:
             self.model.submit(commands)
 
     def _serves(self, arguments: tuple[Any, ...]) -> None:
+        if self._starting is None or self.dead:
+            return  # its death is noticed in its own time
         answer, self._starting = self._starting, None
-        if answer is None or self.dead:
-            return
         if self._host.transport is not None:
             self._host.transport.renewed(self.role, self.id)
         try:

@@ -225,7 +225,7 @@ class Case(_Strict):
         train_s = (4 * batch * costs.train_s + 8 * costs.optimizer_s + costs.data_s) / slowest
         rounds = -(-self.pipeline.prompts_per_replica * self.samples // self.replica.max_running) + 1
         restarts_s = delays.detect_s + delays.hang_s + self.replica.restart_s + delays.trainer_restart_s
-        moving_s = self.weights.stall_s + self.weights.broadcast_s + self.weights.pull_s + delays.checkpoint_s
+        moving_s = 10.0 + self.weights.stall_s + self.weights.broadcast_s + self.weights.pull_s + delays.checkpoint_s
         if any(fault.kind is FaultKind.STALL for fault in self.faults):
             restarts_s += 30.0 + 30 * step_s  # what it takes to notice a still engine
         waits_s = 2 * delays.reward_s + 4 * self.messages.delay_s + max((f.for_s for f in self.faults), default=0.0)

@@ -19,6 +19,9 @@ from tailrace.rollout.order import Order
 if TYPE_CHECKING:
     from tailrace.fleetsim.host import VirtualMember
 
+PATIENCE_S = 10.0
+"""How long a replica waits for a version that no relay has yet."""
+
 
 class Replica:
     """One replica of a simulation. It outlives its processes: its engine counts what all of them did.
@@ -207,14 +210,18 @@ class Replica:
         self.world.cores.changed()
         torn = self.world.injuries.torn(self.id)
         takes_s = self.relays.pull_s(command.version, command.sources)
-        self.time.at(self.time.now() + takes_s, self._arrived, (command, self.incarnation, torn))
+        now = self.time.now()
+        self.time.at(now + takes_s, self._arrived, (command, self.incarnation, torn, now + takes_s + PATIENCE_S))
 
-    def _arrived(self, arrival: tuple[c.Pull, int, bool]) -> None:
-        command, incarnation, torn = arrival
+    def _arrived(self, arrival: tuple[c.Pull, int, bool, float]) -> None:
+        command, incarnation, torn, until_s = arrival
         if incarnation != self.incarnation or self.hung:
             return
-        self.pulling = False
         refused = self.relays.refuses(command.version, command.sources)
+        if refused is not None and self.time.now() < until_s:  # it may be on its way
+            self.time.at(min(until_s, self.time.now() + 1.0), self._arrived, arrival)
+            return
+        self.pulling = False
         kept = self.world.injuries.kept_versions
         if refused is None and kept and command.version <= max(self.relays.reached_s, default=0) - kept:
             refused = "no relay and no checkpoint holds it"

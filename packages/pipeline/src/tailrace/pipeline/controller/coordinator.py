@@ -173,17 +173,19 @@ class Coordinator:
 
     def _place_moving(self) -> None:
         """What a move has set free goes where it was bound for, if that still serves its version."""
-        arrivals: dict[str, list[TrajectoryState]] = {}
-        for name in [name for name in self._ledger.moving if name in self._ledger.waiting]:
+        arrivals: dict[tuple[str, str], list[TrajectoryState]] = {}
+        for name, source in list(self._ledger.moving.items()):
+            if name not in self._ledger.waiting:
+                continue
             trajectory = self._ledger.trajectories[name]
             assert trajectory.destination is not None
             replica = self._fleet.replicas[trajectory.destination]
             if replica.serves and replica.version == trajectory.version:
-                arrivals.setdefault(replica.id, []).append(trajectory)
+                arrivals.setdefault((replica.id, source), []).append(trajectory)
             elif replica.pulling is None and replica.version != trajectory.version:
                 self.unbind(trajectory)
-        for name, trajectories in arrivals.items():
-            self._route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED))
+        for (name, source), trajectories in arrivals.items():
+            self._route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED, source))
 
     def _place_stranded(self) -> None:
         """What only a replica of its own version can continue goes before that replica pulls another."""

@@ -48,8 +48,12 @@ class Failures:
         self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
         self._losses, self._view, self._fail = losses, view, fail
 
-    def went_down(self, event: c.Down, now: float) -> None:
-        """A member is gone, or is taken for gone. Heard once: what is known to be down is passed over."""
+    def went_down(self, event: c.Down, now: float, reason: c.Reason | None = None) -> None:
+        """A member is gone, or is taken for gone. Heard once: what is known to be down is passed over.
+
+        Args:
+            reason: why it is taken for gone.
+        """
         member = self._members.get(event.role, event.id)
         if member is None or member.health is c.Health.DOWN:
             return
@@ -68,10 +72,8 @@ class Failures:
                 self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {event.reason}")
                 return
         action = self._policy.on_down(failure)
-        reason = c.Reason(c.Why.FAILED, event.cause.value, {"failures": failure.failures})
-        if event.cause is c.Cause.STILL:
-            reason = c.Reason(c.Why.STILL, numbers={"still_s": member.still_s})
-        self._act(member, action, failure, reason)
+        failed = c.Reason(c.Why.FAILED, numbers={"failures": failure.failures})
+        self._act(member, action, failure, reason or failed)
 
     def stands_still(self, now: float) -> None:
         """A member reports that it makes no progress: the policy says whether that is long enough."""
@@ -81,7 +83,7 @@ class Failures:
                 raise answered("recovery", self._policy, "suspects", suspected, "a member of the view")
             if member.health is c.Health.UP:
                 text = f"stood still for {member.still_s:.0f} s with work in flight"
-                self.went_down(down(member, text, c.Cause.STILL), now)
+                self.went_down(down(member, text, c.Cause.STILL), now, suspected.reason)
 
     def restart_all(self, version: int | None) -> None:
         """The driver died with every process. The data role falls back to what the trainer goes on from."""

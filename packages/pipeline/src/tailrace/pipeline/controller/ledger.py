@@ -132,7 +132,7 @@ class Ledger:
     """All trajectories and groups that are not yet settled. Settled groups leave it once their checkpoint is durable.
 
     Trajectories are kept one by one from the start of their group on; before, nothing tells them apart, and `unstarted` has the
-    group of each. `discarding` are those that begin anew once the store has dropped what they had. `consumed` lists the
+    group of each. `moving` has the replica that each moves away from. `discarding` are those that begin anew once the store has dropped what they had. `consumed` lists the
     groups of each version that training makes or made, `unfinished` counts trajectories by the version whose weights they
     still need.
 
@@ -145,7 +145,7 @@ class Ledger:
     groups: dict[int, GroupState] = field(default_factory=dict)
     waiting: Waiting = field(default_factory=Waiting)
     unstarted: dict[str, int] = field(default_factory=dict)
-    moving: dict[str, None] = field(default_factory=dict)
+    moving: dict[str, str] = field(default_factory=dict)
     discarding: dict[str, None] = field(default_factory=dict)
     stranded_evaluations: dict[str, None] = field(default_factory=dict)
     buffered: dict[int, None] = field(default_factory=dict)
@@ -288,7 +288,7 @@ class Ledger:
         if destination is None:
             self.moving.pop(trajectory.id, None)
         else:
-            self.moving[trajectory.id] = None
+            self.moving[trajectory.id] = trajectory.replica or ""
 
     def finished(self, state: TrajectoryState, tokens: int, trainer_version: int) -> bool:
         """A trajectory is complete. Returns whether that is news."""

@@ -98,7 +98,11 @@ class TrainerState:
         return self.fallbacks[0]
 
     def found(self, checkpoints: Sequence[int]) -> None:
-        """After a crash these checkpoints exist; one that nobody had heard of yet may be newer than all that were known."""
+        """After a crash these checkpoints exist; one that nobody had heard of yet may be newer than all that were known.
+
+        The relays are new, so nothing is published until the trainer hands it over.
+        """
+        self.publishing, self.published = max(self.publishing, self.published), -1
         known = [version for version in checkpoints if version in self.batches and version > self.fallbacks[-1]]
         left = [version for version in self.fallbacks if version == self.first or version in checkpoints]
         self.fallbacks = [*left, *sorted(known)]

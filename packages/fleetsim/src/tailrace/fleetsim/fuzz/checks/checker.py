@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tailrace import contracts as c
+from tailrace.contracts.testing import check_reason
 from tailrace.fleetsim.fuzz.case import Case
 from tailrace.fleetsim.fuzz.checks.bookkeeping import check_books
 from tailrace.fleetsim.fuzz.checks.data_plane import DataPlane
@@ -103,6 +104,9 @@ class Checker:
         return rebuild(simulation.fleet, simulation.log.instants, simulation.controller, from_file=from_file)
 
     def _command(self, command: c.Command, controller: Controller) -> None:
+        for reason in getattr(command, "reasons", None) or [getattr(command, "reason", None)]:
+            if isinstance(reason, c.Reason):
+                check_reason(reason, type(command).__name__)
         if isinstance(command, c.Route):
             self.training.route(command)
         elif isinstance(command, c.Pull):

@@ -32,6 +32,8 @@ class Progress:
 
     def seen(self, event: c.Event, now: float) -> None:
         """An event was handled."""
+        if isinstance(event, c.Activity) and event.still_s > 0:
+            self._downs.add(event.role)
         if not isinstance(event, _QUIET):
             self._last_s = now
             if isinstance(event, c.Down):
