@@ -1,0 +1,181 @@
+"""Roles by themselves: called as an executor calls them, on real files, relays and a real tiny trainer."""
+
+import threading
+import time
+import uuid
+
+import pytest
+
+from tailrace.paramserver import RelayProcess, new_token
+from tailrace.pipeline.executor.seam import MemberDeadError
+from tailrace.pipeline.roles.prompts import DecodingMode
+
+MODES = {"sampled": DecodingMode(1.0), "forced": DecodingMode(0.0, prefix="= ")}
+
+
+class DirectCaller:
+    """Calls a role of this process. While the role is None it is gone, and looked for again until the patience ends."""
+
+    def __init__(self, role=None):
+        self.role, self.calls = role, []
+
+    def call(self, method, *arguments, timeout_s=60.0):
+        deadline = time.monotonic() + timeout_s
+        while (role := self.role) is None:
+            if time.monotonic() > deadline:
+                raise MemberDeadError("the data role is gone")
+            time.sleep(0.01)
+        self.calls.append((method, arguments))
+        return getattr(role, method)(*arguments)
+
+
+@pytest.fixture
+def caller():
+    return DirectCaller()
+
+
+@pytest.fixture(scope="session")
+def token():
+    return new_token()
+
+
+@pytest.fixture
+def until():
+    """Waits for a condition, and fails when it does not come true."""
+
+    def wait(condition, what, timeout_s=30.0):
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}"
+            time.sleep(0.02)
+        return found
+
+    return wait
+
+
+@pytest.fixture
+def gather(until):
+    """Polls a role as an executor does, until it has said enough; returns all events."""
+
+    def poll(role, enough, what, timeout_s=30.0):
+        events = []
+
+        def more():
+            events.extend(role.events(0.05))
+            return enough(events)
+
+        until(more, what, timeout_s)
+        return events
+
+    return poll
+
+
+@pytest.fixture
+def spawn(token):
+    """Starts relay processes."""
+    relays = []
+
+    def start(name=None):
+        relays.append(RelayProcess.start(name or f"roles-{uuid.uuid4().hex}", token=token))
+        return relays[-1]
+
+    yield start
+    for relay in relays:
+        relay.kill()
+        RelayProcess.clear(relay.name)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory):
+    """A tiny model with its tokenizer, prompts and held-out problems beside it."""
+    from tailrace.reward.tasks import write_jsonl
+    from tailrace.trainer.small import build_model
+    from tailrace.trainer.tokenizer import train_tokenizer
+
+    root = tmp_path_factory.mktemp("files")
+    rows = [
+        {"prompt": f"{a} + {b} = ", "answer": str(a + b), "verifier": "exact"} for a in range(10) for b in range(10)
+    ]
+    train_tokenizer([row["prompt"] for row in rows], root / "model", vocab_size=64)
+    build_model(root / "model", vocab_size=64, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=32, seed=0)
+    write_jsonl(root / "train.jsonl", rows)
+    write_jsonl(root / "held_out.jsonl", rows[50:60])
+    return root / "model"
+
+
+@pytest.fixture
+def data_arguments(tmp_path, model):
+    prompts = {
+        "tokenizer": model / "tokenizer.json",
+        "train": model.parent / "train.jsonl",
+        "held_out": model.parent / "held_out.jsonl",
+        "modes": MODES,
+        "shuffle_seed": None,
+    }
+    return {"store": tmp_path / "store.sqlite", "prompts": prompts, "verifier": "exact"}
+
+
+class Batches:
+    """The data role as the trainer sees it: any number of made-up batches of one group."""
+
+    def __init__(self):
+        from tailrace.trainer.testing import make_experiences
+
+        self.made = {e.trajectory: e for e in make_experiences(40, 4, vocab_size=64, seed=3)}
+        self.consumed, self.rolled_back = [], []
+        self.failing = False
+        self.go, self.reached = threading.Event(), threading.Event()
+        self.go.set()
+
+    def batch(self, number):
+        return tuple(f"{number}.{sample}" for sample in range(4))
+
+    def experiences(self, names):
+        self.reached.set()
+        assert self.go.wait(30)
+        if self.failing:
+            raise ZeroDivisionError("in the store")
+        return [self.made[name] for name in names]
+
+    def consume(self, names, version):
+        self.consumed.append((version, list(names)))
+
+    def roll_back(self, version):
+        self.rolled_back.append(version)
+
+
+@pytest.fixture
+def data():
+    return Batches()
+
+
+@pytest.fixture
+def make_trainer(model, token, caller, data, tmp_path):
+    from tailrace.pipeline.roles.trainer import TrainerRole
+    from tailrace.trainer import TrainerConfig
+
+    roles = []
+    (tmp_path / "checkpoints").mkdir()
+    caller.role = data
+
+    def start(**options):
+        for role in roles:  # a process has one
+            role.close()
+        roles.clear()
+        arguments = {
+            "model": model,
+            "backend": "fsdp2",
+            "config": TrainerConfig(lr=1e-2, device="cpu", threads=1),
+            "rank": 0,
+            "world_size": 1,
+            "rendezvous": None,
+            "data": caller,
+            "token": token,
+            "checkpoints": tmp_path / "checkpoints",
+        }
+        roles.append(TrainerRole(**{**arguments, **options}))
+        return roles[-1]
+
+    yield start
+    for role in roles:
+        role.close()

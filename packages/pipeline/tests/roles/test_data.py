@@ -1,0 +1,158 @@
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tailrace.contracts import Abort, Discarded, FinishReason, Purpose, Reason, TrajectoryRef, Why
+from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.roles.data import DataRole
+from tailrace.rollout.ports import PartialDelta
+
+STOP = FinishReason.STOP
+
+
+@pytest.fixture
+def role(data_arguments):
+    role = DataRole(**data_arguments)
+    yield role
+    role.close()
+
+
+def ref(name, prompt, group=0, **fields):
+    return TrajectoryRef(name, group, 0, prompt=prompt, **fields)
+
+
+def finish(role, *names, owner="r0#1", version=0, reward=1.0):
+    role.begin(owner, version, [ref(name, index) for index, name in enumerate(names)])
+    deltas = [PartialDelta(name, 0, version, (5, 6), (-1.0, -2.0), STOP) for name in names]
+    assert role.append(owner, deltas) == []
+    if reward is not None:
+        role.set_rewards(dict.fromkeys(names, reward))
+
+
+def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
+    role.begin("r0#1", 0, [ref("e-like-an-evaluation", 7, group=3), ref("7.0", 8, group=7)])
+    role.begin("r0#1", 0, [ref("x", 7, group=900, purpose=Purpose.EVAL, mode="forced")])
+    names = ["e-like-an-evaluation", "7.0", "x"]
+    role.append("r0#1", [PartialDelta(name, 0, 0, (5,), (-1.0,), STOP) for name in names])
+    items = {item.trajectory: item for item in role.to_score(names)}
+    answers = [items[name].answer for name in names]
+    assert answers == ["7", "8", "12"]  # 0 + 7, 0 + 8, and row 57: 5 + 7
+    assert items["x"].response_text.startswith("= ")
+    role.set_rewards(dict.fromkeys(names, 0.5))
+    assert [row["prompt"] for row in role.samples(names)] == ["0 + 7 = ", "0 + 8 = ", "5 + 7 = "]
+    (evaluated,) = role.experiences(["x"])
+    assert evaluated.metadata == {"prompt": 7, "mode": "forced", "purpose": "eval"}
+
+
+def test_discards_are_answered(role, gather):
+    finish(role, "a", "b")
+    role.begin("r0#1", 0, [ref("c", 2)])
+    role.submit([Abort(3, ("a", "c", "unknown"), ("r0",), Reason(Why.SURPLUS_GROUP)), Abort(4, ())])
+    assert gather(role, lambda events: len(events) == 2, "two answers") == [Discarded(3), Discarded(4)]
+    assert role.append("r0#1", [PartialDelta("c", 0, 0, (5,), (-1.0,))]) == ["c"]
+    assert [item.trajectory for item in role.to_score(["a", "b", "c", "unknown"])] == ["b"]
+    role.set_rewards({"a": 1.0})  # it came too late
+    role.begin("r1#1", 0, [ref("a", 0)])
+    role.set_rewards({"a": 1.0})  # it was begun anew meanwhile
+    assert role.ready() == {"held": ("b",), "partial": {"a": (0, 0)}}
+
+
+def test_what_it_cannot_do_breaks_it(role, gather):
+    finish(role, "a")
+    role.consume(["a"], 1)
+    role.submit([Abort(1, ("a",))])
+    with pytest.raises(Exception, match="was not trained on"):
+        gather(role, lambda events: events, "anything")
+
+
+def test_a_command_of_another_role_breaks_it(role, gather):
+    from tailrace.contracts import Score
+
+    role.submit([Score(1, ("a",))])
+    with pytest.raises(RoleError, match="got Score 1"):
+        gather(role, lambda events: events, "anything")
+
+
+def test_the_first_start_and_another_controller(role):
+    assert role.ready() == {"held": (), "partial": {}}
+    role.submit([Abort(1, ())])
+    role.adopt()
+    assert role.events(0.1) in ([], [Discarded(1)])
+
+
+def test_restarted_over_its_store_it_keeps_everything(data_arguments):
+    role = DataRole(**data_arguments)
+    finish(role, "trained", "scored")
+    finish(role, "unscored", reward=None)
+    role.begin("r0#1", 3, [ref("running", 0)])
+    role.append("r0#1", [PartialDelta("running", 0, 3, (5, 6, 7), (-1.0,) * 3)])
+    role.consume(["trained"], 4)
+    role.close()
+    role = DataRole(**data_arguments)
+    assert role.ready(None) == {"held": ("scored", "unscored"), "partial": {"running": (3, 3)}}
+    role.consume(["trained"], 4)  # the trainer asks again, since nobody answered
+    assert role.append("r0#1", [PartialDelta("running", 0, 3, (5, 6, 7), (-1.0,) * 3)]) == []
+    assert role.append("r0#1", [PartialDelta("running", 3, 3, (8,), (-1.0,), STOP)]) == []
+    assert role.experiences(["running"])[0].tokens == (5, 6, 7, 8)
+    audit = role.audit()
+    assert (audit["consumed"], audit["complete"], audit["inconsistent"]) == (1, 3, [])
+    role.close()
+
+
+def test_a_run_that_starts_again_rolls_back_and_fences_everybody_off(data_arguments):
+    role = DataRole(**data_arguments)
+    finish(role, "kept", "again")
+    role.consume(["kept"], 1)
+    role.consume(["again"], 2)
+    role.begin("r0#1", 1, [ref("running", 0)])
+    role.close()
+    role = DataRole(**data_arguments)
+    assert role.ready(1) == {"held": ("again",), "partial": {"running": (1, 0)}}
+    assert role.append("r0#1", [PartialDelta("running", 0, 1, (5,), (-1.0,))]) == ["running"]
+    role.roll_back(0)
+    assert set(role.ready(None)["held"]) == {"again", "kept"}
+    role.close()
+
+
+KILLED = """
+import pickle, sys
+from tailrace.contracts import FinishReason, TrajectoryRef
+from tailrace.pipeline.roles.data import DataRole
+from tailrace.rollout.ports import PartialDelta
+role = DataRole(**pickle.loads(bytes.fromhex(sys.argv[1])))
+role.ready()
+for number in range(10**6):
+    name = f"t{number}"
+    role.begin("r0#1", 0, [TrajectoryRef(name, number, 0, prompt=number)])
+    role.append("r0#1", [PartialDelta(name, 0, 0, (5, 6), (-1.0, -1.0))])
+    print("partial", name, flush=True)
+    role.append("r0#1", [PartialDelta(name, 2, 0, (7,), (-1.0,), FinishReason.STOP)])
+    print("held", name, flush=True)
+"""
+
+
+def test_killed_in_the_middle_nothing_that_it_answered_is_lost(data_arguments):
+    import pickle
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, pickle.dumps(data_arguments).hex()], stdout=subprocess.PIPE, text=True
+    )
+    lines = [process.stdout.readline() for _ in range(41)]
+    process.send_signal(signal.SIGKILL)
+    lines += process.stdout.readlines()
+    process.wait()
+    process.stdout.close()
+    promised = [line.split() for line in lines if line.endswith("\n")]
+    role = DataRole(**data_arguments)
+    found = role.ready(None)
+    held = {name for what, name in promised if what == "held"}
+    assert held <= set(found["held"])
+    for name in {name for what, name in promised if what == "partial"} - held:
+        if name not in found["held"]:
+            assert found["partial"][name] == (0, 2)
+            last = [PartialDelta(name, 2, 0, (7,), (-1.0,), STOP)]  # the replica lives, and asks again
+            assert role.append("r0#1", last) == []
+    assert role.audit()["inconsistent"] == []
+    role.close()

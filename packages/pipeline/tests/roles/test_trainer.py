@@ -1,0 +1,181 @@
+"""The trainer role on a real tiny model, without relays: steps, metrics, checkpoints, who undoes what."""
+
+import pickle
+import threading
+
+import pytest
+
+from tailrace.contracts import (
+    Accumulate,
+    Accumulated,
+    Activity,
+    Cause,
+    Checkpoint,
+    Durable,
+    Publish,
+    Score,
+    Step,
+    Stepped,
+    TailraceError,
+)
+from tailrace.pipeline.errors import CheckpointUnusableError, RoleError
+from tailrace.pipeline.executor.seam import MemberDeadError
+from tailrace.trainer import load_weights_file
+
+
+def fold(events, kind):
+    return [event for event in events if isinstance(event, kind)]
+
+
+def phases(events):
+    return [(event.phase, event.progress) for event in fold(events, Activity)]
+
+
+def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather):
+    role = make_trainer()
+    assert role.ready(None) == {"version": None}
+    assert data.rolled_back == [0]
+    role.submit([Step(1, 1, (data.batch(0), data.batch(1)))])
+    events = gather(role, lambda events: fold(events, Stepped) and phases(events)[-1][0] == "idle", "a step")
+    (stepped,) = fold(events, Stepped)
+    assert (stepped.version, stepped.answers, stepped.metrics["trajectories"]) == (1, 1, 8.0)
+    assert phases(events) == [("training", 0), ("idle", 1)]
+    assert data.consumed == [(1, [*data.batch(0), *data.batch(1)])]
+
+    role.submit([Accumulate(2, 2, data.batch(2)), Accumulate(3, 2, data.batch(3)), Step(4, 2, (data.batch(4),))])
+    events = gather(role, lambda events: fold(events, Stepped), "the second step")
+    assert [(event.version, event.trajectories, event.answers) for event in fold(events, Accumulated)] == [
+        (2, data.batch(2), 2),
+        (2, data.batch(3), 3),
+    ]
+    (stepped,) = fold(events, Stepped)
+    assert (stepped.version, stepped.answers, stepped.metrics["trajectories"]) == (2, 4, 12.0)
+    assert data.consumed[1:] == [(2, [*data.batch(2), *data.batch(3), *data.batch(4)])]
+    assert role.events(0.1) in ([], [Activity("trainer", "0", "idle", 4)])
+
+
+def test_checkpoints_come_and_go(make_trainer, data, gather, tmp_path, until):
+    root = tmp_path / "checkpoints"
+    role = make_trainer()
+    role.ready(None)
+    (root / "99").mkdir()  # a newer one is none of its business
+    for version, keep, left in (
+        (1, (), ["1", "99"]),
+        (2, (1,), ["1", "2", "99"]),
+        (3, (1, 2), ["1", "2", "3", "99"]),
+        (4, (2,), ["2", "4", "99"]),
+        (5, (2, 77), ["2", "5", "99"]),
+    ):
+        role.submit([Step(version, version, (data.batch(version),)), Checkpoint(10 + version, version, keep)])
+        events = gather(role, lambda events: fold(events, Durable), f"checkpoint {version}")
+        assert fold(events, Durable) == [Durable(version, answers=10 + version)]
+        assert "saving" in [phase for phase, _ in phases(events)]
+        until(lambda left=left: sorted(path.name for path in root.iterdir()) == left, f"only {left} to be left")
+
+
+def test_a_new_one_goes_on_from_a_checkpoint_and_the_lost_history_is_put_aside(
+    make_trainer, data, gather, tmp_path, until
+):
+    root = tmp_path / "checkpoints"
+    role = make_trainer()
+    role.ready(None)
+    for version in (1, 2, 3):
+        role.submit([Step(version, version, (data.batch(version),)), Checkpoint(10 + version, version, (1, 2))])
+    gather(role, lambda events: len(fold(events, Durable)) == 3, "three checkpoints")
+    role.close()
+    saved = dict(load_weights_file(root / "2"))
+
+    role = make_trainer()
+    assert role.ready(2) == {"version": 2}
+    assert data.rolled_back == [0, 2]
+    assert sorted(path.name for path in root.iterdir()) == [".3.lost", "1", "2"]
+    role.submit([Checkpoint(1, 2, (1,))])
+    gather(role, lambda events: fold(events, Durable), "the same checkpoint again")
+    assert all((tensor == saved[name]).all() for name, tensor in load_weights_file(root / "2"))
+    role.submit([Step(2, 3, (data.batch(9),)), Checkpoint(3, 3, (2,))])
+    gather(role, lambda events: fold(events, Durable), "the checkpoint of the new history")
+    until(lambda: sorted(path.name for path in root.iterdir()) == ["2", "3"], "the old ones to be removed")
+
+
+def damage_weights(directory):
+    path = directory / "state-00000-of-00001.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_weights,
+        lambda directory: (directory / "trainer.json").write_text("{"),
+        lambda directory: (directory / "trainer.json").write_text("[]"),
+        lambda directory: (directory / "trainer.json").write_text('{"format": 1}'),
+        lambda directory: (directory / "trainer.json").unlink(),
+        lambda directory: (directory / "model.safetensors").unlink(),
+        lambda directory: directory.rename(directory.with_name("7")),
+    ],
+)
+def test_a_damaged_checkpoint_cannot_be_used_and_nothing_is_undone(make_trainer, data, gather, tmp_path, damage):
+    root = tmp_path / "checkpoints"
+    role = make_trainer()
+    role.ready(None)
+    role.submit([Step(1, 1, (data.batch(1),)), Checkpoint(2, 1, ())])
+    gather(role, lambda events: fold(events, Durable), "a checkpoint")
+    role.close()
+    damage(root / "1")
+    fresh = make_trainer()
+    with pytest.raises(CheckpointUnusableError, match="version 1") as raised:
+        fresh.ready(1)
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert (again.cause, str(again)) == (Cause.CHECKPOINT, str(raised.value))
+    assert data.rolled_back == [0]
+    if (root / "7").exists():
+        with pytest.raises(CheckpointUnusableError, match="found version 1"):
+            fresh.ready(7)
+
+
+def test_what_goes_wrong_breaks_it(make_trainer, data, gather, caller):
+    role = make_trainer(data_timeout_s=0.2)
+    role.ready(None)
+    caller.role = None
+    role.submit([Step(1, 1, (data.batch(1),)), Step(2, 2, (data.batch(2),))])
+    with pytest.raises(MemberDeadError):
+        gather(role, lambda events: fold(events, Stepped), "a step")
+    caller.role = data
+    for wrong in (Publish(1, 3), Checkpoint(1, 3), Score(1, ())):
+        role = make_trainer()
+        role.ready(None)
+        role.submit([wrong])
+        with pytest.raises(RoleError, match=r"found the weights of 0|not its own"):
+            gather(role, lambda events: fold(events, Stepped), "anything")
+    data.failing = True
+    role = make_trainer()
+    role.ready(None)
+    role.submit([Step(1, 1, (data.batch(1),))])
+    with pytest.raises(ZeroDivisionError):
+        gather(role, lambda events: fold(events, Stepped), "a step")
+
+
+def test_a_checkpoint_that_cannot_be_written_breaks_it(make_trainer, data, gather, tmp_path):
+    role = make_trainer()
+    role.ready(None)
+    (tmp_path / "checkpoints").rmdir()
+    (tmp_path / "checkpoints").write_text("no directory")
+    role.submit([Checkpoint(1, 0)])
+    with pytest.raises((OSError, TailraceError), match="checkpoints"):
+        gather(role, lambda events: fold(events, Durable), "a checkpoint")
+
+
+def test_one_that_is_closed_in_the_middle_of_a_step_consumes_nothing(make_trainer, data):
+    role = make_trainer()
+    role.ready(None)
+    data.go.clear()
+    role.submit([Step(1, 1, (data.batch(1),)), Step(2, 2, (data.batch(2),))])
+    assert data.reached.wait(30)
+    closing = threading.Thread(target=role.close)
+    closing.start()
+    closing.join(0.2)
+    data.go.set()
+    closing.join(30)
+    assert data.consumed == []

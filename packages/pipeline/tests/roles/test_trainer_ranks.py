@@ -1,0 +1,96 @@
+"""Two ranks in two processes: both decide alike whether weights are gathered, or one would wait for the other for ever."""
+
+import os
+import pickle
+import subprocess
+import sys
+
+from tailrace.contracts import Checkpoint, Durable, Publish, Published, Step, Stepped
+from tailrace.paramserver import RelayReader
+from tailrace.trainer import load_weights_file
+
+RANK = """
+import pickle, sys, time
+from tailrace.pipeline.roles.trainer import TrainerRole
+from tailrace.trainer import TrainerConfig
+from tailrace.trainer.testing import make_experiences
+
+class Data:
+    def __init__(self):
+        self.made = {e.trajectory: e for e in make_experiences(8, 4, vocab_size=64, seed=3)}
+    def call(self, method, *arguments, timeout_s=60.0):
+        return [self.made[name] for name in arguments[0]] if method == "experiences" else None
+
+arguments, before, held, after = pickle.loads(sys.stdin.buffer.read())
+role = TrainerRole(config=TrainerConfig(lr=1e-2, device="cpu", threads=1), data=Data(), **arguments)
+role.ready(None)
+role.submit(before)
+events, deadline = [], time.monotonic() + 60
+def hear(version):
+    while role._staged != version or role._worker.waiting:
+        events.extend(role.events(0.02))
+        assert time.monotonic() < deadline
+hear(2)
+time.sleep(1.0)  # for what is in the background
+events += role.events(0.1)
+role.adopt(held)
+role.submit(after)
+hear(7)
+time.sleep(1.0)
+events += role.events(0.1)
+role.close()
+sys.stdout.buffer.write(pickle.dumps(events))
+"""
+
+
+def test_two_ranks_gather_together_or_not_at_all(tmp_path, model, token, spawn):
+    relay = spawn()
+    relays = {"0": relay.address}
+    batch = tuple((tuple(f"{group}.{sample}" for sample in range(4)),) for group in range(8))
+    before = [
+        Publish(1, 0),
+        Publish(2, 0),
+        Step(3, 1, batch[0]),
+        Publish(4, 1, relays),
+        Publish(5, 1),
+        Step(6, 2, batch[1]),
+    ]
+    before += [Checkpoint(7, 2), Publish(8, 2, relays), Publish(9, 2, relays)]
+    after = [Publish(1, 7, relays), Publish(2, 7, relays)]
+    (tmp_path / "checkpoints").mkdir()
+    ranks = []
+    for rank in range(2):
+        arguments = {
+            "model": model,
+            "backend": "fsdp2",
+            "rank": rank,
+            "world_size": 2,
+            "rendezvous": f"file://{tmp_path}/rendezvous",
+            "token": token,
+            "checkpoints": tmp_path / "checkpoints",
+        }
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(
+            [sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+        )
+        process.stdin.write(pickle.dumps((arguments, before, model, after)))
+        process.stdin.close()
+        process.stdin = None
+        ranks.append(process)
+    try:
+        first, second = (pickle.loads(process.communicate(timeout=120)[0]) for process in ranks)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    assert second == []  # only the first one answers
+    assert [(e.version, e.answers) for e in first if isinstance(e, Stepped)] == [(1, 3), (2, 6)]
+    assert [e for e in first if isinstance(e, Durable)] == [Durable(2, answers=7)]
+    published = [e for e in first if isinstance(e, Published)]
+    assert Published(2, answers=9) in published
+    assert published[-1] == Published(7, answers=2)
+    expected = dict(load_weights_file(tmp_path / "checkpoints" / "2"))
+    with RelayReader(relay.address, token=token) as reader:
+        for version, weights in ((2, expected), (7, dict(load_weights_file(model)))):
+            with reader.lease(version) as held:
+                assert all((tensor == weights[name]).all() for name, tensor in held.items())
