@@ -17,75 +17,11 @@ from tailrace.contracts import (
     Pull,
     Pulled,
     PullFailed,
-    Route,
-    Sampling,
     Snapshot,
-    TrajectoryRef,
 )
-from tailrace.rollout import (
-    CloseTimeoutError,
-    FlushTimeoutError,
-    ReplicaCrashedError,
-    ReplicaNotReadyError,
-    ReplicaWorker,
-    RouteConflictError,
-    SourceMismatchError,
-)
-from tailrace.rollout.ports import Resume
 from tailrace.rollout.testing import FakeEngine, MemorySource, MemoryWeights, fake_token
 
-LENGTH = 20
-STOP = 7
-DEADLINE_S = 20.0
-
-
-def sampling(ref):
-    return Sampling(max_tokens=LENGTH, stop_token_ids=(STOP,))
-
-
-def weights(versions=6):
-    return MemoryWeights({version: {"w": 100 + version} for version in range(versions)})
-
-
-def prompts(count):
-    return {str(index): (index, index + 1) for index in range(count)}
-
-
-def route(seq, *trajectories):
-    return Route(seq, "r0", tuple(TrajectoryRef(trajectory, int(trajectory), 0) for trajectory in trajectories))
-
-
-class Harness:
-    """A worker, and everything that it has reported."""
-
-    def __init__(self, source, *, engine=None, weights=weights(), **options):  # noqa: B008 - read only
-        self.source, self.engine, self.seen, self.seq = source, engine or FakeEngine(), [], 0
-        options = {"flush_s": 0.002, "snapshot_s": 0.01, **options}
-        self.worker = ReplicaWorker("r0", self.engine, source, weights, sampling=sampling, **options)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.worker.close(DEADLINE_S)
-
-    def collect(self, timeout_s=0.05):
-        events = self.worker.events(timeout_s)
-        self.seen += events
-        return events
-
-    def until(self, what, done):
-        deadline = time.monotonic() + DEADLINE_S
-        while not done():
-            self.collect()
-            assert time.monotonic() < deadline, f"waited for {what}; saw {self.seen[-5:]}"
-
-    def pull(self, version, seq=1):
-        self.worker.submit(Pull(seq, "r0", version))
-        self.until("the pull", lambda: any(isinstance(e, Pulled | PullFailed) and e.answers == seq for e in self.seen))
-
-    def of(self, kind):
-        return [event for event in self.seen if isinstance(event, kind)]
+from .replica_harness import DEADLINE_S, LENGTH, STOP, Harness, Slow, prompts, route
 
 
 def expected_response(prompt, versions):
@@ -145,14 +81,6 @@ def test_a_complete_trajectory_is_reported_without_the_engine():
         h.worker.submit(route(2, "0"))
         h.until("it to finish", lambda: h.of(Finished))
         assert h.of(Finished) == [Finished("r0", "0", LENGTH, FinishReason.LENGTH, answers=2)]
-
-
-class Slow(FakeEngine):
-    """A step takes a moment, so that commands arrive in the middle of responses."""
-
-    def step(self):
-        time.sleep(0.001)
-        return super().step()
 
 
 @settings(max_examples=40, deadline=None)
@@ -317,82 +245,6 @@ def test_after_a_load_that_broke_off_midway_nothing_is_served_until_a_complete_o
         h.worker.submit(route(4, "0"))
         h.until("it to finish", lambda: h.of(Finished))
         assert set(h.source.kept["0"].versions) == {3}
-
-
-def crash(h):
-    with pytest.raises(ReplicaCrashedError) as raised:
-        h.until("the crash", lambda: False)
-    assert not h.worker.alive()
-    with pytest.raises(ReplicaCrashedError):
-        h.worker.submit(Abort(9, ()))
-    return raised.value.__cause__
-
-
-def test_work_before_the_first_pull_is_a_loud_error():
-    with Harness(MemorySource(prompts(1))) as h:
-        h.worker.submit(route(1, "0"))
-        assert isinstance(crash(h), ReplicaNotReadyError)
-    assert h.engine.closed
-
-
-def test_work_that_runs_already_is_a_loud_error():
-    with Harness(MemorySource(prompts(1)), engine=Slow()) as h:
-        h.pull(1)
-        h.worker.submit(route(2, "0"))
-        h.worker.submit(route(3, "0"))
-        assert isinstance(crash(h), RouteConflictError)
-
-
-def test_a_source_that_answers_something_else_is_a_loud_error():
-    class Wrong(MemorySource):
-        def begin(self, replica, version, refs):
-            return [Resume("other", (1,), ())]
-
-    with Harness(Wrong(prompts(1))) as h:
-        h.pull(1)
-        h.worker.submit(route(2, "0"))
-        assert isinstance(crash(h), SourceMismatchError)
-
-
-def test_a_source_that_fails_is_a_loud_error():
-    class Failing(MemorySource):
-        def append(self, replica, deltas):
-            raise OSError("disk full")
-
-    with Harness(Failing(prompts(1))) as h:
-        h.pull(1)
-        h.worker.submit(route(2, "0"))
-        assert isinstance(crash(h), OSError)
-        assert not h.of(Finished)
-
-
-def test_a_source_that_hangs_is_a_loud_error_and_close_says_so():
-    gate = threading.Event()
-
-    class Hanging(MemorySource):
-        def append(self, replica, deltas):
-            gate.wait(DEADLINE_S)
-            return []
-
-    h = Harness(Hanging(prompts(1)), flush_timeout_s=0.1)
-    h.pull(1)
-    h.worker.submit(route(2, "0"))
-    assert isinstance(crash(h), FlushTimeoutError)
-    with pytest.raises(CloseTimeoutError, match="trajectory source"):
-        h.worker.close(0.1)
-    gate.set()
-    h.worker.close(DEADLINE_S)
-
-
-def test_an_engine_that_fails_is_a_loud_error():
-    class Failing(FakeEngine):
-        def step(self):
-            raise RuntimeError("out of memory")
-
-    with Harness(MemorySource(prompts(1)), engine=Failing()) as h:
-        h.pull(1)
-        h.worker.submit(route(2, "0"))
-        assert "out of memory" in str(crash(h))
 
 
 def test_close_hands_over_what_was_generated():
