@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import pytest
-from tailrace.pipeline.controller.learner import Learner
 
 from tailrace import contracts as c
 from tailrace.fleetsim.fuzz.case import Case
@@ -14,11 +13,12 @@ from tailrace.fleetsim.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fleetsim.fuzz.checks.progress import PROGRESS
 from tailrace.fleetsim.fuzz.checks.rebuild import REBUILT
 from tailrace.fleetsim.fuzz.checks.training import BOUND, ONCE
-from tailrace.fleetsim.fuzz.members import FuzzReplica
 from tailrace.fleetsim.fuzz.trial import CRASHED
+from tailrace.fleetsim.injuries import Injuries
 from tailrace.fleetsim.members.replica import Replica
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.ledger import Ledger, Phase
+from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.repack import RoundRobin
 from tailrace.rollout.order import Order
 from tailrace.staleness import StalenessError
@@ -50,7 +50,7 @@ def strands_evaluations(case):
 
 
 def _a_gate_that_admits_without_checking(patch):
-    """SF-4: what fails the check is started all the same, as if it were new; and nobody else looks."""
+    """What fails the check is started all the same, as if it were new; and nobody else looks."""
     reserve = BoundedGate.start
 
     def start(gate, group, version):
@@ -72,15 +72,12 @@ def _a_gate_that_admits_without_checking(patch):
 
 
 def _planning_that_forgets_what_it_planned(patch):
-    """SF-5: several checks of one pass are not added up."""
+    """Several checks of one pass are not added up."""
     patch.setattr(BufferTentative, "take", lambda tentative, group, version: None)
 
 
 def _serving_what_arrived_damaged(patch):
-    def pull_failed(replica, command, reason):
-        replica.pulled(command)
-
-    patch.setattr(Replica, "pull_failed", pull_failed)
+    patch.setattr(Injuries, "torn", lambda injuries, replica: False)
 
 
 def _work_before_the_first_pull(patch):
@@ -88,8 +85,8 @@ def _work_before_the_first_pull(patch):
 
     def served_at_once(controller, event):
         on_up(controller, event)
-        if event.role == "replica" and controller.learner.published >= 0:
-            controller.fleet.replicas[event.id].version = controller.learner.published
+        if event.role == "replica" and controller.trainer.published >= 0:
+            controller.fleet.replicas[event.id].version = controller.trainer.published
 
     patch.setattr(Controller, "_on_up", served_at_once)
 
@@ -125,16 +122,15 @@ def _a_broken_verifier_as_a_zero(patch):
 
 
 def _version_numbers_used_again(patch):
-    """RR-3."""
-    fall_back = Learner.fall_back
+    fall_back = TrainerState.fall_back
 
-    def reuse(learner, durable):
-        fall_back(learner, durable)
-        learner.batches.pop(learner.version, None)
-        learner.version = durable
-        learner.batches[durable] = learner.step
+    def reuse(trainer, durable):
+        fall_back(trainer, durable)
+        trainer.batches.pop(trainer.version, None)
+        trainer.version = durable
+        trainer.batches[durable] = trainer.step
 
-    patch.setattr(Learner, "fall_back", reuse)
+    patch.setattr(TrainerState, "fall_back", reuse)
 
 
 def _a_controller_that_remembers_beside_its_log(patch):
@@ -159,9 +155,9 @@ def _an_interruption_that_counts_a_token_too_many(patch):
         return replace(event, tokens_kept=event.tokens_kept + 1) if isinstance(event, c.Interrupted) else event
 
     def counts(replica, command):
-        say = replica.simulation.say
+        say = Replica._say
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(replica.simulation, "say", lambda who, events: say(who, [more(event) for event in events]))
+            inner.setattr(Replica, "_say", lambda who, events: say(who, [more(event) for event in events]))
             interrupt(replica, command)
 
     patch.setattr(Replica, "_interrupt", counts)
@@ -170,11 +166,8 @@ def _an_interruption_that_counts_a_token_too_many(patch):
 def _an_abort_that_takes_what_came_after_it(patch):
     """The replica drops a stranded evaluation that was routed to it anew: the abort was overtaken."""
 
-    def aborted(replica, command):
-        replica.abort(command.trajectories)
-        replica.simulation.plane.drops(replica.id, command.trajectories)
-
-    patch.setattr(FuzzReplica, "aborted", aborted)
+    abort = Replica._abort
+    patch.setattr(Replica, "_abort", lambda replica, command: abort(replica, replace(command, seq=10**9)))
 
 
 def _a_failed_pull_that_nobody_hears_of(patch):
@@ -194,14 +187,14 @@ def _a_version_that_is_gone_for_the_controller_alone(patch):
 
 
 MUTANTS = {
-    "a gate that admits without checking (SF-4)": Mutant(_a_gate_that_admits_without_checking, (BOUND,)),
-    "planning that forgets what it planned (SF-5)": Mutant(_planning_that_forgets_what_it_planned, (CRASHED,)),
+    "a gate that admits without checking": Mutant(_a_gate_that_admits_without_checking, (BOUND,)),
+    "planning that forgets what it planned": Mutant(_planning_that_forgets_what_it_planned, (CRASHED,)),
     "serving what arrived damaged": Mutant(_serving_what_arrived_damaged, (WEIGHTS,)),
     "work before the first pull": Mutant(_work_before_the_first_pull, (WEIGHTS,)),
     "a trajectory lost with its replica": Mutant(_a_trajectory_lost_with_its_replica, (BOOKS, PROGRESS)),
     "commands carried out as they arrive": Mutant(_commands_carried_out_as_often_as_they_arrive, (TOKENS, WEIGHTS)),
     "a broken verifier as a zero": Mutant(_a_broken_verifier_as_a_zero, (ONCE,)),
-    "version numbers used again (RR-3)": Mutant(_version_numbers_used_again, (WEIGHTS,)),
+    "version numbers used again": Mutant(_version_numbers_used_again, (WEIGHTS,)),
     "a controller that remembers beside its log": Mutant(_a_controller_that_remembers_beside_its_log, (REBUILT,)),
     "an interruption that counts a token too many": Mutant(_an_interruption_that_counts_a_token_too_many, (TOKENS,)),
     "a version that is gone for the controller alone": Mutant(

@@ -167,9 +167,9 @@ class VirtualMember:
         self._host.time.at(self._host.time.now() + self._host.detect_s, self._noticed, why)
 
     def kill(self) -> None:
-        """See `Member`."""
+        """See `Member`. What it said before may still arrive, as the answer to a question that nobody asks any more."""
         self._dies()
-        self._poll = self._starting = None
+        self._starting = None
 
     def close(self, timeout_s: float) -> None:
         """See `Member`."""
@@ -193,9 +193,8 @@ class VirtualMember:
                 host.time.at(host.transport.report(self.role, self.id, now), self._hears, again)
 
     def _hears(self, events: Sequence[Event]) -> None:
-        if not self.dead:
-            self._news.extend(events)
-            self._host.reporting[self] = None
+        self._news.extend(events)
+        self._host.reporting[self] = None
 
     def report(self) -> None:
         """Answer the question for its events, if one waits."""

@@ -24,25 +24,25 @@ def draw_case(seed: int) -> Case:
         "seed": seed,
         "pipeline": pipeline,
         "replicas": replicas,
-        "relays": random.choice([1, 1, 2, 3]),
+        "relays": random.choice([1, 1, 1, 2, 3]),
         "replica": _replica(random, max_tokens),
         "costs": _costs(random),
         "weights": {
             "stall_s": random.choice([0.0, 0.1, 1.0]),
             "broadcast_s": random.choice([0.0, 0.2, 2.0]),
             "pull_s": random.choice([0.01, 0.2, 1.5]),
-            "keep": random.choice([0, 0, 1, 2]),
+            "keep": random.choice([0, 1, 1, 2]),
         },
         "delays": delays,
         "workload": _workload(random, max_tokens),
         "max_tokens": max_tokens,
-        "evaluation": {"size": random.choice([0, 0, 2, 5]), "every": random.choice([0, 1, 2])},
+        "evaluation": {"size": random.choice([0, 2, 2, 5]), "every": random.choice([0, 1, 2])},
         "checkpoint_every": random.choice([1, 1, 2, 3]),
         "scoring_attempts": random.randint(1, 3),
         "failed_groups_limit": random.choice([1_000, 1_000, 1_000, 3]),
         "scoring_failures": random.choice([0.0, 0.0, 0.0, 0.05, 0.25]),
         "messages": {
-            "delay_s": random.choice([0.0, 0.0, 0.02, 0.3, 1.5]),
+            "delay_s": random.choice([0.0, 0.02, 0.3, 1.5]),
             "repeat": random.choice([0.0, 0.0, 0.1, 0.5]),
         },
     }
@@ -123,7 +123,7 @@ def _delays(random: Random) -> dict[str, float]:
         "detect_s": random.choice([0.0, 0.5, 2.0]),
         "hang_s": random.choice([3.0, 8.0]),
         "trainer_restart_s": random.choice([0.0, 1.0, 5.0]),
-        "relay_restart_s": random.choice([0.0, 0.5]),
+        "relay_restart_s": random.choice([0.0, 0.5, 6.0]),
         "data_restart_s": random.choice([0.0, 1.0]),
     }
 
@@ -144,7 +144,7 @@ def _workload(random: Random, max_tokens: int) -> dict[str, Any]:
 
 
 def _how_many(random: Random) -> int:
-    return random.choice([0, 1, 1, 2, 3, 4, 6])
+    return random.choice([0, 1, 2, 3, 4, 6])
 
 
 _KINDS: tuple[tuple[FaultKind, int], ...] = (
@@ -175,7 +175,7 @@ def _fault(
     relay = {"role": "relay", "member": str(random.randrange(counts["relay"]))}
     trainer, scorer, data = ({"role": role, "member": "0"} for role in ("trainer", "scorer", "data"))
     if kind is FaultKind.KILL:
-        fault |= random.choice([replica, replica, replica, replica, trainer, trainer, relay, relay, scorer, data])
+        fault |= random.choice([replica, replica, replica, trainer, trainer, relay, relay, relay, scorer, data])
     elif kind is FaultKind.HANG:
         fault |= random.choice([replica, replica, trainer, relay, scorer, data])
     elif kind in (FaultKind.SLOW, FaultKind.PARTITION):

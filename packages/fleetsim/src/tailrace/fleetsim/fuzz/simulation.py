@@ -53,7 +53,7 @@ class FuzzSimulation:
         self.simulation.observers.append(self.checker)
         self.simulation.executor = self._executor()
         self.strikes = Strikes(case.faults, self.simulation, messages, self.checker.replay)
-        self.checker.stepped = self.strikes.reached
+        self.checker.stepped, self.checker.silenced = self.strikes.reached, self.strikes.silenced
 
     def run(self) -> None:
         """To the end of the run.

@@ -19,7 +19,7 @@ _INJURIES = {FaultKind.KILL: Injury.KILL, FaultKind.HANG: Injury.HANG, FaultKind
 class Strikes:
     """The faults of a case that have not struck yet.
 
-    `struck` counts those that have, by kind.
+    `struck` counts those that have, by kind; `silenced` are members that could not answer for a while.
 
     Args:
         replay: the controller dies alone, and its log rebuilds it.
@@ -32,6 +32,7 @@ class Strikes:
         self._waiting = list(faults)
         self._due: list[tuple[float, CaseFault]] = []
         self.struck: Counter[str] = Counter()
+        self.silenced: set[tuple[str, str]] = set()
 
     def reached(self, step: int) -> None:
         """The trainer has made so many steps."""
@@ -54,6 +55,8 @@ class Strikes:
         self.struck[str(fault.kind)] += 1
         simulation, injuries, now = self._simulation, self._simulation.world.injuries, self._simulation.now
         member = simulation.host.members.get((fault.role, fault.member))
+        if fault.kind in (FaultKind.HANG, FaultKind.PARTITION):
+            self.silenced.add((fault.role, fault.member))
         match fault.kind:
             case FaultKind.KILL | FaultKind.HANG | FaultKind.STALL:
                 if member is not None:

@@ -6,7 +6,7 @@ replica that asks for a version which has not reached its machine waits for it, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Command, Publish
@@ -23,15 +23,15 @@ class Relay:
     """One relay. `holds` are its versions, with the time at which each has reached it."""
 
     def __init__(self, relays: Relays, id_: str) -> None:
-        self.address = f"relay-{id_}"
+        self.id, self.address = id_, ""
         self.holds: dict[int, float] = {}
         self.alive = False
         self._relays = relays
 
     def begin(self, member: VirtualMember) -> None:
         """See `Model`."""
-        del member
         self.holds.clear()
+        self.address = f"relay-{self.id}.{member.incarnation}"
 
     def starts_s(self, incarnation: int) -> float:
         """See `Model`."""
@@ -74,17 +74,15 @@ class Relays:
 
     def relay(self, id_: str) -> Relay:
         """The relay of a name."""
-        return self.relays.setdefault(f"relay-{id_}", Relay(self, id_))
+        return self.relays.setdefault(id_, Relay(self, id_))
 
     def published(self, command: Publish) -> bool:
         """The trainer hands a version over. Returns whether a relay took it."""
         world, taken = self.world, False
         reaches_s = world.time.now() + world.fleet.weights.broadcast_s
-        for address in command.relays.values():
-            relay = self.relays.get(address)
-            if relay is not None and relay.alive:
-                relay.holds.setdefault(command.version, reaches_s)
-                taken = True
+        for relay in self._alive(command.relays.values()):
+            relay.holds.setdefault(command.version, reaches_s)
+            taken = True
         if taken:
             self.reached_s.setdefault(command.version, reaches_s)
             for known in (self.reached_s, *(relay.holds for relay in self.relays.values())):
@@ -112,8 +110,10 @@ class Relays:
         return None if version not in self.reached_s else "no relay and no checkpoint holds it"
 
     def _held(self, sources: Sequence[str], version: int) -> Mapping[str, float | None]:
-        alive = [relay for source in sources if (relay := self.relays.get(source)) is not None and relay.alive]
-        return {relay.address: relay.holds.get(version) for relay in alive}
+        return {relay.address: relay.holds.get(version) for relay in self._alive(sources)}
+
+    def _alive(self, addresses: Collection[str]) -> list[Relay]:
+        return [relay for relay in self.relays.values() if relay.alive and relay.address in addresses]
 
     def add_to(self, totals: Totals) -> None:
         """See `Meter`."""

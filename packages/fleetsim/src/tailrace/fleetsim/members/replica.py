@@ -26,8 +26,8 @@ PATIENCE_S = 10.0
 class Replica:
     """One replica of a simulation. It outlives its processes: its engine counts what all of them did.
 
-    An abort is not in the chain of commands, so it may come after a route that was given later and brings the same
-    trajectory anew: what was routed later stays.
+    An abort is not in the chain of commands: it may come after a route that was given later, which stays, and before one that
+    was given earlier, which brings nothing then.
 
     Args:
         id: its name.
@@ -35,6 +35,7 @@ class Replica:
     """
 
     __slots__ = (
+        "_aborted_by",
         "_routed_by",
         "_share",
         "engine",
@@ -74,6 +75,7 @@ class Replica:
         self.reported = True  # the controller knows that it is idle
         self.scheduled_s = math.inf
         self._routed_by: dict[str, int] = {}
+        self._aborted_by: dict[str, int] = {}
         self._share = 1.0
         world.meters.append(self)
         world.pulsing.append(self)
@@ -97,6 +99,7 @@ class Replica:
         self.up, self.hung, self.stalled_s, self.version, self.pulling = True, False, None, None, False
         self.order, self.last_seq = Order(), 0
         self._routed_by.clear()
+        self._aborted_by.clear()
         self.incarnation += 1
         self.weights_gone()
         self._set_speed()
@@ -167,7 +170,9 @@ class Replica:
         now = self.time.now()
         refs = command.trajectories
         if self.world.reorders:
+            refs = tuple([ref for ref in refs if self._aborted_by.get(ref.trajectory, 0) < command.seq])
             self._routed_by.update(dict.fromkeys([ref.trajectory for ref in refs], command.seq))
+            self._aborted_by = {name: seq for name, seq in self._aborted_by.items() if seq > command.seq}
         complete = self.tokens.complete_of(refs)
         if complete:
             refs = tuple([ref for ref in refs if ref.trajectory not in complete])
@@ -193,13 +198,16 @@ class Replica:
         self.schedule(now)
 
     def _abort(self, command: c.Abort) -> None:
-        """Drop trajectories, if they are here and were not routed here again since."""
+        """Drop trajectories, if they are here and were not routed here again since; in the store too."""
         routed = self._routed_by
-        names = [name for name in command.trajectories if routed.pop(name, 0) < command.seq]
+        names = [name for name in command.trajectories if routed.get(name, 0) < command.seq]
         now = self.time.now()
         self.engine.remove(names, now)
         self.flush()
         self.tokens.dropped(self.id, names)
+        if self.world.reorders:
+            self.tokens.forget(names)  # the store may have dropped them before they were begun here
+            self._aborted_by.update(dict.fromkeys(names, command.seq))
         self.idle_now()
         self.schedule(now)
 

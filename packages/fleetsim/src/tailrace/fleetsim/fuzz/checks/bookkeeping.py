@@ -5,6 +5,8 @@ The controller keeps counts where scanning would cost too much; here they are co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tailrace.contracts import Health, Purpose
 from tailrace.fleetsim.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
@@ -16,8 +18,11 @@ BOOKS = "the controller's books agree"
 _PENDING, _RUNNING, _SCORED, _EVAL = Phase.PENDING, Phase.RUNNING, Phase.SCORED, Purpose.EVAL
 
 
-def check_books(controller: Controller) -> None:
+def check_books(controller: Controller, pulling: Mapping[str, int]) -> None:
     """Every trajectory is where the controller's other records say it is.
+
+    Args:
+        pulling: what replicas were asked to pull and have not answered.
 
     Raises:
         InvariantError: two records contradict each other.
@@ -44,6 +49,8 @@ def check_books(controller: Controller) -> None:
     _check_pending(ledger, pending)
     _check_fleet(fleet, running, moving)
     _check_groups(ledger)
+    believed = {name: replica.pulling for name, replica in fleet.replicas.items() if replica.pulling is not None}
+    _same("versions that replicas pull", believed, dict(pulling))
 
 
 def _check_pending(ledger: Ledger, pending: list[TrajectoryState]) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from tailrace import contracts as c
 from tailrace.contracts.testing import check_reason
+from tailrace.fleetsim.errors import InvariantError
 from tailrace.fleetsim.fuzz.case import Case
 from tailrace.fleetsim.fuzz.checks.bookkeeping import check_books
 from tailrace.fleetsim.fuzz.checks.data_plane import DataPlane
-from tailrace.fleetsim.fuzz.checks.progress import Progress
+from tailrace.fleetsim.fuzz.checks.progress import PROGRESS, Progress
 from tailrace.fleetsim.fuzz.checks.rebuild import rebuild, same_commands
-from tailrace.fleetsim.fuzz.checks.training import Training
+from tailrace.fleetsim.fuzz.checks.training import ONCE, Training
 from tailrace.fleetsim.fuzz.checks.versions import Versions
 from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.controller.controller import Controller
@@ -23,7 +24,7 @@ from tailrace.pipeline.executor.executor import Executor
 class Checker:
     """Sees everything that a run does, and raises at the event that breaks an invariant.
 
-    `stepped` is told how many steps the trainer has made.
+    `stepped` is told how many steps the trainer has made; `silenced` are members that could not answer for a while.
 
     Args:
         simulation: the run.
@@ -37,6 +38,7 @@ class Checker:
         self.progress = Progress(case)
         self.events: Counter[str] = Counter()
         self.stepped: Callable[[int], None] = lambda _: None
+        self.silenced: Collection[tuple[str, str]] = ()
         self._steps = 0
         self._shadow: Controller | None = None
         training, versions = self.training, self.versions
@@ -63,13 +65,15 @@ class Checker:
             for take in self._on_event.get(type(event), ()):
                 take(event)  # type: ignore[operator]
             self.progress.seen(event, now)
+            if isinstance(event, c.Down) and event.reason.startswith("silent for"):
+                self._check_silent(event)
         controller = self._simulation.controller
         self.versions.routes([command for command in commands if isinstance(command, c.Route)])
         for command in commands:
             self._command(command, controller)
         if self._shadow is not None:
             same_commands(now, commands, self._shadow.handle_all(events, now))
-        check_books(controller)
+        check_books(controller, self.versions.pulling)
         self.progress.check(now, run)
         steps = sum(type(event) is c.Stepped for event in events)
         if steps:
@@ -79,12 +83,22 @@ class Checker:
             return
         if controller.finished:
             self.training.finished(controller)
+            self._check_store()
         elif controller.failure is not None:
             self.progress.gave_up(controller.failure)
         self._rebuilt(from_file=False)
 
+    def _check_silent(self, event: c.Down) -> None:
+        if (event.role, event.id) not in self.silenced:
+            raise InvariantError(PROGRESS, f"{event.role} {event.id} is taken for silent, but nothing kept it from answering")
+
     def tick(self, now: float, executor: Executor) -> None:
         """Nothing is periodic here."""
+
+    def _check_store(self) -> None:
+        left = sorted(self.training.dropped & self._simulation.world.tokens.trajectories.keys())
+        if left:
+            raise InvariantError(ONCE, f"at the end the store still holds {left!r:.120}, which were dropped")
 
     def rebuild(self) -> Controller:
         """The driver died: another controller from its log. The one that died decides on beside it, for comparison.

@@ -22,6 +22,7 @@ class Versions:
         self._published: set[int] = set()
         self._serves: dict[str, int] = {}
         self._up: set[str] = set()
+        self.pulling: dict[str, int] = {}  # what was asked for and not answered
         self._group: dict[int, int] = {}  # the version at which a group started
 
     def up(self, event: c.Up) -> None:
@@ -32,20 +33,24 @@ class Versions:
     def down(self, event: c.Down) -> None:
         """A member is gone."""
         if event.role == REPLICA:
-            self._up.discard(event.id)
-            self._serves.pop(event.id, None)
+            self._gone(event.id)
 
     def restart(self, command: c.Restart) -> None:
         """A member is replaced, whether it was down or not."""
         if command.role == REPLICA:
-            self._up.discard(command.id)
-            self._serves.pop(command.id, None)
+            self._gone(command.id)
+
+    def _gone(self, replica: str) -> None:
+        self._up.discard(replica)
+        self._serves.pop(replica, None)
+        self.pulling.pop(replica, None)
 
     def resumed(self, event: c.Resumed) -> None:
         """Every member is gone."""
         del event
         self._up.clear()
         self._serves.clear()
+        self.pulling.clear()
 
     def published(self, event: c.Published) -> None:
         """A version may be pulled."""
@@ -54,14 +59,17 @@ class Versions:
     def pulled(self, event: c.Pulled) -> None:
         """A replica serves a version."""
         self._serves[event.replica] = event.version
+        self.pulling.pop(event.replica, None)
 
     def pull_failed(self, event: c.PullFailed) -> None:
         """A replica serves nothing."""
         self._serves.pop(event.replica, None)
+        self.pulling.pop(event.replica, None)
 
     def pull(self, command: c.Pull) -> None:
         """Only what is published can be pulled, by who is there."""
         self._serves.pop(command.replica, None)
+        self.pulling[command.replica] = command.version
         if command.version not in self._published:
             raise InvariantError(
                 WEIGHTS, f"{command.replica} is to pull version {command.version}, which is not published"
