@@ -101,9 +101,19 @@ def test_a_suspended_relay_that_outlived_its_starter_is_replaced(spawn, token, r
     until(lambda: not alive(pid), "whoever inherited it to reap it")
     assert spawn(replace=True).alive()  # nobody has the name
     os.kill(follower.pid, signal.SIGSTOP)
-    assert len(RelayProcess.clear(relay_name)) == 1
+    with pytest.raises(RelayNameTaken, match=f"pid {follower.pid}"):
+        RelayProcess.clear(relay_name)
+    assert len(RelayProcess.clear(relay_name, kill=True)) == 1
     until(lambda: not follower.alive(), "its end")
     assert RelayProcess.clear(relay_name) == []
+
+
+def test_a_relay_of_this_very_process_is_not_killed(serve, spawn, relay_name):
+    serve(relay_name)
+    with pytest.raises(RelayNameTaken, match=f"pid {os.getpid()}"):
+        RelayProcess.clear(relay_name, kill=True)
+    with pytest.raises(RelayNameTaken, match=f"pid {os.getpid()}"):
+        spawn(relay_name, replace=True)
 
 
 def test_a_garbled_owner_record_counts_as_a_leftover(serve, token, relay_name):

@@ -82,6 +82,7 @@ def spawn(token):
     yield start
     for relay in relays:
         relay.kill()
+    for relay in relays:
         RelayProcess.clear(relay.name)
 
 

@@ -99,15 +99,20 @@ def test_scripted_faults_hit_its_own_process(make, until):
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is not listed here")
-def test_closing_leaves_nothing_of_a_suspended_one(make, token):
+@pytest.mark.parametrize("how", [None, signal.SIGSTOP, signal.SIGKILL])
+def test_it_leaves_nothing(make, token, how):
     before = segments()
     role = make()
     with Publisher(role.ready()["address"], token=token) as publisher:
         publisher.publish(0, [("w", b"1234")])
         publisher.wait(0, 20)
     assert segments() > before
-    os.kill(role.process(), signal.SIGSTOP)
+    if how is not None:
+        os.kill(role.process(), how)
     asking = Asking(role)
+    if how is signal.SIGKILL:
+        assert asking.ended(10.0)
+        assert segments() <= before  # whether or not anybody closes it
     role.close()
     assert segments() <= before
     assert asking.ended(30.0)

@@ -40,8 +40,9 @@ class ProcessId:
         return not Path("/proc/self/stat").exists() or _started(self.pid) == self.started is not None
 
     def kill(self) -> bool:
-        """SIGKILL, if it is certain that no other process is hit. Returns whether it was sent."""
-        if self.namespace != _namespace() or self.started is None or not self.alive():
+        """SIGKILL, if it is certain that no other process is hit, nor this one. Returns whether it was sent."""
+        certain = self.namespace == _namespace() and self.started is not None and self.pid != os.getpid()
+        if not certain or not self.alive():
             return False
         try:
             os.kill(self.pid, signal.SIGKILL)

@@ -146,12 +146,9 @@ class SegmentOwner:
         self._unlink_all()
 
     def _claim(self, relay: str) -> list[str]:
-        found = read_owner(self.owner_name)
-        if found is not None and found[0].alive():
-            raise RelayNameTaken(
-                f"found a living relay named {relay!r} (pid {found[0].pid}) on this host; "
-                "stop it or choose another name"
-            )
+        found = living_owner(relay)
+        if found is not None:
+            raise _taken(relay, found)
         cleaned = self._unlink_all()
         me = ProcessId.current()
         record = {"pid": me.pid, "started": me.started, "namespace": me.namespace, "nonce": self.nonce, "relay": relay}
@@ -162,14 +159,37 @@ class SegmentOwner:
         return cleaned
 
     def _unlink_all(self) -> list[str]:
-        names = [*(self.slot_name(slot) for slot in range(MAX_SLOTS + 1)), self.owner_name]
-        return [name for name in names if unlink(name)]
+        return _unlink_all(self._base)
 
 
 def living_owner(relay: str) -> ProcessId | None:
     """The process of the relay of this name, if it lives on this host."""
     found = read_owner(_owner_name(_base(relay)))
     return found[0] if found is not None and found[0].alive() else None
+
+
+def clear(relay: str) -> list[str]:
+    """Remove what a dead relay of this name left; returns the names.
+
+    Raises:
+        RelayNameTaken: one of the name lives.
+    """
+    with _claiming():
+        found = living_owner(relay)
+        if found is not None:
+            raise _taken(relay, found)
+        return _unlink_all(_base(relay))
+
+
+def _taken(relay: str, owner: ProcessId) -> RelayNameTaken:
+    return RelayNameTaken(
+        f"found a living relay named {relay!r} (pid {owner.pid}) on this host; stop it or choose another name"
+    )
+
+
+def _unlink_all(base: str) -> list[str]:
+    names = [*(f"{base}-{slot}" for slot in range(MAX_SLOTS + 1)), _owner_name(base)]
+    return [name for name in names if unlink(name)]
 
 
 def _base(relay: str) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from tailrace.paramserver.errors import RelayStartFailed, from_wire
-from tailrace.paramserver.machine.segments import SegmentOwner, living_owner
+from tailrace.paramserver.machine.segments import clear, living_owner
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE, check_token
 
@@ -81,19 +81,21 @@ class RelayProcess:
         return cls(name, process, answer["address"], answer["cleaned"])
 
     @staticmethod
-    def clear(name: str) -> list[str]:
-        """End a relay of this name, if one lives on this host, and free the shared memory that one of this name left.
+    def clear(name: str, *, kill: bool = False) -> list[str]:
+        """Free the shared memory that a dead relay of this name left on this host.
+
+        Args:
+            kill: kill one that lives first.
 
         Returns:
             The names of what was freed.
 
         Raises:
-            RelayNameTaken: it is not certain whose process the living one is.
+            RelayNameTaken: one of the name lives.
         """
-        _kill_namesake(name)
-        owner = SegmentOwner(name)
-        owner.close()
-        return owner.cleaned
+        if kill:
+            _kill_namesake(name)
+        return clear(name)
 
     @property
     def pid(self) -> int:
@@ -105,7 +107,7 @@ class RelayProcess:
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would. Its shared memory stays until a relay of the same name starts."""
+        """SIGKILL, as a crash would. Its shared memory stays until `clear`, or until a relay of the same name starts."""
         self._process.kill()
         self._reap(_CLOSE_S)
 

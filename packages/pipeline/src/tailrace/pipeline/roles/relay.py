@@ -11,7 +11,14 @@ from contextlib import suppress
 
 from tailrace.contracts import Command, Event
 from tailrace.faulttol import FaultKind, strike
-from tailrace.paramserver import ProtocolError, RelayProcess, RelayReader, RelayTimeout, RelayUnreachable
+from tailrace.paramserver import (
+    ProtocolError,
+    RelayNameTaken,
+    RelayProcess,
+    RelayReader,
+    RelayTimeout,
+    RelayUnreachable,
+)
 from tailrace.pipeline.errors import RoleError
 
 _LOOK_S = 0.05
@@ -59,6 +66,7 @@ class RelayRole:
         deadline = time.monotonic() + timeout_s
         while not self._closed.is_set():
             if not self._process.alive():
+                self._clear()
                 raise RoleError(f"the relay's process {self._process.pid} is gone")
             left_s = deadline - time.monotonic()
             if left_s <= 0 and self._answers():
@@ -80,6 +88,12 @@ class RelayRole:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGCONT)  # one that is suspended could not tidy up
         self._process.close()
+        self._clear()
+
+    def _clear(self) -> None:
+        """What a relay that was killed left."""
+        with suppress(RelayNameTaken):  # its next incarnation is there already
+            RelayProcess.clear(self._process.name)
 
     def _answers(self) -> bool:
         try:

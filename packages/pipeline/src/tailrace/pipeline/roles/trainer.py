@@ -5,11 +5,12 @@ Publish            copies the weights once, and goes on; relays get them in the 
 Checkpoint         copies the state to host memory, and goes on; a background thread makes it durable
 
 A thread carries the commands out in order. They are collectives: every rank decides alike, from the commands alone, whether
-weights must be gathered. Only the first rank answers, and talks to relays, checkpoints and consumption marks.
+weights must be gathered. Only the first rank answers, talks to relays, and owns old checkpoints and the marks of consumption.
 """
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,6 @@ from tailrace.contracts import (
 from tailrace.contracts.plugins import load
 from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError, RoleError
 from tailrace.pipeline.executor.seam import Caller
-from tailrace.pipeline.roles.checkpoint_dirs import put_aside_after, remove_others
 from tailrace.pipeline.roles.parts import merge_metrics
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.worker import Worker
@@ -85,7 +85,7 @@ class TrainerRole:
         self._data, self._data_timeout_s = data, data_timeout_s
         self._checkpoints, self._save_timeout_s = checkpoints, save_timeout_s
         self._held, self._member = held, member
-        self._version: int | None = 0  # of the weights; None in the middle of a batch
+        self._made: int | None = None  # by the last step; a checkpoint's weights may be published as a newer version
         self._staged: int | None = None
         self._parts: list[tuple[Sequence[str], dict[str, float]]] = []  # accumulated since the last step
         self._saves: list[threading.Thread] = []
@@ -106,10 +106,8 @@ class TrainerRole:
         """
         if version is not None:
             self._restore(version)
-        self._version = version or 0
         if self._publishing is not None and self._held is None:
-            put_aside_after(self._checkpoints, self._version)
-            self._data.call("roll_back", self._version, timeout_s=self._data_timeout_s)
+            self._data.call("roll_back", version or 0, timeout_s=self._data_timeout_s)
         return {"version": version}
 
     def submit(self, commands: Sequence[Command]) -> None:
@@ -187,7 +185,7 @@ class TrainerRole:
             batch = [*(names for names, _ in parts), *mini_batches]
             names = [name for part in batch for name in part]
             self._data.call("consume", names, version, timeout_s=self._data_timeout_s)
-        self._version = version
+        self._made = version
         return merge_metrics([*(part for _, part in parts), metrics])
 
     def _train(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
@@ -197,7 +195,6 @@ class TrainerRole:
         experiences = {experience.trajectory: experience for experience in found}
         fetched = time.monotonic()
         lags = [version - 1 - e.oldest_version for e in experiences.values() if e.segments]
-        self._version = None
         metrics: dict[str, float] = self._backend.step(
             [[experiences[name] for name in batch] for batch in mini_batches]
         )
@@ -226,8 +223,10 @@ class TrainerRole:
             self._saves = [save for save in self._saves if save.is_alive()] + [thread]
 
     def _require(self, version: int, what: str) -> None:
-        if version != self._version:
-            raise RoleError(f"the trainer was to {what} version {version}, found the weights of {self._version}")
+        """That the weights are those of a version."""
+        if self._parts or self._made not in (None, version):
+            found = "some in the middle of a batch" if self._parts else f"those of version {self._made}"
+            raise RoleError(f"the trainer was to {what} the weights of version {version}, found {found}")
 
     def _weights(self) -> Iterator[tuple[str, Any]]:
         if self._held is None:
@@ -261,4 +260,6 @@ class TrainerRole:
             self._worker.fail(error)
         else:
             self._worker.put(Durable(command.version, answers=command.seq))
-            remove_others(self._checkpoints, command.version, command.keep)
+            for path in self._checkpoints.iterdir():
+                if path.name.isdigit() and int(path.name) < command.version and int(path.name) not in command.keep:
+                    shutil.rmtree(path, ignore_errors=True)
