@@ -100,8 +100,8 @@ class Checkpoint:
     """Save the trainer's state as a version, in the background. Answered by `Durable`.
 
     Args:
-        keep: versions whose checkpoints stay once this one is durable; all other older ones go. Those are the newest durable
-            ones, and versions that trajectories in flight may still need.
+        keep: versions whose checkpoints stay once this one is durable; all other older ones go. Those are the ones to fall
+            back to, those under way, and versions that trajectories in flight may still need.
     """
 
     seq: int

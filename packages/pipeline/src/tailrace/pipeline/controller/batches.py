@@ -17,18 +17,17 @@ from itertools import chain
 from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.plugin_faults import answered, chosen
 from tailrace.pipeline.controller.trainer_state import TrainerState
-from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
 
 
 @dataclass(frozen=True, slots=True)
-class _Rest:
-    """Completes a batch of which a part was trained on already.
+class _Picking:
+    """A sampler whose choice is looked at, and which only completes what was trained on already.
 
     Args:
-        first: that part.
+        first: groups of the batch that were trained on already.
         sampler: chooses the rest.
     """
 
@@ -38,7 +37,8 @@ class _Rest:
     def pick(self, candidates: Sequence[c.Candidate], count: int) -> Sequence[int]:
         taken = set(self.first)
         free = [candidate for candidate in candidates if candidate.key not in taken]
-        return [*self.first, *self.sampler.pick(free, count - len(taken))]
+        picked, keys = self.sampler.pick(free, count - len(taken)), [candidate.key for candidate in free]
+        return [*self.first, *chosen("sampler", self.sampler, "pick", picked, keys, count - len(taken))]
 
 
 class Batches:
@@ -52,7 +52,7 @@ class Batches:
         self, spec: PipelineSpec, ledger: Ledger, trainer: TrainerState, gate: c.AdmissionGate, outbox: Outbox
     ) -> None:
         self._spec, self._ledger, self._trainer, self._gate, self._outbox = spec, ledger, trainer, gate, outbox
-        parts = spec.training.split(range(spec.batch_groups)) if spec.training.streams else ()
+        parts = _parts(spec.training, range(spec.batch_groups)) if spec.training.streams else ()
         self._sizes = [len(part) for part in parts[:-1]]  # of the parts that are accumulated
         self._waits_at: tuple[int, ...] | None = None  # nothing was found there; nothing has changed since
 
@@ -75,22 +75,20 @@ class Batches:
         gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._spec.training
         if not gate.ready():
             return False
-        candidates, sampler, before = ledger.candidates(), self._spec.sampler, set(trainer.accumulated)
+        candidates, before = ledger.candidates(), set(trainer.accumulated)
         if before:
             candidates = sorted([*self._candidates(trainer.accumulated), *candidates], key=_order)
-            sampler = _Rest(trainer.accumulated, sampler)
-        batch = list(gate.consume(candidates, sampler))
+        consumed = gate.consume(candidates, _Picking(trainer.accumulated, self._spec.sampler))
+        keys = [candidate.key for candidate in candidates]
+        batch = chosen("admission gate", gate, "consume", consumed, keys, self._spec.batch_groups)
         if not before.issubset(batch):
-            raise ControllerError(
-                f"found the batch {batch!r:.120} without {sorted(before.difference(batch))!r:.120}, expected everything "
-                "that was accumulated for it"
+            raise answered(
+                "admission gate", gate, "consume", batch, f"all that was accumulated, {sorted(before)!r:.120}"
             )
         rest = [index for index in batch if index not in before]
         version = self._take(rest)
         trainer.stepping = version
-        parts = [rest] if training.streams else training.split(rest)
-        if sorted(chain.from_iterable(parts)) != sorted(rest):
-            raise answered("training", training, "split", parts, "each group of the batch in one part")
+        parts = [rest] if training.streams else _parts(training, rest)
         self._outbox.send(c.Step, version=version, mini_batches=tuple([self._names(part) for part in parts]))
         return True
 
@@ -102,13 +100,14 @@ class Batches:
         if now == self._waits_at:
             return False
         taken = set(trainer.accumulated)
-        free = [index for index in self._gate.trainable() if index not in taken]
+        trainable = chosen(
+            "admission gate", self._gate, "trainable", self._gate.trainable(), [*ledger.buffered, *taken]
+        )
+        free = [index for index in trainable if index not in taken]
         if len(free) < size:
             self._waits_at = now
             return False
-        part = list(self._spec.sampler.pick(sorted(self._candidates(free), key=_order), size))
-        if not len(part) == len(set(part)) == size or not set(part).issubset(free):
-            raise ControllerError(f"the sampler chose {part!r:.120}, expected {size} different groups of {free!r:.120}")
+        part = list(_Picking((), self._spec.sampler).pick(sorted(self._candidates(free), key=_order), size))
         version = self._take(part)
         trainer.accumulating, trainer.parts = version, trainer.parts + 1
         trainer.accumulated += part
@@ -126,7 +125,7 @@ class Batches:
         """Trajectories by staleness. Asserts the bound on what is about to be consumed.
 
         Raises:
-            ControllerError: admission guarantees a bound and a trajectory exceeds it.
+            PluginAnswerError: admission guarantees a bound and a trajectory exceeds it.
         """
         counts: dict[int, int] = {}
         bound = self._gate.bound
@@ -134,10 +133,11 @@ class Batches:
             for produced_by, count in self._ledger.groups[index].versions().items():
                 lag = self._trainer.version - produced_by
                 if bound is not None and lag > bound:
-                    raise ControllerError(
-                        f"a trajectory of version {produced_by} of group {index} was about to be trained on at version "
-                        f"{self._trainer.version}: a staleness of {lag}, expected at most {bound}"
+                    expected = (
+                        f"a staleness of at most {bound}: group {index} has a trajectory of version {produced_by}, and the "
+                        f"trainer is at version {self._trainer.version}"
                     )
+                    raise answered("admission gate", self._gate, "consume", groups, expected)
                 counts[lag] = counts.get(lag, 0) + count
         return counts
 
@@ -147,6 +147,15 @@ class Batches:
     def _candidates(self, groups: Sequence[int]) -> list[c.Candidate]:
         found = [self._ledger.groups[index].candidate for index in groups]
         return [candidate for candidate in found if candidate is not None]
+
+
+def _parts(training: c.TrainingPolicy, groups: Sequence[int]) -> Sequence[Sequence[int]]:
+    parts = training.split(groups)
+    if not isinstance(parts, Sequence) or not all(isinstance(part, Sequence) and part for part in parts):
+        raise answered("training", training, "split", parts, "parts of the batch, none of them empty")
+    if sorted(chain.from_iterable(parts)) != sorted(groups):
+        raise answered("training", training, "split", parts, "each group of the batch in one part")
+    return parts
 
 
 def _order(candidate: c.Candidate) -> int:

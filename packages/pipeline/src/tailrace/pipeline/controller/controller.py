@@ -376,14 +376,10 @@ class Controller:
         self.trainer.went_down()
         self.scoring.went_down()
         self.members.restarted()
-        for state in self.members.states.values():
-            state.failures.clear()
-        known = self.trainer.fallbacks
-        self.trainer.found(event.checkpoints)
-        if not self.trainer.fallbacks:
+        if not self.trainer.found(event.checkpoints):
             self._fail(
-                f"none of the checkpoints that the run could go on from can be used: expected one of {known}, found "
-                f"{sorted(event.checkpoints) or 'none'}; start a new run"
+                "none of the checkpoints that the run could go on from can be used: expected one of "
+                f"{self.trainer.fallbacks}, found {sorted(event.checkpoints) or 'none'}; start a new run"
             )
             return
         self.failures.restart_all(self.trainer.fallbacks[-1])
@@ -462,7 +458,7 @@ class Controller:
             self.outbox.send(c.Publish, version=version, relays=relays)
 
     def _checkpoint(self) -> None:
-        keep = self.trainer.kept(self.ledger.versions_needed())
+        keep = self.trainer.saves(self.ledger.versions_needed())
         self.outbox.send(c.Checkpoint, version=self.trainer.version, keep=keep)
 
     def _fail(self, reason: str) -> None:

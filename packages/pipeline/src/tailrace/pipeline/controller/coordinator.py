@@ -33,7 +33,8 @@ from tailrace.pipeline.controller.fleet import Fleet, ReplicaState
 from tailrace.pipeline.controller.ledger import GroupState, Ledger, TrajectoryState
 from tailrace.pipeline.controller.members import Members
 from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.planned import pulls, relocations
+from tailrace.pipeline.controller.plugin_faults import answered, listed
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -135,7 +136,7 @@ class Coordinator:
             launch = self._source.next(self.progress())
             if launch is None:
                 return
-            if launch.prompt < 0 or not 1 <= launch.needed <= launch.samples:
+            if not isinstance(launch, c.Launch) or launch.prompt < 0 or not 1 <= launch.needed <= launch.samples:
                 raise answered("batching", batching, "next", launch, "a prompt from 0 and 1 <= needed <= samples")
             self._source.launched(self._ledger.admit(launch), launch)
 
@@ -216,13 +217,15 @@ class Coordinator:
         if not _may_place(cycle):
             return ()
         ledger, replicas, trajectories = self._ledger, self._fleet.replicas, self._ledger.trajectories
-        placements = self._spec.routing.route(cycle)
+        routing = self._spec.routing
+        placements = routing.route(cycle)
         routes: dict[str, list[TrajectoryState]] = {}
         reasons: dict[str, list[c.Reason]] = {}
         singles: Sequence[c.Placement] = placements
         whole: Sequence[tuple[Sequence[str], str]] = ()
         if isinstance(placements, c.Placements):
             singles, whole = placements.singles, placements.groups
+        listed("routing", routing, "route", singles, c.Placement)
         started: list[GroupState] = []
         placed: set[str] = set()
         fresh: set[str] = set()
@@ -234,10 +237,9 @@ class Coordinator:
                 fresh.update(started[-1].members)
             elif name in placed or not (name in fresh or name in ledger.waiting):
                 raise self._forbidden(placement, _ONCE)
-            elif state.version is not None:
-                if ledger.exact(state) and state.version != replica.version:
-                    raise self._forbidden(placement, f"a replica that serves version {state.version}")
-                self.routings += 1
+            else:
+                self._check_version(state, replica, placement)
+                self.routings += state.version is not None
             placed.add(name)
             routes.setdefault(placement.replica, []).append(trajectories[name])
             if placement.reason is not c.CHOSEN:
@@ -262,6 +264,19 @@ class Coordinator:
         if replica is None or not replica.serves:
             raise self._forbidden(placement, "a replica that is up, serves a version and is not pulling")
         return replica
+
+    def _check_version(self, state: TrajectoryState, replica: ReplicaState, placement: object) -> None:
+        """What has tokens goes on under the version that made them, or, where versions mix, under none older than its group's.
+
+        Raises:
+            PluginAnswerError: it would not.
+        """
+        assert replica.version is not None
+        oldest = self._ledger.groups[state.group].version
+        if self._ledger.exact(state) and state.version != replica.version:
+            raise self._forbidden(placement, f"a replica that serves version {state.version}")
+        if oldest is not None and replica.version < oldest:
+            raise self._forbidden(placement, f"a replica that serves version {oldest} or a newer one")
 
     def _forbidden(self, answer: object, expected: str) -> Exception:
         return answered("routing", self._spec.routing, "route", answer, expected)
@@ -299,13 +314,8 @@ class Coordinator:
         published = self._trainer.published
         if published < 0 or not any(r.version != published and r.pulling is None for r in self._fleet.up()):
             return
-        cycle = self._cycle()
-        for decision in self._spec.sync.pulls(cycle):
-            replica = self._fleet.replicas.get(decision.replica)
-            if replica is None or replica.member.health is not c.Health.UP:
-                raise answered("sync", self._spec.sync, "pulls", decision, "a replica that is up")
-            if replica.pulling is None and not replica.moving_out:
-                self._pull(replica, published, decision.reason)
+        for decision in pulls(self._spec.sync, self._cycle()):
+            self._pull(self._fleet.replicas[decision.replica], published, decision.reason)
 
     def _pull(self, replica: ReplicaState, version: int, reason: c.Reason) -> None:
         sources = self._members.sources(replica.id)
@@ -333,18 +343,13 @@ class Coordinator:
         cycle = self._cycle()
         eligible = [view for view in cycle.replicas if view.version is not None and not view.pulling]
         eligible = [view for view in eligible if not self._fleet.replicas[view.replica].incoming]
-        known = {view.replica for view in eligible}
-        for decision in policy.plan(c.Cycle(eligible, cycle.pool, cycle.admits, cycle.progress, cycle.routing)):
+        view = c.Cycle(eligible, cycle.pool, cycle.admits, cycle.progress, cycle.routing)
+        for decision in relocations(policy, view):
             if isinstance(decision, c.Move):
-                if not {decision.source, decision.destination} <= known or decision.source == decision.destination:
-                    raise answered("relocation", policy, "plan", decision, "two replicas of the view")
                 self._move(decision)
             else:
-                source = self._fleet.replicas.get(decision.replica)
-                if source is None or not set(decision.trajectories) <= set(source.assigned):
-                    raise answered("relocation", policy, "plan", decision, "trajectories that run on that replica")
                 self.evictions += len(decision.trajectories)
-                self._interrupt(source, decision.trajectories, decision.reason)
+                self._interrupt(self._fleet.replicas[decision.replica], decision.trajectories, decision.reason)
         if not stepped:
             self.last_plan_s = now
             self._fleet.sampled()

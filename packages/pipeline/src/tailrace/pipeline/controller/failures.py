@@ -11,7 +11,7 @@ from typing import Protocol
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import DATA, RELAY, TRAINER, Members, MemberState, down
 from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.plugin_faults import answered, listed
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
 _ACTIONS = c.RecoveryAction
@@ -67,8 +67,7 @@ class Failures:
         member.health = c.Health.DOWN
         if event.cause is c.Cause.CHECKPOINT and event.role == TRAINER:
             damaged = self._trainer.fallbacks[-1]
-            self._trainer.unusable(damaged)
-            if not self._trainer.fallbacks:
+            if not self._trainer.unusable(damaged):
                 self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {event.reason}")
                 return
         action = self._policy.on_down(failure)
@@ -77,7 +76,8 @@ class Failures:
 
     def stands_still(self, now: float) -> None:
         """A member reports that it makes no progress: the policy says whether that is long enough."""
-        for suspected in self._policy.suspects(self._view()):
+        view = self._view()
+        for suspected in listed("recovery", self._policy, "suspects", self._policy.suspects(view), c.Suspected):
             member = self._members.get(suspected.role, suspected.id)
             if member is None:
                 raise answered("recovery", self._policy, "suspects", suspected, "a member of the view")
@@ -88,8 +88,7 @@ class Failures:
     def restart_all(self, version: int | None) -> None:
         """The driver died with every process. The data role falls back to what the trainer goes on from."""
         for member in list(self._members.states.values()):
-            if member.health is not c.Health.DOWN:
-                self._restart(member, c.Reason(c.Why.LOST_IN_CRASH), data_version=version)
+            self._restart(member, c.Reason(c.Why.LOST_IN_CRASH), data_version=version)
 
     def _act(self, member: MemberState, action: c.RecoveryAction, failure: c.Failure, reason: c.Reason) -> None:
         if action is _ACTIONS.RESTART or action is _ACTIONS.REPLACE:
@@ -101,14 +100,18 @@ class Failures:
             if failure.cause is c.Cause.STILL:
                 self._outbox.send(c.Stop, role=member.role, id=member.id, reason=reason)
             del self._members.states[member.role, member.id]
-        elif action is _ACTIONS.FAIL or action is _ACTIONS.EVICT:
+        elif action is _ACTIONS.FAIL:
             self._fail(
                 f"{member.role} {member.id} is down and is not restarted: {failure.reason} (failure {failure.failures} of "
-                f"it within {self._policy.window_s:.0f} s without work in between"
-                f"{'' if action is _ACTIONS.FAIL else '; nobody else does its work'})"
+                f"it within {self._policy.window_s:.0f} s without work in between)"
             )
         else:
-            raise answered("recovery", self._policy, "on_down", action, "a RecoveryAction that fits the failure")
+            where = f"on {failure.machine}" if failure.machine else "on a machine that nobody knows"
+            expected = (
+                f"a RecoveryAction that fits: {member.role} {member.id} {where} is down ({failure.reason}), and "
+                f"{failure.others or 'no'} others do its work"
+            )
+            raise answered("recovery", self._policy, "on_down", action, expected)
 
     def _evict_machine(self, member: MemberState, machine: str, reason: c.Reason) -> None:
         for other in self._members.give_up(machine):

@@ -139,11 +139,16 @@ class Members:
         return tuple(relay.address for relay in up)
 
     def restarted(self) -> None:
-        """The driver died, and every process with it."""
+        """The driver died, and every process with it. One that was down is what the run failed of: it starts again, too.
+
+        Failures do not count any more.
+        """
+        self.failed.clear()
         for state in list(self.states.values()):
+            state.failures.clear()
             if state.health is Health.STOPPING:
                 del self.states[state.role, state.id]
-            elif state.health is not Health.DOWN:
+            else:
                 state.health, state.machine, state.address = Health.STARTING, "", ""
                 state.phase, state.still_s = "", 0.0
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tailrace.pipeline.errors import PluginAnswerError
+
+_Answer = TypeVar("_Answer")
 
 
 def answered(axis: str, policy: object, method: str, answer: object, expected: str) -> PluginAnswerError:
@@ -15,6 +17,40 @@ def answered(axis: str, policy: object, method: str, answer: object, expected: s
         f"{axis} policy {name_of(policy)}: {method} answered {answer!r:.200}, expected {expected}; "
         "the run can be resumed once the policy is mended"
     )
+
+
+def listed(
+    axis: str, policy: object, method: str, answer: Sequence[_Answer], kinds: type | tuple[type, ...]
+) -> Sequence[_Answer]:
+    """An answer that is to be a sequence of these kinds.
+
+    Raises:
+        PluginAnswerError: it is something else.
+    """
+    if isinstance(answer, Sequence) and all(isinstance(member, kinds) for member in answer):
+        return answer
+    names = " or ".join(kind.__name__ for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+    raise answered(axis, policy, method, answer, f"a sequence of {names}")
+
+
+def chosen(
+    axis: str, policy: object, method: str, answer: Sequence[int], offered: Collection[int], count: int | None = None
+) -> list[int]:
+    """An answer that is to name groups, each once.
+
+    Args:
+        offered: groups that it may name.
+        count: how many it is to name; any number if None.
+
+    Raises:
+        PluginAnswerError: it is something else.
+    """
+    if isinstance(answer, Sequence) and all(isinstance(group, int) for group in answer):
+        groups = set(answer)
+        if len(groups) == len(answer) == (len(groups) if count is None else count) and groups.issubset(offered):
+            return list(answer)
+    many = "different groups" if count is None else f"{count} different groups"
+    raise answered(axis, policy, method, answer, f"{many} of {list(offered)!r:.120}")
 
 
 def blame(error: Exception, policies: Mapping[str, object]) -> str | None:

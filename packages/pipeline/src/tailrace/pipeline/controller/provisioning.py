@@ -9,7 +9,7 @@ from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.fleet import Fleet
 from tailrace.pipeline.controller.members import REPLICA, Members
 from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.plugin_faults import answered, listed
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -59,7 +59,8 @@ class Provisioning:
         """Ask the policy, and do what it says."""
         self._now = now
         policy = self._spec.provisioning
-        for action in policy.plan(self.view()):
+        actions = listed("provisioning", policy, "plan", policy.plan(self.view()), (c.StartReplica, c.StopReplica))
+        for action in actions:
             if isinstance(action, c.StartReplica):
                 name = f"r{self.started}"
                 self.started += 1
@@ -67,10 +68,12 @@ class Provisioning:
                     c.Start, role=REPLICA, id=name, place=c.Place(avoid=self._members.given_up), reason=action.reason
                 )
                 self._fleet.add(self._members.add(REPLICA, name), self._spec.replica_batch)
-            elif isinstance(action, c.StopReplica) and self._members.get(REPLICA, action.replica) is not None:
-                self._stop(action)
-            else:
+            elif self._members.get(REPLICA, action.replica) is None:
                 raise answered("provisioning", policy, "plan", action, "StartReplica, or StopReplica of a replica")
+            else:
+                self._stop(action)
+        if not actions and all(member.health is c.Health.STOPPING for member in self._members.of(REPLICA)):
+            raise answered("provisioning", policy, "plan", actions, "at least one replica that is not stopping")
 
     def stop_emptied(self) -> None:
         """Replicas that are to stop and hold nothing any more are told."""

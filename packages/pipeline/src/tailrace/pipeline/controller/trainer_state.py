@@ -18,7 +18,7 @@ class TrainerState:
     of batches consumed, so that a fall-back knows its step. Staleness counts trajectories: at completion by staleness, at
     consumption by version that was made, then by staleness, so that a fall-back forgets the batches that it undoes.
 
-    `staged`: the weights that it holds were handed over to be published since it came up. `fallbacks` are the versions that it
+    `saving` are versions whose checkpoints are under way. `staged`: the weights that it holds were handed over to be published since it came up. `fallbacks` are the versions that it
     can go back to, oldest first: the newest durable checkpoints, and `first` as long as nothing else is needed for that.
 
     Of the batch that is being streamed, `accumulated` lists the groups that were given so far, in so many `parts`;
@@ -35,6 +35,7 @@ class TrainerState:
     staged: bool = False
     durable: int = -1
     fallbacks: list[int] = field(default_factory=list)
+    saving: list[int] = field(default_factory=list)
     stepping: int | None = None
     accumulating: int | None = None
     accumulated: list[int] = field(default_factory=list)
@@ -85,31 +86,42 @@ class TrainerState:
 
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
-    def kept(self, needed: Iterable[int]) -> tuple[int, ...]:
-        """Checkpoints that stay beside the next one: those to fall back to, and those of versions still needed."""
-        newest = self.fallbacks[-(self.keep - 1) :] if self.keep > 1 else []
-        return tuple(sorted({*newest, *needed}))
+    def saves(self, needed: Iterable[int]) -> tuple[int, ...]:
+        """A checkpoint of what it holds is begun. Returns those that stay beside it.
+
+        They are those to fall back to, those that are not durable yet, whose end may never be heard, and those of versions
+        that are still needed.
+        """
+        kept = {*self.fallbacks, *self.saving, *needed}
+        self.saving.append(self.version)
+        return tuple(sorted(kept))
 
     def became_durable(self, version: int) -> int:
         """A checkpoint survives a crash. Returns the oldest version that the trainer may still go back to."""
         self.durable = max(self.durable, version)
+        self.saving = [later for later in self.saving if later > version]
         if version in self.batches and version not in self.fallbacks:
             self.fallbacks = sorted([*self.fallbacks, version])[-self.keep :]
         return self.fallbacks[0]
 
-    def found(self, checkpoints: Sequence[int]) -> None:
+    def found(self, checkpoints: Sequence[int]) -> bool:
         """After a crash these checkpoints exist; one that nobody had heard of yet may be newer than all that were known.
 
-        The relays are new, so nothing is published until the trainer hands it over.
+        The relays are new, so nothing is published until the trainer hands it over. Returns whether there is one to go on
+        from; otherwise it is still known which ones would do.
         """
         self.publishing, self.published = max(self.publishing, self.published), -1
         known = [version for version in checkpoints if version in self.batches and version > self.fallbacks[-1]]
         left = [version for version in self.fallbacks if version == self.first or version in checkpoints]
-        self.fallbacks = [*left, *sorted(known)]
+        return self._can_use([*left, *sorted(known)])
 
-    def unusable(self, version: int) -> None:
-        """A checkpoint is damaged."""
-        self.fallbacks = [other for other in self.fallbacks if other != version]
+    def unusable(self, version: int) -> bool:
+        """A checkpoint is damaged. Returns whether there is another."""
+        return self._can_use([other for other in self.fallbacks if other != version])
+
+    def _can_use(self, fallbacks: list[int]) -> bool:
+        self.fallbacks = fallbacks or self.fallbacks
+        return bool(fallbacks)
 
     @property
     def checkpoint(self) -> int | None:
@@ -118,6 +130,7 @@ class TrainerState:
 
     def fall_back(self, version: int) -> None:
         """The trainer holds the weights of a checkpoint again."""
+        self.saving = []
         self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}
         self.step = self.batches[version]

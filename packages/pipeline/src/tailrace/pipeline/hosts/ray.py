@@ -53,7 +53,8 @@ class RayMember:
         self._node: str | None = None
         self._pid: int | None = None
         self._killed = False
-        _translated(self._actor.where.remote(), name).add_done_callback(self._remember)
+        self._where = _translated(self._actor.where.remote(), name)
+        self._where.add_done_callback(self._remember)
 
     @property
     def pid(self) -> int | None:
@@ -66,8 +67,9 @@ class RayMember:
         return self._node or ""
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method of the role."""
-        return _translated(self._actor.call.remote(method, arguments), self._name)
+        """Call a method of the role. One that is ready says where it is, too."""
+        answer = _translated(self._actor.call.remote(method, arguments), self._name)
+        return _after(self._where, answer) if method == "ready" else answer
 
     def strike(self, kind: FaultKind) -> None:
         """A role with a process of its own has that struck, or its engine; otherwise the actor's process is."""
@@ -115,11 +117,12 @@ class RayCaller:
 
     Args:
         run: names the run on the cluster.
+        before: an incarnation that is gone; the next one is looked for.
     """
 
-    def __init__(self, run: str, role: str, id_: str) -> None:
+    def __init__(self, run: str, role: str, id_: str, before: int = 0) -> None:
         self._run, self._role, self._id = run, role, id_
-        self._incarnation = 0
+        self._incarnation = before
         self._actor: Any = None
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
@@ -160,7 +163,7 @@ class RayCaller:
         return f"{self._role} {self._id}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RayCaller, (self._run, self._role, self._id)
+        return RayCaller, (self._run, self._role, self._id, max(0, self._incarnation - 1))
 
 
 def actor_name(run: str, role: str, id_: str, incarnation: int) -> str:
@@ -203,6 +206,7 @@ class RayHost:
             options["address"] = address
             del options["include_dashboard"]
         self._run = f"tailrace-{secrets.token_hex(6)}"
+        self._newest: dict[tuple[str, str], int] = {}
         try:
             with _own_signals():
                 ray.init(**options)
@@ -216,6 +220,7 @@ class RayHost:
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> RayMember:
         """Start an actor, on a machine that is not given up."""
+        self._newest[role, id_] = incarnation
         options: dict[str, Any] = {
             "name": actor_name(self._run, role, id_, incarnation),
             "num_cpus": spec.cpus,
@@ -240,7 +245,7 @@ class RayHost:
 
     def caller(self, role: str, id_: str = "0") -> RayCaller:
         """Whoever bears the name when it is called."""
-        return RayCaller(self._run, role, id_)
+        return RayCaller(self._run, role, id_, self._newest.get((role, id_), 1) - 1)
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
@@ -267,6 +272,21 @@ def _cause(error: BaseException) -> str:
     if not lines:
         return type(error).__name__
     return lines[-1] if any("Traceback" in line or "Error" in line for line in lines[1:]) else lines[0]
+
+
+def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
+    """The answer, once both are there."""
+    out: Future[Any] = Future()
+
+    def settle(done: Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            out.set_result(done.result())
+        else:
+            out.set_exception(error)
+
+    first.add_done_callback(lambda _: answer.add_done_callback(settle))
+    return out
 
 
 def _translated(ref: Any, name: str) -> Future[Any]:
