@@ -177,6 +177,7 @@ def make_trainer(model, token, caller, data, tmp_path):
         roles.append(TrainerRole(**{**arguments, **options}))
         return roles[-1]
 
+    start.made = roles
     yield start
     for role in roles:
         role.close()

@@ -180,3 +180,23 @@ def test_one_that_is_closed_in_the_middle_of_a_step_consumes_nothing(make_traine
     data.go.set()
     closing.join(30)
     assert data.consumed == []
+
+
+def test_in_one_process_a_new_one_waits_until_the_last_is_through(make_trainer, data, gather):
+    last = make_trainer()
+    last.ready(None)
+    data.go.clear()
+    last.submit([Step(1, 1, (data.batch(1),))])
+    assert data.reached.wait(30)
+    closing = threading.Thread(target=make_trainer.made.pop().close)  # it is abandoned
+    closing.start()
+    threading.Timer(0.5, data.go.set).start()
+    role = make_trainer()
+    assert data.go.is_set()
+    role.ready(None)
+    role.submit([Step(1, 1, (data.batch(1),))])
+    gather(role, lambda events: fold(events, Stepped), "a step")
+    closing.join(30)
+    assert data.consumed == [(1, list(data.batch(1)))]
+    role.close()
+    role.close()

@@ -43,6 +43,9 @@ from tailrace.pipeline.roles.worker import Worker
 _PHASES: dict[type, str] = {Step: "training", Accumulate: "training", Publish: "publishing", Checkpoint: "saving"}
 _IDLE = "idle"
 _CLOSE_S = 5.0
+_PREDECESSOR_S = 30.0
+_one_at_a_time = threading.Lock()
+"""Torch's process group is the process's. Where members are threads, a trainer waits until the one before it is through."""
 
 
 class TrainerRole:
@@ -81,7 +84,12 @@ class TrainerRole:
         data_timeout_s: float = 180.0,
     ) -> None:
         build = load("tailrace.backend", backend)
-        self._backend = build(str(model), config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+        self._alone = _one_at_a_time.acquire(timeout=_PREDECESSOR_S)
+        try:
+            self._backend = build(str(model), config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+        except BaseException:
+            self._let_others()
+            raise
         self._data, self._data_timeout_s = data, data_timeout_s
         self._checkpoints, self._save_timeout_s = checkpoints, save_timeout_s
         self._held, self._member = held, member
@@ -136,8 +144,14 @@ class TrainerRole:
             save.join(self._save_timeout_s)
         if idle:  # otherwise it is in use
             self._backend.close()
+        self._let_others()
         if self._publishing is not None:
             self._publishing.close()
+
+    def _let_others(self) -> None:
+        alone, self._alone = self._alone, False
+        if alone:
+            _one_at_a_time.release()
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
