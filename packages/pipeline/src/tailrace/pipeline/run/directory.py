@@ -23,6 +23,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError, RunWriteError
 
 FORMAT = 2
@@ -54,8 +56,14 @@ class RunDirectory:
         self._lock: int | None = None
 
     @classmethod
-    def create(cls, root: Path, config: Mapping[str, Any]) -> RunDirectory:
+    def create(
+        cls, root: Path, config: Mapping[str, Any], *, simulated: Mapping[str, Any] | None = None
+    ) -> RunDirectory:
         """A new run, locked. If this raises, nothing of it is left behind.
+
+        Args:
+            simulated: of a run on a simulated fleet, what its configuration alone does not say: `steps`, the batches that its
+                pipeline would train on.
 
         Raises:
             RunDirectoryError: there is something there already. Nothing is overwritten.
@@ -73,7 +81,10 @@ class RunDirectory:
         try:
             for path in (directory.checkpoints, directory.trajectories, directory.task, directory.tensorboard):
                 _make(path)
-            write_json(directory.config, {"format": FORMAT, "run": dict(config)}, sync=True)
+            content = {"format": FORMAT, "run": dict(config)}
+            write_json(
+                directory.config, content if simulated is None else {**content, "simulated": simulated}, sync=True
+            )
         except BaseException:
             for path in root.iterdir():  # it was empty before, and the lock keeps others out
                 with suppress(OSError):
@@ -109,6 +120,20 @@ class RunDirectory:
             found = f"a run of format {content.get('format')!r}" if "run" in content else f"something else ({keys})"
             raise RunDirectoryError(f"{self.config}: found {found}, expected a run of format {FORMAT}")
         return run
+
+    def configuration(self) -> RunConfig:
+        """The same, checked.
+
+        Raises:
+            RunDirectoryError, ConfigError: it is missing or damaged.
+        """
+        return validate([(str(self.config), self.read_config())])
+
+    @property
+    def simulated(self) -> Mapping[str, Any] | None:
+        """What was said of the simulated fleet that it ran on; None for a real run."""
+        found = read_json(self.config).get("simulated")
+        return found if isinstance(found, dict) else None
 
     def lock(self) -> None:
         """Keep every other process out until this one ends.

@@ -1,8 +1,4 @@
-"""Why a trajectory went where it went: its story, from the event log.
-
-The controller is deterministic, so its decisions are not stored: the log is replayed through a controller that this time keeps
-a note of every decision, and what concerns one trajectory is picked out.
-"""
+"""Why a trajectory went where it went: its story, from the event log."""
 
 from __future__ import annotations
 
@@ -10,13 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tailrace import contracts as c
-from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.ledger import GroupPhase
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.eventlog import read_events
+from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.pipeline.run.history import History
+from tailrace.pipeline.run.past import Stage, Trajectory
+from tailrace.pipeline.run.reporting.record import spec_of
+from tailrace.pipeline.run.words import why
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,64 +31,91 @@ class Line:
     text: str
 
 
-def explain(directory: RunDirectory, config: RunConfig, trajectory: str) -> list[Line]:
+def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
     """Everything that happened to a trajectory and was decided about it, in order.
 
     Raises:
-        RunDirectoryError: the run never admitted such a trajectory.
+        RunDirectoryError, ConfigError: the run never gave such a trajectory to a replica, or is damaged.
     """
-    controller = Controller(build_spec(config), relays=config.relay.count)
-    controller.outbox.notes = []
+    history = History(spec_of(directory, directory.configuration()))
     story: list[Line] = []
-    group = _group_of(trajectory)
-    known = trained = False
-    for now, event in read_events(directory.events):
-        texts = list(_event(event, trajectory, controller))
-        before = controller.ledger.groups.get(group) if group is not None else None
-        phase = before.phase if before is not None else None
-        controller.handle(event, now)
-        texts += [note.text for note in controller.outbox.notes if trajectory in note.trajectories]
-        controller.outbox.notes.clear()
-        if not known and controller.ledger.get(trajectory) is not None:
-            known = True
-            texts.insert(0, "admitted: it waits in the pool")
-        after = controller.ledger.groups.get(group) if group is not None else None
-        texts += _group_changed(phase, after.phase if after is not None else None)
-        if after is not None and after.phase is GroupPhase.TRAINED and not trained:
-            trained = True
-            texts.append(f"its batch is trained on: version {after.consumed_for}")
-        story += [Line(now, controller.learner.version, text) for text in texts]
-    if not known:
-        last = controller.ledger.counts.admitted - 1
+    example = "0.0"
+    for instant in read_log(directory.events):
+        before = history.trajectories.get(trajectory)
+        replica, stage = (None, None) if before is None else (before.replica, _stage(before, history))
+        history.observe(instant.now, instant.events, instant.commands)
+        after = history.trajectories.get(trajectory)
+        texts = [text for event in instant.events for text in _event(event, trajectory, before, replica)]
+        if after is not None:
+            texts += _moved_on(stage, _stage(after, history))
+        texts += _commands(instant, trajectory)
+        story += [Line(instant.now, history.version, text) for text in texts]
+        example = next(iter(history.trajectories), example)
+    if not story:
         raise RunDirectoryError(
-            f"{directory.root}: found no trajectory {trajectory!r}, expected GROUP.SAMPLE with a group from 0 to {last}, "
-            "such as 0.0"
+            f"{directory.root}: found no trajectory {trajectory!r}, expected one that a replica was given, such as {example}"
         )
     return story
 
 
-def _group_of(trajectory: str) -> int | None:
-    group, _, sample = trajectory.partition(".")
-    return int(group) if group.isdigit() and sample.isdigit() else None
-
-
-def _event(event: c.Event, trajectory: str, controller: Controller) -> Iterator[str]:
-    if getattr(event, "trajectory", None) != trajectory or controller.ledger.get(trajectory) is None:
-        return  # of another, or of one that was dropped meanwhile
+def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: str | None) -> Iterator[str]:
+    """What an event says of a trajectory that ran on a replica."""
+    if known is None:
+        return
     match event:
-        case c.Finished(replica=replica, tokens=tokens, reason=reason):
-            yield f"finished on {replica} with {tokens} tokens ({reason})"
-        case c.Interrupted(replica=replica, tokens_kept=kept):
-            yield f"left {replica} with {kept} tokens kept; it waits in the pool"
+        case c.Down(role=role, id=member, reason=reason) if (role, member) == (REPLICA, replica):
+            yield f"{replica} is down: {reason}; it waits in the pool"
+        case c.Resumed():
+            yield "the driver died, and the run went on"
+        case c.Up(role=role) if role == TRAINER and known.finished:
+            yield (
+                "the trainer is up again"
+                if event.version is None
+                else f"the trainer is back at version {event.version}"
+            )
+    if getattr(event, "trajectory", None) != trajectory:
+        return
+    match event:
+        case c.Finished(tokens=tokens, reason=reason):
+            yield f"finished on {event.replica} with {tokens} tokens ({reason})"
+        case c.Interrupted(tokens_kept=kept):
+            yield f"left {event.replica} with {kept} tokens kept; it waits in the pool"
         case c.Scored(reward=reward):
             yield f"scored: reward {reward:g}"
         case c.ScoringFailed(reason=reason):
-            state = controller.ledger.get(trajectory)
-            yield f"scoring failed for the {(state.scoring_attempts if state else 0) + 1}. time: {reason}"
+            yield f"scoring failed: {reason}"
 
 
-def _group_changed(before: GroupPhase | None, after: GroupPhase | None) -> Iterator[str]:
-    if before is GroupPhase.GENERATING and after is GroupPhase.BUFFERED:
+def _commands(instant: Instant, trajectory: str) -> Iterator[str]:
+    for command in instant.commands:
+        match command:
+            case c.Route(replica=replica, trajectories=refs):
+                for place, ref in enumerate(refs):
+                    if ref.trajectory == trajectory:
+                        tokens = f", {ref.kept} tokens of it exist" if ref.kept else ""
+                        yield f"routed to {replica}: {why(command.reason(place))}{tokens}"
+            case c.Interrupt(replica=replica, trajectories=names) if trajectory in names:
+                yield f"interrupted on {replica}: {why(command.reason)}"
+            case c.Abort(trajectories=names) if trajectory in names:
+                anew = command.reason.why in (c.Why.VERSION_GONE, c.Why.EVALUATION)
+                yield f"{'begins anew' if anew else 'dropped'}: {why(command.reason)}"
+            case c.Accumulate(version=version, trajectories=names) if trajectory in names:
+                yield f"given to the trainer: a part of the batch that makes version {version}"
+            case c.Step(version=version, mini_batches=parts) if any(trajectory in names for names in parts):
+                yield f"given to the trainer: the batch that makes version {version}"
+
+
+def _stage(known: Trajectory, history: History) -> Stage | None:
+    return history.groups[known.ref.group].stage if known.ref.purpose is c.Purpose.TRAIN else None
+
+
+def _moved_on(before: Stage | None, after: Stage | None) -> Iterator[str]:
+    """What became of its group in an instant."""
+    if before is after:
+        return
+    if after is Stage.TRAINED:
+        yield "its batch is trained on"
+    elif after is Stage.BUFFERED and before in (Stage.TRAINING, Stage.TRAINED):
+        yield "its group waits for the trainer again"
+    elif before is Stage.GENERATING and after is not None:
         yield "its group is complete and waits for the trainer"
-    elif before in (GroupPhase.TRAINING, GroupPhase.TRAINED) and after is GroupPhase.BUFFERED:
-        yield "its group waits for the trainer again: the trainer fell back to a checkpoint"

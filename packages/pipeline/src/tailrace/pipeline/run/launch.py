@@ -183,7 +183,7 @@ class _Launch:
         data.call("export", self.directory.trained)
         return summarise(
             self.config,
-            controller,
+            controller.view,
             controls,
             audit=data.call("audit"),
             lengths=data.call("trained_lengths"),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 
 
@@ -22,34 +22,34 @@ class MetricsObserver:
     """
 
     def __init__(self, path: Path, tensorboard: Path | None) -> None:
+        written = sum(row["kind"] == "evaluation" for row in read_metrics(path))  # by drivers before this one
         self._file = path.open("a", buffering=1)
         self._writer = _tensorboard(tensorboard)
         self._batches: dict[int, dict[str, Any]] = {}
-        self._evaluations = 0
+        self._evaluations = written
         self.follows = True
         """Whether what is observed is the run's own; not while controls are evaluated."""
 
-    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """Note a batch when it is taken and write it when it is trained on."""
         if not self.follows:
             return
-        batch = self._batches.pop(event.version, {}) if isinstance(event, c.Stepped) else {}
+        stepped = [event for event in events if type(event) is c.Stepped]
+        for event in stepped:
+            batch = self._batches.pop(event.version, {})
+            row = {"step": run.step_of(event.version), "version": event.version, **batch, **event.metrics}
+            self._write("step", now, row)
         for command in commands:  # a step may begin as soon as the one before it is done
-            if isinstance(command, c.Step):
-                self._batches = {command.version: _batch(command, controller)}
-        if isinstance(event, c.Stepped):
-            self._write(
-                "step", now, {"step": controller.learner.step, "version": event.version, **batch, **event.metrics}
-            )
-        self.evaluations(now, controller)
+            if type(command) is c.Step:
+                self._batches = {command.version: _batch(command.version, run)}
+        if len(run.evaluations) > self._evaluations:
+            self._evaluated(now, run)
 
-    def evaluations(self, now: float, controller: Controller) -> None:
-        """Write evaluations that are new."""
-        results = controller.evaluations.results
-        for result in results[self._evaluations :]:
+    def _evaluated(self, now: float, run: RunView) -> None:
+        for result in run.evaluations[self._evaluations :]:
             lengths = sorted(result.tokens)
             row = {
-                "step": controller.learner.batches.get(result.version, controller.learner.step),
+                "step": run.step_of(result.version),
                 "version": result.version,
                 "mode": result.mode,
                 "accuracy": result.accuracy,
@@ -59,7 +59,7 @@ class MetricsObserver:
                 "length_p99": percentile(lengths, 0.99),
             }
             self._write("evaluation", now, row)
-        self._evaluations = len(results)
+        self._evaluations = len(run.evaluations)
 
     def tick(self, now: float, executor: Executor) -> None:
         """Nothing is periodic here."""
@@ -80,12 +80,11 @@ class MetricsObserver:
                     self._writer.add_scalar(f"{prefix}/{key}", value, row["step"])
 
 
-def _batch(command: c.Step, controller: Controller) -> dict[str, Any]:
-    """Facts of a batch that only the ledger knows."""
-    members = controller.ledger.batch(command.version)
-    version = command.version - 1
-    lags = [version - member.version for member in members if member.version is not None]
-    at_completion = [member.completed_at - member.version for member in members if member.version is not None]
+def _batch(version: int, run: RunView) -> dict[str, Any]:
+    """Facts of a batch that the trainer does not know."""
+    members = list(run.batch(version))
+    lags = [run.version - member.version for member in members]
+    at_completion = [member.completed_at - member.version for member in members]
     lengths = sorted(member.tokens for member in members)
     return {
         "trajectories": len(members),
@@ -95,9 +94,9 @@ def _batch(command: c.Step, controller: Controller) -> dict[str, Any]:
         "staleness_mean": sum(lags) / len(lags) if lags else 0.0,
         "staleness_max": max(lags, default=0),
         "staleness_at_completion_mean": sum(at_completion) / len(at_completion) if at_completion else 0.0,
-        "buffered_groups": len(controller.ledger.buffered),
-        "pooled_trajectories": controller.ledger.pooled,
-        "filtered_groups": controller.ledger.counts.filtered,
+        "buffered_groups": run.buffered,
+        "pooled_trajectories": run.pooled,
+        "filtered_groups": run.counts.filtered,
     }
 
 

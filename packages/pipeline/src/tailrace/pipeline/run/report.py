@@ -1,6 +1,6 @@
 """``report.html``: a run to look at, in one file that needs no network.
 
-config.json  events.jsonl ──replay──► Record ──► charts, tables, words ──► template ──► report.html
+config.json  events.jsonl ──fold──► Record ──► charts, tables, words ──► template ──► report.html
 metrics.jsonl  controls.jsonl  summary.json
 """
 
@@ -14,7 +14,7 @@ from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.reporting import headline, learning, lengths, staleness, systems, tables
 from tailrace.pipeline.run.reporting.accuracy import Results, results
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis
-from tailrace.pipeline.run.reporting.fates import prompts
+from tailrace.pipeline.run.reporting.fates import Prompts
 from tailrace.pipeline.run.reporting.page import duration, render_page, write_page
 from tailrace.pipeline.run.reporting.record import Record, read_record
 from tailrace.pipeline.run.reporting.samples import samples
@@ -27,7 +27,6 @@ def write_report(directory: RunDirectory) -> Path:
 
     Raises:
         RunDirectoryError, ConfigError: a file of the run is damaged.
-        ControllerError: the event log was written by another version of the controller.
     """
     return write_page(directory.report, render(read_record(directory)))
 
@@ -35,7 +34,7 @@ def write_report(directory: RunDirectory) -> Path:
 def render(record: Record) -> str:
     """The report as HTML."""
     measured = results(record)
-    time = TimeAxis.for_length(record.observed.last_s)
+    time = TimeAxis.for_length(record.last_s)
     used = utilisation(record.timeline.spans, record.first_work_s, record.last_step_s)
     groups = _charts(record, measured, time)
     return render_page(
@@ -50,11 +49,11 @@ def render(record: Record) -> str:
         utilisation=tables.utilisation_table(used),
         bubbles=tables.bubble_table(used),
         window=(record.first_work_s, record.last_step_s),
-        prompts=str(prompts(record.controller)),
+        prompts=str(Prompts.of(record.history)),
         selection=lengths.selection_table(record),
         repacks=tables.repack_table(record),
         interruptions=tables.interruption_table(record),
-        interrupts=record.controller.ledger.mixes_versions,
+        interrupts=record.history.mixes_versions,
         faults=tables.fault_table(record),
         versions=tables.version_table(record),
         configuration=json.dumps(record.config.model_dump(mode="json"), indent=2),
@@ -84,7 +83,7 @@ def _headline(record: Record, measured: Results) -> dict[str, Any]:
     model = (
         f"small Qwen3, {small.layers} layers of {small.hidden}" if small else str(config.model.path or "small Qwen3")
     )
-    wall_s = summary["wall_s"] if summary else record.observed.last_s
+    wall_s = summary["wall_s"] if summary else record.last_s
     return {
         "gain": headline.gain(measured),
         "app": config.app,
@@ -102,19 +101,19 @@ def _notes(record: Record) -> list[str]:
     """What a reader must know before the figures."""
     notes = []
     if record.summary is None:
-        steps = f"step {record.controller.learner.step} of {record.config.pipeline.steps}"
+        steps = f"step {record.history.step} of {record.config.pipeline.steps}"
         state = "is still running" if record.directory.running() else "has not finished"
         notes.append(f"This run {state}: it has done {steps}. The figures below are what its log holds so far.")
-    if record.controller.failure is not None:
-        notes.append(f"The run gave up: {record.controller.failure}")
-    contradictions = record.controller.fleet.contradictions
-    if contradictions:
+    if record.history.failure is not None:
+        notes.append(f"The run gave up: {record.history.failure}")
+    if record.contradictions:
         notes.append(
-            f"{contradictions} snapshots of replicas contradict the controller: they ran something else than it believed."
+            f"{record.contradictions} snapshots of replicas contradict the controller: they ran something else than it "
+            "believed."
         )
     resumed = [mark for mark in record.timeline.marks if mark.kind is MarkKind.RESUMED]
     notes += [
-        f"The driver stopped and the run was resumed at {mark.at_s:.0f} s ({mark.label}). "
+        f"The driver stopped and the run was resumed at {mark.at_s:.0f} s. "
         "The run's clock stands still while no driver lives."
         for mark in resumed
     ]

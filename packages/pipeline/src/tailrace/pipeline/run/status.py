@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -12,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.contracts import Health
-from tailrace.pipeline.controller.fleet import ReplicaState
+from tailrace.pipeline.controller.members import REPLICA
+from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
 
@@ -25,8 +25,9 @@ WINDOW_STEPS = 10
 class RunStatus:
     """A run at a moment. Times in seconds, rates in tokens per second.
 
-    `pooled` and `migrated` count trajectories, `blocked_cycles` the coordinator's decisions in a row that placed nothing of a
-    pool that held something, `contradictions` snapshots that showed something else than the controller believes.
+    `wall_s` is the time of the whole run: of all its drivers, or in a simulation what its clock shows. `pooled` and `migrated`
+    count trajectories, `blocked_cycles` the coordinator's decisions in a row that placed nothing of a pool that held something,
+    `contradictions` snapshots that showed something else than the controller believes. `down` are members that are not up.
     """
 
     phase: str = "starting"
@@ -61,6 +62,7 @@ class RunStatus:
     repacks: int = 0
     replica_restarts: int = 0
     failed_groups: int = 0
+    down: list[str] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
     waits: list[dict[str, Any]] = field(default_factory=list)
 
@@ -71,14 +73,25 @@ class StatusObserver:
     Args:
         path: ``status.json``.
         listener: called after each change that a person should see.
+        clock: shows `RunStatus.wall_s`; the time of all drivers of the run so far if None.
+        every_s: write at most so often between two phases, in seconds of real time.
     """
 
     def __init__(
-        self, path: Path, *, app: str, run_dir: Path, listener: Callable[[RunStatus], None] | None = None
+        self,
+        path: Path,
+        *,
+        app: str,
+        run_dir: Path,
+        listener: Callable[[RunStatus], None] | None = None,
+        clock: Callable[[], float] | None = None,
+        every_s: float = 0.0,
     ) -> None:
         self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid())
-        self._path, self._listener = path, listener
-        self._zero = time.monotonic() - _wall_so_far(path)
+        self._path, self._listener, self._every_s = path, listener, every_s
+        zero = time.monotonic() - _wall_so_far(path)
+        self._clock = clock or (lambda: time.monotonic() - zero)
+        self._written = -math.inf
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._rates: dict[str, float] = {}
         self._lock = threading.Lock()
@@ -91,67 +104,63 @@ class StatusObserver:
         status.phase, status.detail, status.left_s, status.progress = name, detail, left_s, progress
         self._tell()
 
-    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
-        """Note what the event says."""
-        del commands
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        """Note what events say."""
         status = self.status
         if not self.follows:
             return
-        if isinstance(event, c.Snapshot):
-            self._rates[event.replica] = event.tokens_per_s
-        elif isinstance(event, c.Stepped):
-            status.reward = event.metrics.get("reward_mean", status.reward)
-            self._steps.append((now, controller.ledger.counts.trained_tokens))
-            if len(self._steps) > 1:
-                (first, before), (last, after) = self._steps[0], self._steps[-1]
-                status.trained_tokens_per_s = max(0.0, (after - before) / max(last - first, 1e-9))
-        elif isinstance(event, c.Down):
-            self._rates.pop(event.id, None)
+        for event in events:
+            if isinstance(event, c.Snapshot):
+                self._rates[event.replica] = event.tokens_per_s
+            elif isinstance(event, c.Stepped):
+                status.reward = event.metrics.get("reward_mean", status.reward)
+                self._steps.append((now, run.counts.trained_tokens))
+        for one in (*events, *commands):
+            if isinstance(one, c.Down | c.Restart | c.Stop) and one.role == REPLICA:
+                self._rates.pop(one.id, None)
 
     def tick(self, now: float, executor: Executor) -> None:
-        """Refresh from the controller and write."""
+        """Refresh and write, unless that was just done."""
         del now
-        if not self.follows:
-            self._tell()
+        if time.monotonic() - self._written < self._every_s:
             return
-        controller = executor.controller
-        status, learner, counts = self.status, controller.learner, controller.ledger.counts
-        status.step, status.steps, status.version = learner.step, controller.spec.steps, learner.version
-        consumed = learner.staleness_at_consumption
+        if self.follows:
+            self.refresh(executor)
+        self._tell()
+
+    def refresh(self, executor: Executor) -> None:
+        """Take over what the run shows."""
+        status, run, steps = self.status, executor.controller.view, self._steps
+        status.step, status.steps, status.version = run.step, run.steps, run.version
+        consumed = run.staleness_at_consumption
         if consumed:
             status.staleness_max = max(consumed)
             status.staleness_mean = sum(lag * count for lag, count in consumed.items()) / sum(consumed.values())
-        sampled = [result for result in controller.evaluations.results if result.mode == "sampled"]
+        sampled = [result for result in run.evaluations if result.mode == "sampled"]
         if sampled:
             status.accuracy_before, status.accuracy = sampled[0].accuracy, sampled[-1].accuracy
         status.generated_tokens_per_s = sum(self._rates.values())
-        status.buffered_groups, status.pooled = len(controller.ledger.buffered), controller.ledger.pooled
-        coordinator = controller.coordinator
-        status.blocked_cycles, status.bound = coordinator.blocked_cycles, controller.gate.bound
-        status.partial_rollout = controller.ledger.mixes_versions
-        status.interrupting_pulls, status.migrated = coordinator.interrupting_pulls, coordinator.evictions
-        status.contradictions = controller.fleet.contradictions
-        status.trainer = (
-            f"training version {learner.making}"
-            if learner.making is not None
-            else "waiting for a batch"
-            if learner.up
-            else "down"
-        )
-        status.replicas = [_replica(replica) for replica in controller.fleet.replicas.values()]
-        status.repacks, status.replica_restarts = controller.moves, controller.replica_restarts
-        status.failed_groups = counts.failed
-        if len(self._steps) > 1 and status.steps:
-            per_step = (self._steps[-1][0] - self._steps[0][0]) / (len(self._steps) - 1)
-            status.left_s = per_step * (status.steps - status.step)
+        status.buffered_groups, status.pooled, status.blocked_cycles = run.buffered, run.pooled, run.blocked_cycles
+        status.bound, status.partial_rollout = run.bound, run.mixes_versions
+        status.interrupting_pulls, status.migrated, status.repacks = run.interrupting_pulls, run.evictions, run.moves
+        status.contradictions, status.failed_groups = run.contradictions, run.counts.failed
+        status.replica_restarts, status.down = run.replica_restarts, run.members_down()
+        status.trainer = "waiting for a batch" if run.trainer_up else "down"
+        if run.making is not None:
+            status.trainer = f"training version {run.making}"
+        status.replicas = [asdict(replica) for replica in run.replicas()]
+        if len(steps) > 1:
+            (first_s, before), (last_s, after) = steps[0], steps[-1]
+            status.trained_tokens_per_s = max(0.0, (after - before) / max(last_s - first_s, 1e-9))
+            status.left_s = (last_s - first_s) / (len(steps) - 1) * (status.steps - status.step)
         visible = executor.visible()
         status.members, status.waits = visible["members"], visible["waits"]
-        self._tell()
 
     def _tell(self) -> None:
         with self._lock:  # progress of work beside the run comes from a thread of its own
+            self._written = time.monotonic()
             self.status.updated_at = time.time()
-            self.status.wall_s = time.monotonic() - self._zero
+            self.status.wall_s = self._clock()
             write_json(self._path, asdict(self.status))
             if self._listener is not None:
                 self._listener(self.status)
@@ -160,21 +169,3 @@ class StatusObserver:
 def _wall_so_far(path: Path) -> float:
     """Seconds that drivers of this run before us took."""
     return float(read_json(path)["wall_s"]) if path.exists() else 0.0
-
-
-def _replica(replica: ReplicaState) -> dict[str, Any]:
-    if replica.health is not Health.UP:
-        doing = str(replica.health)
-    elif replica.pulling is not None:
-        doing = f"pulling version {replica.pulling}"
-    elif replica.assigned:
-        doing = "releasing" if replica.moving_out else "generating"
-    else:
-        doing = "idle"
-    return {
-        "id": replica.id,
-        "doing": doing,
-        "version": replica.version,
-        "trajectories": len(replica.assigned),
-        "kv": round(replica.kv, 3),
-    }

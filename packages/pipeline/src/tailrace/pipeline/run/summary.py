@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
+from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.run.metrics import percentile
 from tailrace.pipeline.run.prepare import GREEDY, SAMPLED
-from tailrace.pipeline.run.reporting.fates import prompts
 
 
 def summarise(
     config: RunConfig,
-    controller: Controller,
-    controls: list[EvaluationResult],
+    run: RunView,
+    controls: Sequence[EvaluationResult],
     *,
     audit: Mapping[str, Any],
     lengths: list[int],
@@ -28,13 +28,12 @@ def summarise(
 
     Args:
         controls: evaluations of the model that was fine-tuned on instead of trained by RL.
-        audit: the trajectory store's own count, independent of the controller's.
+        audit: the trajectory store's own count, independent of the controller's: `consumed` and `consumed_twice`.
         lengths: response lengths of everything that was trained on, in tokens.
         wall_s: seconds of the whole run.
         training_s: seconds from the first published version to the last step.
     """
-    counts, learner = controller.ledger.counts, controller.learner
-    results = controller.evaluations.results
+    counts, results = run.counts, run.evaluations
     before = (
         {result.mode: result.accuracy for result in results if result.version == results[0].version} if results else {}
     )
@@ -43,13 +42,14 @@ def summarise(
     control_accuracies = {f"warm start, {mode}": value for mode, value in before.items() if mode != SAMPLED}
     control_accuracies |= {f"continued fine-tuning, {result.mode}": result.accuracy for result in controls}
     best = max(control_accuracies.values(), default=None)
-    consumed = learner.staleness_at_consumption
+    consumed = run.staleness_at_consumption
     samples = config.pipeline.samples_per_prompt
     trained = int(audit["consumed"])
-    settled = trained + (counts.filtered + counts.failed) * samples
+    open_groups = 0 if run.finished else run.open_groups
+    settled = trained + (counts.filtered + counts.failed + open_groups) * samples
     lengths = sorted(lengths)
     lags = sum(consumed.values())
-    became, coordinator = prompts(controller), controller.coordinator
+    lost_groups = counts.admitted - counts.trained - counts.filtered - counts.failed - open_groups
     return {
         "app": config.app,
         "seed": config.seed,
@@ -60,37 +60,38 @@ def summarise(
         "eval_accuracy_best_control": best,
         "eval_accuracy_after_greedy": after.get(GREEDY),
         "controls": control_accuracies,
-        "steps": learner.step,
+        "steps": run.step,
         "trained_trajectories": trained,
         "trained_tokens": counts.trained_tokens,
         "tokens_per_s": round(counts.trained_tokens / training_s, 2) if training_s else 0.0,
-        "staleness_bound": controller.gate.bound,
+        "staleness_bound": run.bound,
         "staleness_max": max(consumed, default=0),
         "staleness_mean": round(sum(lag * count for lag, count in consumed.items()) / lags, 4) if lags else 0.0,
         "staleness_at_consumption": {str(lag): count for lag, count in sorted(consumed.items())},
-        "staleness_at_completion": {str(lag): count for lag, count in sorted(learner.staleness_at_completion.items())},
-        "weight_versions": learner.version + 1,
-        "partial_rollout": controller.ledger.mixes_versions,
-        "repacks": controller.moves,
-        "interrupting_pulls": coordinator.interrupting_pulls,
-        "migrated_trajectories": coordinator.evictions,
+        "staleness_at_completion": {str(lag): count for lag, count in sorted(run.staleness_at_completion.items())},
+        "weight_versions": run.version + 1,
+        "partial_rollout": run.mixes_versions,
+        "repacks": run.moves,
+        "interrupting_pulls": run.interrupting_pulls,
+        "migrated_trajectories": run.evictions,
         "resumed_on_newer": counts.resumed_on_newer,
-        "replica_restarts": controller.replica_restarts,
+        "replica_restarts": run.replica_restarts,
+        "restarts": {role: run.restarts(role) for role in (TRAINER, DATA, SCORER, RELAY, REPLICA)},
         "regenerated_trajectories": counts.regenerated_trajectories,
         "admitted_trajectories": counts.admitted * samples,
         "surplus_trajectories": counts.surplus_trajectories,
         "prompts": {
-            "admitted": became.admitted,
-            "trained": became.trained,
-            "filtered": became.filtered,
-            "failed": became.failed,
-            "lost": became.lost,
+            "admitted": counts.admitted,
+            "trained": counts.trained,
+            "filtered": dict(sorted(counts.filtered_because.items())),
+            "failed": counts.failed,
+            "lost": lost_groups,
         },
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
         "lost_trajectories": counts.admitted * samples - settled,
         "consumed_twice": len(audit["consumed_twice"]),
-        "contradictions": controller.fleet.contradictions,
+        "contradictions": run.contradictions,
         "response_length_p50": percentile(lengths, 0.5),
         "response_length_p99": percentile(lengths, 0.99),
         **extra,

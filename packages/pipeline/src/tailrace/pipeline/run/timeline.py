@@ -1,20 +1,23 @@
-"""What every member did when: spans and marks, read off the controller after each event. Pure.
+"""What every member did when: spans and marks, read off the history after each instant. Pure.
 
-The spans of a member follow each other without gap or overlap, from the command that started it to the last event. What is
-neither work nor start-up is a bubble, and its label says what the member was waiting for.
+The spans of a member follow each other without gap or overlap, from the command that started it to its end or the last
+instant. What is neither work nor start-up is a bubble, and its label says what the member was waiting for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.controller import RELAY, REPLICA, TRAINER, Controller
-from tailrace.pipeline.controller.fleet import Health, ReplicaState
+from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.run.history import History
+from tailrace.pipeline.run.past import Member
 from tailrace.pipeline.run.reporting.causes import idle_cause, waiting_cause
-from tailrace.pipeline.run.reporting.interruptions import Why, interruptions
+from tailrace.pipeline.run.reporting.interruptions import Interruption
+from tailrace.pipeline.run.words import many
 
 
 class Doing(StrEnum):
@@ -42,6 +45,7 @@ class MarkKind(StrEnum):
     REPACK = "repack"
     PULL = "interrupted for a pull"
     EVICTION = "migration"
+    STOPPING = "stopping"
     DOWN = "down"
     RESTART = "restart"
     SUSPECT = "suspect"
@@ -50,8 +54,23 @@ class MarkKind(StrEnum):
     RESUMED = "resumed"
 
 
-_OF_A_ROLE = (c.Start, c.Restart, c.Up, c.Down, c.Suspect)
-_MARK_OF = {Why.REPACK: MarkKind.REPACK, Why.PULL: MarkKind.PULL, Why.EVICTION: MarkKind.EVICTION}
+_HELD = {RELAY: "complete versions to pull from", DATA: "prompts and trajectories", SCORER: "trajectories are scored"}
+
+Key = tuple[str, str]
+"""A member: its role and its id."""
+
+_BY_ROLE = (c.Start, c.Restart, c.Stop, c.Up, c.Down, c.Suspect)
+_BY_REPLICA = (
+    c.Snapshot, c.Finished, c.Interrupted, c.Pulled, c.PullFailed, c.Route, c.Interrupt, c.Pull,
+)  # fmt: skip
+_BY_TRAINER = (c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Publish, c.Published)
+_ABOUT: dict[type, Callable[[Any], Key]] = {
+    **dict.fromkeys(_BY_ROLE, lambda one: (one.role, one.id)),
+    **dict.fromkeys(_BY_REPLICA, lambda one: (REPLICA, one.replica)),
+    **dict.fromkeys((*_BY_TRAINER, c.Resumed), lambda _: (TRAINER, "0")),
+}
+_TOUCHES_ALL = {c.Tick, c.Resumed, c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Down}  # causes may change
+_MARKED = {c.Restart, c.Up, c.Suspect, c.PullFailed, c.Published, c.Resumed, c.Interrupt, c.Stepped}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +110,7 @@ class _Open:
 
 
 class Timeline:
-    """Observes a controller and keeps what its members did. `close` ends the last spans.
+    """Observes a log and keeps what members did. `close` ends the last spans.
 
     Args:
         keeps: says of a replica whether it is kept; all are if None. A large fleet is seen by some of its replicas.
@@ -101,168 +120,134 @@ class Timeline:
         self._keeps = keeps
         self.marks: list[Mark] = []
         self._spans: list[Span] = []
-        self._open: dict[tuple[str, str], _Open] = {}
-        self._relays_up: set[str] = set()
-        self._restarting: dict[tuple[str, str], float] = {}
+        self._open: dict[Key, _Open] = {}
+        self._faults = 0
+        self._restarting: dict[Key, float] = {}
 
     @property
     def spans(self) -> list[Span]:
         """The spans that have ended, in the order in which they did."""
         return list(self._spans)
 
-    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
-        """One event was handled; `now` in seconds never decreases."""
-        commands = [command for command in commands if self._kept(command)]
-        kept = self._kept(event)
-        if not kept and not commands:
-            return
-        self._mark(now, event if kept else None, commands, controller)
-        for role, member in self._touched(event, commands, controller):
-            if role == REPLICA:
-                self._now(now, role, member, *_replica(controller.fleet.replicas[member], controller))
-            elif role == TRAINER:
-                if isinstance(event, c.Stepped):
-                    self._split_step(now, event)
-                self._now(now, role, member, *_trainer(controller))
-            elif role == RELAY:
-                self._now(now, role, member, *self._relay(member, event, controller))
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], history: History) -> None:
+        """One instant, which the history has taken in; `now` in seconds never decreases."""
+        touched: dict[Key, None] = {}
+        for one in (*events, *commands):
+            kind = type(one)
+            if kind in _TOUCHES_ALL:
+                touched.update(dict.fromkeys(self._open))
+            about = _ABOUT.get(kind)
+            if about is None or not self._kept(key := about(one)):
+                continue
+            touched[key] = None
+            if kind in _MARKED:
+                self._mark(now, one, history)
+            if kind is c.Publish or kind is c.Published:
+                touched.update({(RELAY, relay): None for relay in history.relays})
+        for fault in history.faults[self._faults :]:
+            touched[fault.role, fault.member] = None
+            if self._kept((fault.role, fault.member)):
+                self.marks.append(Mark(MarkKind.DOWN, fault.role, fault.member, now, fault.reason))
+        self._faults = len(history.faults)
+        for key in touched:
+            if self._kept(key):
+                self._now(now, key, history)
 
     def close(self, now: float) -> None:
         """The record ends here."""
-        for (role, member), state in self._open.items():
-            self._end(role, member, state, now)
+        for key, state in self._open.items():
+            self._end(key, state, now)
         self._open.clear()
 
-    def _kept(self, item: c.Event | c.Command) -> bool:
-        """Whether it is about a replica that is kept, or about no replica alone."""
-        if self._keeps is None:
-            return True
-        replica = item.id if isinstance(item, _OF_A_ROLE) and item.role == REPLICA else getattr(item, "replica", None)
-        return replica is None or self._keeps(replica)
+    def _kept(self, key: Key) -> bool:
+        return self._keeps is None or key[0] != REPLICA or self._keeps(key[1])
 
-    def _touched(
-        self, event: c.Event, commands: Sequence[c.Command], controller: Controller
-    ) -> Iterable[tuple[str, str]]:
-        """Members whose state this event may have changed; on a tick, every member."""
-        touched: dict[tuple[str, str], None] = {}
-        began = any(
-            isinstance(command, c.Accumulate | c.Step) for command in commands
-        )  # what idle replicas wait for may change
-        if began or isinstance(event, c.Tick | c.Resumed | c.Accumulated | c.Stepped | c.Down):
-            touched |= dict.fromkeys(self._open)
-        for item in (event, *commands):
-            match item:
-                case c.Start() | c.Restart() | c.Up() | c.Down():
-                    touched[item.role, item.id] = None
-                case c.Accumulate() | c.Accumulated() | c.Step() | c.Stepped():
-                    touched[TRAINER, "0"] = None
-                case c.Publish() | c.Published():
-                    touched[RELAY, "0"] = None
-                    touched[TRAINER, "0"] = None
-                case c.Snapshot() | c.Finished() | c.Interrupted() | c.Pulled() | c.PullFailed():
-                    touched[REPLICA, item.replica] = None
-                case c.Route() | c.Interrupt() | c.Pull():
-                    touched[REPLICA, item.replica] = None
-                case _:
-                    pass
-        known = controller.fleet.replicas
-        if self._keeps is not None:
-            touched = {key: None for key in touched if key[0] != REPLICA or self._keeps(key[1])}
-        return [key for key in touched if key[0] in (TRAINER, RELAY) or (key[0] == REPLICA and key[1] in known)]
-
-    def _now(self, now: float, role: str, member: str, doing: Doing, key: str, label: str) -> None:
-        state = self._open.get((role, member))
-        if state is not None and state.doing is doing and state.key == key:
+    def _now(self, now: float, key: Key, history: History) -> None:
+        state, member = self._open.get(key), history.members.get(key)
+        if member is None:  # gone for good
+            if state is not None:
+                self._end(key, self._open.pop(key), now)
+            return
+        doing, kind, label = _doing(member, history)
+        if state is not None and state.doing is doing and state.key == kind:
             return
         if state is not None:
-            self._end(role, member, state, now)
-        self._open[role, member] = _Open(doing, key, label, now)
+            self._end(key, state, now)
+        self._open[key] = _Open(doing, kind, label, now)
 
-    def _end(self, role: str, member: str, state: _Open, now: float) -> None:
+    def _end(self, key: Key, state: _Open, now: float) -> None:
         if now > state.start_s:
-            self._spans.append(Span(role, member, state.doing, state.start_s, now, state.label))
+            self._spans.append(Span(*key, state.doing, state.start_s, now, state.label))
 
     def _split_step(self, now: float, event: c.Stepped) -> None:
         """A step's command waits while the weights before it are handed to the relay and the checkpoint writer."""
-        state = self._open.get((TRAINER, "0"))
-        wall_s = event.metrics.get("wall_s")
-        if state is None or state.doing is not Doing.TRAINING or wall_s is None:
-            return
-        began = now - wall_s
-        if began > state.start_s:
+        key = (TRAINER, "0")
+        state, wall_s = self._open.get(key), event.metrics.get("wall_s")
+        if state is not None and state.doing is Doing.TRAINING and wall_s is not None and now - wall_s > state.start_s:
             handing = _Open(Doing.PUBLISHING, "", "weights copied for the relay and the checkpoint", state.start_s)
-            self._end(TRAINER, "0", handing, began)
-            state.start_s = began
+            self._end(key, handing, now - wall_s)
+            state.start_s = now - wall_s
 
-    def _relay(self, member: str, event: c.Event, controller: Controller) -> tuple[Doing, str, str]:
-        if isinstance(event, c.Up) and event.role == RELAY and event.id == member:
-            self._relays_up.add(member)
-        elif isinstance(event, c.Resumed) or (isinstance(event, c.Down) and (event.role, event.id) == (RELAY, member)):
-            self._relays_up.discard(member)
-        learner = controller.learner
-        if member not in self._relays_up:
-            return Doing.STARTING, "", "process starts"
-        if member == "0" and learner.published < learner.publishing:
-            return Doing.PUBLISHING, str(learner.publishing), f"version {learner.publishing} on its way to the relays"
-        return Doing.HOLDING, "", "complete versions to pull from"
+    def _mark(self, now: float, one: c.Event | c.Command, history: History) -> None:
+        def mark(kind: MarkKind, role: str, member: str, label: str) -> None:
+            self.marks.append(Mark(kind, role, member, now, label))
 
-    def _mark(self, now: float, event: c.Event | None, commands: Sequence[c.Command], controller: Controller) -> None:
-        match event:
-            case c.Down(role=role, id=member, reason=reason):
-                self.marks.append(Mark(MarkKind.DOWN, role, member, now, reason))
+        match one:
+            case c.Stepped():
+                self._split_step(now, one)
+            case c.Restart(reason=reason) if reason.why is not c.Why.LOST_IN_CRASH:
+                self._restarting[one.role, one.id] = now
             case c.Up(role=role, id=member) if (role, member) in self._restarting:
                 waited_s = now - self._restarting.pop((role, member))
-                self.marks.append(Mark(MarkKind.RESTART, role, member, now, f"up again after {waited_s:.1f} s"))
+                mark(MarkKind.RESTART, role, member, f"up again after {waited_s:.1f} s")
             case c.Suspect(role=role, id=member, silent_s=silent_s):
-                self.marks.append(Mark(MarkKind.SUSPECT, role, member, now, f"silent for {silent_s:.1f} s"))
+                mark(MarkKind.SUSPECT, role, member, f"silent for {silent_s:.1f} s")
             case c.PullFailed(replica=member, version=version, reason=reason):
-                label = f"version {version}: {reason}"
-                self.marks.append(Mark(MarkKind.PULL_FAILED, REPLICA, member, now, label))
-            case c.Published(version=version):
-                self.marks.append(Mark(MarkKind.PUBLISHED, RELAY, "0", now, f"version {version}"))
-            case c.Resumed(durable=durable):
-                label = f"driver resumed from checkpoint {durable}" if durable >= 0 else "driver resumed from the start"
-                self.marks.append(Mark(MarkKind.RESUMED, TRAINER, "0", now, label))
+                mark(MarkKind.PULL_FAILED, REPLICA, member, f"version {version}: {reason}")
+            case c.Published(version=version) if history.relays:
+                mark(MarkKind.PUBLISHED, RELAY, history.relays[0], f"version {version}")
+            case c.Resumed():
+                mark(MarkKind.RESUMED, TRAINER, "0", "the driver died, and the run went on")
+            case c.Interrupt(replica=member):
+                each = Interruption.of(now, one, None)
+                mark(MarkKind(each.kind), REPLICA, member, each.label)
             case _:
                 pass
-        for command in commands:
-            if isinstance(command, c.Restart) and not isinstance(event, c.Resumed):
-                self._restarting[command.role, command.id] = now
-        for each in interruptions(now, commands, controller):
-            self.marks.append(Mark(_MARK_OF[each.why], REPLICA, each.source, now, each.label))
 
 
-def _replica(replica: ReplicaState, controller: Controller) -> tuple[Doing, str, str]:
-    if replica.health is Health.STARTING:
-        return Doing.STARTING, "", "process and engine start"
-    if replica.health is Health.DOWN:
+def _doing(member: Member, history: History) -> tuple[Doing, str, str]:
+    """What a member does, what makes that another than before, and a label."""
+    if member.health is c.Health.DOWN:
         return Doing.DOWN, "", "not restarted"
-    if replica.pulling is not None:
-        left = f"; {len(replica.assigned)} trajectories were interrupted for it" if replica.assigned else ""
-        return Doing.PULLING, str(replica.pulling), f"version {replica.pulling}{left}"
-    if replica.assigned:
-        if replica.moving_out:
-            return Doing.RELEASING, "", f"{len(replica.assigned)} trajectories leave"
-        return _generating(replica, controller)
-    cause = idle_cause(replica, controller)
-    return Doing.IDLE, cause, cause
+    if member.health is c.Health.STARTING:
+        return Doing.STARTING, "", "process starts"
+    if member.health is c.Health.STOPPING and not member.holds:
+        return Doing.RELEASING, "stopping", "is told to stop"
+    if member.role == REPLICA:
+        return _replica(member, history)
+    if member.role == TRAINER:
+        if history.making is not None:
+            return Doing.TRAINING, str(history.making), f"version {history.making}"
+        cause = waiting_cause(history)
+        return Doing.WAITING, cause, cause
+    if history.published < history.publishing and member.id in history.relays and member.role == RELAY:
+        return Doing.PUBLISHING, str(history.publishing), f"version {history.publishing} on its way to the relays"
+    return Doing.HOLDING, "", _HELD.get(member.role, "")
 
 
-def _generating(replica: ReplicaState, controller: Controller) -> tuple[Doing, str, str]:
+def _replica(replica: Member, history: History) -> tuple[Doing, str, str]:
     """A replica that generates beside an evaluation is said to do what most of its trajectories are for."""
-    what = f"{len(replica.assigned)} trajectories on version {replica.version}"
-    if 2 * replica.evaluating >= len(replica.assigned):
-        states = (controller.ledger.get(name) for name in replica.assigned)
-        mode = next((each.mode for each in states if each is not None and each.purpose is c.Purpose.EVAL), "")
+    held = many(len(replica.holds), "trajectory", "trajectories")
+    if replica.pulling is not None:
+        left = f"; {held} interrupted for it" if replica.holds else ""
+        return Doing.PULLING, str(replica.pulling), f"version {replica.pulling}{left}"
+    if not replica.holds:
+        cause = idle_cause(replica, history)
+        return Doing.IDLE, cause, cause
+    if replica.releasing:
+        return Doing.RELEASING, "", f"{held} to leave"
+    what = f"{held} on version {replica.version}"
+    if 2 * replica.evaluating >= len(replica.holds):
+        mode = next((held.ref.mode for held in replica.holds.values() if held.ref.purpose is c.Purpose.EVAL), "")
         return Doing.EVALUATING, f"{mode} {replica.version}", f"{mode}, {what}"
     return Doing.GENERATING, str(replica.version), what
-
-
-def _trainer(controller: Controller) -> tuple[Doing, str, str]:
-    learner = controller.learner
-    if not learner.up:
-        return Doing.STARTING, "", "process starts, weights load"
-    if learner.making is not None:
-        return Doing.TRAINING, str(learner.making), f"version {learner.making}"
-    cause = waiting_cause(controller)
-    return Doing.WAITING, cause, cause

@@ -9,7 +9,7 @@ from typing import Any
 
 from tailrace.pipeline.run.metrics import percentile
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED
-from tailrace.pipeline.run.reporting.observed import TimedEvaluation
+from tailrace.pipeline.run.reporting.answers import TimedEvaluation
 from tailrace.pipeline.run.reporting.record import Record
 
 CONTROL_NAMES = {
@@ -61,7 +61,7 @@ class Results:
 
 def results(record: Record) -> Results:
     """Sort the evaluations of a run into before, after and controls."""
-    evaluations = record.observed.evaluations
+    evaluations = record.observed.answers.done
     curve = [(timed, _measured(timed, "RL, sampled")) for timed in evaluations if timed.result.mode == SAMPLED]
     curve.sort(key=lambda point: (point[0].step, point[0].at_s))
     first = min((timed.result.version for timed in evaluations), default=0)

@@ -1,22 +1,22 @@
-"""Why a member had nothing to do, in the order in which the controller would find out. Pure.
+"""Why a member had nothing to do, as far as the log tells. Pure.
 
 A cause names no version and no number: the report adds up the time of each.
 """
 
 from __future__ import annotations
 
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.fleet import ReplicaState
+from tailrace.contracts import Health
+from tailrace.pipeline.controller.members import RELAY
+from tailrace.pipeline.run.history import History
+from tailrace.pipeline.run.past import Member
 
 UNPUBLISHED = "no weights published yet"
-MOVING = "repacked trajectories on their way"
+NO_RELAY = "no relay to pull from"
 ADMITTED = "every prompt of the run is admitted"
 BUFFER_FULL = "buffer full: the trainer is behind"
 POOL_EMPTY = "the pool is empty: the trainer is behind"
 ELSEWHERE = "the pool is empty: what is left runs on other replicas"
-TOO_FAR = "admission: too far ahead of the trainer"
-NO_ROOM = "admission: no batch within the bound has room for another group"
-UNKNOWN_LOAD = "its load is not known yet"
+REFUSED = "admission: nothing may start before the trainer is further"
 HELD_BACK = "held back: no replica gains enough"
 BEHIND = "behind the newest weights, which would bring it no work yet"
 OTHERS = "waiting for the other replicas"
@@ -27,49 +27,35 @@ HELD_FOR_LATER = "enough groups are complete, but the oldest batch lacks one"
 DONE = "all steps done: last evaluations and checkpoint"
 
 
-def idle_cause(replica: ReplicaState, controller: Controller) -> str:
+def idle_cause(replica: Member, history: History) -> str:
     """Why a replica that is up, pulls nothing and holds nothing is idle."""
-    progress, spec, ledger, gate = controller.progress(), controller.spec, controller.ledger, controller.gate
-    if progress.published < 0:
+    spec, mixes = history.spec, history.mixes_versions
+    if history.published < 0:
         return UNPUBLISHED
-    if replica.incoming:
-        return MOVING
-    wanted = spec.steps * spec.batch_groups + spec.batching.surplus_groups
-    none_left = progress.admitted - progress.dropped >= wanted or controller.learner.step >= spec.steps
-    if none_left and not (ledger.pooled and spec.sync.mixes_versions):
+    if replica.version is None:
+        relays = any(key[0] == RELAY and member.health is Health.UP for key, member in history.members.items())
+        return OTHERS if relays else NO_RELAY
+    open_ = history.generating + history.buffered
+    left = spec.steps * spec.batch_groups + spec.batching.surplus_groups - history.started + history.dropped
+    if left <= 0 and not (mixes and history.pending):
         return ADMITTED
-    if not ledger.pooled and progress.generating + progress.buffered >= controller.coordinator.open_limit:
-        if gate.room is None:
+    if open_ >= history.open_limit and not history.pending:
+        if history.room is None:
             return BUFFER_FULL
-        return POOL_EMPTY if controller.learner.making is not None else ELSEWHERE
-    if replica.version is not None and spec.sync.mixes_versions:
-        return _not_routed(replica, replica.version, controller)
-    if replica.version is not None and not gate.tentative().allows(replica.version):
-        return _refused(controller)
-    return OTHERS
+        return POOL_EMPTY if history.making is not None else ELSEWHERE
+    if not mixes:
+        return OTHERS if replica.version < history.published else REFUSED
+    if any(known.version is None or known.version <= replica.version for known in history.pending.values()):
+        return HELD_BACK
+    if replica.version < history.published:
+        return BEHIND
+    return REFUSED if replica.version < history.version or history.bound is None else HELD_BACK
 
 
-def waiting_cause(controller: Controller) -> str:
+def waiting_cause(history: History) -> str:
     """Why a trainer that is up has no batch."""
-    if controller.learner.step >= controller.spec.steps:
+    if history.step >= history.spec.steps:
         return DONE
-    if controller.learner.step == 0:
+    if history.step == 0:
         return FIRST_BATCH
-    held = len(controller.ledger.buffered) >= controller.spec.batch_groups and not controller.gate.ready()
-    return HELD_FOR_LATER if held else NO_BATCH
-
-
-def _not_routed(replica: ReplicaState, version: int, controller: Controller) -> str:
-    """Where weights may change under a trajectory: why nothing of the pool goes to a replica that serves a version."""
-    levels, admits = controller.ledger.levels, controller.gate.tentative()
-    may_run = any(level is not None and level <= version for level in levels)
-    if may_run or (None in levels and admits.allows(version)):
-        return HELD_BACK if replica.fresh else UNKNOWN_LOAD
-    published = controller.learner.published
-    if version < published and (None not in levels or admits.allows(published)):
-        return BEHIND if replica.fresh else UNKNOWN_LOAD
-    return _refused(controller)
-
-
-def _refused(controller: Controller) -> str:
-    return TOO_FAR if controller.gate.bound is None else NO_ROOM
+    return HELD_FOR_LATER if history.buffered >= history.spec.batch_groups else NO_BATCH

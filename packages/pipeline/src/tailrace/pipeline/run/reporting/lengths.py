@@ -5,21 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from tailrace.contracts import Purpose, Why
 from tailrace.pipeline.run.metrics import percentile
+from tailrace.pipeline.run.past import Stage
 from tailrace.pipeline.run.reporting.charts import Chart, Trace, axis, bars, line, step_axis, thinned
-from tailrace.pipeline.run.reporting.fates import EXPIRED, FAILED, NO_SIGNAL, SURPLUS
 from tailrace.pipeline.run.reporting.record import Record
 from tailrace.pipeline.run.reporting.table import Table
+from tailrace.pipeline.run.words import end
 
 LENGTH_BINS = 64
 _TICKS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
 CURVE_POINTS = 400
-DROPPED = {
-    NO_SIGNAL: "filtered for no signal",
-    SURPLUS: "dropped as surplus",
-    EXPIRED: "dropped as too old",
-    FAILED: "in groups that failed",
-}
 
 
 def length_charts(record: Record) -> list[Chart]:
@@ -68,46 +64,50 @@ def length_charts(record: Record) -> list[Chart]:
     return [histogram, Chart("lengths-steps", "Response length by step", by_step, layout)]
 
 
+def offered(record: Record) -> list[int]:
+    """Response tokens of every training trajectory that ended by itself, whatever became of its group."""
+    history = record.history
+    settled = [length for batch in record.batches for length in batch.lengths]
+    settled += [length for lengths in history.offcuts.values() for length in lengths]
+    return settled + _unsettled(record)
+
+
 def selection_chart(record: Record) -> Chart | None:
     """Cumulative distributions of what was offered, trained on and filtered for no signal."""
-    fates = record.observed.fates
     trained = [length for batch in record.batches for length in batch.lengths]
-    if not trained or not fates.finished:
+    if not trained:
         return None
+    everything, unused = offered(record), record.history.offcuts.get(Why.NO_SIGNAL, [])
     data = [
-        _cumulative(fates.finished.values(), "offered", "$control-1", width=5),
+        _cumulative(everything, "offered", "$control-1", width=5),
         _cumulative(trained, "trained on", "$training", width=2),
     ]
-    unused = fates.lengths(NO_SIGNAL)
     if unused:
-        data.append(_cumulative(unused, DROPPED[NO_SIGNAL], "$pulling", width=1.6, dash="dot"))
+        data.append(_cumulative(unused, "filtered for no signal", "$pulling", width=1.6, dash="dot"))
     layout = {
         "xaxis": axis("response tokens, log scale", type="log", tickvals=_TICKS, minor={"showgrid": False}),
         "yaxis": axis("share that is no longer", tickformat=".0%", range=[0, 1.02]),
     }
-    useful = Counter(fates.finished.values()) - Counter(unused)
-    mean, offered = sum(trained) / len(trained), sum(n * count for n, count in useful.items()) / max(useful.total(), 1)
+    useful = Counter(everything) - Counter(unused)
+    mean, before = sum(trained) / len(trained), sum(n * count for n, count in useful.items()) / max(useful.total(), 1)
     note = (
         "Where the curve of what was trained on lies left of what was offered, long responses were trained on less. "
-        f"Leaving out what had no signal, the mean is {offered:.1f} tokens offered and {mean:.1f} trained on."
+        f"Leaving out what had no signal, the mean is {before:.1f} tokens offered and {mean:.1f} trained on."
     )
     return Chart("lengths-offered", "Lengths trained on beside lengths offered", data, layout, note, height=340)
 
 
 def selection_table(record: Record) -> Table:
     """The same in figures, with what was dropped and why."""
-    fates = record.observed.fates
-    trained = [length for batch in record.batches for length in batch.lengths]
-    finished_of = {why: fates.lengths(why) for why in DROPPED}
     rows = [
-        _lengths_row("offered: all that finished", list(fates.finished.values())),
-        _lengths_row("trained on", trained),
+        _lengths_row("offered: all that finished", offered(record)),
+        _lengths_row("trained on", [length for batch in record.batches for length in batch.lengths]),
     ]
-    rows += [_lengths_row(DROPPED[why], lengths) for why, lengths in finished_of.items() if lengths]
-    still = len(fates.finished) - len(trained) - sum(len(lengths) for lengths in finished_of.values())
-    if still > 0:
+    rows += [_lengths_row(f"dropped: {end(why)}", lengths) for why, lengths in record.history.offcuts.items()]
+    still = len(_unsettled(record))
+    if still:
         rows.append(["finished, group not settled yet", f"{still:,}", *[""] * 5])
-    unfinished = fates.unfinished
+    unfinished = record.history.unfinished
     known = [tokens for tokens in unfinished if tokens]
     rows.append(_lengths_row("aborted unfinished", known, len(unfinished)))
     note = (
@@ -118,6 +118,13 @@ def selection_table(record: Record) -> Table:
     if unfinished:
         note += f" Of those aborted unfinished, {len(known):,} had been interrupted before: their tokens so far are counted."
     return Table(["response tokens", "#count", "#mean", "#p50", "#p90", "#p99", "#max"], rows, note)
+
+
+def _unsettled(record: Record) -> list[int]:
+    """Of those that finished and whose group is neither trained on nor dropped."""
+    known = record.history.trajectories.values()
+    open_ = [each for each in known if each.finished and each.ref.purpose is Purpose.TRAIN]
+    return [each.tokens for each in open_ if record.history.groups[each.ref.group].stage is not Stage.TRAINED]
 
 
 def _lengths_row(name: str, lengths: list[int], count: int | None = None) -> list[str]:

@@ -1,22 +1,21 @@
-"""A run as its files tell it: the configuration, the metrics, and a replay of the event log through a fresh controller."""
+"""A run as its files tell it: the configuration, the metrics, and what is folded from the event log."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tailrace import contracts as c
-from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
-from tailrace.pipeline.run.eventlog import read_events
+from tailrace.pipeline.run.eventlog import read_log
+from tailrace.pipeline.run.history import History
 from tailrace.pipeline.run.metrics import read_metrics
-from tailrace.pipeline.run.reporting.observed import Batch, Observed, TimedEvaluation
+from tailrace.pipeline.run.reporting.answers import TimedEvaluation
+from tailrace.pipeline.run.reporting.observed import Batch, Observed
 from tailrace.pipeline.run.timeline import Timeline
+from tailrace.pipeline.spec import PipelineSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +26,24 @@ class Record:
         steps: one metrics row per step that stands, in order; rows of steps that a crash undid are left out.
         controls: evaluations of the model that was fine-tuned on instead of trained by RL.
         summary: None while the run has not finished.
+        contradictions: snapshots that showed something else than the controller believed.
     """
 
     directory: RunDirectory
     config: RunConfig
-    controller: Controller
+    history: History
     timeline: Timeline
     observed: Observed
     batches: list[Batch]
     steps: list[dict[str, Any]]
     controls: list[TimedEvaluation]
     summary: dict[str, Any] | None
+    contradictions: int
+
+    @property
+    def last_s(self) -> float:
+        """When the last instant was."""
+        return self.history.now
 
     @property
     def first_work_s(self) -> float:
@@ -47,13 +53,13 @@ class Record:
     @property
     def shown_s(self) -> tuple[float, float]:
         """The stretch of time that charts show first."""
-        margin = 0.02 * (self.observed.last_s - self.first_work_s)
-        return max(0.0, self.first_work_s - 3 * margin), self.observed.last_s + margin
+        margin = 0.02 * (self.last_s - self.first_work_s)
+        return max(0.0, self.first_work_s - 3 * margin), self.last_s + margin
 
     @property
     def last_step_s(self) -> float:
         """When the last step was done, or the log's end before there is one."""
-        return max((batch.ended_s or 0.0 for batch in self.batches), default=self.observed.last_s)
+        return max((batch.ended_s or 0.0 for batch in self.batches), default=self.last_s)
 
 
 def read_record(directory: RunDirectory) -> Record:
@@ -61,24 +67,36 @@ def read_record(directory: RunDirectory) -> Record:
 
     Raises:
         RunDirectoryError, ConfigError: a file is damaged.
-        ControllerError: the event log was written by another version of the controller.
     """
-    config = validate([(str(directory.config), directory.read_config())])
-    controller = Controller(build_spec(config), relays=config.relay.count)
+    config = directory.configuration()
+    history = History(spec_of(directory, config))
     timeline, observed = Timeline(), Observed()
-    _replay(controller, directory.events, timeline, observed)
-    timeline.close(observed.last_s)
+    _fold(directory.events, history, observed, timeline)
+    timeline.close(history.now)
+    summary = read_json(directory.summary) if directory.summary.exists() else None
+    said = summary or (read_json(directory.status) if directory.status.exists() else {})
     return Record(
         directory,
         config,
-        controller,
+        history,
         timeline,
         observed,
-        observed.trained(controller),
+        observed.trained(history),
         standing_steps(read_metrics(directory.metrics)),
-        _controls(config, controller, directory.control_events),
-        read_json(directory.summary) if directory.summary.exists() else None,
+        _controls(config, history, directory.control_events),
+        summary,
+        int(said.get("contradictions", 0)),
     )
+
+
+def spec_of(directory: RunDirectory, config: RunConfig) -> PipelineSpec:
+    """The pipeline of a run.
+
+    Raises:
+        RunDirectoryError, ConfigError: the configuration is damaged.
+    """
+    spec, simulated = build_spec(config), directory.simulated
+    return spec if simulated is None else replace(spec, steps=simulated["steps"])
 
 
 def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -92,28 +110,17 @@ def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return standing
 
 
-def _controls(config: RunConfig, controller: Controller, path: Path) -> list[TimedEvaluation]:
+def _controls(config: RunConfig, run: History, path: Path) -> list[TimedEvaluation]:
     """The evaluations of the control's own log, which starts behind the run's last version."""
-    if not path.exists():
-        return []
-    first = max(controller.learner.version, controller.learner.publishing) + 1
-    control = Controller(build_spec(config, controls=True), relays=config.relay.count, first_version=first)
+    history = History(build_spec(config, controls=True), first=max(run.version, run.publishing) + 1)
     observed = Observed()
-    _replay(control, path, None, observed)
-    return observed.evaluations
+    _fold(path, history, observed, None)
+    return observed.answers.done
 
 
-def _replay(controller: Controller, path: Path, timeline: Timeline | None, observed: Observed) -> None:
-    if not path.exists():
-        return
-    event: c.Event
-    for now, event in read_events(path):
-        try:
-            commands = controller.handle(event, now)
-        except (c.TailraceError, KeyError, AssertionError) as error:
-            raise ControllerError(
-                f"{path}: does not replay at {now:.1f} s ({error}); expected a log that this version of Tailrace wrote"
-            ) from error
+def _fold(path: Path, history: History, observed: Observed, timeline: Timeline | None) -> None:
+    for instant in read_log(path) if path.exists() else ():
+        history.observe(instant.now, instant.events, instant.commands)
+        observed.observe(instant.now, instant.events, instant.commands, history)
         if timeline is not None:
-            timeline.observe(now, event, commands, controller)
-        observed.observe(now, event, commands, controller)
+            timeline.observe(instant.now, instant.events, instant.commands, history)

@@ -16,7 +16,7 @@ def throughput_chart(record: Record, time: TimeAxis) -> Chart | None:
     """Tokens generated, as replicas report them, and tokens trained on, step by step."""
     data = []
     if record.observed.generated:
-        times, rates = _rate(record.observed.generated, record.observed.last_s)
+        times, rates = _rate(record.observed.generated, record.last_s)
         data.append(
             {
                 **line([time(at) for at in times], rates, "generated", "$generating", width=1.2),
@@ -47,7 +47,7 @@ def buffer_chart(record: Record, time: TimeAxis) -> Chart | None:
             at, [making for _, _, making in points], "being generated", "$generating", line={"shape": "hv"}, width=1.2
         ),
     ]
-    batch, limit = record.config.pipeline.prompts_per_step, record.controller.coordinator.open_limit
+    batch, limit = record.history.spec.batch_groups, record.history.open_limit
     layout = {
         "xaxis": _time_axis(record, time),
         "yaxis": axis("groups", rangemode="tozero"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from tailrace.pipeline.run.reporting.accuracy import Measured, Results
-from tailrace.pipeline.run.reporting.fates import prompts
+from tailrace.pipeline.run.reporting.fates import Prompts
 from tailrace.pipeline.run.reporting.headline import percent
-from tailrace.pipeline.run.reporting.interruptions import Why
+from tailrace.pipeline.run.reporting.interruptions import Kind
 from tailrace.pipeline.run.reporting.record import Record
 from tailrace.pipeline.run.reporting.staleness import staleness_in_words
 from tailrace.pipeline.run.reporting.table import Table, cut
 from tailrace.pipeline.run.reporting.timeline_chart import Utilisation
+from tailrace.pipeline.run.words import end, why
 
 
 def accuracy_table(results: Results) -> Table:
@@ -44,33 +45,21 @@ def bubble_table(rows: list[Utilisation]) -> Table:
 def repack_table(record: Record) -> Table:
     """Every repack."""
     rows = [
-        [
-            f"{move.at_s:.1f}",
-            move.source,
-            move.destination,
-            "" if move.version is None else str(move.version),
-            str(move.trajectories),
-        ]
-        for move in record.observed.interrupted(Why.REPACK)
+        [f"{move.at_s:.1f}", move.source, move.destination, _version(move.version), str(move.trajectories)]
+        for move in record.observed.interrupted(Kind.REPACK)
     ]
     return cut(Table(["#time (s)", "from", "to", "#version", "#trajectories"], rows))
 
 
 def interruption_table(record: Record) -> Table:
-    """Every moment at which a replica was interrupted otherwise than by a repack."""
-    moments: dict[tuple[float, str, Why], list[int]] = {}
-    labels: dict[tuple[float, str, Why], str] = {}
-    for each in record.observed.interruptions:
-        if each.why is not Why.REPACK:
-            key = (each.at_s, each.source, each.why)
-            moments.setdefault(key, []).append(each.trajectories)
-            labels[key] = "none" if each.version is None else str(each.version)
-            labels[key] += f" to {each.pulled}" if each.pulled is not None else ""
+    """Every interruption but repacks."""
     rows = [
-        [f"{at_s:.1f}", source, why, labels[at_s, source, why], str(sum(many))]
-        for (at_s, source, why), many in moments.items()
+        [f"{each.at_s:.1f}", each.source, each.kind, _version(each.version), why(each.reason), str(each.trajectories)]
+        for each in record.observed.interruptions
+        if each.kind is not Kind.REPACK
     ]
-    return cut(Table(["#time (s)", "replica", "why", "version", "#trajectories back to the pool"], rows))
+    columns = ["#time (s)", "replica", "what for", "#version", "why", "#trajectories back to the pool"]
+    return cut(Table(columns, rows))
 
 
 def fault_table(record: Record) -> Table:
@@ -82,7 +71,7 @@ def fault_table(record: Record) -> Table:
             fault.reason,
             "not yet" if fault.up_s is None else f"{fault.up_s - fault.at_s:.1f}",
         ]
-        for fault in record.observed.faults
+        for fault in record.history.faults
     ]
     return cut(Table(["#time (s)", "member", "what was seen", "#up again after (s)"], rows))
 
@@ -111,26 +100,25 @@ def version_table(record: Record) -> Table:
 
 def facts(record: Record) -> list[tuple[str, str]]:
     """Counts of the whole run."""
-    controller = record.controller
-    counts, learner = controller.ledger.counts, controller.learner
-    became = prompts(controller)
+    history, became = record.history, Prompts.of(record.history)
+    restarts = [(f"{role} restarts", f"{count}") for role, count in sorted(history.restarts.items())]
     found = [
-        ("steps", f"{learner.step} of {record.config.pipeline.steps}"),
-        ("trajectories trained on", f"{counts.trained_trajectories:,}"),
-        ("response tokens trained on", f"{counts.trained_tokens:,}"),
+        ("steps", f"{history.step} of {record.config.pipeline.steps}"),
+        ("trajectories trained on", f"{sum(len(batch.lengths) for batch in record.batches):,}"),
+        ("response tokens trained on", f"{sum(sum(batch.lengths) for batch in record.batches):,}"),
         ("prompts admitted", f"{became.admitted:,}"),
         ("prompts trained on", f"{became.trained:,}"),
-        *((f"prompts filtered: {reason}", f"{count:,}") for reason, count in became.filtered.items()),
+        *((f"prompts filtered: {end(reason)}", f"{count:,}") for reason, count in became.filtered.items()),
         ("prompts failed / lost", f"{became.failed:,} / {became.lost:,}"),
-        ("trajectories regenerated", f"{counts.regenerated_trajectories}"),
+        ("trajectories regenerated", f"{history.regenerated}"),
         *_interruptions(record),
-        ("replica restarts", f"{controller.replica_restarts}"),
+        *(restarts or [("restarts", "0")]),
         ("staleness", staleness_in_words(record)),
     ]
-    if counts.surplus_trajectories:
-        found.append(("surplus samples aborted", f"{counts.surplus_trajectories:,}"))
-    if controller.fleet.contradictions:
-        found.append(("snapshots that contradict the controller", f"{controller.fleet.contradictions}"))
+    if history.surplus_samples:
+        found.append(("surplus samples aborted", f"{history.surplus_samples:,}"))
+    if record.contradictions:
+        found.append(("snapshots that contradict the controller", f"{record.contradictions}"))
     summary = record.summary
     if summary is not None:
         found.append(("trained tokens per second", f"{summary['tokens_per_s']:,.0f}"))
@@ -141,17 +129,22 @@ def facts(record: Record) -> list[tuple[str, str]]:
 
 
 def _interruptions(record: Record) -> list[tuple[str, str]]:
-    controller, observed = record.controller, record.observed
-    if not controller.ledger.mixes_versions:
-        return [("repacks", f"{controller.moves}")]
-    pulls = observed.interrupted(Why.PULL)
+    observed = record.observed
+    repacks = len(observed.interrupted(Kind.REPACK))
+    if not record.history.mixes_versions:
+        return [("repacks", f"{repacks}")]
+    pulls = observed.interrupted(Kind.PULL)
     found = [
         ("pulls that interrupted work", f"{len(pulls):,}"),
         ("trajectories interrupted by them", f"{sum(each.trajectories for each in pulls):,}"),
-        ("trajectories migrated", f"{sum(each.trajectories for each in observed.interrupted(Why.EVICTION)):,}"),
-        ("resumed on newer weights", f"{controller.ledger.counts.resumed_on_newer:,}"),
+        ("trajectories migrated", f"{sum(each.trajectories for each in observed.interrupted(Kind.EVICTION)):,}"),
+        ("resumed on newer weights", f"{record.history.resumed_on_newer:,}"),
     ]
-    return found + ([("repacks", f"{controller.moves}")] if controller.moves else [])
+    return found + ([("repacks", f"{repacks}")] if repacks else [])
+
+
+def _version(version: int | None) -> str:
+    return "none" if version is None else str(version)
 
 
 def _measured(measured: Measured) -> list[str]:

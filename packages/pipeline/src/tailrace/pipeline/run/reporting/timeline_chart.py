@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from html import escape
 
-from tailrace.pipeline.controller.controller import RELAY, REPLICA, TRAINER
+from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis, Trace
 from tailrace.pipeline.run.timeline import BUBBLES, Doing, Mark, MarkKind, Span
 
@@ -31,6 +31,7 @@ SYMBOLS = {
     MarkKind.REPACK: ("triangle-up", "$repack"),
     MarkKind.PULL: ("triangle-down", "$pulling"),
     MarkKind.EVICTION: ("diamond", "$releasing"),
+    MarkKind.STOPPING: ("square-open", "$releasing"),
     MarkKind.DOWN: ("x", "$down"),
     MarkKind.RESTART: ("circle", "$restart"),
     MarkKind.SUSPECT: ("diamond-open", "$down"),
@@ -245,7 +246,7 @@ def _marks(kind: MarkKind, marks: Sequence[Mark], rows: dict[tuple[str, str], st
 
 
 def _row(role: str, member: str) -> str:
-    if role == TRAINER:
+    if role in (TRAINER, DATA, SCORER):
         return role
     return member if role == REPLICA else f"{role} {member}"
 
@@ -253,4 +254,4 @@ def _row(role: str, member: str) -> str:
 def _order(key: tuple[str, str]) -> tuple[int, int, str]:
     role, member = key
     digits = "".join(letter for letter in member if letter.isdigit())
-    return ((TRAINER, RELAY, REPLICA).index(role), int(digits or 0), member)
+    return ((TRAINER, DATA, SCORER, RELAY, REPLICA).index(role), int(digits or 0), member)

@@ -1,0 +1,75 @@
+"""Reasons in words: the one place that turns what the log says of a decision into text for people."""
+
+from __future__ import annotations
+
+from tailrace.contracts import Cause, Reason, Why
+
+REASONS = {
+    Why.CHOSEN: "the routing policy chose it",
+    Why.MOVED: "it moves to {who}",
+    Why.EVALUATION: "an evaluation of version {version:.0f}",
+    Why.BEHIND: "idle, and version {version:.0f} is newer",
+    Why.ALL_IDLE: "every replica is idle, so all pull version {version:.0f}",
+    Why.USEFUL: "version {version:.0f} lets it start groups that its own may not",
+    Why.NEWER: "version {version:.0f} is published",
+    Why.STRANDED: "what is left of version {version:.0f} has nobody else to go on with",
+    Why.PULLING: "it pulls version {version:.0f}",
+    Why.WAITING_TOO_LONG: "{waiting:.0f} wait in the engine, more than {limit:.0f}",
+    Why.LOW_THROUGHPUT: "{who} does {there:,.0f} tokens/s, far less than the {here:,.0f} here: work is spread again",
+    Why.STOPPING: "the replica is to stop",
+    Why.REPLICA_DOWN: "{who} went down with it",
+    Why.VERSION_GONE: "nobody has version {version:.0f} any more",
+    Why.LOST_IN_CRASH: "the driver died",
+    Why.TRAINED: "it was trained on for version {version:.0f}",
+    Why.NO_SIGNAL: "rewards of its group have no signal",
+    Why.SURPLUS_SAMPLE: "its group has all the samples that it needs",
+    Why.SURPLUS_GROUP: "the batch has all the groups that it needs",
+    Why.EXPIRED: "too old to be trained on within the bound",
+    Why.NOT_SCORED: "its verifier broke {attempts:.0f} times",
+    Why.OVER: "every batch is trained on",
+    Why.PLANNED: "the provisioning policy wants it so",
+    Why.FAILED: "{who}, failure {failures:.0f} in a row",
+    Why.STILL: "stood still for {still_s:.0f} s with work in flight",
+    Why.MACHINE: "machine {who} is given up",
+    Why.POLICY: "the policy's own reason",
+}
+
+ENDS = {
+    Why.NO_SIGNAL: "no signal",
+    Why.SURPLUS_SAMPLE: "surplus sample",
+    Why.SURPLUS_GROUP: "surplus",
+    Why.EXPIRED: "too old",
+    Why.NOT_SCORED: "not scored",
+    Why.OVER: "left over",
+}
+"""Why groups and samples end that are not trained on, in a word or two."""
+
+CAUSES = {
+    Cause.DIED: "its process died",
+    Cause.SILENT: "it was silent",
+    Cause.BROKE: "it broke",
+    Cause.STILL: "it stood still",
+    Cause.CHECKPOINT: "its checkpoint cannot be used",
+    Cause.STOPPED: "it was told to stop",
+}
+
+
+def why(reason: Reason) -> str:
+    """A reason in words, with the numbers that it has beyond those that its words name."""
+    template = REASONS[reason.why]
+    try:
+        said = template.format(who=reason.who or "another", **reason.numbers)
+    except KeyError:  # a policy of somebody else that leaves numbers out
+        said, template = str(reason.why).replace("-", " "), ""
+    more = [f"{name} {value:,.4g}" for name, value in reason.numbers.items() if f"{{{name}" not in template]
+    return f"{said} ({', '.join(more)})" if more else said
+
+
+def end(why: str) -> str:
+    """How groups ended, for a row of a table. One that nobody here knows is said as it is."""
+    return ENDS.get(Why(why), why) if why in set(Why) else why
+
+
+def many(count: int, one: str, more: str = "") -> str:
+    """A number and what it counts."""
+    return f"{count:,} {one if count == 1 else more or f'{one}s'}"
