@@ -138,7 +138,7 @@ def test_a_stalled_engine_stands_still_in_a_process_that_answers(make, relay, ga
     assert not role.strike(FaultKind.KILL)
     role.submit([Pull(1, "r0", 4, 0, (relay.address,)), Route(2, "r0", refs("a"), 1)])
     gather(role, lambda events: fold(events, Pulled), "the pull")
-    role.stall()
+    assert role.strike(FaultKind.STALL)
     events = gather(role, lambda events: fold(events, Activity), "it to say so")
     assert fold(events, Activity)[-1].still_s > 0
     assert not fold(events, Finished)

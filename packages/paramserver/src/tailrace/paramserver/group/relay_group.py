@@ -322,7 +322,8 @@ class RelayGroup:
                     machine=self._machine,
                 )
             case Evict(name, life, reason, again):
-                _log.warning("relay %s (life %d) is out of the group: %s", name, life, reason)
+                level = logging.WARNING if again else logging.INFO  # it died, or somebody wants it so
+                _log.log(level, "relay %s (life %d) is out of the group: %s", name, life, reason)
                 link = self._links.get(name)
                 if link is not None and link.life == life and again:
                     link.evict()

@@ -103,7 +103,7 @@ class ReplicaRole:
 
     def strike(self, kind: FaultKind) -> bool:
         """A scripted stall hits the engine; other faults hit the process."""
-        if kind.value != "stall":
+        if kind is not FaultKind.STALL:
             return False
         self.stall()
         return True
