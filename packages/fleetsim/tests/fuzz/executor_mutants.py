@@ -1,7 +1,5 @@
 """Bugs planted in the executor, at its seam to hosts, and in what the controller decides in its place."""
 
-import math
-
 from mutants import Mutant
 
 from tailrace import contracts as c
@@ -16,6 +14,7 @@ from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.members import Members
 from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.executor.membership import Membership
 from tailrace.pipeline.executor.waits import Waits
 
 
@@ -48,14 +47,15 @@ def _a_pull_lost_while_no_relay_lives(patch):
 
 def _up_inside_the_loop_over_commands(patch):
     """A member is reported up while the commands that started it are still being carried out."""
-    spawn = Executor._spawn
+    spawn = Membership._spawn
 
-    def at_once(executor, command, arguments):
-        spawn(executor, command, arguments)
-        executor._news.append(c.Up(command.role, command.id, answers=command.seq))
+    def at_once(membership, command, version):
+        spawn(membership, command, version)
+        membership._tell(c.Up(command.role, command.id, answers=command.seq))
+        executor = membership._tell.__self__
         executor._deliver(executor.now())
 
-    patch.setattr(Executor, "_spawn", at_once)
+    patch.setattr(Membership, "_spawn", at_once)
 
 
 def _an_answer_of_a_dead_incarnation(patch):
@@ -111,11 +111,6 @@ def _commands_in_another_order(patch):
         return running
 
     patch.setattr(Executor, "_send", first)
-
-
-def _a_deadline_that_never_comes(patch):
-    patch.setattr(Waits, "next_deadline_s", lambda waits: math.inf)
-    patch.setattr(HeartbeatMonitor, "check", lambda monitor, now: [])
 
 
 ANY = (PROGRESS, BOOKS, TOKENS, WEIGHTS, ONCE, REBUILT, CRASHED)

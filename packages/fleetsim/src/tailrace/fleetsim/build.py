@@ -40,7 +40,8 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
         passes=table.trainer.passes,
         optimizer_s=table.trainer.optimizer_s,
     )
-    spec = build_spec(_completed(config, table, decode, split.replicas))
+    config = _completed(config, table, decode, split.replicas)
+    spec = build_spec(config)
     warm = warm_up(table, spec)
     batches = spec.steps
     if table.steady is not False:
@@ -66,6 +67,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
         relays=config.relay.count,
         faults=tuple(build_faults(config)),
         description=split.describe(table),
+        config=config,
     )
 
 

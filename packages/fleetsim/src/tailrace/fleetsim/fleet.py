@@ -10,6 +10,7 @@ from tailrace.fleetsim.config import DelayConfig, RolloutFleet
 from tailrace.fleetsim.engine import Engine
 from tailrace.fleetsim.failures import FailureRate
 from tailrace.fleetsim.workload.workload import Workload
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.spec import PipelineSpec
 
 
@@ -78,6 +79,7 @@ class Fleet:
         relays: one per machine of those that matter.
         faults: scripted ones.
         description: for a person.
+        config: the configuration, with what follows from the fleet; None if there is none.
     """
 
     spec: PipelineSpec
@@ -103,6 +105,7 @@ class Fleet:
     relays: int = 1
     faults: tuple[Fault, ...] = ()
     description: str = ""
+    config: RunConfig | None = None
 
     @property
     def kv_capacity_tokens(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Command, Event
+from tailrace.pipeline.run.eventlog import EventLog as FileLog
 from tailrace.pipeline.run.eventlog import encode_instant
 
 Instant = tuple[float, Sequence[Event], Sequence[Command]]
@@ -30,6 +32,27 @@ class InstantLog:
         self.handled += len(events)
         if self._keep:
             self.instants.append((now, events, commands))
+
+
+class LogFile(InstantLog):
+    """Writes instants to a file, as a real run does.
+
+    Raises:
+        RunDirectoryError: it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(keep=False)
+        self._file = FileLog(path)
+
+    def append(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+        """See `Log`."""
+        super().append(now, events, commands)
+        self._file.append(now, events, commands)
+
+    def close(self) -> None:
+        """See `FileLog.close`."""
+        self._file.close()
 
 
 class EventLog(Sequence[tuple[float, Event]]):

@@ -9,7 +9,8 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
 
 from tailrace.contracts import TailraceError
-from tailrace.fleetsim.result import EventLog, Result
+from tailrace.fleetsim.log import EventLog
+from tailrace.fleetsim.result import Result
 from tailrace.fleetsim.run import simulate
 from tailrace.pipeline.config.models import RunConfig
 

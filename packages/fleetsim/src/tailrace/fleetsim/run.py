@@ -33,6 +33,7 @@ def simulate(
         TailraceError: one line that says what is wrong with the configuration, or that the run would hang.
     """
     read = config if isinstance(config, RunConfig) else configuration(str(config), settings=settings)
-    simulation = Simulation(build_fleet(read, seed=seed), observer=observer, keep_events=keep_events)
+    observers = () if observer is None else (observer,)
+    simulation = Simulation(build_fleet(read, seed=seed), observers=observers, keep_events=keep_events)
     simulation.run()
     return result_of(simulation)

@@ -25,7 +25,7 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import RunFailedError
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
-from tailrace.pipeline.executor.executor import Executor, Log, Observer
+from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.executor.seam import RoleSpec
 
 IDLE_TICKS = 2_000  # a fleet in which so long nothing is under way will never move again
@@ -76,10 +76,10 @@ class Simulation:
 
     Args:
         fleet: what it runs on.
-        observer: sees events and commands.
+        observers: see events and commands.
         transport: how messages travel; at once if None.
         keep_events: keep the event log, for replays and comparisons.
-        log: write instants there instead.
+        log: where instants are written instead.
         models: the members; plain ones if None.
         deadlines: of the executor; what follows from the fleet's delays if None.
     """
@@ -88,18 +88,17 @@ class Simulation:
         self,
         fleet: Fleet,
         *,
-        observer: Observer | None = None,
+        observers: Sequence[Observer] = (),
         transport: Transport | None = None,
         keep_events: bool = True,
-        log: Log | None = None,
+        log: InstantLog | None = None,
         models: Models | None = None,
         deadlines: Deadlines | None = None,
     ) -> None:
         self.fleet = fleet
         self.models = models or Models(World(fleet))
         self.world = self.models.world
-        self.log = InstantLog(keep=keep_events)
-        self._to: Log = log or self.log
+        self.log = InstantLog(keep=keep_events) if log is None else log
         delays = fleet.delays
         self.host = VirtualHost(
             self.world.time,
@@ -110,13 +109,10 @@ class Simulation:
             transport=transport,
         )
         self.world.time.settle = self._settle
-        limit_s = math.inf
-        self.deadlines = deadlines or Deadlines(
-            limit_s, limit_s, limit_s, limit_s, limit_s, delays.hang_s / 2, delays.hang_s, limit_s
-        )
+        self.deadlines = deadlines or Deadlines.all(math.inf, suspect_s=delays.hang_s / 2, silent_s=delays.hang_s)
         roles = {role: RoleSpec(factory) for role, factory in self.models.factories().items()}
         self.deployment = Deployment("simulated", "", roles, deadlines=self.deadlines)
-        self.observers: list[Observer] = [_Idle(self), *([observer] if observer is not None else [])]
+        self.observers: list[Observer] = [_Idle(self), *observers]
         self.failures = Failures(fleet.failures, self.world.time, lambda: list(self.models.replicas), self.end)
         self.controller = Controller(fleet.spec, relays=fleet.relays)
         self.executor = Executor(self.host, self.deployment, observers=self.observers)
@@ -142,7 +138,7 @@ class Simulation:
         batches, rows = self.fleet.batches or math.inf, self.world.recorder.rows
         try:
             self.executor.run(
-                self.controller, self._to, first=first, faults=self.fleet.faults, until=lambda: len(rows) >= batches
+                self.controller, self.log, first=first, faults=self.fleet.faults, until=lambda: len(rows) >= batches
             )
         except RunFailedError:
             pass  # the result says why

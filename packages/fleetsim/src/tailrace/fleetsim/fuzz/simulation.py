@@ -47,7 +47,7 @@ class FuzzSimulation:
             fleet,
             transport=messages,
             models=FuzzModels(world, plane, lineage, random, case.scoring_failures),
-            deadlines=Deadlines(*[patience_s] * 5, silent_s / 2, silent_s, patience_s),
+            deadlines=Deadlines.all(patience_s, suspect_s=silent_s / 2, silent_s=silent_s),
         )
         self.checker = Checker(case, self.simulation, plane)
         self.simulation.observers.append(self.checker)

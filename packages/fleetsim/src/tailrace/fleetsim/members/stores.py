@@ -83,6 +83,7 @@ class Scorer:
     def score(self, command: c.Score) -> None:
         """Score trajectories: after a delay of all, and what one needs by itself."""
         world, member = self._world, self._member
+        assert member is not None
         known, delay = world.tokens.trajectories, world.fleet.delays.reward_s
         at_once = []
         for name in command.trajectories:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tailrace.fleetsim.picture.figures import Figures
 from tailrace.fleetsim.picture.watch import Watched
 from tailrace.fleetsim.recorder import Row
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.causes import ADMITTED
 from tailrace.pipeline.run.reporting.headline import percent
 from tailrace.pipeline.run.timeline import Doing

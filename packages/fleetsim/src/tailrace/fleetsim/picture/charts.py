@@ -84,7 +84,7 @@ def flow_charts(watched: Watched, time: TimeAxis) -> list[Chart]:
     generated = line(at, _rounded(flow.row(GENERATED)), "generated", "$generating", width=1.2)
     rates = [{**generated, "fill": "tozeroy", "fillcolor": "$generating-band"}]
     ends_s = [0.0, *(row.at_s for row in watched.rows)]
-    batches = [watcher.responses[row.version] for row in watched.rows]
+    batches = [watcher.responses(row.version) for row in watched.rows]
     trained = [
         tokens / (now - before) if now > before else 0.0
         for tokens, (before, now) in zip(batches, pairwise(ends_s), strict=True)

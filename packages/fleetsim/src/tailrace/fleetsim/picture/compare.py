@@ -12,7 +12,7 @@ from tailrace.fleetsim.picture.page import PACKAGE
 from tailrace.fleetsim.picture.scene import Scene
 from tailrace.fleetsim.picture.svg import Svg
 from tailrace.fleetsim.picture.timeline_svg import EDGE, LEFT, WIDTH, blocks
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.page import render_page
 
 ROWS = 6

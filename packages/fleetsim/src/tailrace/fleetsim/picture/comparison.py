@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tailrace.fleetsim.picture.figures import PRICE_UNIT, Figures
 from tailrace.fleetsim.picture.words import LEAST_SHARE, price
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.headline import percent
 from tailrace.pipeline.run.reporting.table import Table
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.fleetsim.picture.watch import Watched
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.timeline_chart import Utilisation
 
 PRICE_UNIT = "H20-hours"
@@ -120,7 +120,7 @@ def simulated(watched: Watched) -> Figures:
     """The figures of a simulation."""
     result, watcher = watched.result, watched.watcher
     begin_s, end_s = watched.measured_s
-    responses = sum(watcher.responses[row.version] for row in watched.measured)
+    responses = sum(watcher.responses(row.version) for row in watched.measured)
     count = len(watcher.replicas)
     seated = [n for column in watcher.loads.between(begin_s, end_s) for n in column[:count] if n > 0]
     batches, notes = max(1, len(watched.rows)), []
@@ -147,8 +147,8 @@ def simulated(watched: Watched) -> Figures:
         kv_share=result.kv_share,
         prefill_share=result.prefill_share,
         moves_per_batch=result.moves / batches,
-        interrupting_pulls_per_batch=watched.interrupting_pulls / batches,
-        migrated_per_batch=watched.migrated / batches,
+        interrupting_pulls_per_batch=watched.run.interrupting_pulls / batches,
+        migrated_per_batch=watched.run.evictions / batches,
         preemptions=result.preemptions,
         latency_mean_s=result.latency_mean_s,
         latency_max_s=result.latency_max_s,

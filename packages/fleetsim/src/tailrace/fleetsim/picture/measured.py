@@ -12,7 +12,7 @@ from tailrace.fleetsim.picture.figures import Figures
 from tailrace.fleetsim.picture.scene import Scene, evenly, last_steps
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import read_events

@@ -10,7 +10,7 @@ from tailrace.fleetsim.picture.advice import advice
 from tailrace.fleetsim.picture.figures import PRICE_UNIT, Figures, simulated
 from tailrace.fleetsim.picture.scene import Scene, scene
 from tailrace.fleetsim.picture.watch import Watched
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis
 from tailrace.pipeline.run.reporting.page import render_page
 from tailrace.pipeline.run.reporting.table import Table

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tailrace.fleetsim.picture.watch import Watched
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.causes import ADMITTED
 from tailrace.pipeline.run.timeline import Doing, Mark, Span
 

@@ -8,7 +8,7 @@ from itertools import groupby
 
 from tailrace.fleetsim.picture.scene import Scene
 from tailrace.fleetsim.picture.svg import Svg
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.charts import TimeAxis
 from tailrace.pipeline.run.reporting.timeline_chart import COLORS, WORK
 from tailrace.pipeline.run.timeline import Doing, MarkKind, Span

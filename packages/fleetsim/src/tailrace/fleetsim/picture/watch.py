@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.fleet import Fleet
+from tailrace.fleetsim.log import InstantLog
 from tailrace.fleetsim.picture.watcher import Progress, Watcher
 from tailrace.fleetsim.recorder import Row
 from tailrace.fleetsim.result import Result, result_of
 from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.executor.executor import Observer
 from tailrace.pipeline.run.reporting.timeline_chart import Utilisation, utilisation
 
 
@@ -23,8 +26,7 @@ class Watched:
     Args:
         name: for a person.
         rows: every batch, with its trajectories by staleness.
-        interrupting_pulls: pulls that interrupted work.
-        migrated: trajectories that went back to the pool for another replica.
+        run: how it ended.
         wall_s: seconds that it took.
     """
 
@@ -35,8 +37,7 @@ class Watched:
     result: Result
     watcher: Watcher
     rows: list[Row]
-    interrupting_pulls: int
-    migrated: int
+    run: RunView
     wall_s: float
 
     @property
@@ -72,22 +73,44 @@ def watch(
     Raises:
         TailraceError: one line that says what is wrong with the configuration, or that the run would hang.
     """
-    began = time.perf_counter()
     fleet = build_fleet(config, seed=seed)
-    simulation = Simulation(fleet, keep_events=keep_events)
-    watcher = Watcher(simulation, listener)
-    simulation.observer = watcher
+    return watch_fleet(fleet, config, name=name or config.app, seed=seed, keep_events=keep_events, listener=listener)
+
+
+def watch_fleet(
+    fleet: Fleet,
+    config: RunConfig,
+    *,
+    name: str,
+    seed: int,
+    keep_events: bool = True,
+    listener: Callable[[Progress], None] | None = None,
+    observers: Sequence[Observer] = (),
+    log: InstantLog | None = None,
+) -> Watched:
+    """The same on a fleet that was built.
+
+    Args:
+        observers: that see it too.
+        log: where instants are written instead of being kept.
+
+    Raises:
+        TailraceError: the run would hang.
+    """
+    began = time.perf_counter()
+    watcher = Watcher(fleet, listener)
+    simulation = Simulation(fleet, keep_events=keep_events, observers=(watcher, *observers), log=log)
+    watcher.engines = lambda replica: float(simulation.models.replica(replica).engine.tokens)
     simulation.run()
     watcher.close(simulation.now)
     return Watched(
-        name=name or config.app,
+        name=name,
         config=config,
         seed=seed,
         fleet=fleet,
         result=result_of(simulation),
         watcher=watcher,
-        rows=simulation.recorder.rows,
-        interrupting_pulls=simulation.controller.coordinator.interrupting_pulls,
-        migrated=simulation.controller.coordinator.evictions,
+        rows=simulation.world.recorder.rows,
+        run=simulation.controller.view,
         wall_s=time.perf_counter() - began,
     )

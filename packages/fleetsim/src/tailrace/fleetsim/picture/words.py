@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from tailrace.fleetsim.picture.figures import PRICE_UNIT, Figures
 from tailrace.fleetsim.picture.watch import Watched
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.headline import percent
 from tailrace.pipeline.run.reporting.page import duration
 
@@ -86,10 +86,10 @@ def kv(figures: Figures) -> str:
 def relocation(watched: Watched) -> str:
     """What left a replica before its end."""
     parts = [f"{watched.result.moves:,} repacks"] if watched.result.moves else []
-    if watched.interrupting_pulls:
-        parts.append(f"{watched.interrupting_pulls:,} pulls interrupted work")
-    if watched.migrated:
-        parts.append(f"{watched.migrated:,} trajectories migrated")
+    if watched.run.interrupting_pulls:
+        parts.append(f"{watched.run.interrupting_pulls:,} pulls interrupted work")
+    if watched.run.evictions:
+        parts.append(f"{watched.run.evictions:,} trajectories migrated")
     return ", ".join(parts) if parts else "none"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 
 from tailrace.contracts import TrajectoryView
-from tailrace.pipeline.controller.ledger import TrajectoryState
+from tailrace.pipeline.controller.lives import TrajectoryState
 
 
 class Assigned(Mapping[str, TrajectoryView]):

@@ -27,20 +27,19 @@ from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.failures import Failures
 from tailrace.pipeline.controller.fleet import Fleet
 from tailrace.pipeline.controller.groups import Groups
-from tailrace.pipeline.controller.ledger import GroupPhase, Ledger, Phase
-from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER, Members, MemberState
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lives import GroupPhase, Phase
+from tailrace.pipeline.controller.losses import Losses
+from tailrace.pipeline.controller.members import DATA, RELAY, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import blame
 from tailrace.pipeline.controller.provisioning import Provisioning
 from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.controller.weights import Weights
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import AXES, PipelineSpec
-
-PULL_ATTEMPTS = 4
-PULL_PAUSE_S = 0.5
-"""Before a pull that failed is tried again, twice as long after each further failure: 7.5 s in all."""
 
 _TRAIN: Final = c.Purpose.TRAIN
 _EVAL: Final = c.Purpose.EVAL
@@ -73,14 +72,18 @@ class Controller:
             spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.source,
             self.discards, self.outbox,
         )  # fmt: skip
+        self.weights = Weights(
+            self.ledger, self.fleet, self.members, self.trainer, self.discards, self.outbox, self._fail
+        )
         self.batches = Batches(spec, self.ledger, self.trainer, self.gate, self.outbox)
         self.groups = Groups(
             spec, self.ledger, self.fleet, self.gate, self.source, self.discards, self.scoring, self.coordinator
         )
         self.provisioning = Provisioning(spec, self.members, self.fleet, self.trainer, self.coordinator, self.outbox)
+        self.losses = Losses(self.ledger, self.fleet, self.trainer, self.scoring, self.coordinator)
         self.failures = Failures(
             spec.recovery, self.members, self.trainer, self.outbox,
-            losses=self, view=self.provisioning.view, fail=self._fail,
+            losses=self.losses, view=self.provisioning.view, fail=self._fail,
         )  # fmt: skip
         self.now = 0.0
         self.started = False
@@ -91,9 +94,9 @@ class Controller:
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
             c.Interrupted: self._on_interrupted,
-            c.Pulled: self._on_pulled,
-            c.PullFailed: self._on_pull_failed,
-            c.Published: self._on_published,
+            c.Pulled: self.weights.pulled,
+            c.PullFailed: self.weights.pull_failed,
+            c.Published: self.weights.was_published,
             c.Durable: self._on_durable,
             c.ScoringFailed: self._on_scoring_failed,
             c.Accumulated: self._on_accumulated,
@@ -124,7 +127,7 @@ class Controller:
         """
         if self.finished or (self.failure is not None and not any(type(event) is c.Resumed for event in events)):
             return []
-        self.now = now
+        self.now = self.weights.now = now
         try:
             if not self.started:
                 self._start(now)
@@ -199,11 +202,11 @@ class Controller:
         if event.role == TRAINER:
             self.trainer.up = True
             self._fall_back(self.trainer.first if event.version is None else event.version)
-            self._publish()
+            self.weights.publish()
             if self.spec.steps and self.trainer.durable < self.trainer.version:
-                self._checkpoint()
+                self.weights.checkpoint()
         elif event.role == RELAY:
-            self._publish()
+            self.weights.publish()
         elif event.role == SCORER:
             self.scoring.came_up()
         elif event.role == DATA:
@@ -218,29 +221,6 @@ class Controller:
         self.members.says(event)
         if event.still_s > 0:
             self.failures.stands_still(self.now)
-
-    def lost(self, member: MemberState, reason: str) -> None:
-        """See `Losses.lost`."""
-        del reason
-        if member.role == REPLICA:
-            self._replica_lost(member.id)
-        elif member.role == TRAINER:
-            self.trainer.went_down()
-        elif member.role == SCORER:
-            self.scoring.went_down()
-        elif member.role == RELAY:  # what failed to be pulled from it says nothing of the replicas
-            for replica in self.fleet.replicas.values():
-                replica.failed_pulls = 0
-
-    def _replica_lost(self, name: str) -> None:
-        replica = self.fleet.replicas[name]
-        for moving in [*self.ledger.moving]:
-            if self.ledger.trajectories[moving].destination == name:
-                self.coordinator.unbind(self.ledger.trajectories[moving])
-        for trajectory in tuple(replica.assigned):
-            self.coordinator.unbind(self.ledger.trajectories[trajectory])
-            self.ledger.returned(trajectory, None)
-        replica.reset()
 
     def _on_finished(self, events: Iterable[c.Finished]) -> None:
         replicas, trajectories, ledger = self.fleet.replicas, self.ledger.trajectories, self.ledger
@@ -266,42 +246,6 @@ class Controller:
         self.fleet.replicas[event.replica].left(name, evaluation=evaluation)
         if state is not None and state.replica == event.replica:
             self.ledger.returned(name, event.tokens_kept)
-
-    def _on_pulled(self, event: c.Pulled) -> None:
-        replica = self.fleet.replicas[event.replica]
-        replica.version, replica.pulling, replica.failed_pulls = event.version, None, 0
-
-    def _on_pull_failed(self, event: c.PullFailed) -> None:
-        replica = self.fleet.replicas[event.replica]
-        replica.pulling, replica.version = None, None
-        replica.failed_pulls += 1
-        if event.version != self.trainer.published:
-            self._version_gone(event.version)
-        elif replica.failed_pulls > PULL_ATTEMPTS:
-            self._fail(
-                f"replica {replica.id} failed {replica.failed_pulls} times to pull version {event.version}: {event.reason}"
-            )
-        else:  # its relay may be dead and not known to be yet
-            replica.pulls_from_s = self.now + PULL_PAUSE_S * 2 ** (replica.failed_pulls - 1)
-
-    def _version_gone(self, version: int) -> None:
-        """What only the weights of a version could continue begins anew, in the store too.
-
-        The store may hold such a trajectory complete, if its end was never reported. Handed back then, it would count for
-        the version of the replica that asks.
-        """
-        ledger = self.ledger
-        waiting = [ledger.trajectories[name] for name in (*ledger.waiting.level_of, *ledger.stranded_evaluations)]
-        lost = [state for state in waiting if ledger.exact(state) and state.version == version]
-        if lost:
-            self.discards.begin_anew(lost, c.Reason(c.Why.VERSION_GONE, numbers={"version": version}))
-            ledger.counts.regenerated_trajectories += len(lost)
-
-    def _on_published(self, event: c.Published) -> None:
-        self.trainer.published = max(self.trainer.published, event.version)
-        for relay in self.members.of(RELAY):
-            if relay.health is c.Health.UP:
-                relay.worked()
 
     def _on_durable(self, event: c.Durable) -> None:
         for group in self.ledger.settle(self.trainer.became_durable(event.version)):
@@ -363,18 +307,16 @@ class Controller:
         self.provisioning.stepped(self.now, event.metrics.get("wall_s", 0.0))
         self._worked(TRAINER)
         self.ledger.trained(event.version)
-        self._publish()
+        self.weights.publish()
         if trainer.step % self.spec.checkpoint_every == 0 or trainer.step >= self.spec.steps:
-            self._checkpoint()
+            self.weights.checkpoint()
         self.evaluations.at(trainer.version, trainer.step, self.spec.steps)
 
     def _on_resumed(self, event: c.Resumed) -> None:
         """Every process of the run is new. What ran is pending again once the store has said what it kept of it."""
         self.failure, self.recovering = None, True
-        for replica in self.fleet.replicas.values():
-            self._replica_lost(replica.id)
-        self.trainer.went_down()
-        self.scoring.went_down()
+        for member in self.members.states.values():
+            self.losses.lost(member)
         self.members.restarted()
         if not self.trainer.found(event.checkpoints):
             self._fail(
@@ -386,7 +328,7 @@ class Controller:
 
     def _survived(self, event: c.Up) -> None:
         """The store says what it holds after the driver's death."""
-        self.recovering = False
+        self.recovering, self.failures.resumes_at = False, None
         held = set(event.held)
         for trajectory in list(self.ledger.trajectories.values()):
             if trajectory.phase is Phase.SCORED or trajectory.id in self.ledger.discarding:
@@ -445,21 +387,6 @@ class Controller:
         member = self.members.get(role)
         if member is not None:
             member.worked()
-
-    def _publish(self) -> None:
-        """Hand the trainer's weights over; those that were handed over before are offered to the relays that there are now.
-
-        Before the first relay lives there is nobody to hand them to, and training waits for that.
-        """
-        trainer, relays = self.trainer, self.members.relays()
-        if trainer.up and (relays or trainer.staged):
-            version = trainer.publishing if trainer.staged and trainer.making is not None else trainer.version
-            trainer.publishing, trainer.staged = max(trainer.publishing, version), True
-            self.outbox.send(c.Publish, version=version, relays=relays)
-
-    def _checkpoint(self) -> None:
-        keep = self.trainer.saves(self.ledger.versions_needed())
-        self.outbox.send(c.Checkpoint, version=self.trainer.version, keep=keep)
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

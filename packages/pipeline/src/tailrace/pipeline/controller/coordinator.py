@@ -30,7 +30,8 @@ from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.evaluating import Evaluating
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Fleet, ReplicaState
-from tailrace.pipeline.controller.ledger import GroupState, Ledger, TrajectoryState
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lives import GroupState, TrajectoryState
 from tailrace.pipeline.controller.members import Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.planned import pulls, relocations

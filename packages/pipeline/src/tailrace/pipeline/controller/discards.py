@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.ledger import Ledger, TrajectoryState
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lives import TrajectoryState
 from tailrace.pipeline.controller.outbox import Outbox
 
 

@@ -8,7 +8,8 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Fleet, ReplicaState
-from tailrace.pipeline.controller.ledger import Ledger, TrajectoryState
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lives import TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
 Route = Callable[[ReplicaState, Sequence[TrajectoryState], c.Reason], None]

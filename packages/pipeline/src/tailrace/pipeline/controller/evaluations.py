@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tailrace.contracts import Purpose
-from tailrace.pipeline.controller.ledger import TrajectoryState
+from tailrace.pipeline.controller.lives import TrajectoryState
 from tailrace.pipeline.spec import EvaluationPlan
 
 

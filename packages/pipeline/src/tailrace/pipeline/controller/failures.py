@@ -6,23 +6,15 @@ Counted per member in the policy's window, and only since it last did its work: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from tailrace import contracts as c
+from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import DATA, RELAY, TRAINER, Members, MemberState, down
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered, listed
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
 _ACTIONS = c.RecoveryAction
-
-
-class Losses(Protocol):
-    """What goes with a member of a role."""
-
-    def lost(self, member: MemberState, reason: str) -> None:
-        """The member is gone; what it alone knew is lost."""
-        ...
 
 
 class Failures:
@@ -47,6 +39,7 @@ class Failures:
     ) -> None:
         self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
         self._losses, self._view, self._fail = losses, view, fail
+        self.resumes_at: int | None = None  # while the store has not said what survived the driver's death
 
     def went_down(self, event: c.Down, now: float, reason: c.Reason | None = None) -> None:
         """A member is gone, or is taken for gone. Heard once: what is known to be down is passed over.
@@ -58,12 +51,12 @@ class Failures:
         if member is None or member.health is c.Health.DOWN:
             return
         if event.cause is c.Cause.STOPPED or member.health is c.Health.STOPPING:
-            self._losses.lost(member, event.reason)
+            self._losses.lost(member)
             member.health = c.Health.DOWN
             del self._members.states[event.role, event.id]
             return
         failure = self._members.failure(member, event, now, self._policy.window_s, self._trainer.step)
-        self._losses.lost(member, event.reason)
+        self._losses.lost(member)
         member.health = c.Health.DOWN
         if event.cause is c.Cause.CHECKPOINT and event.role == TRAINER:
             damaged = self._trainer.fallbacks[-1]
@@ -87,8 +80,9 @@ class Failures:
 
     def restart_all(self, version: int | None) -> None:
         """The driver died with every process. The data role falls back to what the trainer goes on from."""
+        self.resumes_at = version
         for member in list(self._members.states.values()):
-            self._restart(member, c.Reason(c.Why.LOST_IN_CRASH), data_version=version)
+            self._restart(member, c.Reason(c.Why.LOST_IN_CRASH))
 
     def _act(self, member: MemberState, action: c.RecoveryAction, failure: c.Failure, reason: c.Reason) -> None:
         if action is _ACTIONS.RESTART or action is _ACTIONS.REPLACE:
@@ -116,18 +110,16 @@ class Failures:
     def _evict_machine(self, member: MemberState, machine: str, reason: c.Reason) -> None:
         for other in self._members.give_up(machine):
             if other is not member and other.health in (c.Health.UP, c.Health.STARTING):
-                self._losses.lost(other, f"machine {machine} is given up")
+                self._losses.lost(other)
                 other.health = c.Health.DOWN
                 self._restart(other, c.Reason(c.Why.MACHINE, machine))
         self._restart(member, reason)
 
-    def _restart(
-        self, member: MemberState, reason: c.Reason, *, avoid: tuple[str, ...] = (), data_version: int | None = None
-    ) -> None:
+    def _restart(self, member: MemberState, reason: c.Reason, *, avoid: tuple[str, ...] = ()) -> None:
         member.health, member.machine, member.address = c.Health.STARTING, "", ""
         member.phase, member.still_s = "", 0.0
         member.restarts += 1
-        version = self._trainer.checkpoint if member.role == TRAINER else data_version if member.role == DATA else None
+        version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         index = int(member.id) if member.role == RELAY else None
         place = c.Place(index, tuple(dict.fromkeys((*self._members.given_up, *avoid))))
         self._outbox.send(c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason)

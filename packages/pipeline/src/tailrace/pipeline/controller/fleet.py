@@ -12,7 +12,7 @@ from typing import Any
 
 from tailrace.contracts import Health, ReplicaView, Snapshot, TrajectoryView
 from tailrace.pipeline.controller.assigned import Assigned
-from tailrace.pipeline.controller.ledger import TrajectoryState
+from tailrace.pipeline.controller.lives import TrajectoryState
 from tailrace.pipeline.controller.members import MemberState
 
 

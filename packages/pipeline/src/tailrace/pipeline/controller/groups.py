@@ -8,7 +8,8 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.fleet import Fleet
-from tailrace.pipeline.controller.ledger import GroupPhase, GroupState, Ledger, TrajectoryState
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lives import GroupPhase, GroupState, TrajectoryState
 from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.spec import PipelineSpec
 

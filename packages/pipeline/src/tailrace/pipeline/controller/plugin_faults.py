@@ -14,8 +14,7 @@ _Answer = TypeVar("_Answer")
 def answered(axis: str, policy: object, method: str, answer: object, expected: str) -> PluginAnswerError:
     """The error for an answer that the contract forbids."""
     return PluginAnswerError(
-        f"{axis} policy {name_of(policy)}: {method} answered {answer!r:.200}, expected {expected}; "
-        "the run can be resumed once the policy is mended"
+        _line(f"{axis} policy {name_of(policy)}: {method} answered {answer!r:.200}, expected {expected}")
     )
 
 
@@ -65,11 +64,13 @@ def blame(error: Exception, policies: Mapping[str, object]) -> str | None:
         found = frame.f_locals.get("self")
         for axis, policy in policies.items():
             if found is policy:
-                return (
-                    f"{axis} policy {name_of(policy)}: {frame.f_code.co_name} raised {type(error).__name__}: {error}; "
-                    "the run can be resumed once the policy is mended"
-                )
+                raised = f"{frame.f_code.co_name} raised {type(error).__name__}: {error}"
+                return _line(f"{axis} policy {name_of(policy)}: {raised}")
     return None
+
+
+def _line(text: str) -> str:
+    return f"{' '.join(text.split())}; the run can be resumed once the policy is mended"
 
 
 def name_of(policy: Any) -> str:

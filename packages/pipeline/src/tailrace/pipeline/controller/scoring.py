@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.ledger import Ledger, Phase, TrajectoryState
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lives import Phase, TrajectoryState
 from tailrace.pipeline.controller.outbox import Outbox
 
 

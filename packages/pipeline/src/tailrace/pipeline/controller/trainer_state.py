@@ -18,8 +18,9 @@ class TrainerState:
     of batches consumed, so that a fall-back knows its step. Staleness counts trajectories: at completion by staleness, at
     consumption by version that was made, then by staleness, so that a fall-back forgets the batches that it undoes.
 
-    `saving` are versions whose checkpoints are under way. `staged`: the weights that it holds were handed over to be published since it came up. `fallbacks` are the versions that it
-    can go back to, oldest first: the newest durable checkpoints, and `first` as long as nothing else is needed for that.
+    `staged`: the weights that it holds were handed over to be published since it came up. `saving` are versions whose
+    checkpoints are under way, `fallbacks` those that it can go back to, oldest first: the newest durable checkpoints, and
+    `first` as long as nothing newer is.
 
     Of the batch that is being streamed, `accumulated` lists the groups that were given so far, in so many `parts`;
     `accumulating` is its version while the trainer works on one of them.

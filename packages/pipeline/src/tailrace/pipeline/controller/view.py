@@ -10,7 +10,8 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.evaluations import EvaluationResult, Evaluations
 from tailrace.pipeline.controller.fleet import Fleet
-from tailrace.pipeline.controller.ledger import Counts, Ledger
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lives import Counts
 from tailrace.pipeline.controller.members import REPLICA, Members
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec

@@ -35,6 +35,11 @@ class Deadlines:
     silent_s: float = 60.0
     close_s: float = 30.0
 
+    @classmethod
+    def all(cls, limit_s: float, *, suspect_s: float, silent_s: float) -> Deadlines:
+        """The same deadline for everything but silence."""
+        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, silent_s, limit_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Deployment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from tailrace.contracts import Command
 from tailrace.pipeline.executor.seam import DONE, Answer, Member
@@ -11,7 +12,7 @@ Sent = Callable[["Running", Answer, Sequence[Command]], None]
 
 
 class Running:
-    """One incarnation of a member.
+    """One incarnation of a member. `polled` takes its events, `failed` the error of a call of it.
 
     Args:
         role, id: its name; further ranks of the trainer have an `id` of their own and belong to `leader`.
@@ -19,10 +20,13 @@ class Running:
         sent: told of each call that is under way; it calls `arrived` when that is over.
     """
 
-    __slots__ = ("_queue", "_sending", "_sent", "id", "leader", "member", "role", "up")
+    __slots__ = ("_queue", "_sending", "_sent", "failed", "id", "leader", "member", "name", "polled", "role", "up")
 
     def __init__(self, role: str, id_: str, member: Member, sent: Sent, leader: str) -> None:
         self.role, self.id, self.member, self.leader = role, id_, member, leader
+        self.name = f"{role} {id_}"
+        self.polled: Callable[[Any], None] = lambda _: None
+        self.failed: Callable[[BaseException], None] = lambda _: None
         self.up = False
         self._sent = sent
         self._queue: list[Command] = []
@@ -48,4 +52,4 @@ class Running:
         self.send()
 
     def __str__(self) -> str:
-        return f"{self.role} {self.id}"
+        return self.name

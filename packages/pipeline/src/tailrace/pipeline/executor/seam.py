@@ -130,9 +130,13 @@ class Host(Protocol):
     two ticks of the executor.
     """
 
-    time: HostTime
     poll_s: float
     tick_s: float
+
+    @property
+    def time(self) -> HostTime:
+        """The clock."""
+        ...
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> Member:
         """Start a member. Returns at once; its first call waits for the start."""

@@ -163,7 +163,10 @@ def holding(deployment: Deployment, held: Path) -> Deployment:
     trainer = deployment.roles[TRAINER]
     return dataclasses.replace(
         deployment,
-        roles={**deployment.roles, TRAINER: dataclasses.replace(trainer, arguments={**trainer.arguments, "held": held})},
+        roles={
+            **deployment.roles,
+            TRAINER: dataclasses.replace(trainer, arguments={**trainer.arguments, "held": held}),
+        },
         adopting={TRAINER: {"held": held}},
     )
 

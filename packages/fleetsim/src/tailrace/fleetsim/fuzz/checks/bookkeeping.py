@@ -11,7 +11,8 @@ from tailrace.contracts import Health, Purpose
 from tailrace.fleetsim.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.fleet import Fleet
-from tailrace.pipeline.controller.ledger import GroupPhase, Ledger, Phase, TrajectoryState
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lives import GroupPhase, Phase, TrajectoryState
 
 BOOKS = "the controller's books agree"
 

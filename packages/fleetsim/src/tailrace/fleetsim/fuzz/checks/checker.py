@@ -73,7 +73,8 @@ class Checker:
             self._command(command, controller)
         if self._shadow is not None:
             same_commands(now, commands, self._shadow.handle_all(events, now))
-        check_books(controller, self.versions.pulling)
+        if controller.failure is None:  # what came with a failure is not looked at any more
+            check_books(controller, self.versions.pulling)
         self.progress.check(now, run)
         steps = sum(type(event) is c.Stepped for event in events)
         if steps:
@@ -90,7 +91,9 @@ class Checker:
 
     def _check_silent(self, event: c.Down) -> None:
         if (event.role, event.id) not in self.silenced:
-            raise InvariantError(PROGRESS, f"{event.role} {event.id} is taken for silent, but nothing kept it from answering")
+            raise InvariantError(
+                PROGRESS, f"{event.role} {event.id} is taken for silent, but nothing kept it from answering"
+            )
 
     def tick(self, now: float, executor: Executor) -> None:
         """Nothing is periodic here."""

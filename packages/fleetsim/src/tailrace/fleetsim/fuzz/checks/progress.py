@@ -6,8 +6,8 @@ from tailrace import contracts as c
 from tailrace.fleetsim.errors import InvariantError
 from tailrace.fleetsim.fuzz.case import Case
 from tailrace.fleetsim.fuzz.faults import FaultKind
-from tailrace.pipeline.controller.controller import PULL_ATTEMPTS
 from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.controller.weights import PULL_ATTEMPTS
 
 PROGRESS = "nothing waits for ever"
 

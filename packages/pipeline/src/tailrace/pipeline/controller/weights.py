@@ -1,0 +1,96 @@
+"""Weight versions on their way: handed over, published, pulled, saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.discards import Discards
+from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.members import RELAY, Members
+from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.trainer_state import TrainerState
+
+PULL_ATTEMPTS = 4
+PULL_PAUSE_S = 0.5
+"""Before a pull that failed is tried again, twice as long after each further failure: 7.5 s in all."""
+
+
+class Weights:
+    """What the trainer hands over and replicas load.
+
+    `now` is the run's clock.
+
+    Args:
+        fail: ends the run with a reason.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        fleet: Fleet,
+        members: Members,
+        trainer: TrainerState,
+        discards: Discards,
+        outbox: Outbox,
+        fail: Callable[[str], None],
+    ) -> None:
+        self.now = 0.0
+        self._ledger, self._fleet, self._members, self._trainer = ledger, fleet, members, trainer
+        self._discards, self._outbox, self._fail = discards, outbox, fail
+
+    def publish(self) -> None:
+        """Hand the trainer's weights over; those that were handed over before are offered to the relays that there are now.
+
+        Before the first relay lives there is nobody to hand them to, and training waits for that.
+        """
+        trainer, relays = self._trainer, self._members.relays()
+        if trainer.up and (relays or trainer.staged):
+            version = trainer.publishing if trainer.staged and trainer.making is not None else trainer.version
+            trainer.publishing, trainer.staged = max(trainer.publishing, version), True
+            self._outbox.send(c.Publish, version=version, relays=relays)
+
+    def checkpoint(self) -> None:
+        """Save the trainer's state."""
+        keep = self._trainer.saves(self._ledger.versions_needed())
+        self._outbox.send(c.Checkpoint, version=self._trainer.version, keep=keep)
+
+    def was_published(self, event: c.Published) -> None:
+        """A version may be pulled; the relays that live have done their work."""
+        self._trainer.published = max(self._trainer.published, event.version)
+        for relay in self._members.of(RELAY):
+            if relay.health is c.Health.UP:
+                relay.worked()
+
+    def pulled(self, event: c.Pulled) -> None:
+        """A replica serves a version."""
+        replica = self._fleet.replicas[event.replica]
+        replica.version, replica.pulling, replica.failed_pulls = event.version, None, 0
+
+    def pull_failed(self, event: c.PullFailed) -> None:
+        """A replica could not load a version: the newest is tried again, an older one is gone."""
+        replica = self._fleet.replicas[event.replica]
+        replica.pulling, replica.version = None, None
+        replica.failed_pulls += 1
+        if event.version != self._trainer.published:
+            self._version_gone(event.version)
+        elif replica.failed_pulls > PULL_ATTEMPTS:
+            self._fail(
+                f"replica {replica.id} failed {replica.failed_pulls} times to pull version {event.version}: {event.reason}"
+            )
+        else:  # its relay may be dead and not known to be yet
+            replica.pulls_from_s = self.now + PULL_PAUSE_S * 2 ** (replica.failed_pulls - 1)
+
+    def _version_gone(self, version: int) -> None:
+        """What only the weights of a version could continue begins anew, in the store too.
+
+        The store may hold such a trajectory complete, if its end was never reported. Handed back then, it would count for
+        the version of the replica that asks.
+        """
+        ledger = self._ledger
+        waiting = [ledger.trajectories[name] for name in (*ledger.waiting.level_of, *ledger.stranded_evaluations)]
+        lost = [state for state in waiting if ledger.exact(state) and state.version == version]
+        if lost:
+            self._discards.begin_anew(lost, c.Reason(c.Why.VERSION_GONE, numbers={"version": version}))
+            ledger.counts.regenerated_trajectories += len(lost)
