@@ -1,0 +1,148 @@
+"""A controller whose members answer at once what is asked of them. No time passes but what a test lets pass."""
+
+import dataclasses
+
+from tailrace import contracts as c
+from tailrace.contracts.plugins import load
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.spec import PipelineSpec
+
+MOST_ROUNDS = 10_000
+
+
+def policy(axis, name, **options):
+    return load(f"tailrace.{axis}", name)(**options)
+
+
+def spec(**changes):
+    """A small Laminar pipeline without evaluations."""
+    base = PipelineSpec(
+        admission=policy("admission", "inherent"),
+        batching=policy("batching", "plain", samples=2),
+        routing=policy("routing", "least-loaded"),
+        sync=policy("sync", "on-idle"),
+        relocation=policy("relocation", "none"),
+        training=policy("training", "full-batch"),
+        provisioning=policy("provisioning", "static", count=2),
+        recovery=policy("recovery", "isolate"),
+        sampler=policy("sampler", "fifo"),
+        steps=3,
+        batch_groups=2,
+        replica_batch=4,
+        buffer_groups=6,
+    )
+    return dataclasses.replace(base, **changes)
+
+
+class Scripted:
+    """Drives a controller.
+
+    `machines` says where members stand, by role and id; `held` and `partial` what the data role says when it comes up.
+    `left` are commands that nobody answered.
+    """
+
+    def __init__(self, pipeline=None, *, relays=1):
+        self.controller = Controller(pipeline or spec(), relays=relays)
+        self.now = 0.0
+        self.calls = []
+        self.left = []
+        self._serves = {}
+        self.machines, self.held, self.partial = {}, (), {}
+        self.reward = lambda name: float(len(name) % 2)
+
+    @property
+    def view(self):
+        return self.controller.view
+
+    @property
+    def given(self):
+        """All commands so far."""
+        return [command for _, _, commands in self.calls for command in commands]
+
+    def handle(self, *events):
+        """Hand events over together; returns the commands."""
+        commands = self.controller.handle_all(events, self.now)
+        self.calls.append((self.now, events, commands))
+        return commands
+
+    def go(self, *events, leave=()):
+        """Hand events over, have every command answered, and what follows from the answers; returns all commands.
+
+        Args:
+            leave: kinds of commands, or roles of members to start, that nobody answers.
+        """
+        given = []
+        for _ in range(MOST_ROUNDS):
+            commands = self.handle(*events)
+            given += commands
+            left = [command for command in commands if self._is_left(command, leave)]
+            self.left += left
+            events = tuple(event for command in commands if command not in left for event in self.answers(command))
+            if not events:
+                return given
+        raise AssertionError(f"no end after {MOST_ROUNDS} rounds")
+
+    def catch_up(self, *only, leave=()):
+        """Have everything answered that was left, or only these kinds and roles of it."""
+        due = [command for command in self.left if not only or self._is_left(command, only)]
+        self.left = [command for command in self.left if command not in due]
+        return self.go(*(event for command in due for event in self.answers(command)), leave=leave)
+
+    def forget(self, *kinds):
+        """Nobody will answer these."""
+        self.left = [command for command in self.left if not self._is_left(command, kinds)]
+
+    def later(self, seconds, *, leave=()):
+        """Time passes, and the executor ticks."""
+        self.now += seconds
+        return self.go(c.Tick(), leave=leave)
+
+    def down(self, role, member="0", cause=c.Cause.DIED, reason="killed", leave=()):
+        """A member goes down."""
+        return self.go(c.Down(role, member, reason, cause), leave=leave)
+
+    def answers(self, command):
+        """What a member says to a command."""
+        seq = command.seq
+        match command:
+            case c.Start(role=role, id=id_) | c.Restart(role=role, id=id_):
+                return [self._up(role, id_, getattr(command, "version", None), seq)]
+            case c.Stop(role=role, id=id_):
+                return [c.Down(role, id_, "it was told to stop", c.Cause.STOPPED)]
+            case c.Publish(version=version):
+                return [c.Published(version, seq)]
+            case c.Checkpoint(version=version):
+                return [c.Durable(version, seq)]
+            case c.Pull(replica=replica, version=version):
+                self._serves[replica] = version
+                return [c.Pulled(replica, version, seq)]
+            case c.Route(replica=replica, trajectories=refs):
+                idle = c.Snapshot(replica, 0.0, 0, 0, 0, self._serves.get(replica), seq)
+                return [*(c.Finished(replica, ref.trajectory, 10, answers=seq) for ref in refs), idle]
+            case c.Interrupt(replica=replica, trajectories=names):
+                return [c.Interrupted(replica, name, 5, seq) for name in names]
+            case c.Score(trajectories=names):
+                return [c.Scored(name, self.reward(name), seq) for name in names]
+            case c.Abort():
+                return [c.Discarded(seq)]
+            case c.Accumulate(version=version, trajectories=names):
+                return [c.Accumulated(version, names, answers=seq)]
+            case c.Step(version=version):
+                return [c.Stepped(version, answers=seq)]
+        return []
+
+    def _up(self, role, id_, version, seq):
+        machine = self.machines.get((role, id_), "")
+        address = f"relay-{id_}" if role == "relay" else ""
+        if role == "data":
+            return c.Up(role, id_, machine=machine, held=self.held, partial=self.partial, answers=seq)
+        return c.Up(role, id_, version, machine, address, answers=seq)
+
+    def _is_left(self, command, leave):
+        role = getattr(command, "role", None)
+        return any(command.__class__ is kind or role == kind for kind in leave)
+
+
+def of(kind, commands):
+    """The commands of a kind."""
+    return [command for command in commands if isinstance(command, kind)]

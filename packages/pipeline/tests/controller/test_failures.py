@@ -1,0 +1,212 @@
+"""What becomes of members that go down: counted for each, in a window, and only since it last did its work."""
+
+import pytest
+from scripted import Scripted, of, policy, spec
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.members import MemberState
+
+
+def isolate(**limits):
+    return policy("recovery", "isolate", **limits)
+
+
+def restarts(commands):
+    return [(command.role, command.id, command.reason) for command in of(c.Restart, commands)]
+
+
+def failed(number):
+    return c.Reason(c.Why.FAILED, numbers={"failures": number})
+
+
+def test_a_relay_may_die_a_hundred_times_if_it_works_in_between():
+    run = Scripted(spec(steps=100, recovery=isolate(max_restarts=1, window_s=1e9)))
+    run.go(c.Tick(), leave=(c.Step,))
+    for step in range(100):
+        run.now += 1.0
+        assert restarts(run.down("relay", leave=(c.Step,))) == [("relay", "0", failed(1))], step
+        run.catch_up(leave=(c.Step,))
+        assert run.view.published == step + 1
+    assert run.view.finished
+    assert run.view.restarts("relay") == 100
+
+
+def test_one_that_dies_again_without_work_gives_up_and_says_why():
+    run = Scripted(spec(recovery=isolate(max_restarts=2, window_s=60.0)))
+    run.go(c.Tick(), leave=(c.Publish,))
+    for number in (1, 2):
+        assert restarts(run.down("relay", leave=(c.Publish,))) == [("relay", "0", failed(number))]
+    assert not restarts(run.down("relay", reason="no memory left"))
+    assert run.view.failure == (
+        "relay 0 is down and is not restarted: no memory left (failure 3 of it within 60 s without work in between)"
+    )
+
+
+def test_failures_that_are_longer_ago_than_the_window_do_not_count():
+    run = Scripted(spec(recovery=isolate(max_restarts=2, window_s=60.0)))
+    run.go(c.Tick(), leave=(c.Publish,))
+    for _ in range(20):
+        run.now += 31.0
+        run.down("relay", leave=(c.Publish,))
+    assert run.view.failure is None
+    for _ in range(2):
+        run.now += 10.0
+        run.down("relay", leave=(c.Publish,))
+    assert run.view.failure is not None
+
+
+@pytest.mark.parametrize(
+    ("role", "work"),
+    [
+        ("trainer", None),  # a step
+        ("scorer", c.Scored("0.0", 1.0)),
+        ("data", c.Scored("0.0", 1.0)),
+        ("replica", c.Finished("r0", "7.7", 3)),
+        ("relay", c.Published(0)),
+    ],
+)
+def test_work_of_a_member_forgives_its_failures(role, work):
+    run = Scripted(spec(steps=50, recovery=isolate(max_restarts=1, trainer_restarts=1, data_restarts=1)))
+    member = "r0" if role == "replica" else "0"
+    run.go(c.Tick(), leave=(c.Step,))
+    numbers = []
+    for _ in range(4):
+        run.forget(c.Step)
+        numbers.append(restarts(run.down(role, member, leave=(c.Step,)))[0][2].numbers["failures"])
+        if work is None:
+            run.catch_up(c.Step, leave=(c.Step,))
+        else:
+            run.go(work, leave=(c.Step,))
+    assert numbers == [1] * 4
+    assert run.view.failure is None
+
+
+def test_failures_of_one_are_not_those_of_another():
+    run = Scripted(spec(provisioning=policy("provisioning", "static", count=4), recovery=isolate(max_restarts=1)))
+    run.go(c.Tick(), leave=(c.Route,))
+    for name in ("r0", "r1", "r2", "r3"):
+        assert restarts(run.down("replica", name, leave=(c.Route,))) == [("replica", name, failed(1))]
+    assert run.view.failure is None
+
+
+def test_one_that_fails_too_often_is_evicted_and_others_do_its_work():
+    run = Scripted(spec(recovery=isolate(max_restarts=1)))
+    run.go(c.Tick(), leave=(c.Route,))
+    run.down("replica", "r0", leave=(c.Route,))
+    before = len(run.given)
+    assert not restarts(run.down("replica", "r0", leave=(c.Route,)))
+    assert [state.id for state in run.controller.members.of("replica")] == ["r1"]
+    run.forget(c.Route)
+    routed = {name for name, state in run.controller.ledger.trajectories.items() if state.replica == "r1"}
+    idle = c.Snapshot("r1", 0.0, 0, 0, 4, 0, 999)
+    run.go(*(c.Finished("r1", name, 3) for name in routed), idle)
+    assert run.view.finished
+    assert {command.replica for command in of(c.Route, run.given[before:])} == {"r1"}
+
+
+def test_what_a_policy_sees_of_a_failure():
+    seen = []
+
+    class Watching:
+        window_s = 100.0
+
+        def on_down(self, failure):
+            seen.append(failure)
+            return c.RecoveryAction.RESTART
+
+        def suspects(self, view):
+            return ()
+
+    run = Scripted(spec(recovery=Watching()))
+    run.machines = {("replica", "r0"): "m0", ("replica", "r1"): "m0", ("trainer", "0"): "m0"}
+    run.go(c.Tick(), leave=(c.Step, c.Route))
+    run.go(c.Activity("trainer", "0", "publishing"), leave=(c.Step,))
+    run.down("replica", "r0", c.Cause.BROKE, "raised", leave=("r0", "replica"))
+    run.down("trainer", leave=(c.Step,))
+    first, second = seen
+    assert (first.role, first.member, first.cause, first.reason) == ("replica", "r0", c.Cause.BROKE, "raised")
+    assert (first.machine, first.machine_failures, first.role_failures, first.others) == ("m0", 1, 1, 1)
+    assert first.first_iteration
+    assert not first.starting
+    assert (second.phase, second.machine_failures, second.role_failures, second.others) == ("publishing", 2, 1, 0)
+    run.down("replica", "r0")
+    assert seen[2].starting
+    assert seen[2].failures == 2
+    assert seen[2].machine == ""  # nobody knows where it would have come up
+
+
+def test_a_member_that_stands_still_is_replaced_and_its_work_goes_on():
+    run = Scripted(spec(recovery=isolate(still_s=5.0, still_factor=3.0)))
+    given = run.go(c.Tick(), leave=(c.Route,))
+    held = {ref.trajectory for route in of(c.Route, given) if route.replica == "r0" for ref in route.trajectories}
+    assert not run.go(c.Activity("replica", "r0", "generating", 7, 4.9, 0.1), leave=(c.Route,))
+    assert not run.go(c.Activity("replica", "r0", "generating", 7, 8.0, 3.0), leave=(c.Route,))  # it is just slow
+    run.forget(c.Route)
+    given = run.go(c.Activity("replica", "r0", "generating", 7, 9.1, 3.0), leave=(c.Route,))
+    restart = of(c.Restart, given)[0]
+    assert (restart.id, restart.reason) == ("r0", c.Reason(c.Why.STILL, numbers={"still_s": 9.1, "limit_s": 9.0}))
+    assert {ref.trajectory for route in of(c.Route, given) for ref in route.trajectories} >= held
+    assert run.view.failure is None
+
+
+def test_nothing_is_heard_of_what_is_down_already():
+    run = Scripted()
+    run.go(c.Tick(), leave=(c.Step,))
+    run.down("replica", "r0", leave=("replica",))
+    members = run.controller.members.get("replica", "r0")
+    assert isinstance(members, MemberState)
+    run.go(c.Down("replica", "r9", "who?", c.Cause.DIED))
+    assert run.view.failure is None
+
+
+@pytest.mark.parametrize("role", ["trainer", "data", "scorer", "relay", "replica"])
+def test_a_run_that_gave_up_can_be_resumed_and_counts_anew(role):
+    once = isolate(max_restarts=0, trainer_restarts=0, data_restarts=0)
+    run = Scripted(spec(recovery=once, provisioning=policy("provisioning", "static", count=1)))
+    member = "r0" if role == "replica" else "0"
+    run.go(c.Tick(), leave=(c.Step,))
+    for _ in range(3):
+        run.down(role, member)
+        assert f"{role} {member} is down and is not restarted: killed (failure 1 of it " in run.view.failure
+        run.forget(c.Step)
+        given = run.go(c.Resumed((0,)), leave=(c.Step,))
+        assert run.view.failure is None
+        assert (role, member) in [(command.role, command.id) for command in of(c.Restart, given)]
+        assert all(command.reason.why is c.Why.LOST_IN_CRASH for command in of(c.Restart, given))
+    run.catch_up()
+    assert run.view.finished
+    assert run.view.counts.trained == 6
+
+
+def test_a_driver_that_dies_again_while_it_resumes_goes_on():
+    run = Scripted()
+    run.go(c.Tick(), leave=(c.Step,))
+    for leave in (("data",), ("trainer",), ("relay",), ("replica",), ("scorer",), (c.Publish,), (c.Pull,), (c.Step,)):
+        run.left = []
+        run.go(c.Resumed((0,)), leave=leave)
+        if run.view.finished:
+            break
+    run.left = []
+    run.go(c.Resumed((0,)))
+    assert run.view.finished
+    assert run.view.counts.trained == 6
+
+
+def test_nothing_is_decided_before_the_store_has_said_what_it_holds():
+    run = Scripted()
+    run.go(c.Tick(), leave=(c.Step,))
+    given = run.go(c.Resumed((0,)), leave=("data",))
+    assert not of((c.Route, c.Step, c.Pull, c.Score), given)
+    assert of(c.Step, run.catch_up("data", leave=(c.Step,)))
+
+
+def test_a_data_role_that_dies_while_it_resumes_is_asked_for_the_same_version():
+    run = Scripted()
+    run.go(c.Tick(), leave=(c.Step,))
+    run.forget(c.Step)
+    given = run.go(c.Resumed((0,)), leave=("data",))
+    asked = [command.version for command in of(c.Restart, given) if command.role == "data"]
+    again = [command.version for command in of(c.Restart, run.down("data", leave=("data",))) if command.role == "data"]
+    assert asked == again == [0]
+    run.catch_up(leave=(c.Step,))
+    assert [command.version for command in of(c.Restart, run.down("data", leave=(c.Step,)))] == [None]

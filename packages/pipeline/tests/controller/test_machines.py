@@ -1,0 +1,157 @@
+"""Machines: one that is given up takes its members along, and nobody stands there again."""
+
+import pytest
+from scripted import Scripted, of, policy, spec
+
+from tailrace import contracts as c
+
+PLACES = {
+    ("relay", "0"): "m0",
+    ("replica", "r0"): "m0",
+    ("replica", "r1"): "m1",
+    ("trainer", "0"): "m1",
+    ("data", "0"): "m1",
+    ("scorer", "0"): "m0",
+}
+
+
+def evicting(after=2, **options):
+    run = Scripted(spec(recovery=policy("recovery", "isolate", machine_failures=after, **options)), relays=2)
+    run.machines = {**PLACES, ("relay", "1"): "m1"}
+    run.go(c.Tick(), leave=(c.Step,))
+    run.forget(c.Step)
+    return run
+
+
+def moved(commands):
+    return {(command.role, command.id): (command.place.avoid, command.reason) for command in of(c.Restart, commands)}
+
+
+def test_a_machine_that_is_given_up_takes_its_members_along():
+    run = evicting()
+    run.down("replica", "r0", leave=(c.Step,))
+    assert all(machine.healthy for machine in run.controller.members.machines.values())
+    given = run.down("relay", "0", leave=("relay", "replica", "scorer", c.Step))
+    why = c.Reason(c.Why.MACHINE, "m0")
+    assert moved(given) == {
+        ("replica", "r0"): (("m0",), why),
+        ("scorer", "0"): (("m0",), why),
+        ("relay", "0"): (("m0",), c.Reason(c.Why.FAILED, numbers={"failures": 1})),
+    }
+    machines = run.controller.members.machines
+    assert {name: machine.healthy for name, machine in machines.items()} == {"m0": False, "m1": True}
+    run.machines |= {member: "m2" for member, machine in PLACES.items() if machine == "m0"}
+    run.catch_up()
+    assert run.view.finished
+    assert run.view.counts.trained == 6
+
+
+def test_everything_that_starts_later_avoids_it():
+    run = evicting(after=1)
+    run.down("scorer", leave=(c.Step,))
+    assert {command.place.avoid for command in of(c.Restart, run.down("replica", "r1", leave=(c.Step,)))} == {
+        ("m0", "m1")
+    }
+    assert all("m0" in command.place.avoid for command in of(c.Restart, run.go(c.Resumed((0,)), leave=(c.Step,))))
+
+
+@pytest.mark.parametrize("role", ["trainer", "data"])
+def test_the_trainer_and_the_store_go_along_too(role):
+    run = evicting(after=1)
+    run.machines = dict.fromkeys(run.machines, "m1")
+    given = run.down("replica", "r1", leave=(c.Step,))
+    assert (role, "0") in moved(given)
+    run.forget(c.Step)
+    run.catch_up()
+    run.go(c.Tick())
+    assert run.view.failure is None
+
+
+def test_a_member_is_replaced_elsewhere_and_the_machine_stays():
+    class Elsewhere:
+        window_s = 60.0
+
+        def on_down(self, failure):
+            return c.RecoveryAction.REPLACE
+
+        def suspects(self, view):
+            return ()
+
+    run = Scripted(spec(recovery=Elsewhere()))
+    run.machines = PLACES
+    run.go(c.Tick(), leave=(c.Step,))
+    assert moved(run.down("replica", "r0", leave=(c.Step,)))["replica", "r0"][0] == ("m0",)
+    assert moved(run.down("replica", "r1", leave=(c.Step,)))["replica", "r1"][0] == ("m1",)
+
+
+def test_policies_see_machines_and_who_stands_there():
+    seen = []
+
+    class Watching:
+        count = 2
+
+        def plan(self, view):
+            seen.append(view)
+            return [] if view.of("replica") else [c.StartReplica()] * 2
+
+    run = Scripted(spec(provisioning=Watching()), relays=2)
+    run.machines = {**PLACES, ("relay", "1"): "m1"}
+    assert run.go(c.Tick(), leave=(c.Step,))
+    first, last = seen[0], seen[-1]
+    assert [member.health for member in first.members] == [c.Health.STARTING] * 5
+    assert set(last.machines) == {"m0", "m1"}
+    assert {(member.role, member.id): member.machine for member in last.members} == run.machines
+    assert {member.health for member in last.members} == {c.Health.UP}
+
+
+class Between:
+    """Replicas between steps: one more after the first step, one less after the second."""
+
+    def plan(self, view):
+        replicas = [member for member in view.of("replica") if member.health is not c.Health.STOPPING]
+        wanted = {0: 1, 1: 2}.get(view.progress.version, 1)
+        if len(replicas) < wanted:
+            return [c.StartReplica()] * (wanted - len(replicas))
+        return [c.StopReplica(member.id) for member in replicas[: len(replicas) - wanted]]
+
+
+def test_replicas_come_and_go_while_the_run_goes_on():
+    run = Scripted(spec(steps=4, provisioning=Between(), replica_batch=8))
+    run.go(c.Tick(), leave=(c.Step, c.Route))
+    assert [state.id for state in run.controller.members.of("replica")] == ["r0"]
+    while not run.view.step:
+        run.catch_up(c.Route, c.Step, leave=(c.Step, c.Route))
+    assert [state.id for state in run.controller.members.of("replica")] == ["r0", "r1"]
+    while run.view.step < 2:
+        run.catch_up(leave=(c.Step, c.Route))
+    run.forget("nobody")
+    run.catch_up()
+    assert run.view.finished
+    stops = of(c.Stop, run.given)
+    assert [(stop.role, stop.id, stop.reason.why) for stop in stops] == [("replica", "r0", c.Why.PLANNED)]
+    assert [state.id for state in run.controller.members.of("replica")] == ["r1"]
+    assert run.view.counts.trained == 8
+
+
+def test_one_that_is_to_stop_is_emptied_first_and_its_tokens_go_on():
+    class Less:
+        def plan(self, view):
+            working = [member for member in view.of("replica") if member.health is not c.Health.STOPPING]
+            if not view.of("replica"):
+                return [c.StartReplica()] * 2
+            return [c.StopReplica("r0")] if view.progress.version and len(working) == 2 else []
+
+    run = Scripted(spec(provisioning=Less(), batch_groups=1, steps=9))
+    run.go(c.Tick(), leave=(c.Route,))
+    r1 = next(route for route in run.left if route.replica == "r1")
+    run.left.remove(r1)
+    held = {ref.trajectory for ref in run.left[0].trajectories}
+    given = run.go(*run.answers(r1), leave=(c.Route, c.Interrupt))
+    interrupts = of(c.Interrupt, given)
+    assert [(i.replica, set(i.trajectories), i.reason.why) for i in interrupts] == [("r0", held, c.Why.STOPPING)]
+    assert not of(c.Stop, given)
+    run.forget(c.Route)
+    given = run.catch_up(c.Interrupt, leave=(c.Route,))
+    assert [stop.id for stop in of(c.Stop, given)] == ["r0"]
+    assert not [command for command in of((c.Route, c.Pull), given) if command.replica == "r0"]
+    assert {ref.kept for route in of(c.Route, given) for ref in route.trajectories if ref.trajectory in held} <= {5}

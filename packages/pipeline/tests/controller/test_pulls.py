@@ -1,0 +1,68 @@
+"""Pulls that fail: tried again later and later, unless it was the relay's fault."""
+
+from scripted import Scripted, of, policy, spec
+
+from tailrace import contracts as c
+
+
+def one_replica_pulling():
+    run = Scripted(spec(provisioning=policy("provisioning", "static", count=1)), relays=2)
+    assert versions(run.go(c.Tick(), leave=(c.Pull,))) == [0]
+    return run
+
+
+def versions(commands):
+    return [command.version for command in of(c.Pull, commands)]
+
+
+def failed(run):
+    return run.go(c.PullFailed("r0", 0, "the relay is gone"), leave=(c.Pull,))
+
+
+def test_a_pull_that_failed_is_tried_again_later_and_later():
+    run = one_replica_pulling()
+    for pause_s in (0.5, 1.0, 2.0, 4.0):
+        assert not versions(failed(run))
+        assert not versions(run.later(pause_s - 0.1, leave=(c.Pull,)))
+        assert versions(run.later(0.1001, leave=(c.Pull,))) == [0]
+    failed(run)
+    assert "r0 failed 5 times to pull version 0: the relay is gone" in run.view.failure
+
+
+def test_a_relay_that_went_down_clears_the_replicas_that_could_not_pull():
+    run = one_replica_pulling()
+    for _ in range(12):  # each relay dies while it is pulled from
+        failed(run)
+        run.down("relay", "0", leave=(c.Pull, c.Publish))
+        assert versions(run.later(0.5, leave=(c.Pull,))) == [0]
+        run.go(c.Published(0), leave=(c.Pull,))
+    assert run.view.failure is None
+
+
+def test_nobody_pulls_while_no_relay_is_up():
+    run = Scripted(spec())
+    run.go(c.Tick(), leave=(c.Pull,))
+    run.down("relay", leave=("relay", c.Pull))
+    assert not versions(run.down("replica", "r0", leave=("relay", c.Pull)))
+    assert not versions(run.later(1.0, leave=("relay", c.Pull)))
+    run.forget(c.Pull)
+    assert versions(run.catch_up("relay", leave=(c.Pull,))) == [0]  # the other one still waits for its answer
+
+
+def test_what_only_a_version_could_continue_begins_anew_when_that_is_gone():
+    run = Scripted(spec(provisioning=policy("provisioning", "static", count=1), replica_batch=8))
+    given = run.go(c.Tick(), leave=(c.Route, c.Step))
+    running = [ref.trajectory for ref in of(c.Route, given)[0].trajectories]
+    finished, left = running[:4], running[4:]
+    run.go(*(c.Finished("r0", name, 3) for name in finished), leave=(c.Route,))  # version 1 is made of these
+    assert run.view.published == 1
+    given = run.down("replica", "r0", leave=(c.Pull, c.Abort))
+    stranded = of(c.Pull, given)[-1]
+    assert (stranded.version, stranded.reason.why) == (0, c.Why.STRANDED)
+    given = run.go(c.PullFailed("r0", 0, "no relay and no checkpoint holds it"), leave=(c.Abort, c.Route))
+    aborts = of(c.Abort, given)
+    assert [(set(a.trajectories), a.reason.why) for a in aborts] == [(set(left), c.Why.VERSION_GONE)]
+    routed = [ref.trajectory for route in of(c.Route, given) for ref in route.trajectories]
+    assert not set(routed) & set(left)  # the store still holds what they had
+    again = run.go(c.Discarded(aborts[0].seq), leave=(c.Route,))
+    assert {ref.trajectory for route in of(c.Route, again) for ref in route.trajectories} >= set(left)

@@ -1,0 +1,78 @@
+"""What is scored when, and what becomes of what cannot be."""
+
+from scripted import Scripted, of, policy, spec
+
+from tailrace import contracts as c
+
+
+def one_replica(**changes):
+    return Scripted(spec(provisioning=policy("provisioning", "static", count=1), **changes))
+
+
+def test_what_finished_together_is_scored_by_one_command_in_order():
+    run = one_replica()
+    given = run.go(c.Tick(), leave=(c.Route,))
+    refs = [ref.trajectory for ref in of(c.Route, given)[0].trajectories]
+    commands = run.handle(*(c.Finished("r0", name, 3) for name in reversed(refs)))
+    assert [command.trajectories for command in of(c.Score, commands)] == [tuple(reversed(refs))]
+
+
+def test_nothing_is_scored_whose_group_ends_with_the_events_that_came_with_it():
+    batching = policy("batching", "redundant", samples=1, surplus_samples=1)
+    run = one_replica(batching=batching, steps=1)
+    run.go(c.Tick(), leave=(c.Route,))
+    run.handle(c.Finished("r0", "0.0", 3))
+    commands = run.handle(c.Finished("r0", "0.1", 9), c.Scored("0.0", 1.0))
+    assert not of(c.Score, commands)
+    assert [command.trajectories for command in of(c.Abort, commands)] == [("0.1",)]
+    assert [command.reason.why for command in of(c.Abort, commands)] == [c.Why.SURPLUS_SAMPLE]
+
+
+def fails(run, name):
+    return run.go(c.ScoringFailed(name, "verifier broke"), leave=(c.Score, c.Step))
+
+
+def test_a_verifier_that_breaks_is_tried_again_and_its_group_then_fails_without_a_reward():
+    run = one_replica(scoring_attempts=3)
+    run.go(c.Tick(), leave=(c.Score,))
+    for _ in range(2):
+        assert [command.trajectories for command in of(c.Score, fails(run, "0.0"))] == [("0.0",)]
+    given = fails(run, "0.0")
+    aborts = of(c.Abort, given)
+    assert [(command.trajectories, command.reason.why) for command in aborts] == [(("0.0", "0.1"), c.Why.NOT_SCORED)]
+    assert aborts[0].reason.numbers == {"attempts": 3}
+    assert run.view.counts.failed == 1
+    assert of(c.Route, given)  # another group takes its place
+
+
+def test_a_scorer_that_dies_costs_no_attempt():
+    run = one_replica(scoring_attempts=2)
+    run.go(c.Tick(), leave=(c.Score,))
+    fails(run, "0.0")
+    waiting = {name for score in of(c.Score, run.left) for name in score.trajectories}
+    for _ in range(3):
+        run.forget(c.Score)
+        again = run.down("scorer", leave=(c.Score,))
+        assert {name for score in of(c.Score, again) for name in score.trajectories} == waiting
+        assert {name for score in of(c.Score, run.left) for name in score.trajectories} == waiting
+    run.catch_up()
+    assert run.view.finished
+    assert run.view.counts.failed == 0
+
+
+def test_a_verifier_that_always_breaks_ends_the_run_with_its_reason():
+    run = one_replica(scoring_attempts=1, failed_groups_limit=2)
+    run.go(c.Tick(), leave=(c.Score,))
+    fails(run, "0.0")
+    assert run.view.failure is None
+    fails(run, "1.0")
+    assert run.view.failure == "2 groups could not be scored, the last because: verifier broke"
+
+
+def test_a_reward_that_comes_twice_or_for_nobody_changes_nothing():
+    run = one_replica()
+    run.go(c.Tick(), leave=(c.Score, c.Step))
+    run.handle(c.Scored("0.0", 1.0))
+    before = run.controller.state()
+    assert run.handle(c.Scored("0.0", 0.0), c.Scored("99.0", 1.0)) == []
+    assert run.controller.state() == before
