@@ -8,6 +8,7 @@ from tailrace.rollout.testing import FakeEngine, MemoryWeights
 
 LENGTH = 20
 STOP = 7
+SAMPLING = Sampling(max_tokens=LENGTH, stop_token_ids=(STOP,))
 DEADLINE_S = 20.0
 
 
@@ -26,9 +27,8 @@ def route(seq, *trajectories):
 class Harness:
     """A worker, and everything that it has reported."""
 
-    def __init__(self, source, *, engine=None, weights=weights(), length=LENGTH, **options):  # noqa: B008 - read only
+    def __init__(self, source, *, engine=None, weights=weights(), sampling=SAMPLING, **options):  # noqa: B008 - read only
         self.source, self.engine, self.seen = source, engine or FakeEngine(), []
-        sampling = Sampling(max_tokens=length, stop_token_ids=(STOP,))
         options = {"flush_s": 0.002, "snapshot_s": 0.01, **options}
         self.worker = ReplicaWorker("r0", self.engine, source, weights, sampling=lambda ref: sampling, **options)
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from tailrace.contracts import Activity, EngineStats, Finished, Interrupt, Interrupted, Pull, Pulled, Snapshot
+from tailrace.contracts import Activity, EngineStats, Finished, Interrupt, Interrupted, Pull, Pulled, Sampling, Snapshot
 from tailrace.rollout import ReplicaCrashedError
 from tailrace.rollout.testing import FakeEngine, MemorySource, MemoryWeights
 
@@ -143,7 +143,7 @@ def test_a_source_that_is_behind_is_not_the_engines_standstill():
             return super().append(replica, deltas)
 
     engine = Gated(max_model_len=1000)
-    with serving(engine, Behind(prompts(1)), length=500, flush_s=0.0) as h:
+    with serving(engine, Behind(prompts(1)), sampling=Sampling(max_tokens=500), flush_s=0.0) as h:
         h.worker.submit(route(2, "0"))
         h.until("a full queue", lambda: h.worker._flusher._batches.full())
         h.watch(6 * REPORT_S)
