@@ -118,7 +118,7 @@ def _name(target: str) -> str:
 def _is_directory(target: str) -> bool:
     """A directory counts unless it merely has the name of an app."""
     path = Path(target)
-    return path.is_dir() and ((path / files.CONFIG).exists() or target not in plugins.names(APPS))
+    return path.is_dir() and (RunDirectory(path).config.exists() or target not in plugins.names(APPS))
 
 
 def _read(target: str, name: str, options: Options) -> _Simulated | Compared:
@@ -130,14 +130,14 @@ def _read(target: str, name: str, options: Options) -> _Simulated | Compared:
     if not _is_directory(target):
         config = configuration(target, settings=options.settings, seed=options.seed)
         return _checked(target, _Simulated(name, config, config.seed))
-    again = files.read_config(Path(target))
+    again = files.again(Path(target))
     if again is None:
         run = measured(RunDirectory.open(Path(target)), name=name, rows=ROWS, steps=STEPS)
         return Compared(run.figures, run.scene)
-    _, seed, content = again
-    layers = [(str(Path(target) / files.CONFIG), content)]
+    layers = [(target, again.model_dump(mode="json"))]
     layers += [(f"--set {text}", parse_setting(text)) for text in options.settings]
-    return _checked(target, _Simulated(name, validate(layers), seed if options.seed is None else options.seed))
+    config = validate(layers)
+    return _checked(target, _Simulated(name, config, config.seed if options.seed is None else options.seed))
 
 
 def _checked(target: str, system: _Simulated) -> _Simulated:

@@ -15,12 +15,9 @@ def explain(run: Path, trajectory: str) -> None:
     Raises:
         RunDirectoryError: the run, or the trajectory in it, does not exist.
     """
-    from tailrace.pipeline.config.loading import validate
     from tailrace.pipeline.run.explain import explain as tell
 
-    directory = RunDirectory.open(run)
-    config = validate([(str(directory.config), directory.read_config())])
-    for line in tell(directory, config, trajectory):
+    for line in tell(RunDirectory.open(run), trajectory):
         typer.echo(f"{line.at_s:9.2f} s  version {line.version:<4d} {line.text}")
 
 

@@ -19,7 +19,7 @@ from tailrace.fleetsim.errors import StalledError
 from tailrace.fleetsim.picture import files, words
 from tailrace.fleetsim.picture.advice import advice
 from tailrace.fleetsim.picture.figures import simulated
-from tailrace.fleetsim.picture.watch import Watched, watch
+from tailrace.fleetsim.picture.watch import Watched
 from tailrace.pipeline.config.target import configuration
 
 INTERRUPTED, FAILED = 130, 1
@@ -50,14 +50,15 @@ def simulate(options: Options) -> int:
     files.check_new(root)
     try:
         with shown(name) as listener:
-            watched = watch(config, name=name, seed=config.seed, keep_events=options.keep_events, listener=listener)
+            watched, written = files.simulate_into(
+                root, config, name=name, keep_events=options.keep_events, listener=listener
+            )
     except KeyboardInterrupt:
         return complain("interrupted; nothing was written", status=INTERRUPTED)
     except StalledError as error:
-        return complain(f"the simulated run can make no progress: {one_line(error)}", status=FAILED)
+        return complain(f"the simulated run can make no progress: {one_line(error)}; see {root}", status=FAILED)
     except TailraceError as error:
         raise CommandError(f"{options.target}: {error}") from error
-    written = files.write(watched, root)
     if options.as_json:
         print(json.dumps({**files.plain(watched), "files": {key: str(path) for key, path in written.items()}}))
     else:
@@ -76,9 +77,7 @@ def show(watched: Watched, written: dict[str, Path], console: Console | None = N
         table.add_row(name, Text(text, style="bold" if name == "throughput" else ""))
     speed = watched.result.trajectories / watched.wall_s if watched.wall_s else 0.0
     table.add_row("simulated in", f"{watched.wall_s:,.1f} s, {speed:,.0f} trajectories/s")
-    table.add_row(
-        "written", "\n".join(str(written[name]) for name in ("page", "timeline", "result") if name in written)
-    )
+    table.add_row("written", "\n".join(str(written[name]) for name in ("page", "report", "timeline", "result")))
     console.print(Text(f"\n{watched.name}\n", style="bold"))
     console.print(table)
     for note in figures.notes:

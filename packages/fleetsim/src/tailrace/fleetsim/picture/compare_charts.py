@@ -8,7 +8,7 @@ from tailrace.fleetsim.picture import charts
 from tailrace.fleetsim.picture.comparison import SPOKEN, cause_share, causes, rate, ratios
 from tailrace.fleetsim.picture.figures import Figures
 from tailrace.fleetsim.picture.scene import Scene
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis, Trace, axis, bars
 
 CAUSE_COLORS = ("$idle", "$pulling", "$control-3", "$control-1", "$control-4", "$control-5", "$waiting", "$starting")

@@ -1,8 +1,6 @@
-"""What a simulation leaves behind.
+"""What a simulation leaves behind: a run directory like any other, and beside its files
 
-config.json        the resolved configuration and the seed
 result.json        what was found
-events.jsonl       the event log, one line for each instant; compressed if it is long
 simulation.html    all of it to look at
 timeline.svg       who did what, to print
 """
@@ -10,25 +8,36 @@ timeline.svg       who did what, to print
 from __future__ import annotations
 
 import dataclasses
-import gzip
 import hashlib
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.log import LogFile
 from tailrace.fleetsim.picture.advice import advice
 from tailrace.fleetsim.picture.figures import simulated
 from tailrace.fleetsim.picture.page import simulation_page
 from tailrace.fleetsim.picture.scene import scene
 from tailrace.fleetsim.picture.timeline_svg import timeline_svg
-from tailrace.fleetsim.picture.watch import Watched
-from tailrace.fleetsim.result import EventLog
+from tailrace.fleetsim.picture.watch import Watched, watch_fleet
+from tailrace.fleetsim.picture.watcher import Progress
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.run.directory import read_json, write_json
+from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.metrics import MetricsObserver
+from tailrace.pipeline.run.report import write_report
 from tailrace.pipeline.run.reporting.page import write_page
+from tailrace.pipeline.run.reporting.record import record_of
+from tailrace.pipeline.run.status import StatusObserver
+from tailrace.pipeline.run.summary import summarise
+from tailrace.pipeline.run.timeline import MarkKind
 
 FORMAT = 1
-CONFIG = "config.json"
-MANY_EVENTS = 50_000
+STATUS_EVERY_S = 0.5
 
 
 def check_new(root: Path) -> None:
@@ -62,58 +71,117 @@ def plain(watched: Watched) -> dict[str, Any]:
     }
 
 
-def write(watched: Watched, root: Path) -> dict[str, Path]:
-    """Write all files; returns them by name.
+def simulate_into(
+    root: Path,
+    config: RunConfig,
+    *,
+    name: str,
+    keep_events: bool = True,
+    listener: Callable[[Progress], None] | None = None,
+) -> tuple[Watched, dict[str, Path]]:
+    """Simulate into a new run directory. Returns what was seen, and the files by name.
+
+    An interruption leaves nothing behind; a run that can make no progress leaves what it did until then.
+
+    Args:
+        keep_events: write the event log, which `tailrace explain` and `tailrace report` read.
+        listener: told how far it is.
 
     Raises:
-        RunDirectoryError: the directory is not new.
+        TailraceError: one line that says what is wrong with the configuration, or that the run would hang.
     """
-    check_new(root)
-    root.mkdir(parents=True, exist_ok=True)
-    config = {"seed": watched.seed, "config": watched.config.model_dump(mode="json")}
-    write_json(root / CONFIG, {"format": FORMAT, "name": watched.name, "simulation": config})
+    fleet = build_fleet(config, seed=config.seed)
+    marked = {"steps": fleet.spec.steps, "config": config.model_dump(mode="json")}
+    resolved = config if fleet.config is None else fleet.config
+    directory = RunDirectory.create(root, resolved.model_dump(mode="json"), simulated=marked)
+    clock = _Clock()
+    status = StatusObserver(
+        directory.status, app=config.app, run_dir=root, clock=lambda: clock.now, every_s=STATUS_EVERY_S,
+        steps=fleet.batches,
+    )  # fmt: skip
+    metrics = MetricsObserver(directory.metrics, None)
+    log = LogFile(directory.events) if keep_events else None
+    try:
+        status.phase("training")
+        watched = watch_fleet(
+            fleet, config, name=name, seed=config.seed, keep_events=False, listener=listener,
+            observers=(clock, metrics, status), log=log,
+        )  # fmt: skip
+        metrics.close()
+        if log is not None:
+            log.close()
+        clock.now = watched.result.duration_s
+        written = _write(watched, directory, keep_events=keep_events)
+        failure = watched.result.failure
+        status.phase("done" if failure is None else "failed", failure or "")
+    except KeyboardInterrupt:
+        shutil.rmtree(root, ignore_errors=True)
+        raise
+    except Exception as error:
+        status.phase("failed", str(error))
+        raise
+    finally:
+        directory.unlock()
+    return watched, written
+
+
+def again(root: Path) -> RunConfig | None:
+    """The configuration that a simulation was made with; None if the directory is of a real run.
+
+    Raises:
+        RunDirectoryError, ConfigError: it is neither, or damaged.
+    """
+    directory = RunDirectory.open(root)
+    found = directory.simulated
+    if found is None:
+        return None
+    if not isinstance(found.get("config"), dict):
+        raise RunDirectoryError(f"{directory.config}: found a simulation without 'config', expected one to make again")
+    return validate([(str(directory.config), found["config"])])
+
+
+class _Clock:
+    """What the clock of a simulation shows. An observer."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def observe(self, now: float, *_: object) -> None:
+        self.now = now
+
+    def tick(self, now: float, executor: Executor) -> None:
+        del executor
+        self.now = now
+
+
+def _write(watched: Watched, directory: RunDirectory, *, keep_events: bool) -> dict[str, Path]:
+    root, watcher = directory.root, watched.watcher
     found = plain(watched)
-    written = {"config": root / CONFIG, "result": root / "result.json"}
-    if watched.result.events.instants:
-        many = watched.result.handled_events > MANY_EVENTS
-        written["events"] = root / ("events.jsonl.gz" if many else "events.jsonl")
-        found["events_sha256"] = _write_events(watched.result.events, written["events"], compressed=many)
+    written = {"config": directory.config, "result": root / "result.json"}
+    if keep_events:
+        written["events"] = directory.events
+        with directory.events.open("rb") as file:
+            found["events_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     write_json(written["result"], found)
+    published = [mark.at_s for mark in watcher.timeline.marks if mark.kind is MarkKind.PUBLISHED]
+    training_s = watched.rows[-1].at_s - published[0] if watched.rows and published else 0.0
+    summary = summarise(
+        watched.config,
+        watched.run,
+        (),
+        audit=None,
+        lengths=[length for batch in watcher.observed.trained(watcher.history) for length in batch.lengths],
+        wall_s=watched.result.duration_s,
+        training_s=training_s,
+        extra={"simulated_in_s": round(watched.wall_s, 2)},
+    )
+    write_json(directory.summary, summary)
     written["timeline"] = root / "timeline.svg"
     written["timeline"].write_text(timeline_svg([scene(watched)], f"{watched.name}: who did what"), encoding="utf-8")
     written["page"] = write_page(root / "simulation.html", simulation_page(watched))
+    record = record_of(directory, watcher.history, watcher.timeline, watcher.observed)
+    written["report"] = write_report(directory, record)
     return written
-
-
-def read_config(root: Path) -> tuple[str, int, dict[str, Any]] | None:
-    """Name, seed and resolved configuration of a simulation; None if the directory is of something else.
-
-    Raises:
-        RunDirectoryError: the file is missing or damaged.
-    """
-    content = read_json(root / CONFIG)
-    found = content.get("simulation")
-    if not isinstance(found, dict):
-        return None
-    try:
-        return str(content["name"]), int(found["seed"]), dict(found["config"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunDirectoryError(f"{root / CONFIG}: found no name, seed and config, expected a simulation's") from error
-
-
-def _write_events(events: EventLog, path: Path, *, compressed: bool) -> str:
-    """Returns the SHA-256 of the log before compression."""
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        # no name and no time in the header: the same log gives the same file
-        into = gzip.GzipFile("", "wb", 6, file, mtime=0) if compressed else file
-        for line in events.lines():
-            data = line.encode()
-            digest.update(data)
-            into.write(data)
-        if compressed:
-            into.close()
-    return digest.hexdigest()
 
 
 def _plain(value: Any) -> Any:

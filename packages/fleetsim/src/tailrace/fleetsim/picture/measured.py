@@ -10,14 +10,12 @@ from tailrace.contracts import Snapshot
 from tailrace.fleetsim.errors import MeasuredError
 from tailrace.fleetsim.picture.figures import Figures
 from tailrace.fleetsim.picture.scene import Scene, evenly, last_steps
-from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
-from tailrace.pipeline.errors import ControllerError
-from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import read_events
-from tailrace.pipeline.run.metrics import read_metrics
-from tailrace.pipeline.run.reporting.record import Record, read_record, standing_steps
+from tailrace.pipeline.run.reporting.interruptions import Kind
+from tailrace.pipeline.run.reporting.record import Record, read_record
 from tailrace.pipeline.run.reporting.timeline_chart import utilisation
 
 WARM_UP = 10
@@ -26,14 +24,10 @@ FEWEST_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A real run.
-
-    Args:
-        scene: None if its event log cannot be replayed by this version.
-    """
+    """A real run."""
 
     figures: Figures
-    scene: Scene | None
+    scene: Scene
 
 
 def measured(directory: RunDirectory, *, name: str, rows: int, steps: int) -> Measured:
@@ -48,8 +42,8 @@ def measured(directory: RunDirectory, *, name: str, rows: int, steps: int) -> Me
         RunDirectoryError, ConfigError: it is no run, or a file of it is damaged.
         MeasuredError: too few steps for a rate.
     """
-    config = validate([(str(directory.config), directory.read_config())])
-    found = [_row(row, directory) for row in standing_steps(read_metrics(directory.metrics))]
+    record = read_record(directory)
+    found = [_row(row, directory) for row in record.steps]
     if len(found) < FEWEST_STEPS:
         raise MeasuredError(
             f"{directory.root}: found {len(found)} step{'s' if len(found) != 1 else ''} in {directory.metrics.name}, "
@@ -57,18 +51,8 @@ def measured(directory: RunDirectory, *, name: str, rows: int, steps: int) -> Me
         )
     warm_up = max(1, min(WARM_UP, len(found) // 3))
     begin_s, end_s = float(found[warm_up - 1]["t"]), float(found[-1]["t"])
-    notes = []
-    try:
-        record: Record | None = read_record(directory)
-    except ControllerError:
-        record = None
-        notes.append(
-            f"{name}: its event log was written by another version of Tailrace; what only a replay shows is left out."
-        )
     loads = _loads(directory)
-    figures = _figures(name, config, found, warm_up, record, loads, directory, tuple(notes))
-    if record is None:
-        return Measured(figures, None)
+    figures = _figures(name, found, warm_up, record, loads)
     spans, marks = record.timeline.spans, record.timeline.marks
     members = sorted({span.member for span in spans if span.role == REPLICA}, key=lambda member: (len(member), member))
     names = evenly(members, rows)
@@ -90,28 +74,24 @@ def measured(directory: RunDirectory, *, name: str, rows: int, steps: int) -> Me
 
 def _figures(
     name: str,
-    config: RunConfig,
     found: list[dict[str, Any]],
     warm_up: int,
-    record: Record | None,
+    record: Record,
     loads: dict[str, list[tuple[float, float, float]]],
-    directory: RunDirectory,
-    notes: tuple[str, ...],
 ) -> Figures:
+    config, observed = record.config, record.observed
     begin_s, end_s = float(found[warm_up - 1]["t"]), float(found[-1]["t"])
     length_s, steps = max(end_s - begin_s, 1e-9), found[warm_up:]
     trajectories = sum(row["trajectories"] for row in steps) or 1
     staleness: Counter[int] = Counter()
-    generated = None
-    if record is not None:
-        standing = {row["version"] for row in steps}
-        for batch in record.batches:
-            staleness.update(batch.at_consumption if batch.version in standing else ())
-        generated = sum(
-            rate * max(0.0, min(until, end_s) - max(since, begin_s)) for since, until, rate in record.observed.generated
-        )
+    standing = {row["version"] for row in steps}
+    for batch in record.batches:
+        staleness.update(batch.at_consumption if batch.version in standing else ())
+    generated = sum(
+        rate * max(0.0, min(until, end_s) - max(since, begin_s)) for since, until, rate in observed.generated
+    )
     busy = [load for member in loads.values() for load in member if load[1] > 0 and begin_s < load[0] <= end_s]
-    moves, pulls, migrated = _relocated(record, directory)
+    migrated = sum(each.trajectories for each in observed.interrupted(Kind.EVICTION))
     gpus = config.rollout.replicas * config.executor.replica_gpus
     gpus += config.trainer.processes * config.executor.trainer_gpus
     return Figures(
@@ -121,24 +101,23 @@ def _figures(
         batches=len(steps),
         tokens_per_s=None,
         response_tokens_per_s=sum(row["tokens"] for row in steps) / length_s,
-        generated_tokens_per_s=None if generated is None else generated / length_s,
+        generated_tokens_per_s=generated / length_s,
         gpus=gpus,
         step_s=length_s / len(steps),
         staleness_mean=sum(row["staleness_mean"] * row["trajectories"] for row in steps) / trajectories,
         staleness_max=int(max(row["staleness_max"] for row in steps)),
         staleness=dict(sorted(staleness.items())),
-        roles=[] if record is None else utilisation(record.timeline.spans, begin_s, end_s),
+        roles=utilisation(record.timeline.spans, begin_s, end_s),
         running=sum(load[1] for load in busy) / len(busy) if busy else None,
         kv_share=sum(load[2] for load in busy) / len(busy) if busy else None,
         prefill_share=None,
-        moves_per_batch=moves / len(found),
-        interrupting_pulls_per_batch=pulls / len(found),
+        moves_per_batch=len(observed.interrupted(Kind.REPACK)) / len(found),
+        interrupting_pulls_per_batch=len(observed.interrupted(Kind.PULL)) / len(found),
         migrated_per_batch=migrated / len(found),
         preemptions=None,
         latency_mean_s=None,
         latency_max_s=None,
         price_per_hour=None,
-        notes=notes,
     )
 
 
@@ -158,18 +137,6 @@ def _fleet(config: RunConfig, gpus: float) -> str:
     where = f"{gpus:g} GPUs" if gpus else "processor cores"
     replicas = f"{config.rollout.replicas} replica{'s' if config.rollout.replicas != 1 else ''}"
     return f"a real run: {model} on {where}, {replicas}"
-
-
-def _relocated(record: Record | None, directory: RunDirectory) -> tuple[int, int, int]:
-    """Repacks, pulls that interrupted work, and trajectories that migrated, over the whole run."""
-    if record is not None:
-        controller = record.controller
-        return controller.moves, controller.coordinator.interrupting_pulls, controller.coordinator.evictions
-    summary = read_json(directory.summary) if directory.summary.exists() else {}
-    repacks, pulls, migrated = (
-        int(summary.get(key, 0)) for key in ("repacks", "interrupting_pulls", "migrated_trajectories")
-    )
-    return repacks, pulls, migrated
 
 
 def _loads(directory: RunDirectory) -> dict[str, list[tuple[float, float, float]]]:

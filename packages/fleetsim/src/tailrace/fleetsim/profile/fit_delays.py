@@ -9,7 +9,7 @@ from tailrace import contracts as c
 from tailrace.fleetsim.profile.machine import DelaysPart, WeightsPart
 from tailrace.fleetsim.profile.run import Measured
 from tailrace.fleetsim.profile.samples import Span
-from tailrace.pipeline.controller.controller import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
 
 TRIMMED = 0.1  # share of the longest waits that say more about the machine's other work
 

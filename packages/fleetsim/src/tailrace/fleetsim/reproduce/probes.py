@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 
 from tailrace import contracts as c
 from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.fleet import Fleet
+from tailrace.fleetsim.log import EventLog
 from tailrace.fleetsim.reproduce.points import Point
-from tailrace.fleetsim.result import EventLog, Result, result_of
-from tailrace.fleetsim.simulator import Observer, Simulation
-from tailrace.pipeline.controller.controller import REPLICA, Controller
+from tailrace.fleetsim.result import Result, result_of
+from tailrace.fleetsim.simulator import Models, Simulation
+from tailrace.pipeline.controller.members import REPLICA
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.executor.executor import Executor
 
 OBSERVED = "r0"
 
@@ -59,18 +63,18 @@ def measure(point: Point) -> Measured:
     """
     config = point.config()
     fleet = build_fleet(config, seed=config.seed)
-    watcher = Watcher(moves=point.probe == "moves")
-    simulation = Simulation(fleet, observer=watcher, keep_events=False)
-    watcher.simulation = simulation
+    watcher = Watcher(fleet, moves=point.probe == "moves")
+    simulation = Simulation(fleet, observers=(watcher,), keep_events=False)
+    watcher.models = simulation.models
     simulation.run()
     result = replace(result_of(simulation), events=EventLog(()))
-    begin, end = simulation.recorder.begin or simulation.recorder.end, simulation.recorder.end
-    rows = simulation.recorder.measured()
-    per = 1.0 / max(1, len(rows) * len(simulation.replicas))
+    recorder = simulation.world.recorder
+    begin, end, rows = recorder.begin or recorder.end, recorder.end, recorder.measured()
+    per = 1.0 / max(1, len(rows) * len(simulation.models.replicas))
     trained = sum(sum(row.lags.values()) for row in rows)
     return Measured(
         result=result,
-        completed_staleness=dict(sorted(simulation.controller.learner.staleness_at_completion.items())),
+        completed_staleness=dict(sorted(simulation.controller.view.staleness_at_completion.items())),
         pull_s=(end.pulling_s - begin.pulling_s) * per,
         prefill_s=(end.prefill_s - begin.prefill_s) * per,
         decode_s=(end.decode_s - begin.decode_s) * per,
@@ -87,45 +91,46 @@ def measure(point: Point) -> Measured:
     )
 
 
-class Watcher(Observer):
-    """Sees every event and command of a simulation.
+class Watcher:
+    """An observer of a simulation.
 
     Args:
+        fleet: what is simulated.
         moves: look at every trajectory that is routed, for what moves.
     """
 
-    def __init__(self, *, moves: bool) -> None:
-        self.simulation: Simulation | None = None
+    def __init__(self, fleet: Fleet, *, moves: bool) -> None:
+        self.models: Models | None = None
         self.overheads_s: list[float] = []
         self.mixed: set[str] = set()
         self.recoveries: dict[str, tuple[float, float]] = {}
         self.first: dict[str, tuple[float, int]] = {}
         self.open_groups = 0
         self.states: list[tuple[int, float]] = []
-        self._moves = moves
+        self._fleet, self._moves = fleet, moves
         self._sent: list[tuple[float, str]] = []
         self._died: dict[str, float] = {}
 
-    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
-        """See `Observer`."""
-        assert self.simulation is not None
-        if type(event) is c.Down and event.role == REPLICA:
-            self._died[event.id] = now - self.simulation.fleet.delays.detect_s
-        elif type(event) is c.Snapshot:
-            if event.replica == OBSERVED and event.running:
-                capacity = self.simulation.fleet.kv_capacity_tokens
-                self.states.append((event.running, event.kv * capacity))
-        elif type(event) is c.Pulled and event.replica in self._died:
-            self.recoveries[event.replica] = (self._died.pop(event.replica), now)
-        if not commands:
-            return
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        """One instant."""
+        for event in events:
+            if type(event) is c.Down and event.role == REPLICA:
+                self._died[event.id] = now - self._fleet.delays.detect_s
+            elif type(event) is c.Snapshot:
+                if event.replica == OBSERVED and event.running:
+                    self.states.append((event.running, event.kv * self._fleet.kv_capacity_tokens))
+            elif type(event) is c.Pulled and event.replica in self._died:
+                self.recoveries[event.replica] = (self._died.pop(event.replica), now)
         for command in commands:
             if isinstance(command, c.Route | c.Pull | c.Interrupt):
                 self._sent.append((now, type(command).__name__))
                 if isinstance(command, c.Route):
-                    self._routed(self.simulation, now, command)
-        ledger = controller.ledger
-        self.open_groups = max(self.open_groups, ledger.generating + len(ledger.buffered))
+                    self._routed(now, command)
+        if commands:
+            self.open_groups = max(self.open_groups, run.generating + run.buffered)
+
+    def tick(self, now: float, executor: Executor) -> None:
+        """Nothing is periodic here."""
 
     def counts(self, begin_s: float, end_s: float) -> dict[str, int]:
         """Commands by kind, sent in an interval."""
@@ -135,21 +140,22 @@ class Watcher(Observer):
                 found[kind] = found.get(kind, 0) + 1
         return found
 
-    def _routed(self, simulation: Simulation, now: float, command: c.Route) -> None:
+    def _routed(self, now: float, command: c.Route) -> None:
         begun, count = self.first.get(command.replica, (now, 0))
         if begun == now:
             self.first[command.replica] = (now, count + len(command.trajectories))
         if not self._moves:
             return
-        version = simulation.replicas[command.replica].version
+        assert self.models is not None
+        version, tokens = self.models.replica(command.replica).version, self.models.world.tokens
         seconds, moved = 0.0, 0
         for ref in command.trajectories:
-            known = simulation.tokens.trajectories.get(ref.trajectory)
+            known = tokens.trajectories.get(ref.trajectory)
             if known is None or not known.kept:
                 continue
             moved += 1
-            seconds += simulation.fleet.prefill.seconds(known.sample.prompt_tokens + known.kept)
+            seconds += self._fleet.prefill.seconds(known.sample.prompt_tokens + known.kept)
             if known.oldest != version:
                 self.mixed.add(ref.trajectory)
         if moved:
-            self.overheads_s.append(seconds + simulation.fleet.delays.route_s)
+            self.overheads_s.append(seconds + self._fleet.delays.route_s)

@@ -62,8 +62,8 @@ class RunDirectory:
         """A new run, locked. If this raises, nothing of it is left behind.
 
         Args:
-            simulated: of a run on a simulated fleet, what its configuration alone does not say: `steps`, the batches that its
-                pipeline would train on.
+            simulated: of a run on a simulated fleet, what its configuration does not say: `steps`, the batches that its
+                pipeline would train on if it were not stopped, and what whoever simulates it wants to find again.
 
         Raises:
             RunDirectoryError: there is something there already. Nothing is overwritten.
@@ -79,7 +79,8 @@ class RunDirectory:
             _remove_empty(new)
             raise
         try:
-            for path in (directory.checkpoints, directory.trajectories, directory.task, directory.tensorboard):
+            roles = (directory.checkpoints, directory.trajectories, directory.task, directory.tensorboard)
+            for path in roles if simulated is None else ():
                 _make(path)
             content = {"format": FORMAT, "run": dict(config)}
             write_json(

@@ -12,7 +12,7 @@ from typing import Any
 
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.reporting import headline, learning, lengths, staleness, systems, tables
-from tailrace.pipeline.run.reporting.accuracy import Results, results
+from tailrace.pipeline.run.reporting.accuracy import NOTHING, Results, results
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis
 from tailrace.pipeline.run.reporting.fates import Prompts
 from tailrace.pipeline.run.reporting.page import duration, render_page, write_page
@@ -21,26 +21,33 @@ from tailrace.pipeline.run.reporting.samples import samples
 from tailrace.pipeline.run.reporting.timeline_chart import timeline_chart, utilisation
 from tailrace.pipeline.run.timeline import MarkKind
 
+SIMULATED = "A simulated run: times are modelled, lengths and rewards are drawn, and nothing learns."
 
-def write_report(directory: RunDirectory) -> Path:
+
+def write_report(directory: RunDirectory, record: Record | None = None) -> Path:
     """Write the report of a run, finished or not; returns its path.
+
+    Args:
+        record: what the report shows; read from the run's files if None.
 
     Raises:
         RunDirectoryError, ConfigError: a file of the run is damaged.
     """
-    return write_page(directory.report, render(read_record(directory)))
+    return write_page(directory.report, render(read_record(directory) if record is None else record))
 
 
 def render(record: Record) -> str:
     """The report as HTML."""
-    measured = results(record)
+    simulated = record.directory.simulated is not None  # nothing is learnt there, and nothing said
+    measured = NOTHING if simulated else results(record)
     time = TimeAxis.for_length(record.last_s)
     used = utilisation(record.timeline.spans, record.first_work_s, record.last_step_s)
     groups = _charts(record, measured, time)
     return render_page(
         "report.html.jinja",
         title=f"{record.config.app}, {record.directory.root.name}",
-        headline=_headline(record, measured),
+        simulated=simulated,
+        headline=_headline(record, measured, simulated=simulated),
         notes=_notes(record),
         facts=tables.facts(record),
         charts=[chart for group in groups.values() for chart in group],
@@ -77,20 +84,21 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
     }
 
 
-def _headline(record: Record, measured: Results) -> dict[str, Any]:
+def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str, Any]:
     config, summary = record.config, record.summary
     small = config.model.small
     model = (
         f"small Qwen3, {small.layers} layers of {small.hidden}" if small else str(config.model.path or "small Qwen3")
     )
-    wall_s = summary["wall_s"] if summary else record.last_s
+    if simulated:
+        model = str(config.fleet.get("model") or config.fleet.get("profile"))
     return {
-        "gain": headline.gain(measured),
+        "gain": SIMULATED if simulated else headline.gain(measured),
         "app": config.app,
         "model": model,
-        "task": config.task.name or str(config.task.train),
+        "task": "drawn lengths" if simulated else config.task.name or str(config.task.train),
         "seed": config.seed,
-        "wall": duration(wall_s),
+        "wall": duration(summary["wall_s"] if summary else record.last_s),
         "before": measured.before,
         "after": measured.after,
         "best": measured.best_control,

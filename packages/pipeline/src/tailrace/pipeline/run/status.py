@@ -30,6 +30,7 @@ class RunStatus:
     `contradictions` snapshots that showed something else than the controller believes. `down` are members that are not up.
     """
 
+    simulated: bool = False
     phase: str = "starting"
     detail: str = ""
     app: str = ""
@@ -73,8 +74,9 @@ class StatusObserver:
     Args:
         path: ``status.json``.
         listener: called after each change that a person should see.
-        clock: shows `RunStatus.wall_s`; the time of all drivers of the run so far if None.
+        clock: of a simulated run; `RunStatus.wall_s` is the time of all drivers of the run so far if None.
         every_s: write at most so often between two phases, in seconds of real time.
+        steps: batches after which the run is stopped; those of its pipeline if None.
     """
 
     def __init__(
@@ -86,11 +88,14 @@ class StatusObserver:
         listener: Callable[[RunStatus], None] | None = None,
         clock: Callable[[], float] | None = None,
         every_s: float = 0.0,
+        steps: int | None = None,
     ) -> None:
-        self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid())
+        self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid(), simulated=clock is not None)
         self._path, self._listener, self._every_s = path, listener, every_s
         zero = time.monotonic() - _wall_so_far(path)
         self._clock = clock or (lambda: time.monotonic() - zero)
+        self._run: RunView | None = None
+        self._last_step = steps
         self._written = -math.inf
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._rates: dict[str, float] = {}
@@ -109,6 +114,7 @@ class StatusObserver:
         status = self.status
         if not self.follows:
             return
+        self._run = run
         for event in events:
             if isinstance(event, c.Snapshot):
                 self._rates[event.replica] = event.tokens_per_s
@@ -122,16 +128,16 @@ class StatusObserver:
     def tick(self, now: float, executor: Executor) -> None:
         """Refresh and write, unless that was just done."""
         del now
-        if time.monotonic() - self._written < self._every_s:
-            return
-        if self.follows:
-            self.refresh(executor)
-        self._tell()
+        if time.monotonic() - self._written >= self._every_s:
+            if self.follows:
+                visible = executor.visible()
+                self.status.members, self.status.waits = visible["members"], visible["waits"]
+            self._tell()
 
-    def refresh(self, executor: Executor) -> None:
-        """Take over what the run shows."""
-        status, run, steps = self.status, executor.controller.view, self._steps
-        status.step, status.steps, status.version = run.step, run.steps, run.version
+    def _refresh(self, run: RunView) -> None:
+        status, steps = self.status, self._steps
+        status.step, status.version = run.step, run.version
+        status.steps = run.steps if self._last_step is None else self._last_step
         consumed = run.staleness_at_consumption
         if consumed:
             status.staleness_max = max(consumed)
@@ -152,13 +158,14 @@ class StatusObserver:
         if len(steps) > 1:
             (first_s, before), (last_s, after) = steps[0], steps[-1]
             status.trained_tokens_per_s = max(0.0, (after - before) / max(last_s - first_s, 1e-9))
-            status.left_s = (last_s - first_s) / (len(steps) - 1) * (status.steps - status.step)
-        visible = executor.visible()
-        status.members, status.waits = visible["members"], visible["waits"]
+            if status.phase == "training":
+                status.left_s = (last_s - first_s) / (len(steps) - 1) * (status.steps - status.step)
 
     def _tell(self) -> None:
         with self._lock:  # progress of work beside the run comes from a thread of its own
             self._written = time.monotonic()
+            if self.follows and self._run is not None:
+                self._refresh(self._run)
             self.status.updated_at = time.time()
             self.status.wall_s = self._clock()
             write_json(self._path, asdict(self.status))

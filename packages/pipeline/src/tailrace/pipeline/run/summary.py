@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
@@ -18,8 +18,8 @@ def summarise(
     run: RunView,
     controls: Sequence[EvaluationResult],
     *,
-    audit: Mapping[str, Any],
-    lengths: list[int],
+    audit: Mapping[str, Any] | None,
+    lengths: Iterable[int],
     wall_s: float,
     training_s: float,
     extra: Mapping[str, Any],
@@ -28,7 +28,8 @@ def summarise(
 
     Args:
         controls: evaluations of the model that was fine-tuned on instead of trained by RL.
-        audit: the trajectory store's own count, independent of the controller's: `consumed` and `consumed_twice`.
+        audit: the trajectory store's own count, independent of the controller's: `consumed` and `consumed_twice`; None where
+            there is none.
         lengths: response lengths of everything that was trained on, in tokens.
         wall_s: seconds of the whole run.
         training_s: seconds from the first published version to the last step.
@@ -44,10 +45,10 @@ def summarise(
     best = max(control_accuracies.values(), default=None)
     consumed = run.staleness_at_consumption
     samples = config.pipeline.samples_per_prompt
-    trained = int(audit["consumed"])
+    trained = counts.trained_trajectories if audit is None else int(audit["consumed"])
     open_groups = 0 if run.finished else run.open_groups
     settled = trained + (counts.filtered + counts.failed + open_groups) * samples
-    lengths = sorted(lengths)
+    ordered = sorted(lengths)
     lags = sum(consumed.values())
     lost_groups = counts.admitted - counts.trained - counts.filtered - counts.failed - open_groups
     return {
@@ -90,9 +91,9 @@ def summarise(
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
         "lost_trajectories": counts.admitted * samples - settled,
-        "consumed_twice": len(audit["consumed_twice"]),
+        "consumed_twice": None if audit is None else len(audit["consumed_twice"]),
         "contradictions": run.contradictions,
-        "response_length_p50": percentile(lengths, 0.5),
-        "response_length_p99": percentile(lengths, 0.99),
+        "response_length_p50": percentile(ordered, 0.5),
+        "response_length_p99": percentile(ordered, 0.99),
         **extra,
     }

@@ -15,7 +15,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.history import History
 from tailrace.pipeline.run.past import Member
-from tailrace.pipeline.run.reporting.causes import idle_cause, waiting_cause
+from tailrace.pipeline.run.reporting.causes import NOT_YET, OTHERS, idle_cause, waiting_cause
 from tailrace.pipeline.run.reporting.interruptions import Interruption
 from tailrace.pipeline.run.words import many
 
@@ -60,9 +60,7 @@ Key = tuple[str, str]
 """A member: its role and its id."""
 
 _BY_ROLE = (c.Start, c.Restart, c.Stop, c.Up, c.Down, c.Suspect)
-_BY_REPLICA = (
-    c.Snapshot, c.Finished, c.Interrupted, c.Pulled, c.PullFailed, c.Route, c.Interrupt, c.Pull,
-)  # fmt: skip
+_BY_REPLICA = (c.Finished, c.Interrupted, c.Pulled, c.PullFailed, c.Route, c.Interrupt, c.Pull)
 _BY_TRAINER = (c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Publish, c.Published)
 _ABOUT: dict[type, Callable[[Any], Key]] = {
     **dict.fromkeys(_BY_ROLE, lambda one: (one.role, one.id)),
@@ -70,7 +68,7 @@ _ABOUT: dict[type, Callable[[Any], Key]] = {
     **dict.fromkeys((*_BY_TRAINER, c.Resumed), lambda _: (TRAINER, "0")),
 }
 _TOUCHES_ALL = {c.Tick, c.Resumed, c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Down}  # causes may change
-_MARKED = {c.Restart, c.Up, c.Suspect, c.PullFailed, c.Published, c.Resumed, c.Interrupt, c.Stepped}
+_MARKED = {c.Restart, c.Up, c.Suspect, c.PullFailed, c.Published, c.Resumed, c.Interrupt, c.Stepped, c.Pull}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +193,10 @@ class Timeline:
         match one:
             case c.Stepped():
                 self._split_step(now, one)
+            case c.Pull(replica=member, reason=reason) if reason.why is c.Why.ALL_IDLE:
+                state = self._open.get((REPLICA, member))
+                if state is not None and state.key == NOT_YET:
+                    state.label = OTHERS
             case c.Restart(reason=reason) if reason.why is not c.Why.LOST_IN_CRASH:
                 self._restarting[one.role, one.id] = now
             case c.Up(role=role, id=member) if (role, member) in self._restarting:

@@ -7,6 +7,7 @@ import math
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.cost import DecodeCost, fit_coefficients, throughput_error
 from tailrace.fleetsim.hardware import device, model
+from tailrace.fleetsim.quantities import samples
 from tailrace.fleetsim.reproduce.measures import Found, Measure
 from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.reproduce.probes import Measured
@@ -60,8 +61,8 @@ def _bound(at: Point) -> int:
 def _cost_error(states: list[tuple[int, float]]) -> float:
     """Of the fitted coefficients, over what one instance went through (Figure 24), against the finer cost of a step."""
     cost = DecodeCost.of(model("Qwen3-30B-A3B"), device("H20"), 1)
-    samples = [(tokens, running, cost.step_s(running, tokens)) for running, tokens in states]
-    return throughput_error(fit_coefficients(cost, longest=LONGEST), samples)
+    steps = [(tokens, running, cost.step_s(running, tokens)) for running, tokens in states]
+    return throughput_error(fit_coefficients(cost, longest=LONGEST), steps)
 
 
 def _launched(at: Point) -> list[float]:
@@ -70,9 +71,8 @@ def _launched(at: Point) -> list[float]:
     by_groups = build_spec(at.over(**sixteenth, pipeline__batching__surplus_groups=8).config())
     by_samples = build_spec(at.over(**sixteenth, pipeline__batching__surplus_samples=1).config())
     groups = by_groups.batch_groups + by_groups.batching.surplus_groups
-    samples = by_samples.batching.needed() + int(getattr(by_samples.batching, "surplus_samples", 0))
-    trajectories = {groups * by_groups.batching.needed(), by_samples.batch_groups * samples}
-    return [groups, samples, trajectories.pop() if len(trajectories) == 1 else math.nan]
+    trajectories = {groups * samples(by_groups), by_samples.batch_groups * samples(by_samples)}
+    return [groups, samples(by_samples), trajectories.pop() if len(trajectories) == 1 else math.nan]
 
 
 def _flat(at: Point) -> bool:

@@ -59,6 +59,9 @@ class Results:
         return max([*self.controls, *start], key=lambda control: control.accuracy, default=None)
 
 
+NOTHING = Results([], None, None, None, [])
+
+
 def results(record: Record) -> Results:
     """Sort the evaluations of a run into before, after and controls."""
     evaluations = record.observed.answers.done

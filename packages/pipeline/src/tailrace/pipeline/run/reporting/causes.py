@@ -19,7 +19,8 @@ ELSEWHERE = "the pool is empty: what is left runs on other replicas"
 REFUSED = "admission: nothing may start before the trainer is further"
 HELD_BACK = "held back: no replica gains enough"
 BEHIND = "behind the newest weights, which would bring it no work yet"
-OTHERS = "waiting for the other replicas"
+NOT_YET = "behind the newest weights, and not told to pull them yet"
+OTHERS = "waiting for the other replicas"  # what that was, once all pull together
 
 FIRST_BATCH = "the first batch is being generated"
 NO_BATCH = "no complete batch"
@@ -34,7 +35,7 @@ def idle_cause(replica: Member, history: History) -> str:
         return UNPUBLISHED
     if replica.version is None:
         relays = any(key[0] == RELAY and member.health is Health.UP for key, member in history.members.items())
-        return OTHERS if relays else NO_RELAY
+        return NOT_YET if relays else NO_RELAY
     open_ = history.generating + history.buffered
     left = spec.steps * spec.batch_groups + spec.batching.surplus_groups - history.started + history.dropped
     if left <= 0 and not (mixes and history.pending):
@@ -44,7 +45,7 @@ def idle_cause(replica: Member, history: History) -> str:
             return BUFFER_FULL
         return POOL_EMPTY if history.making is not None else ELSEWHERE
     if not mixes:
-        return OTHERS if replica.version < history.published else REFUSED
+        return NOT_YET if replica.version < history.published else REFUSED
     if any(known.version is None or known.version <= replica.version for known in history.pending.values()):
         return HELD_BACK
     if replica.version < history.published:

@@ -68,11 +68,20 @@ def read_record(directory: RunDirectory) -> Record:
     Raises:
         RunDirectoryError, ConfigError: a file is damaged.
     """
-    config = directory.configuration()
-    history = History(spec_of(directory, config))
+    history = History(spec_of(directory, directory.configuration()))
     timeline, observed = Timeline(), Observed()
     _fold(directory.events, history, observed, timeline)
     timeline.close(history.now)
+    return record_of(directory, history, timeline, observed)
+
+
+def record_of(directory: RunDirectory, history: History, timeline: Timeline, observed: Observed) -> Record:
+    """The same of a run whose log was folded already.
+
+    Raises:
+        RunDirectoryError, ConfigError: a file is damaged.
+    """
+    config = directory.configuration()
     summary = read_json(directory.summary) if directory.summary.exists() else None
     said = summary or (read_json(directory.status) if directory.status.exists() else {})
     return Record(

@@ -122,9 +122,9 @@ def facts(record: Record) -> list[tuple[str, str]]:
     summary = record.summary
     if summary is not None:
         found.append(("trained tokens per second", f"{summary['tokens_per_s']:,.0f}"))
-        found.append(
-            ("trajectories lost / used twice", f"{summary['lost_trajectories']} / {summary['consumed_twice']}")
-        )
+        twice = summary["consumed_twice"]
+        said = f"{summary['lost_trajectories']} / {'not known' if twice is None else twice}"
+        found.append(("trajectories lost / used twice", said))
     return found
 
 
