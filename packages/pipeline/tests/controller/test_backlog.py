@@ -13,37 +13,60 @@ def routed(run):
     return [ref.trajectory for route in of(c.Route, run.given) for ref in route.trajectories]
 
 
-def large(most, routing="least-loaded", mixes=False):
-    sync = policy("sync", "interrupting" if mixes else "on-idle")
-    made = {"buffer_groups": 60, "batch_groups": 20, "steps": 3, "replica_batch": 64}
-    run = Scripted(spec(cycle_trajectories=most, routing=policy("routing", routing), sync=sync, **made))
+SYNCS = {"on-idle": ("round-robin", "least-loaded"), "barrier": ("round-robin",), "interrupting": ("least-loaded",)}
+PAIRS = [(sync, routing) for sync, routings in SYNCS.items() for routing in routings]
+
+
+def large(most, sync="on-idle", routing="least-loaded", replicas=8, ticks=40):
+    """A run that has just given its replicas, of 16 trajectories each, what they can hold of a larger backlog."""
+    policies = {
+        "sync": policy("sync", sync),
+        "routing": policy("routing", routing),
+        "provisioning": policy("provisioning", "static", count=replicas),
+    }
+    run = Scripted(
+        spec(cycle_trajectories=most, buffer_groups=80, batch_groups=20, steps=4, replica_batch=16, **policies)
+    )
     run.go(c.Tick(), leave=(c.Route,))
+    for _ in range(ticks):
+        run.later(0.1, leave=(c.Route,))
     return run
 
 
-@pytest.mark.parametrize("routing", ["least-loaded", "round-robin"])
-@pytest.mark.parametrize("mixes", [False, True])
-def test_each_decision_routes_so_much_and_all_of_it_is_routed_in_the_end(routing, mixes):
-    whole, parts = large(10_000, routing, mixes), large(16, routing, mixes)
-    assert len(routed(whole)) == 120
-    for _ in range(20):
-        parts.later(0.1, leave=(c.Route,))
+def loads(run):
+    return {replica.id: len(replica.assigned) for replica in run.controller.fleet.replicas.values()}
+
+
+@pytest.mark.parametrize(("sync", "routing"), PAIRS)
+@pytest.mark.parametrize("most", [1, 16, 40, 100])
+def test_each_decision_routes_so_much_and_in_the_end_it_is_the_same(most, sync, routing):
+    whole, parts = large(10_000, sync, routing), large(most, sync, routing)
     sizes = [sum(len(route.trajectories) for route in of(c.Route, commands)) for _, _, commands in parts.calls]
-    assert max(sizes) <= 17  # whole groups of two
-    assert sum(size > 0 for size in sizes) >= 120 // 17
-    if mixes or routing == "round-robin":  # a replica that works is given more
-        assert sorted(routed(parts)) == sorted(routed(whole))
+    assert max(sizes) < max(most, 16) + 16  # a replica's whole batch more at most
+    assert loads(parts) == loads(whole) == dict.fromkeys(loads(whole), 16)
+    assert set(routed(parts)) == set(routed(whole))
     for run in (whole, parts):
         run.catch_up()
         for _ in range(40):
             run.later(0.1)
         assert run.view.finished
-        assert run.view.counts.trained == 60
-        assert len(routed(run)) == len(set(routed(run))) == 120
+        assert run.view.counts.trained == 80
+        assert len(routed(run)) == len(set(routed(run))) == 160
+
+
+@pytest.mark.parametrize("most", [1, 30])
+def test_what_was_interrupted_is_a_backlog_too(most):
+    run = large(most, "interrupting")
+    run.forget(c.Route)
+    for replica in loads(run):
+        run.down("replica", replica, leave=(c.Route,))
+    for _ in range(40):
+        run.later(0.1, leave=(c.Route,))
+    assert sum(loads(run).values()) == len(set(routed(run))) == 160
 
 
 def test_what_is_left_does_not_wait_for_a_tick():
-    run = large(16)
+    run = large(16, ticks=0)
     assert run.controller.coordinator.backlog
     before = len(routed(run))
     run.go(c.Suspect("replica", "r1", 1.0), leave=(c.Route,))

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Sequence, Set
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.backlog import first_of
+from tailrace.pipeline.controller.backlog import first_of, in_turn, room
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.evaluating import Evaluating
 from tailrace.pipeline.controller.evaluations import Evaluations
@@ -74,6 +74,7 @@ class Coordinator:
         self.last_plan_s = 0.0
         self.last_cycle_s = -math.inf
         self.backlog = False
+        self.turn = self._next_turn = 0
         self._seen: tuple[int, c.Cycle] | None = None
         self._spec, self._ledger, self._fleet, self._trainer = spec, ledger, fleet, trainer
         self._members, self._gate, self._source, self._outbox = members, gate, source, outbox
@@ -111,7 +112,7 @@ class Coordinator:
         Args:
             stepped: the trainer has just updated the weights.
         """
-        self.last_cycle_s = now
+        self.last_cycle_s, self.turn = now, self._next_turn
         self._refill()
         self._seen = None
         self._place_moving()
@@ -150,23 +151,25 @@ class Coordinator:
     def _look(self) -> c.Cycle:
         progress, opens = self.progress(), self._opens()
         views = [replica.view(opens) for replica in self._fleet.up()]
+        views, pool = self._part(views)
         return c.Cycle(
             replicas=views,
-            pool=self._pool(views),
+            pool=pool,
             admits=self._gate.tentative(),
             progress=progress,
             routing=self._spec.routing,
             routings=self.routings,
         )
 
-    def _pool(self, views: Sequence[c.ReplicaView]) -> c.Pool:
-        """What waits for a replica; where more could be routed at once than one decision should, the first part of it."""
+    def _part(self, views: list[c.ReplicaView]) -> tuple[list[c.ReplicaView], c.Pool]:
+        """Replicas and what waits for one; where more could be routed at once than one decision should, a part of both."""
         most, pool = self._spec.cycle_trajectories, self._ledger.levels
-        self.backlog = False
-        if self._ledger.pooled > most and sum([max(0, view.capacity - view.in_flight) for view in views]) > most:
-            self.backlog = True
-            return first_of(pool, most)
-        return pool
+        older = any(level is not None for level in pool)
+        self.backlog = self._ledger.pooled > most and sum([room(view) for view in views if older or view.open]) > most
+        if not self.backlog:
+            return views, pool
+        views, size, self._next_turn = in_turn(views, most, self.turn % len(views))
+        return views, first_of(pool, size)
 
     def _opens(self) -> Callable[[c.ReplicaView], bool]:
         """Whether a replica may be given new groups, as things stand."""
