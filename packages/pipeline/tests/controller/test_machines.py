@@ -19,7 +19,6 @@ def evicting(after=2, **options):
     run = Scripted(spec(recovery=policy("recovery", "isolate", machine_failures=after, **options)), relays=2)
     run.machines = {**PLACES, ("relay", "1"): "m1"}
     run.go(c.Tick(), leave=(c.Step,))
-    run.forget(c.Step)
     return run
 
 
@@ -49,9 +48,8 @@ def test_a_machine_that_is_given_up_takes_its_members_along():
 def test_everything_that_starts_later_avoids_it():
     run = evicting(after=1)
     run.down("scorer", leave=(c.Step,))
-    assert {command.place.avoid for command in of(c.Restart, run.down("replica", "r1", leave=(c.Step,)))} == {
-        ("m0", "m1")
-    }
+    given = of(c.Restart, run.down("replica", "r1", leave=(c.Step,)))
+    assert {frozenset(command.place.avoid) for command in given} == {frozenset({"m0", "m1"})}
     assert all("m0" in command.place.avoid for command in of(c.Restart, run.go(c.Resumed((0,)), leave=(c.Step,))))
 
 
@@ -61,9 +59,6 @@ def test_the_trainer_and_the_store_go_along_too(role):
     run.machines = dict.fromkeys(run.machines, "m1")
     given = run.down("replica", "r1", leave=(c.Step,))
     assert (role, "0") in moved(given)
-    run.forget(c.Step)
-    run.catch_up()
-    run.go(c.Tick())
     assert run.view.failure is None
 
 
