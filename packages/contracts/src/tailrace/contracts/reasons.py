@@ -40,6 +40,7 @@ class Why(StrEnum):
     OVER: every batch is trained on.
     PLANNED: the provisioning policy wants it so.
     FAILED: a member failed; `failures` in the window.
+    DAMAGED: the checkpoint that it was to start from cannot be used, an older one is tried; `version` of the damaged one.
     STILL: a member stands still with work in flight; `still_s` and `limit_s`.
     MACHINE: the machine is given up; `who`.
     POLICY: a policy's own reason; its numbers are the policy's.
@@ -69,6 +70,7 @@ class Why(StrEnum):
     OVER = "over"
     PLANNED = "planned"
     FAILED = "failed"
+    DAMAGED = "damaged"
     STILL = "still"
     MACHINE = "machine"
     POLICY = "policy"

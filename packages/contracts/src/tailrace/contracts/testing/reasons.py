@@ -20,6 +20,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.TRAINED: frozenset({"version"}),
     Why.NOT_SCORED: frozenset({"attempts"}),
     Why.FAILED: frozenset({"failures"}),
+    Why.DAMAGED: frozenset({"version"}),
     Why.STILL: frozenset({"still_s", "limit_s"}),
 }
 """The numbers that come with a kind of reason, where any do. `CHOSEN` has its own only where the policy counts them."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Engine, Experience
+from tailrace.contracts import Checkpoint, Command, Engine, Experience, Publish, Step
 from tailrace.fleetsim.profile.measured_engine import MeasuredEngine
 from tailrace.fleetsim.profile.samples import Clock, ReplicaSamples, Span, TrainerSamples, Update
 from tailrace.pipeline.roles.replica import ReplicaRole
@@ -41,29 +41,17 @@ class MeasuredTrainer(TrainerRole):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._samples = TrainerSamples()
-        self._samples.device = str(getattr(self._worker, "device", "cpu")).partition(":")[0]
-        self._timed = _TimedBackend(self._worker, self._samples)
-        self._worker = self._timed
+        self._samples.device = str(getattr(self._backend, "device", "cpu")).partition(":")[0]
+        self._timed = _TimedBackend(self._backend, self._samples)
+        self._backend = self._timed
 
-    def step(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
+    def carry_out(self, command: Command) -> None:
         """See `TrainerRole`."""
         began = Clock.now()
-        metrics = super().step(version, mini_batches)
-        self._samples.steps.append(Span(began, Clock.now()))
-        return metrics
-
-    def publish(self, seq: int, version: int, relay: Any) -> float:
-        """See `TrainerRole`."""
-        began = Clock.now()
-        stall_s = super().publish(seq, version, relay)
-        self._samples.publishes.append(Span(began, Clock.now()))
-        return stall_s
-
-    def checkpoint(self, seq: int, version: int, keep: Sequence[int]) -> None:
-        """See `TrainerRole`."""
-        began = Clock.now()
-        super().checkpoint(seq, version, keep)
-        self._samples.checkpoints.append(Span(began, Clock.now()))
+        super().carry_out(command)
+        spans = {Step: self._samples.steps, Publish: self._samples.publishes, Checkpoint: self._samples.checkpoints}
+        if type(command) in spans:
+            spans[type(command)].append(Span(began, Clock.now()))
 
     def measure_sizes(self, groups: Sequence[int], repeats: int) -> None:
         """Update on the first so many groups of the last batch, again and again. It spoils the model: to be called last."""

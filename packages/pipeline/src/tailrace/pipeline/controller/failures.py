@@ -55,17 +55,24 @@ class Failures:
             member.health = c.Health.DOWN
             del self._members.states[event.role, event.id]
             return
+        if event.cause is c.Cause.CHECKPOINT and event.role == TRAINER:
+            self._losses.lost(member)
+            self._use_older_checkpoint(member, event.reason)
+            return
         failure = self._members.failure(member, event, now, self._policy.window_s, self._trainer.step)
         self._losses.lost(member)
         member.health = c.Health.DOWN
-        if event.cause is c.Cause.CHECKPOINT and event.role == TRAINER:
-            damaged = self._trainer.fallbacks[-1]
-            if not self._trainer.unusable(damaged):
-                self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {event.reason}")
-                return
-        action = self._policy.on_down(failure)
         failed = c.Reason(c.Why.FAILED, numbers={"failures": failure.failures})
-        self._act(member, action, failure, reason or failed)
+        self._act(member, self._policy.on_down(failure), failure, reason or failed)
+
+    def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
+        """The trainer is not to blame, and an older checkpoint may be whole."""
+        damaged = self._trainer.fallbacks[-1]
+        self._trainer.unusable(damaged)
+        if self._trainer.fallbacks:
+            self._restart(member, c.Reason(c.Why.DAMAGED, numbers={"version": damaged}))
+        else:
+            self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {why}")
 
     def stands_still(self, now: float) -> None:
         """A member reports that it makes no progress: the policy says whether that is long enough."""

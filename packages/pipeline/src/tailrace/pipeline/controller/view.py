@@ -235,11 +235,10 @@ class RunView:
                 doing = "idle"
             yield ReplicaRow(replica.id, doing, replica.version, len(replica.assigned), round(replica.kv, 3))
 
-    def members_down(self) -> list[str]:
-        """Members that are not up, for a person."""
-        return [
-            f"{m.role} {m.id} {m.health}" for m in self._parts.members.states.values() if m.health is not c.Health.UP
-        ]
+    def members_down(self) -> list[dict[str, str]]:
+        """Members that are not up: role, id and health."""
+        states = self._parts.members.states.values()
+        return [{"role": m.role, "id": m.id, "health": str(m.health)} for m in states if m.health is not c.Health.UP]
 
     @property
     def replica_restarts(self) -> int:

@@ -41,11 +41,12 @@ class Answers:
                 self._add(running, command.seq, f"{running} to train version {version}", limits.step_s, now)
             case c.Accumulate(version=version):
                 self._add(running, command.seq, f"{running} to train a part of version {version}", limits.step_s, now)
-            case c.Publish(version=version):
+            case c.Publish(version=version, relays=relays):
                 if self._publishing is not None:  # a newer version takes the place of one that is not out yet
                     self._end(self._publishing)
-                self._publishing = command.seq
-                self._add(running, command.seq, f"version {version} to be published", limits.publish_s, now)
+                self._publishing = command.seq if relays else None  # without any, nobody can take it
+                if relays:
+                    self._add(running, command.seq, f"version {version} to be published", limits.publish_s, now)
             case c.Checkpoint(version=version):
                 what = f"the checkpoint of version {version} to be durable"
                 self._add(running, command.seq, what, limits.publish_s, now)

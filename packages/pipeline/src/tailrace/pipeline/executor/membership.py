@@ -109,7 +109,9 @@ class Membership:
                     self._poll(rank)
                     rank.send()
             fields = results[0] or {}
-            self._tell(c.Up(first.role, first.id, machine=first.member.machine, answers=seq, **fields))
+            first.address = fields.pop("address", first.address)
+            where = {"machine": first.member.machine, "address": first.address}
+            self._tell(c.Up(first.role, first.id, **where, answers=seq, **fields))
 
         self._waits.add(what, self._time.now(), self._deadlines.start_s, answer, up, first.failed, first)
 

@@ -20,14 +20,14 @@ class Running:
         sent: told of each call that is under way; it calls `arrived` when that is over.
     """
 
-    __slots__ = ("_queue", "_sending", "_sent", "failed", "id", "leader", "member", "name", "polled", "role", "up")
+    __slots__ = ("_queue", "_sending", "_sent", "address", "failed", "id", "leader", "member", "name", "polled", "role", "up")
 
     def __init__(self, role: str, id_: str, member: Member, sent: Sent, leader: str) -> None:
         self.role, self.id, self.member, self.leader = role, id_, member, leader
         self.name = f"{role} {id_}"
         self.polled: Callable[[Any], None] = lambda _: None
         self.failed: Callable[[BaseException], None] = lambda _: None
-        self.up = False
+        self.up, self.address = False, ""
         self._sent = sent
         self._queue: list[Command] = []
         self._sending = False

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
@@ -51,8 +51,7 @@ class LocalMember:
 
     def strike(self, kind: FaultKind) -> None:
         """A thread can be abandoned, or kept from answering; a role with a process of its own has that struck."""
-        role = self._role.result() if self._role.done() else None
-        struck = getattr(role, "strike", None)
+        struck = getattr(self._role.result(), "strike", None) if self._role.done() else None
         if struck is not None and struck(kind):
             return
         if kind is FaultKind.HANG:
@@ -84,7 +83,12 @@ class LocalMember:
 
     def _invoke(self, method: str, arguments: tuple[Any, ...]) -> Any:
         role = self._role.result()
-        result = getattr(role, method)(*arguments)
+        try:
+            result = getattr(role, method)(*arguments)
+        except Exception as error:
+            if self._dead.is_set():  # what it was doing when it died says nothing
+                raise MemberDeadError(f"{self._name} was killed") from error
+            raise
         while self._hung.is_set() and not self._dead.is_set():
             time.sleep(_RETRY_S)
         if self._dead.is_set():
@@ -119,9 +123,9 @@ class LocalCaller:
                 return member.call(method, *arguments).result(max(0.0, deadline - time.monotonic()))
             except FutureTimeoutError as error:
                 raise DeadlineError(f"{self._name}: {method} did not return within {timeout_s:.0f} s") from error
-            except MemberDeadError:
+            except (MemberDeadError, CancelledError):
                 if time.monotonic() + _RETRY_S > deadline:
-                    raise
+                    raise MemberDeadError(f"{self._name} is gone, none came in its place in {timeout_s:.0f} s") from None
                 time.sleep(_RETRY_S)
 
 

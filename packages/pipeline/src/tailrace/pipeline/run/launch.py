@@ -16,6 +16,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import ControllerError, RunDirectoryError
+from tailrace.pipeline.executor.deployment import DATA
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
@@ -44,8 +45,10 @@ def resume(directory: RunDirectory, listener: Listener | None = None) -> dict[st
     """Go on with a run whose driver died.
 
     Raises:
-        RunDirectoryError: it is complete, or damaged, or running.
+        RunDirectoryError: it is complete, simulated, damaged, or running.
     """
+    if directory.simulated is not None:
+        raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to go on with")
     directory.lock()
     if directory.summary.exists():
         raise RunDirectoryError(f"{directory.root}: found a finished run (summary.json), expected one to go on with")
@@ -179,6 +182,8 @@ class _Launch:
         training_s: float,
         prepared: Prepared,
     ) -> dict[str, Any]:
+        if not executor.members:  # the run had ended before this driver began
+            executor.membership.start(c.Start(0, DATA, "0"))
         data = executor.data
         data.call("export", self.directory.trained)
         return summarise(
