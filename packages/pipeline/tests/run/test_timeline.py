@@ -1,79 +1,72 @@
 """What members did when: their spans follow each other without gap or overlap, whatever dies, and marks name every event."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from tailrace import contracts as c
-from tailrace.contracts.plugins import load
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.evaluations import EvaluationPlan
-from tailrace.pipeline.run.reporting.timeline_chart import drawable, merged, utilisation
+from tailrace.fleetsim.fuzz.draw import draw_case
+from tailrace.fleetsim.fuzz.simulation import FuzzSimulation
+from tailrace.pipeline.run.history import History
+from tailrace.pipeline.run.reporting import causes
+from tailrace.pipeline.run.reporting.charts import TimeAxis
+from tailrace.pipeline.run.reporting.timeline_chart import drawable, merged, timeline_chart, utilisation
 from tailrace.pipeline.run.timeline import Doing, Mark, MarkKind, Span, Timeline
-from tailrace.pipeline.spec import PipelineSpec
-from tailrace.pipeline.testing import World
+
+from .conftest import STALEFLOW, a_run, configured, simulated
+
+CAUSES = {value for name, value in vars(causes).items() if name.isupper()}
+FAULTS = ("replica:r1@30s", "trainer@step3", "relay@40s", "scorer@50s", "data@60s", "replica:r0@66s")
 
 
-def spec(steps=6):
-    def policy(axis, name, **options):
-        return load(f"tailrace.{axis}", name)(**options)
-
-    return PipelineSpec(
-        admission=policy("admission", "inherent"),
-        batching=policy("batching", "plain", samples=4),
-        routing=policy("routing", "least-loaded"),
-        sync=policy("sync", "on-idle"),
-        relocation=policy("relocation", "best-fit", kv_threshold=0.99, roofline_batch=64),
-        training=policy("training", "full-batch"),
-        provisioning=policy("provisioning", "static", count=3),
-        recovery=policy("recovery", "isolate", max_restarts=1_000),
-        sampler=policy("sampler", "fifo"),
-        steps=steps,
-        batch_groups=4,
-        replica_batch=16,
-        buffer_groups=16,
-        evaluation=EvaluationPlan(size=10, every=3, modes=("sampled",), first=("greedy",), last=("greedy",)),
-    )
+def seen(simulation, keeps=None):
+    timeline, history = Timeline(keeps), History(simulation.fleet.spec)
+    for instant in simulation.log.instants:
+        history.observe(*instant)
+        timeline.observe(*instant, history)
+    timeline.close(history.now)
+    return timeline
 
 
-def recorded(seed, **world):
-    """The timeline of a random run, beside the world that it happened in."""
-    played = World(Controller(spec()), seed, **world)
-    played.run()
-    timeline, fresh = Timeline(), Controller(spec())
-    for now, event in played.log:
-        timeline.observe(now, event, fresh.handle(event, now), fresh)
-    timeline.close(played.now)
-    return timeline, played
+def happened(simulation, kind):
+    return [
+        one for _, events, commands in simulation.log.instants for one in (*events, *commands) if isinstance(one, kind)
+    ]
 
 
-@given(seed=st.integers(0, 2**32), kill=st.sampled_from([0.0, 0.05]))
-@settings(max_examples=25, deadline=None)
-def test_spans_of_a_member_cover_the_run_without_overlap(seed, kill):
-    timeline, world = recorded(seed, kill_rate=kill, trainer_kill_rate=kill / 2)
-    members = defaultdict(list)
-    for span in timeline.spans:
-        members[span.role, span.member].append(span)
-    assert set(members) == {("trainer", "0"), ("relay", "0"), *(("replica", f"r{i}") for i in range(3))}
-    for spans in members.values():
-        assert spans[0].start_s == world.log[0][0]
-        assert spans[-1].end_s == world.now
-        for before, after in pairwise(spans):
-            assert before.end_s == after.start_s
-            assert before.duration_s > 0
+@pytest.fixture(scope="module")
+def hurt():
+    simulation = simulated(configured(faults=FAULTS, relays=2))
+    return simulation, seen(simulation)
 
 
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=15, deadline=None)
-def test_a_timeline_of_some_replicas_is_a_part_of_the_whole(seed):
-    whole, world = recorded(seed, kill_rate=0.03)
-    some, fresh = Timeline(lambda replica: replica == "r1"), Controller(spec())
-    for now, event in world.log:
-        some.observe(now, event, fresh.handle(event, now), fresh)
-    some.close(world.now)
+def test_spans_of_a_member_cover_the_run_without_overlap(hurt):
+    fuzzed = []
+    for seed in range(20):
+        fuzz = FuzzSimulation(draw_case(seed))
+        fuzz.run()
+        fuzzed.append((fuzz.simulation, seen(fuzz.simulation)))
+    for simulation, timeline in [hurt, *fuzzed]:
+        members = defaultdict(list)
+        for span in timeline.spans:
+            members[span.role, span.member].append(span)
+        started = {(command.role, command.id) for command in happened(simulation, c.Start)}
+        assert set(members) == started
+        stopped = {(event.role, event.id) for event in happened(simulation, c.Down) if event.cause is c.Cause.STOPPED}
+        for member, spans in members.items():
+            if member not in stopped:
+                assert spans[-1].end_s == simulation.log.instants[-1][0]
+            for before, after in pairwise(spans):
+                assert before.end_s == after.start_s
+                assert before.duration_s > 0
+        idle = {span.label for span in timeline.spans if span.doing in (Doing.IDLE, Doing.WAITING)}
+        assert idle <= CAUSES
+
+
+def test_a_timeline_of_some_replicas_is_a_part_of_the_whole(hurt):
+    simulation, whole = hurt
+    some = seen(simulation, lambda replica: replica == "r1")
 
     def of(members):
         return [one for one in members if one.role != "replica" or one.member == "r1"]
@@ -82,84 +75,76 @@ def test_a_timeline_of_some_replicas_is_a_part_of_the_whole(seed):
     assert some.marks == of(whole.marks)
 
 
-@given(seed=st.integers(0, 2**32))
-@example(seed=205)  # a replica dies in the moment in which it is to pull
-@settings(max_examples=15, deadline=None)
-def test_every_step_pull_and_death_is_seen(seed):
-    timeline, world = recorded(seed, kill_rate=0.03)
-    commands = [command for answers in world.commands for command in answers]
-    events = [event for _, event in world.log]
-
-    def seen(kind):
-        return sum(mark.kind is kind for mark in timeline.marks)
-
-    assert seen(MarkKind.DOWN) == sum(isinstance(event, c.Down) for event in events)
-    assert seen(MarkKind.REPACK) == world.controller.moves
-    downs, ups = _pairs(world.log)
-    assert seen(MarkKind.RESTART) == ups <= downs
-    assert seen(MarkKind.PUBLISHED) == sum(isinstance(event, c.Published) for event in events)
-    trained = sum(span.doing is Doing.TRAINING for span in timeline.spans)
-    assert trained == sum(isinstance(command, c.Step) for command in commands)
-    pulling = sum(span.doing is Doing.PULLING for span in timeline.spans)
-    died = {(now, event.id) for now, event in world.log if isinstance(event, c.Down)}  # at once: no time to pull
-    times = [now for now, _ in world.log]
-    pulls = [
-        (at, x.replica)
-        for at, answers in zip(times, world.commands, strict=True)
-        for x in answers
-        if isinstance(x, c.Pull)
-    ]
-    assert pulling == sum(pull not in died for pull in pulls)
-    assert any(span.doing is Doing.EVALUATING for span in timeline.spans)
+@pytest.mark.parametrize("pipeline", [None, STALEFLOW], ids=["laminar", "staleflow"])
+def test_every_step_pull_death_and_interruption_is_seen(pipeline):
+    simulation = simulated(configured(*([pipeline] if pipeline else []), faults=FAULTS, relays=2))
+    timeline, run = seen(simulation), simulation.controller.view
+    marks = Counter(mark.kind for mark in timeline.marks)
+    assert marks[MarkKind.DOWN] == len(happened(simulation, c.Down)) == len(FAULTS)
+    assert marks[MarkKind.RESTART] == len(happened(simulation, c.Restart))
+    assert marks[MarkKind.REPACK] == run.moves
+    assert marks[MarkKind.PULL] == run.interrupting_pulls
+    assert marks[MarkKind.PUBLISHED] == len(happened(simulation, c.Published))
+    doing = Counter(span.doing for span in timeline.spans)
+    assert doing[Doing.TRAINING] >= len(happened(simulation, c.Step))
+    assert doing[Doing.PULLING] >= len(happened(simulation, c.Pulled))
+    assert doing[Doing.EVALUATING] > 0
+    assert {mark.role for mark in timeline.marks if mark.kind is MarkKind.DOWN} == {
+        "replica", "trainer", "relay", "scorer", "data",
+    }  # fmt: skip
 
 
-def _pairs(log):
-    """How many members went down, and how many of them came up again."""
-    down, downs, ups = set(), 0, 0
-    for _, event in log:
-        if isinstance(event, c.Down):
-            down.add((event.role, event.id))
-            downs += 1
-        elif isinstance(event, c.Up) and (event.role, event.id) in down:
-            down.discard((event.role, event.id))
-            ups += 1
-    return downs, ups
+def test_who_was_restarted_is_starting_until_it_is_up(hurt):
+    _, timeline = hurt
+    for role, member in (("relay", "0"), ("data", "0"), ("trainer", "0")):
+        up = next(mark.at_s for mark in timeline.marks if (mark.role, mark.kind) == (role, MarkKind.RESTART))
+        starting = [s for s in timeline.spans if (s.role, s.member, s.doing) == (role, member, Doing.STARTING)]
+        assert starting[-1].end_s == up
 
 
-def test_a_resumed_driver_is_marked_and_every_member_starts_anew():
-    world = World(Controller(spec()), 3)
-    world.run(stop_after=200)
-    timeline, fresh = Timeline(), Controller(spec())
-    for now, event in [*world.log, (world.now, world.crash())]:
-        timeline.observe(now, event, fresh.handle(event, now), fresh)
-    timeline.close(world.now + 5.0)
-    assert [mark.kind for mark in timeline.marks][-1] is MarkKind.RESUMED
-    last = {(span.role, span.member): span for span in timeline.spans}
-    assert {span.doing for span in last.values()} == {Doing.STARTING}
+def test_a_barrier_is_what_replicas_wait_for_that_pull_together():
+    barrier = {"admission": "one-step", "sync": "barrier", "routing": "least-loaded", "relocation": "none"}
+    timeline = seen(simulated(configured(barrier)))
+    assert causes.OTHERS in {span.label for span in timeline.spans if span.doing is Doing.IDLE}
+
+
+def test_a_resumed_driver_is_marked_and_every_member_starts_anew(tmp_path):
+    _, simulation = a_run(tmp_path / "run", crash_at_step=2)
+    timeline = seen(simulation)
+    (resumed,) = [mark for mark in timeline.marks if mark.kind is MarkKind.RESUMED]
+    starting = {span.member for span in timeline.spans if span.start_s == resumed.at_s and span.doing is Doing.STARTING}
+    assert starting == {"r0", "r1", "r2"}  # the others are up at once
+    assert MarkKind.DOWN not in {mark.kind for mark in timeline.marks}
 
 
 def test_the_trainer_spends_what_the_step_did_not_take_on_handing_weights_over():
-    timeline, controller = Timeline(), Controller(spec())
-    world = World(controller, 5)
-    world.run()
-    fresh = Controller(spec())
-    for now, event in world.log:
-        if isinstance(event, c.Stepped):
-            event = c.Stepped(event.version, {"wall_s": 0.1}, event.answers)
-        timeline.observe(now, event, fresh.handle(event, now), fresh)
-    timeline.close(world.now)
+    simulation = simulated(configured())
+    history, timeline = History(simulation.fleet.spec), Timeline()
+    for now, events, commands in simulation.log.instants:
+        events = [c.Stepped(e.version, {"wall_s": 0.1}, e.answers) if isinstance(e, c.Stepped) else e for e in events]
+        history.observe(now, events, commands)
+        timeline.observe(now, events, commands, history)
     training = [span.duration_s for span in timeline.spans if span.doing is Doing.TRAINING]
-    assert training == pytest.approx([0.1] * len(training))
+    assert training == pytest.approx([0.1] * 6)
     assert any(span.doing is Doing.PUBLISHING and span.role == "trainer" for span in timeline.spans)
 
 
-def test_utilisation_adds_up_and_names_the_bubbles():
-    timeline, world = recorded(11)
-    rows = utilisation(timeline.spans, 0.0, world.now)
+def test_utilisation_adds_up_and_names_the_bubbles(hurt):
+    simulation, timeline = hurt
+    rows = utilisation(timeline.spans, 0.0, simulation.now)
     assert [row.role for row in rows] == ["trainer", "replica"]
     for row in rows:
         assert row.busy + row.pulling + row.idle + row.out == pytest.approx(1.0)
         assert sum(share for _, _, share in row.bubbles) == pytest.approx(1.0 - row.busy)
+
+
+def test_every_role_has_its_row(hurt):
+    simulation, timeline = hurt
+    chart = timeline_chart(timeline.spans, timeline.marks, (0.0, simulation.now), TimeAxis.for_length(simulation.now))
+    rows = chart.layout["yaxis"]["categoryarray"][::-1]
+    assert rows == ["trainer", "data", "scorer", "relay 0", "relay 1", "r0", "r1", "r2"]
+    (down,) = [trace for trace in chart.data if trace["name"] == "down" and trace["type"] == "scatter"]
+    assert set(down["y"]) == {"trainer", "data", "scorer", "relay 0", "r0", "r1"}
 
 
 def test_many_spans_are_drawn_coarser_and_still_cover_the_same_time():

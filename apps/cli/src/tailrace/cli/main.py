@@ -165,12 +165,13 @@ def simulate_command(
             "--seed", metavar="N", help="Seed of lengths, rewards and failures. Default: the configuration's."
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="A new directory. Default: simulations/NAME-TIME.")
+    run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", "--out", metavar="DIR", help="A new run directory. Default: simulations/NAME-TIME."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
     no_events: Annotated[
-        bool, typer.Option("--no-events", help="Keep no event log: less memory, and sooner done.")
+        bool, typer.Option("--no-events", help="Write no event log: sooner done, and nothing to explain.")
     ] = False,
 ) -> None:
     """Try a configuration on a modelled fleet: throughput, staleness, bubbles, cost. Needs no GPU."""
@@ -180,7 +181,7 @@ def simulate_command(
         target=config,
         settings=tuple(settings or ()),
         seed=seed,
-        out=out,
+        run_dir=run_dir,
         as_json=as_json,
         keep_events=not no_events,
     )

@@ -29,7 +29,7 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
         parts += [Text(), _figures(status)]
     if status.replicas and status.phase == "training":  # otherwise they are not the run's, or no longer
         parts += [Text(), _replicas(status.replicas)]
-    warned = [*contradictions(status), *long_waits(status)]
+    warned = [*contradictions(status), *_down(status), *long_waits(status)]
     if warned:
         parts += [Text(), *warned]
     return Group(*parts)
@@ -59,9 +59,19 @@ def contradictions(status: RunStatus) -> list[Text]:
     ]
 
 
+def _down(status: RunStatus) -> list[Text]:
+    """Members that are not up; replicas have rows of their own."""
+    others = [
+        f"{member['role']} {member['id']} is {member['health']}"
+        for member in status.down
+        if member["role"] != "replica"
+    ]
+    return [Text(", ".join(others), style="yellow")] if others and status.phase == "training" else []
+
+
 def long_waits(status: RunStatus) -> list[Text]:
     """What has been waited for longer than usual, while anything is."""
-    if status.phase in ("done", "failed"):
+    if status.phase in ("done", "failed", "interrupted"):
         return []
     waits = sorted(
         (wait for wait in status.waits if wait["waited_s"] >= LONG_WAIT_S), key=lambda wait: -wait["waited_s"]
@@ -87,15 +97,14 @@ def _head(status: RunStatus, wall_s: float) -> Text:
     return Text.assemble(
         ("tailrace ", "bold cyan"),
         (status.app, "bold"),
-        (f"  {status.run_dir}  {clock(wall_s)}", "dim"),
+        (f"  {status.run_dir}  {clock(wall_s)}{' simulated' if status.simulated else ''}", "dim"),
         overflow="fold",
     )
 
 
 def _phase(status: RunStatus) -> RenderableType:
-    if status.phase == "failed" and status.detail.startswith("KeyboardInterrupt"):
-        return Text("interrupted", style="bold yellow")
-    text = Text(status.phase, style="bold red" if status.phase == "failed" else "bold")
+    style = {"failed": "bold red", "interrupted": "bold yellow"}.get(status.phase, "bold")
+    text = Text(status.phase, style=style)
     if status.detail:
         text.append(f"  {status.detail}", style="not bold")
     left = f"  {clock(status.left_s)} left" if status.left_s is not None else ""

@@ -33,7 +33,7 @@ class Options:
     target: str
     settings: tuple[str, ...] = ()
     seed: int | None = None
-    out: Path | None = None
+    run_dir: Path | None = None
     as_json: bool = False
     keep_events: bool = True
 
@@ -46,7 +46,7 @@ def simulate(options: Options) -> int:
     """
     config = configuration(options.target, settings=options.settings, seed=options.seed)
     name = name_of(options.target)
-    root = options.out if options.out is not None else new_directory(name)
+    root = options.run_dir if options.run_dir is not None else new_directory(name)
     files.check_new(root)
     try:
         with shown(name) as listener:

@@ -19,7 +19,7 @@ from tailrace.pipeline.run.status import RunStatus
 
 WATCH_S = 1.0
 OLD_S = 30.0
-ENDED = ("done", "failed")
+ENDED = {"failed": "failed", "interrupted": "was interrupted"}
 
 
 def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
@@ -61,7 +61,7 @@ def read_status(directory: RunDirectory) -> RunStatus:
 def view(found: RunStatus, *, alive: bool) -> RenderableType:
     """The display, and whether anybody is behind it."""
     age_s = max(0.0, time.time() - found.updated_at)
-    wall_s = found.wall_s + (age_s if alive else 0.0)
+    wall_s = found.wall_s + (age_s if alive and not found.simulated else 0.0)
     return Group(panel(found, wall_s=wall_s), Text(), _life(found, alive, age_s))
 
 
@@ -69,10 +69,13 @@ def _life(found: RunStatus, alive: bool, age_s: float) -> Text:
     if alive:
         text = f"process {found.pid} runs; this was written {clock(age_s)} ago"
         return Text(text, style="yellow" if age_s > OLD_S else "dim")
+    run = "simulated run" if found.simulated else "run"
     if found.phase == "done":
-        return Text(f"the run is complete; its report is {Path(found.run_dir) / 'report.html'}", style="dim")
-    interrupted = found.detail.startswith("KeyboardInterrupt")
-    gone = f"process {found.pid} is gone since {clock(age_s)}"
-    if found.phase in ENDED:
-        gone = "the run was interrupted" if interrupted else "the run failed"
-    return Text(f"{gone}; go on with: tailrace run --resume {found.run_dir}", style="red")
+        return Text(f"the {run} is complete; its report is {Path(found.run_dir) / 'report.html'}", style="dim")
+    ended = (
+        f"the {run} {ENDED[found.phase]}"
+        if found.phase in ENDED
+        else f"process {found.pid} is gone since {clock(age_s)}"
+    )
+    again = "" if found.simulated else f"; go on with: tailrace run --resume {found.run_dir}"
+    return Text(f"{ended}{again}", style="red")

@@ -13,7 +13,7 @@ from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.pipeline.run.history import History
 from tailrace.pipeline.run.past import Stage, Trajectory
 from tailrace.pipeline.run.reporting.record import spec_of
-from tailrace.pipeline.run.words import why
+from tailrace.pipeline.run.words import here, why
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _commands(instant: Instant, trajectory: str) -> Iterator[str]:
                 for place, ref in enumerate(refs):
                     if ref.trajectory == trajectory:
                         tokens = f", {ref.kept} tokens of it exist" if ref.kept else ""
-                        yield f"routed to {replica}: {why(command.reason(place))}{tokens}"
+                        yield f"routed to {replica}: {here(command.reason(place))}{tokens}"
             case c.Interrupt(replica=replica, trajectories=names) if trajectory in names:
                 yield f"interrupted on {replica}: {why(command.reason)}"
             case c.Abort(trajectories=names) if trajectory in names:

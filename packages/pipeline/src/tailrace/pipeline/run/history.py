@@ -17,7 +17,6 @@ from tailrace.pipeline.run.words import why
 from tailrace.pipeline.spec import PipelineSpec
 
 _ANEW = frozenset({c.Why.VERSION_GONE, c.Why.EVALUATION})  # of an `Abort` after which its trajectories begin anew
-_TAKEN = frozenset({c.Why.STILL, c.Why.MACHINE})  # of a `Restart` or a `Stop` of a member that no `Down` was heard of
 _RELEASING = frozenset({c.Why.MOVED, c.Why.STOPPING})
 _KINDS = [kind for union in (c.Event, c.Command) for kind in typing.get_args(union)]
 _UP, _DOWN, _STARTING, _STOPPING = c.Health.UP, c.Health.DOWN, c.Health.STARTING, c.Health.STOPPING
@@ -338,23 +337,21 @@ class History:
             self._fault(member, event.reason)
 
     def _on_restart(self, command: c.Restart) -> None:
+        """One that is not down was taken for down by the controller itself, unless the whole run starts again."""
         member = self.member(command.role, command.id)
-        self._taken_for_down(member, command.reason)
+        if member.health is not _DOWN and command.reason.why is not c.Why.LOST_IN_CRASH:
+            self._lose(member)
+            self._fault(member, why(command.reason))
         member.health = _STARTING
         self.restarts[command.role] += 1
 
     def _on_stop(self, command: c.Stop) -> None:
         member = self.member(command.role, command.id)
-        if not self._taken_for_down(member, command.reason):
+        if command.reason.why is c.Why.STILL:
+            self._lose(member)
+            self._fault(member, why(command.reason))
+        else:
             member.health = _STOPPING
-
-    def _taken_for_down(self, member: Member, reason: c.Reason) -> bool:
-        """Whether the controller itself found that a member is of no use any more, and nobody had told it so."""
-        if reason.why not in _TAKEN or member.health is _DOWN:
-            return False
-        self._lose(member)
-        self._fault(member, why(reason))
-        return True
 
     def _on_resumed(self, event: c.Resumed) -> None:
         """The driver died, and every process with it."""

@@ -63,7 +63,7 @@ class RunStatus:
     repacks: int = 0
     replica_restarts: int = 0
     failed_groups: int = 0
-    down: list[str] = field(default_factory=list)
+    down: list[dict[str, str]] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
     waits: list[dict[str, Any]] = field(default_factory=list)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tailrace.contracts import Cause, Reason, Why
+from tailrace.contracts import Reason, Why
 
 REASONS = {
     Why.CHOSEN: "the routing policy chose it",
-    Why.MOVED: "it moves to {who}",
+    Why.MOVED: "a move to {who}",
     Why.EVALUATION: "an evaluation of version {version:.0f}",
     Why.BEHIND: "idle, and version {version:.0f} is newer",
     Why.ALL_IDLE: "every replica is idle, so all pull version {version:.0f}",
@@ -28,8 +28,9 @@ REASONS = {
     Why.NOT_SCORED: "its verifier broke {attempts:.0f} times",
     Why.OVER: "every batch is trained on",
     Why.PLANNED: "the provisioning policy wants it so",
-    Why.FAILED: "{who}, failure {failures:.0f} in a row",
-    Why.STILL: "stood still for {still_s:.0f} s with work in flight",
+    Why.FAILED: "it failed, {failures:.0f} in a row",
+    Why.DAMAGED: "the checkpoint of version {version:.0f} cannot be used",
+    Why.STILL: "stood still for {still_s:.0f} s with work in flight, longer than {limit_s:.0f} s",
     Why.MACHINE: "machine {who} is given up",
     Why.POLICY: "the policy's own reason",
 }
@@ -44,25 +45,21 @@ ENDS = {
 }
 """Why groups and samples end that are not trained on, in a word or two."""
 
-CAUSES = {
-    Cause.DIED: "its process died",
-    Cause.SILENT: "it was silent",
-    Cause.BROKE: "it broke",
-    Cause.STILL: "it stood still",
-    Cause.CHECKPOINT: "its checkpoint cannot be used",
-    Cause.STOPPED: "it was told to stop",
-}
-
 
 def why(reason: Reason) -> str:
     """A reason in words, with the numbers that it has beyond those that its words name."""
-    template = REASONS[reason.why]
+    template = REASONS.get(reason.why, "{nothing}")
     try:
         said = template.format(who=reason.who or "another", **reason.numbers)
-    except KeyError:  # a policy of somebody else that leaves numbers out
+    except KeyError:  # a policy of somebody else leaves numbers out, or a reason is new
         said, template = str(reason.why).replace("-", " "), ""
     more = [f"{name} {value:,.4g}" for name, value in reason.numbers.items() if f"{{{name}" not in template]
     return f"{said} ({', '.join(more)})" if more else said
+
+
+def here(reason: Reason) -> str:
+    """Why a trajectory comes to a replica: where it belongs to a move, `who` is where it comes from."""
+    return f"a move from {reason.who or 'another'}" if reason.why is Why.MOVED else why(reason)
 
 
 def end(why: str) -> str:

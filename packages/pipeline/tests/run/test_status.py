@@ -1,0 +1,83 @@
+"""What the status of a run says, while it runs and after, on real and on virtual clocks."""
+
+from tailrace import contracts as c
+from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.run.directory import read_json
+from tailrace.pipeline.run.status import StatusObserver
+
+from .conftest import STALEFLOW, configured, fleet_of
+
+
+class Followed(StatusObserver):
+    """Keeps a copy of what was told."""
+
+    def __init__(self, path, **more):
+        self.told = []
+        super().__init__(path, app="x", run_dir=path.parent, listener=self._keep, **more)
+
+    def _keep(self, status):
+        self.told.append((status.phase, status.wall_s, status.step, status.left_s, list(status.down)))
+
+
+def watched(path, config, **more):
+    simulation = None
+    status = Followed(path, clock=lambda: simulation.now if simulation else 0.0, **more)
+    simulation = Simulation(fleet_of(config), observers=(status,))
+    status.phase("training")
+    simulation.run()
+    return simulation, status
+
+
+def test_it_shows_what_the_run_shows(tmp_path):
+    simulation, status = watched(tmp_path / "status.json", configured(STALEFLOW, faults=["relay@30s", "replica@40s"]))
+    status.phase("done")
+    found, run = read_json(tmp_path / "status.json"), simulation.controller.view
+    assert (found["phase"], found["step"], found["steps"], found["version"]) == ("done", 6, 6, run.version)
+    assert (found["simulated"], found["wall_s"]) == (True, simulation.now)
+    assert (found["bound"], found["staleness_max"]) == (1, max(run.staleness_at_consumption))
+    assert found["replica_restarts"] == 1
+    assert found["accuracy"] == run.evaluations[-1].accuracy or found["accuracy"] is not None
+    assert [row["id"] for row in found["replicas"]] == ["r0", "r1", "r2"]
+    assert {"role": "relay", "id": "0", "health": "starting"} in [member for *_, down in status.told for member in down]
+    assert found["down"] == []
+
+
+def test_its_clock_is_that_of_the_run(tmp_path):
+    simulation, status = watched(tmp_path / "status.json", configured())
+    seconds = [wall_s for _, wall_s, *_ in status.told]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] <= simulation.now
+    assert len(seconds) > simulation.now / simulation.host.tick_s  # at every tick
+    left = [left_s for *_, left_s, _ in status.told if left_s is not None]
+    assert 0 <= left[-1] < left[0] < simulation.now
+
+
+def test_a_simulation_writes_seldom_and_yet_what_is_true_at_the_end(tmp_path):
+    _, status = watched(tmp_path / "status.json", configured(), every_s=3600.0, steps=4)
+    assert len(status.told) == 1
+    status.phase("done")
+    found = read_json(tmp_path / "status.json")
+    assert (found["step"], found["steps"], found["left_s"]) == (6, 4, None)
+
+
+def test_a_replica_that_is_gone_generates_nothing(tmp_path):
+    status = Followed(tmp_path / "status.json")
+    simulation = Simulation(fleet_of(configured()))
+    run = simulation.controller.view
+    shot = c.Snapshot("r0", 0.5, 3, 0, 0, 1, 1, tokens_per_s=100.0)
+    for gone in ([c.Down("replica", "r0", "died")], []):
+        commands = [] if gone else [c.Restart(1, "replica", "r0", reason=c.Reason(c.Why.STILL))]
+        status.observe(1.0, [shot], [], run)
+        status.phase("training")
+        assert status.status.generated_tokens_per_s == 100.0
+        status.observe(2.0, gone, commands, run)
+        status.phase("training")
+        assert status.status.generated_tokens_per_s == 0.0
+
+
+def test_what_is_not_the_runs_own_is_not_taken_over(tmp_path):
+    status = Followed(tmp_path / "status.json")
+    status.follows = False
+    status.observe(1.0, [c.Stepped(1, {"reward_mean": 0.7})], [], None)
+    status.phase("control: evaluation")
+    assert (status.status.reward, status.status.step) == (None, 0)
