@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 from tailrace.contracts import Pool, ReplicaView, TrajectoryView, Unstarted
@@ -34,28 +33,27 @@ def first_of(pool: Pool, most: int) -> Pool:
     return first
 
 
-def in_turn(views: Sequence[ReplicaView], most: int, turn: int) -> tuple[list[ReplicaView], int, int]:
-    """Replicas, of which only some may be given new groups now: as many as have room for a part of the pool.
+def in_turn(views: Sequence[ReplicaView], most: int, turn: int) -> tuple[int, int]:
+    """Leave only some replicas open for new groups: as many as have room for a part of the pool.
 
     So each of them gets as much as it would of the whole pool at once, and all have their turn.
 
     Args:
+        views: nobody else has seen them yet.
         most: trajectories that there is to be room for.
         turn: index of the replica that is first in turn.
 
     Returns:
-        The views, how much room those have, at least `most`, and the index of the one that is next in turn.
+        How much room those that are open have, at least `most`; and how many replicas had their turn.
     """
-    left, after, now = most, turn, set[int]()
-    for index in (*range(turn, len(views)), *range(turn)):
-        if left <= 0:
-            break
-        after = index + 1
-        if views[index].open and room(views[index]):
-            left -= room(views[index])
-            now.add(index)
-    shown = [replace(view, open=view.open and index in now) for index, view in enumerate(views)]
-    return shown, max(most, most - left), after % len(views)
+    left, passed = most, 0
+    while passed < len(views) and left > 0:
+        view = views[(turn + passed) % len(views)]
+        left -= room(view) if view.open else 0
+        passed += 1
+    for waits in range(passed, len(views)):
+        object.__setattr__(views[(turn + waits) % len(views)], "open", False)
+    return max(most, most - left), passed
 
 
 def room(view: ReplicaView) -> int:

@@ -74,7 +74,10 @@ class Coordinator:
         self.last_plan_s = 0.0
         self.last_cycle_s = -math.inf
         self.backlog = False
-        self.turn = self._next_turn = 0
+        self.turn = 0  # of the replicas, in a backlog
+        self._passed = self._idly = (
+            0  # those that had it in this cycle, and those since the last one that took anything
+        )
         self._seen: tuple[int, c.Cycle] | None = None
         self._spec, self._ledger, self._fleet, self._trainer = spec, ledger, fleet, trainer
         self._members, self._gate, self._source, self._outbox = members, gate, source, outbox
@@ -104,7 +107,10 @@ class Coordinator:
     def due(self, kinds: Set[type], now: float) -> bool:
         """Whether events of these kinds call for a cycle."""
         others = kinds - _PROGRESS
-        return self.backlog or bool(others - _LOAD) or (bool(others) and now - self.last_cycle_s >= self._spec.cycle_s)
+        if bool(others - _LOAD) or (bool(others) and now - self.last_cycle_s >= self._spec.cycle_s):
+            self._idly = 0
+            return True
+        return self.backlog
 
     def run(self, now: float, *, stepped: bool) -> None:
         """One cycle.
@@ -112,7 +118,7 @@ class Coordinator:
         Args:
             stepped: the trainer has just updated the weights.
         """
-        self.last_cycle_s, self.turn = now, self._next_turn
+        self.last_cycle_s, self.turn = now, self.turn + self._passed
         self._refill()
         self._seen = None
         self._place_moving()
@@ -167,8 +173,9 @@ class Coordinator:
         older = any(level is not None for level in pool)
         self.backlog = self._ledger.pooled > most and sum([room(view) for view in views if older or view.open]) > most
         if not self.backlog:
+            self._passed = 0
             return views, pool
-        views, size, self._next_turn = in_turn(views, most, self.turn % len(views))
+        size, self._passed = in_turn(views, most, self.turn)
         return views, first_of(pool, size)
 
     def _opens(self) -> Callable[[c.ReplicaView], bool]:
@@ -212,9 +219,12 @@ class Coordinator:
 
     def _place_waiting(self) -> None:
         if not self._ledger.pooled:
-            self.blocked_cycles = 0
+            self.blocked_cycles, self.backlog = 0, False
             return
-        self.blocked_cycles = 0 if self._place(self._cycle()) else self.blocked_cycles + 1
+        placed = bool(self._place(self._cycle()))
+        self.blocked_cycles = 0 if placed else self.blocked_cycles + 1
+        self._idly = 0 if placed else self._idly + self._passed
+        self.backlog = self.backlog and self._idly < len(self._fleet.replicas)
 
     def _place(self, cycle: c.Cycle) -> Sequence[c.Placement]:
         """Do what the routing policy says, and return it."""

@@ -68,8 +68,7 @@ class Failures:
     def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
         """The trainer is not to blame, and an older checkpoint may be whole."""
         damaged = self._trainer.fallbacks[-1]
-        self._trainer.unusable(damaged)
-        if self._trainer.fallbacks:
+        if self._trainer.unusable(damaged):
             self._restart(member, c.Reason(c.Why.DAMAGED, numbers={"version": damaged}))
         else:
             self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {why}")
