@@ -5,15 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace import contracts as c
 from tailrace.cli.main import main
-from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.metrics import MetricsObserver
-from tailrace.pipeline.testing import World
 
 CONFIG = """
 app = "laminar"
@@ -47,40 +40,14 @@ def here(tmp_path, monkeypatch):
     Path("synchronous.toml").write_text(CONFIG.format(pipeline=SYNCHRONOUS))
 
 
-class _Written:
-    """Writes what an executor writes, while a world runs."""
-
-    def __init__(self, directory, config):
-        self.controller = Controller(build_spec(config))
-        self.log, self.metrics = EventLog(directory.events), MetricsObserver(directory.metrics, None)
-
-    def __getattr__(self, name):
-        return getattr(self.controller, name)
-
-    def handle_all(self, events, now):
-        return [command for event in events for command in self._handle(event, now)]  # as the executors do
-
-    def _handle(self, event, now):
-        if isinstance(event, c.Stepped):
-            event = c.Stepped(event.version, {"wall_s": 0.2}, event.answers)
-        self.log.append(now, event)
-        commands = self.controller.handle(event, now)
-        self.metrics.observe(now, event, commands, self.controller)
-        return commands
-
-
 @pytest.fixture
 def a_run():
-    pipeline = {"steps": 6, "prompts_per_step": 4, "samples_per_prompt": 4, "prompts_per_replica": 4}
-    task = {"name": "long-chain-sum", "held_out_size": 12}
-    config = RunConfig.model_validate({"task": task, "pipeline": pipeline, "rollout": {"replicas": 2}})
-    directory = RunDirectory.create(Path("runs/real"), config.model_dump(mode="json"))
-    written = _Written(directory, config)
-    World(written, 4).run()
-    written.log.close()
-    written.metrics.close()
-    directory.unlock()
-    return directory
+    """What a run leaves, by a simulation."""
+    assert main(["simulate", "laminar.toml", "--set", "pipeline.steps=6", "--run-dir", "runs/real"]) == 0
+    found = json.loads(Path("runs/real/config.json").read_text())
+    del found["simulated"]
+    Path("runs/real/config.json").write_text(json.dumps(found))
+    return RunDirectory(Path("runs/real"))
 
 
 def table(out):
@@ -105,6 +72,7 @@ def test_two_systems_in_one_table_and_one_picture(capsys):
 
 
 def test_a_real_run_stands_beside_a_simulation(capsys, a_run):
+    capsys.readouterr()
     assert main(["compare", "laminar.toml", str(a_run.root), "--json"]) == 0
     simulated, real = json.loads(capsys.readouterr().out)["systems"]
     assert (simulated["simulated"], real["simulated"], real["name"]) == (True, False, "real")

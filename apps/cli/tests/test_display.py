@@ -172,6 +172,21 @@ def test_status_of_a_run_whose_process_is_gone(directory, capsys):
     assert "tailrace run --resume runs/x" in shown
 
 
+def test_a_run_that_was_interrupted_says_how_to_go_on():
+    shown = " ".join(text(view(training(phase="interrupted"), alive=False)).split())
+    assert "the run was interrupted; go on with: tailrace run --resume runs/x" in shown
+    failed = " ".join(text(view(training(phase="failed", simulated=True), alive=False)).split())
+    assert "the simulated run failed" in failed
+    assert "--resume" not in failed
+
+
+def test_members_that_are_not_up_are_named():
+    down = [{"role": "relay", "id": "1", "health": "starting"}, {"role": "replica", "id": "r1", "health": "starting"}]
+    shown = text(panel(training(down=down), wall_s=80.0))
+    assert "relay 1 is starting" in shown
+    assert "replica r1 is" not in shown  # it has a row
+
+
 def test_status_says_where_a_finished_run_has_its_report(directory):
     shown = text(view(training(phase="done"), alive=False))
     assert "runs/x/report.html" in shown

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.cli.main import main
-from tailrace.contracts import Down, Tick
+from tailrace.contracts import Tick, Up
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
@@ -199,7 +199,7 @@ def test_a_damaged_configuration(fails, a_run, command, content):
 def test_a_log_that_is_damaged_in_the_middle(fails, a_run):
     with EventLog(a_run.events) as log:
         for now in range(20):
-            log.append(float(now), Tick())
+            log.append(float(now), [Tick()], [])
     lines = a_run.events.read_text().splitlines(keepends=True)
     a_run.events.write_text("".join([*lines[:5], "rubbish\n", *lines[5:]]))
     assert "events.jsonl, line 6" in fails("report", "run")
@@ -207,8 +207,9 @@ def test_a_log_that_is_damaged_in_the_middle(fails, a_run):
 
 def test_a_log_of_another_version(fails, a_run):
     with EventLog(a_run.events) as log:
-        log.append(1.0, Down("replica", "r99", "never started"))
-    assert "does not replay" in fails("report", "run")
+        log.append(1.0, [Up("trainer", "0", version=7)], [])
+    for command in (["report", "run"], ["explain", "run", "0.0"]):
+        assert "events.jsonl: what happened at 1.0 s contradicts what was before (7)" in fails(*command)
 
 
 def test_two_runs_in_one_directory(fails, a_run):

@@ -51,8 +51,38 @@ def test_it_says_what_was_found_and_writes_it(capsys):
         assert name in words
     assert found["seed"] == 5
     assert {path.name for path in Path("out").iterdir()} == {
-        "config.json", "result.json", "events.jsonl", "simulation.html", "timeline.svg",
+        "config.json", "events.jsonl", "lock", "metrics.jsonl", "report.html", "result.json", "simulation.html",
+        "status.json", "summary.json", "timeline.svg",
     }  # fmt: skip
+
+
+def test_its_directory_is_a_runs(capsys):
+    assert main(["simulate", "mine.toml", "--run-dir", "out"]) == 0
+    report = Path("out/report.html").read_text()
+    capsys.readouterr()
+    assert main(["status", "out"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "simulated" in shown
+    assert "the simulated run is complete; its report is out/report.html" in shown
+    assert main(["status", "--json", "out"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["phase"], found["step"], found["steps"], found["alive"]) == ("done", 4, 4, False)
+    assert main(["explain", "out", "0.0"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert "version 0    routed to r" in told[0]
+    assert any("its group is complete" in line for line in told)
+    assert main(["explain", "out", "0.99"]) == 2
+    assert "found no trajectory '0.99'" in capsys.readouterr().err
+    assert main(["report", "out"]) == 0
+    assert capsys.readouterr().out.strip() == "out/report.html"
+    assert len(Path("out/report.html").read_text()) == pytest.approx(len(report), rel=0.01)
+
+
+def test_it_is_not_gone_on_with(capsys):
+    assert main(["simulate", "mine.toml", "--run-dir", "out"]) == 0
+    capsys.readouterr()
+    assert main(["run", "--resume", "out"]) == 2
+    assert "out: found a simulated run, expected a real one" in capsys.readouterr().err
 
 
 def test_a_directory_of_its_own_each_time(capsys):
@@ -85,8 +115,11 @@ def test_a_run_that_gives_up_is_a_failure_with_a_result(capsys):
     faults = 'faults=["replica@1s", "replica@2s", "replica@3s", "replica@4s"]'
     recovery = 'pipeline.recovery={name="isolate", max_restarts=0}'
     assert main(["simulate", "mine.toml", "--set", faults, "--set", recovery, "--out", "out"]) == 1
-    assert "The run gave up: every replica is down" in " ".join(capsys.readouterr().out.split())
-    assert "every replica is down" in json.loads(Path("out/result.json").read_text())["result"]["failure"]
+    failure = json.loads(Path("out/result.json").read_text())["result"]["failure"]
+    assert "is down and is not restarted" in failure
+    assert f"The run gave up: {failure}" in " ".join(capsys.readouterr().out.split())
+    assert main(["status", "out"]) == 0
+    assert "the simulated run failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [["simulate", "mine.toml"], ["compare", "mine.toml", "mine.toml"]])

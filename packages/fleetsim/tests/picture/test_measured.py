@@ -4,58 +4,24 @@ import json
 
 import pytest
 
-from tailrace import contracts as c
 from tailrace.fleetsim.errors import MeasuredError
+from tailrace.fleetsim.picture import files
 from tailrace.fleetsim.picture.measured import measured
-from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.directory import RunDirectory, write_json
-from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.metrics import MetricsObserver, read_metrics
-from tailrace.pipeline.testing import World
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.metrics import read_metrics
+
+from .conftest import STALEFLOW, configured
 
 STEPS = 6
 
 
-def config():
-    pipeline = {"steps": STEPS, "prompts_per_step": 4, "samples_per_prompt": 4, "prompts_per_replica": 4}
-    task = {"name": "long-chain-sum", "held_out_size": 12}
-    return RunConfig.model_validate({"task": task, "pipeline": pipeline, "rollout": {"replicas": 3}})
-
-
-class _Written:
-    """Writes what an executor writes, while a world runs."""
-
-    def __init__(self, directory):
-        self.controller = Controller(build_spec(config()))
-        self.log, self.metrics = EventLog(directory.events), MetricsObserver(directory.metrics, None)
-
-    def __getattr__(self, name):
-        return getattr(self.controller, name)
-
-    def handle_all(self, events, now):
-        return [command for event in events for command in self._handle(event, now)]  # as the executors do
-
-    def _handle(self, event, now):
-        if isinstance(event, c.Stepped):
-            event = c.Stepped(event.version, {"tokens": 400.0, "wall_s": 0.2}, event.answers)
-        self.log.append(now, event)
-        commands = self.controller.handle(event, now)
-        self.metrics.observe(now, event, commands, self.controller)
-        return commands
-
-
 @pytest.fixture
 def directory(tmp_path):
-    directory = RunDirectory.create(tmp_path / "run", config().model_dump(mode="json"))
-    written = _Written(directory)
-    World(written, 4).run()
-    written.log.close()
-    written.metrics.close()
-    directory.unlock()
-    return directory
+    """Of a run that a simulation left: its files are those of a real one."""
+    root = tmp_path / "run"
+    files.simulate_into(root, configured(STALEFLOW, steps=STEPS, rollout_gpus=3), name="run")
+    return RunDirectory(root)
 
 
 def test_the_rate_leaves_out_the_start_up(directory):
@@ -85,19 +51,12 @@ def test_its_scene_has_some_of_its_replicas(directory):
     assert any(running > 0 for loads in scene.loads.values() for _, running in loads)
 
 
-def test_a_log_of_another_version_leaves_the_metrics(directory):
-    write_json(directory.summary, {"repacks": 12, "interrupting_pulls": 0, "migrated_trajectories": 6})
-    written = directory.events.read_bytes()
-    directory.events.unlink()
-    with EventLog(directory.events) as log:
-        log.append(0.0, c.Down("replica", "r99", "never started"))
-    directory.events.write_bytes(directory.events.read_bytes() + written)
-    found = measured(directory, name="real", rows=2, steps=2)
-    assert found.scene is None
-    assert "another version of Tailrace" in found.figures.notes[0]
-    assert found.figures.roles == []
-    assert (found.figures.moves_per_batch, found.figures.migrated_per_batch) == (2.0, 1.0)
-    assert found.figures.response_tokens_per_s > 0
+def test_what_was_interrupted_is_counted(directory):
+    figures = measured(directory, name="real", rows=2, steps=2).figures
+    summary = json.loads(directory.summary.read_text())
+    assert figures.interrupting_pulls_per_batch == summary["interrupting_pulls"] / STEPS > 0
+    assert figures.migrated_per_batch == summary["migrated_trajectories"] / STEPS
+    assert figures.moves_per_batch == summary["repacks"] / STEPS
 
 
 def test_a_run_of_one_step_has_no_rate(directory):

@@ -1,6 +1,5 @@
 """Pages: one file without a network, every section and chart, text that is only text, and files that can be read again."""
 
-import gzip
 import hashlib
 import json
 from dataclasses import replace
@@ -8,13 +7,23 @@ from html.parser import HTMLParser
 
 import pytest
 
+from tailrace.fleetsim.errors import StalledError
 from tailrace.fleetsim.picture import files
 from tailrace.fleetsim.picture.advice import advice
 from tailrace.fleetsim.picture.compare import Compared, compare_page
 from tailrace.fleetsim.picture.figures import simulated
 from tailrace.fleetsim.picture.page import simulation_page
 from tailrace.fleetsim.picture.scene import scene
+from tailrace.fleetsim.run import simulate
 from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.eventlog import HEADER
+from tailrace.pipeline.run.explain import explain
+from tailrace.pipeline.run.metrics import read_metrics
+from tailrace.pipeline.run.report import write_report
+from tailrace.pipeline.run.reporting.record import read_record
+
+from .conftest import LAMINAR, configured
 
 CHARTS = {"timeline", "running", "kv", "throughput", "in-flight", "waiting"}
 CHARTS |= {"staleness", "staleness-steps", "staleness-batches"}
@@ -103,39 +112,92 @@ def test_a_comparison_has_a_timeline_for_each_system(laminar, synchronous, stale
         assert all(0.97 <= sum(each) <= 1.001 for each in shares)  # causes below half a percent are left out
 
 
-def test_the_files_of_a_simulation(laminar, tmp_path):
-    written = files.write(laminar, tmp_path / "out")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in written.values()}
-    found = json.loads(written["result"].read_text())
-    assert found["result"]["tokens_per_s"] == laminar.result.tokens_per_s
-    assert found["events_sha256"] == hashlib.sha256(written["events"].read_bytes()).hexdigest()
-    assert written["events"].read_bytes() == laminar.result.events.to_bytes()
-    name, seed, config = files.read_config(tmp_path / "out")
-    assert (name, seed) == ("laminar", laminar.seed)
-    assert config == laminar.config.model_dump(mode="json")
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    root = tmp_path_factory.mktemp("simulations") / "out"
+    return root, *files.simulate_into(root, configured(LAMINAR, faults=["replica@30s"]), name="mine")
 
 
-def test_a_long_event_log_is_compressed_and_always_alike(laminar, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MANY_EVENTS", 10)
-    one, two = (files.write(laminar, tmp_path / name)["events"] for name in ("one", "two"))
-    assert one.name == "events.jsonl.gz"
-    assert one.read_bytes() == two.read_bytes()
-    assert gzip.decompress(one.read_bytes()) == laminar.result.events.to_bytes()
+def test_the_files_of_a_simulation(written):
+    root, watched, paths = written
+    assert {path.name for path in root.iterdir()} >= {path.name for path in paths.values()}
+    found = json.loads(paths["result"].read_text())
+    assert found["result"]["tokens_per_s"] == watched.result.tokens_per_s
+    assert found["events_sha256"] == hashlib.sha256(paths["events"].read_bytes()).hexdigest()
+    assert simulate(watched.config, seed=watched.seed).events.to_bytes() == paths["events"].read_bytes()[len(HEADER) :]
+    assert files.again(root) == watched.config
 
 
-def test_nothing_is_overwritten(laminar, tmp_path):
+def test_its_directory_is_a_runs(written):
+    root, watched, _ = written
+    directory = RunDirectory.open(root)
+    assert directory.simulated["steps"] == watched.fleet.spec.steps > 1000
+    assert directory.configuration().rollout.replicas == 4  # what follows from the fleet is in it
+    assert not directory.running()
+    status, summary = read_json(directory.status), read_json(directory.summary)
+    assert (status["phase"], status["step"], status["steps"]) == ("done", 6, 6)
+    assert (
+        status["wall_s"]
+        == pytest.approx(summary["wall_s"], abs=0.01)
+        == pytest.approx(watched.result.duration_s, abs=0.01)
+    )
+    assert (summary["steps"], summary["lost_trajectories"], summary["consumed_twice"]) == (6, 0, None)
+    assert summary["trained_trajectories"] == 6 * 16 * 8
+    rows = read_metrics(directory.metrics)
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
+    story = explain(directory, "0.0")
+    assert story[0].text.startswith("routed to")
+    assert story[-1].text == "its batch is trained on"
+
+
+def test_what_was_folded_while_it_ran_is_what_is_folded_from_its_log(written):
+    root, watched, _ = written
+    record, watcher = read_record(RunDirectory.open(root)), watched.watcher
+    assert record.timeline.spans == watcher.timeline.spans
+    assert record.timeline.marks == watcher.timeline.marks
+    assert record.observed.batches == watcher.observed.batches
+    assert record.history.faults == watcher.history.faults
+    assert len(record.history.faults) == 1
+
+
+def test_the_report_leaves_out_what_a_simulation_cannot_know(written):
+    root, _, paths = written
+    page = _Page(paths["report"].read_text())
+    assert {"timeline", "staleness", "throughput", "events", "configuration"} <= page.ids
+    assert not {"learning", "trainer", "samples"} & page.ids
+    assert "Tailrace simulated run" in page.words
+    assert "lengths and rewards are drawn, and nothing learns" in page.words
+    assert "used twice 0 / not known" in page.words
+    assert all(f"#{link}" in page.links for link in ("timeline", "events"))
+    again = _Page(write_report(RunDirectory.open(root)).read_text())
+    assert again.words == page.words
+
+
+def test_a_simulation_that_stands_still_leaves_what_it_did(tmp_path, monkeypatch):
+    def stalled(self, first=None):
+        raise StalledError("after 9 s nothing is under way")
+
+    monkeypatch.setattr("tailrace.fleetsim.simulator.Simulation.run", stalled)
+    with pytest.raises(StalledError):
+        files.simulate_into(tmp_path / "out", configured(LAMINAR), name="mine")
+    status = read_json(tmp_path / "out" / "status.json")
+    assert (status["phase"], status["detail"]) == ("failed", "after 9 s nothing is under way")
+    assert not RunDirectory(tmp_path / "out").running()
+
+
+def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     with pytest.raises(RunDirectoryError, match="found files, expected a new directory"):
-        files.write(laminar, tmp_path / "mine")
+        files.simulate_into(tmp_path / "mine", configured(LAMINAR), name="mine")
     with pytest.raises(RunDirectoryError, match="found a file"):
         files.check_new(tmp_path / "mine" / "thesis.tex")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
 
 
 def test_a_directory_of_something_else(tmp_path):
-    (tmp_path / "config.json").write_text('{"format": 1, "run": {}}')
-    assert files.read_config(tmp_path) is None
-    (tmp_path / "config.json").write_text('{"format": 1, "simulation": {"seed": 1}}')
-    with pytest.raises(RunDirectoryError, match="no name, seed and config"):
-        files.read_config(tmp_path)
+    (tmp_path / "config.json").write_text('{"format": 2, "run": {}}')
+    assert files.again(tmp_path) is None
+    (tmp_path / "config.json").write_text('{"format": 2, "run": {}, "simulated": {"steps": 1}}')
+    with pytest.raises(RunDirectoryError, match="without 'config'"):
+        files.again(tmp_path)

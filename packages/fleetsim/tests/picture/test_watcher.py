@@ -8,6 +8,7 @@ from tailrace.fleetsim.picture.watch import watch
 from tailrace.fleetsim.picture.watcher import BUFFERED, FIRST_LAG, GENERATED, LAGS
 from tailrace.fleetsim.run import simulate
 from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.run.history import History
 from tailrace.pipeline.run.timeline import Timeline
 
 from .conftest import LAMINAR, STALEFLOW, SYNCHRONOUS, configured
@@ -20,9 +21,12 @@ def spans(timeline):
 @pytest.mark.parametrize("pipeline", [LAMINAR, STALEFLOW, SYNCHRONOUS], ids=["laminar", "staleflow", "synchronous"])
 def test_nothing_is_missed_that_a_timeline_of_all_events_shows(pipeline):
     config = configured(pipeline, steps=3, faults=["replica@30s"])
-    everything = Timeline()
-    simulation = Simulation(build_fleet(config), observer=everything)
+    simulation = Simulation(build_fleet(config))
     simulation.run()
+    everything, history = Timeline(), History(simulation.fleet.spec)
+    for instant in simulation.log.instants:
+        history.observe(*instant)
+        everything.observe(*instant, history)
     everything.close(simulation.now)
     watched = watch(config)
     assert spans(watched.watcher.timeline) == spans(everything)
@@ -43,7 +47,7 @@ def test_of_a_large_fleet_some_are_watched(monkeypatch):
     assert {s.member for s in watched.timeline.spans if s.role == "replica"} == {"r0", "r2", "r5"}
     assert {mark.member for mark in watched.timeline.marks if mark.role == "replica"} <= {"r0", "r2", "r5"}
     assert watched.loads.rows == 6
-    assert len(whole.batches) == len(watched.responses) == 3
+    assert [batch.version for batch in whole.batches] == list(watched.observed.batches) == [1, 2, 3]
 
 
 def test_fewer_are_watched_in_a_long_run(monkeypatch):
@@ -59,7 +63,7 @@ def test_flows_add_up_to_what_was_generated_and_trained_on():
     flow, before, generated = watcher.flow, 0.0, 0.0
     for end_s, rate in zip(flow.ends_s, flow.row(GENERATED), strict=True):
         generated, before = generated + rate * (end_s - before), end_s
-    trained = sum(watcher.responses.values())
+    trained = sum(watcher.responses(batch.version) for batch in result.batches)
     prompts = sum(batch.tokens for batch in result.batches) - trained
     assert 0 < prompts < 0.25 * trained  # 162 tokens on average, beside responses of 1,300
     assert generated >= trained  # what was under way at the end was generated too

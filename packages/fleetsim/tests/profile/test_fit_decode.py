@@ -54,7 +54,7 @@ def test_the_cost_model_comes_out_whoever_else_wanted_the_cores(k1, k2, k3, k4, 
     found = fit_decode([batches(true, seed)], TIMING, None)
     # Chunks hold several batch sizes, so that the turning point is a little blurred.
     for running, tokens in itertools.product((2, 20, 80), (500, 4_000)):
-        assert step_s(found, tokens, running) == pytest.approx(step_s(true, tokens, running), rel=0.12)
+        assert step_s(found, tokens, running) == pytest.approx(step_s(true, tokens, running), rel=0.15)
     assert found.error < 0.05
 
 

@@ -36,12 +36,12 @@ def test_a_run_ends_with_all_its_evaluations(app, settings):
 
     simulation = Simulation(build_fleet(configuration(app, settings=settings()), seed=3))
     simulation.run()
-    evaluated = simulation.controller.evaluations.results
+    evaluated = simulation.controller.view.evaluations
     assert simulation.controller.failure is None
     assert {result.mode for result in evaluated} == {"sampled", "greedy", "forced", "forced-greedy"}
     assert {result.version for result in evaluated if result.mode == "sampled"} >= {0, 6}
     assert all(result.problems == 16 for result in evaluated)
-    assert simulation.controller.learner.step == 6
+    assert simulation.controller.view.step == 6
 
 
 def test_evaluations_occupy_replicas(settings):

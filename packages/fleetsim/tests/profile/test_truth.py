@@ -17,8 +17,8 @@ def run(tmp_path):
     directory = RunDirectory.create(tmp_path / "run", {})
     with EventLog(directory.events) as log:
         for version, now in ((1, 60.0), (2, 62.0), (3, 64.0), (4, 66.0)):
-            log.append(now - 0.5, c.Tick())
-            log.append(now, c.Stepped(version, {}, version))
+            log.append(now - 0.5, [c.Tick()], [])
+            log.append(now, [c.Stepped(version, {}, version)], [])
     rows = [
         {"prompt": [1] * 10, "tokens": [1] * (5 * version), "consumed_version": version, "oldest_version": oldest}
         for version, oldest in ((1, 0), (1, 0), (2, 1), (2, 0), (3, 1), (3, 0), (4, 3), (4, 2))

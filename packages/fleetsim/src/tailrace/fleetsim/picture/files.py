@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def simulate_into(
     fleet = build_fleet(config, seed=config.seed)
     marked = {"steps": fleet.spec.steps, "config": config.model_dump(mode="json")}
     resolved = config if fleet.config is None else fleet.config
+    parents = [path for path in root.parents if not path.exists()]
     directory = RunDirectory.create(root, resolved.model_dump(mode="json"), simulated=marked)
     clock = _Clock()
     status = StatusObserver(
@@ -116,6 +118,9 @@ def simulate_into(
         status.phase("done" if failure is None else "failed", failure or "")
     except KeyboardInterrupt:
         shutil.rmtree(root, ignore_errors=True)
+        with suppress(OSError):
+            for path in parents:
+                path.rmdir()
         raise
     except Exception as error:
         status.phase("failed", str(error))

@@ -9,10 +9,10 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.history import History
 from tailrace.pipeline.run.past import Stage, Trajectory
-from tailrace.pipeline.run.reporting.record import spec_of
+from tailrace.pipeline.run.reporting.record import fold, spec_of
 from tailrace.pipeline.run.words import here, why
 
 
@@ -40,14 +40,16 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
     history = History(spec_of(directory, directory.configuration()))
     story: list[Line] = []
     example = "0.0"
-    for instant in read_log(directory.events):
-        before = history.trajectories.get(trajectory)
-        replica, stage = (None, None) if before is None else (before.replica, _stage(before, history))
-        history.observe(instant.now, instant.events, instant.commands)
-        after = history.trajectories.get(trajectory)
-        texts = [text for event in instant.events for text in _event(event, trajectory, before, replica)]
-        if after is not None:
-            texts += _moved_on(stage, _stage(after, history))
+    known: Trajectory | None = None
+    replica: str | None = None
+    stage: Stage | None = None
+    for instant in fold(directory.events, history):
+        texts = [text for event in instant.events for text in _event(event, trajectory, known, replica)]
+        known = history.trajectories.get(trajectory)
+        if known is not None:
+            group = history.groups.get(known.ref.group) if known.ref.purpose is c.Purpose.TRAIN else None
+            before, replica, stage = stage, known.replica, None if group is None else group.stage
+            texts += _moved_on(before, stage)
         texts += _commands(instant, trajectory)
         story += [Line(instant.now, history.version, text) for text in texts]
         example = next(iter(history.trajectories), example)
@@ -103,10 +105,6 @@ def _commands(instant: Instant, trajectory: str) -> Iterator[str]:
                 yield f"given to the trainer: a part of the batch that makes version {version}"
             case c.Step(version=version, mini_batches=parts) if any(trajectory in names for names in parts):
                 yield f"given to the trainer: the batch that makes version {version}"
-
-
-def _stage(known: Trajectory, history: History) -> Stage | None:
-    return history.groups[known.ref.group].stage if known.ref.purpose is c.Purpose.TRAIN else None
 
 
 def _moved_on(before: Stage | None, after: Stage | None) -> Iterator[str]:

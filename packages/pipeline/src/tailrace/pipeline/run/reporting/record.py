@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
-from tailrace.pipeline.run.eventlog import read_log
+from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.pipeline.run.history import History
 from tailrace.pipeline.run.metrics import read_metrics
 from tailrace.pipeline.run.reporting.answers import TimedEvaluation
@@ -108,6 +110,23 @@ def spec_of(directory: RunDirectory, config: RunConfig) -> PipelineSpec:
     return spec if simulated is None else replace(spec, steps=simulated["steps"])
 
 
+def fold(path: Path, history: History) -> Iterator[Instant]:
+    """The instants of a log, each once the history has taken it in.
+
+    Raises:
+        RunDirectoryError: as `read_log`; or an instant contradicts those before it.
+    """
+    for instant in read_log(path):
+        try:
+            history.observe(instant.now, instant.events, instant.commands)
+        except KeyError as error:
+            raise RunDirectoryError(
+                f"{path}: what happened at {instant.now:.1f} s contradicts what was before ({error}); expected a log that this "
+                "version of Tailrace wrote"
+            ) from error
+        yield instant
+
+
 def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Step rows without those that were trained again: a row undoes every earlier one of its step or a later."""
     standing: list[dict[str, Any]] = []
@@ -128,8 +147,7 @@ def _controls(config: RunConfig, run: History, path: Path) -> list[TimedEvaluati
 
 
 def _fold(path: Path, history: History, observed: Observed, timeline: Timeline | None) -> None:
-    for instant in read_log(path) if path.exists() else ():
-        history.observe(instant.now, instant.events, instant.commands)
+    for instant in fold(path, history) if path.exists() else ():
         observed.observe(instant.now, instant.events, instant.commands, history)
         if timeline is not None:
             timeline.observe(instant.now, instant.events, instant.commands, history)
