@@ -1,0 +1,36 @@
+"""Metrics of a batch that was trained on in parts."""
+
+from tailrace.pipeline.roles.parts import merge_metrics
+
+FIRST = {
+    "loss": 1.0,
+    "entropy": 2.0,
+    "reward_mean": 0.5,
+    "tokens": 10.0,
+    "trajectories": 2.0,
+    "step_s": 1.0,
+    "lr": 0.1,
+}
+SECOND = {
+    "loss": 3.0,
+    "entropy": 6.0,
+    "reward_mean": 1.0,
+    "tokens": 30.0,
+    "trajectories": 6.0,
+    "step_s": 2.0,
+    "lr": 0.2,
+}
+
+
+def test_they_are_those_of_one_step():
+    assert merge_metrics([FIRST | {"staleness_max": 3.0}, SECOND | {"staleness_max": 1.0}]) == {
+        "loss": 2.0,
+        "entropy": 5.0,
+        "reward_mean": 0.875,
+        "tokens": 40.0,
+        "trajectories": 8.0,
+        "step_s": 3.0,
+        "lr": 0.2,
+        "staleness_max": 3.0,
+    }
+    assert merge_metrics([FIRST]) == FIRST
