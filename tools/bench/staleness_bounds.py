@@ -17,9 +17,11 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from tailrace.contracts import Why
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.metrics import percentile
-from tailrace.pipeline.run.reporting.fates import NO_SIGNAL, prompts
+from tailrace.pipeline.run.reporting.fates import Prompts
+from tailrace.pipeline.run.reporting.lengths import offered
 from tailrace.pipeline.run.reporting.record import Record, read_record
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "staleflow"
@@ -58,15 +60,14 @@ def row(record: Record) -> dict[str, float | str]:
     began = record.batches[0].began_s
     seconds = record.last_step_s - began
     tokens = sum(length for batch in record.batches for length in batch.lengths)
-    fates = record.observed.fates
-    dropped = {name for name, why in fates.dropped.items() if why == NO_SIGNAL}
-    with_signal = sorted(length for name, length in fates.finished.items() if name not in dropped)
+    generated, without = offered(record), record.history.offcuts.get(Why.NO_SIGNAL, [])
+    with_signal = sorted((Counter(generated) - Counter(without)).elements())
     trained = sorted(length for batch in record.batches for length in batch.lengths)
-    account = prompts(record.controller)
+    account = Prompts.of(record.history)
     return {
         "seconds of RL": seconds,
         "trained tokens/s": tokens / seconds,
-        "generated tokens/s": sum(fates.finished.values()) / seconds,
+        "generated tokens/s": sum(generated) / seconds,
         "mean staleness": statistics.fmean(lags),
         "max staleness": max(lags),
         "filtered": sum(account.filtered.values()),
@@ -75,7 +76,7 @@ def row(record: Record) -> dict[str, float | str]:
         "trained p50 / p99": f"{percentile(trained, 0.5):.0f} / {percentile(trained, 0.99):.0f}",
         "offered mean": statistics.fmean(with_signal),
         "trained mean": statistics.fmean(trained),
-        "contradictions": record.controller.fleet.contradictions,
+        "contradictions": record.contradictions,
     }
 
 

@@ -45,7 +45,7 @@ def test_it_comes_to_what_the_controller_knows(fuzzed):
         assert history.regenerated == counts.regenerated_trajectories, seed
         assert history.resumed_on_newer == counts.resumed_on_newer, seed
         assert history.surplus_samples == counts.surplus_trajectories, seed
-        assert [each.result for each in observed.answers.done] == list(run.evaluations), seed
+        assert [each.result for each in observed.evaluations] == list(run.evaluations), seed
         if run.finished:
             assert history.buffered == run.buffered, seed
             lags = Counter(lag for batch in observed.trained(history) for lag in batch.at_consumption)
@@ -73,7 +73,7 @@ def test_the_cases_above_see_what_they_are_about(fuzzed):
     reasons = {why for history in histories for why in history.ended}
     assert reasons >= {c.Why.NO_SIGNAL, c.Why.SURPLUS_GROUP, c.Why.NOT_SCORED}
     assert sum(history.resumed_on_newer for history in histories) > 0
-    assert sum(len(observed.answers.done) for *_, observed in fuzzed) > 10
+    assert sum(len(observed.evaluations) for *_, observed in fuzzed) > 10
 
 
 def test_what_can_not_come_back_is_forgotten():
@@ -127,8 +127,8 @@ def test_a_drop_that_is_said_again_to_a_new_data_role_counts_once():
 
 def test_an_evaluation_is_no_training_trajectory():
     history, observed = folded(simulated(configured(steps=3)))
-    assert len(observed.answers.done) >= 3
-    assert {each.result.problems for each in observed.answers.done} == {12}
+    assert len(observed.evaluations) >= 3
+    assert {each.result.problems for each in observed.evaluations} == {12}
     trained = [length for batch in observed.trained(history) for length in batch.lengths]
     assert len(trained) == 3 * 16
 

@@ -64,7 +64,7 @@ NOTHING = Results([], None, None, None, [])
 
 def results(record: Record) -> Results:
     """Sort the evaluations of a run into before, after and controls."""
-    evaluations = record.observed.answers.done
+    evaluations = record.observed.evaluations
     curve = [(timed, _measured(timed, "RL, sampled")) for timed in evaluations if timed.result.mode == SAMPLED]
     curve.sort(key=lambda point: (point[0].step, point[0].at_s))
     first = min((timed.result.version for timed in evaluations), default=0)

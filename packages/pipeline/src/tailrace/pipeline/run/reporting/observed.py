@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.run.history import History
-from tailrace.pipeline.run.reporting.answers import Answers
+from tailrace.pipeline.run.reporting.answers import Answers, TimedEvaluation
 from tailrace.pipeline.run.reporting.interruptions import Interruption, Kind
 
 
@@ -41,7 +41,7 @@ class Observed:
         self.batches: dict[int, Batch] = {}
         self.interruptions: list[Interruption] = []
         self.versions: dict[int, Version] = {}
-        self.answers = Answers()
+        self._answers = Answers()
         self.generated: list[tuple[float, float, float]] = []
         self.occupancy: list[tuple[float, int, int]] = []
         self.first_pulled_s: float | None = None
@@ -65,10 +65,15 @@ class Observed:
                     self.interruptions.append(Interruption.of(now, command, served))
                 case _:
                     pass
-        self.answers.observe(events, commands, history)
+        self._answers.observe(events, commands, history)
         counts = (history.buffered, history.generating)
         if not self.occupancy or self.occupancy[-1][1:] != counts:
             self.occupancy.append((now, *counts))
+
+    @property
+    def evaluations(self) -> list[TimedEvaluation]:
+        """Evaluations that are complete."""
+        return self._answers.done
 
     def interrupted(self, kind: Kind) -> list[Interruption]:
         """The interruptions of one kind."""

@@ -143,7 +143,7 @@ def _controls(config: RunConfig, run: History, path: Path) -> list[TimedEvaluati
     history = History(build_spec(config, controls=True), first=max(run.version, run.publishing) + 1)
     observed = Observed()
     _fold(path, history, observed, None)
-    return observed.answers.done
+    return observed.evaluations
 
 
 def _fold(path: Path, history: History, observed: Observed, timeline: Timeline | None) -> None:
