@@ -1,0 +1,332 @@
+"""The executor by itself: what goes where, in which order, what is waited for, and whose word counts."""
+
+import pytest
+from scripted_host import Driven
+
+from tailrace import contracts as c
+from tailrace.faulttol import FaultKind, parse_fault
+from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError, RunFailedError
+from tailrace.pipeline.executor.seam import MemberDeadError
+
+EVERYBODY = (("data", "0"), ("scorer", "0"), ("relay", "0"), ("trainer", "0"), ("replica", "r0"), ("replica", "r1"))
+
+
+@pytest.fixture
+def run():
+    return Driven()
+
+
+def route(seq, replica="r0"):
+    return c.Route(seq, replica, (c.TrajectoryRef(f"{seq}.0", 0, 0),))
+
+
+# ---- members --------------------------------------------------------------------------------------------------------
+
+
+def test_a_member_is_told_what_it_is_and_where_it_may_stand(run):
+    place = c.Place(1, ("m9",))
+    run.give(c.Start(1, "replica", "r0", place), c.Start(2, "relay", "1", place), c.Start(3, "trainer", "0"))
+    assert [member.place for member in run.host.spawned] == [place, place, c.Place()]
+    assert run.member("replica", "r0").arguments == {
+        "data": "caller of data 0", "replica": "r0", "incarnation": 1, "token": "token",
+    }  # fmt: skip
+    assert run.member("relay", "1").arguments == {"name": "test-1", "token": "token"}
+    assert run.member("trainer").calls[0][:2] == ("ready", (None,))
+
+
+def test_it_is_up_when_it_says_so_and_what_it_says_is_in_the_event(run):
+    run.host.comes_up = False
+    run.give(c.Start(7, "relay", "0"))
+    assert run.controller.news() == []
+    run.member("relay").under_way("ready")[0][1].set_result({"address": "here"})
+    run.settle()
+    assert run.controller.news() == [c.Up("relay", "0", machine="m0", address="here", answers=7)]
+
+
+def test_one_that_does_not_come_up_in_time_is_down(run):
+    run.host.comes_up = False
+    run.give(c.Start(7, "replica", "r0"))
+    run.pass_time(19.0)
+    assert run.controller.news() == []
+    run.pass_time(2.0)
+    assert run.controller.news() == [c.Down("replica", "r0", "waited 20 s for replica r0 to come up", c.Cause.SILENT)]
+    assert run.member("replica", "r0").killed
+
+
+def test_a_fresh_one_takes_the_place_of_what_is_left(run):
+    (old,) = run.up(("trainer", "0"))
+    run.give(c.Restart(8, "trainer", "0", version=5))
+    run.settle()
+    new = run.member("trainer")
+    assert old.killed
+    assert not new.killed
+    assert (new.incarnation, new.calls[0][:2]) == (2, ("ready", (5,)))
+    assert run.controller.news() == [c.Up("trainer", "0", machine="m0", answers=8)]
+    for _, future in old.under_way("events"):
+        future.set_exception(MemberDeadError("gone"))
+    run.settle()
+    assert run.controller.news() == []  # of one that is gone already, nothing is heard
+
+
+def test_the_word_of_one_that_is_gone_does_not_count(run):
+    (old,) = run.up(("replica", "r0"))
+    poll = old.under_way("events")[0][1]
+    run.give(c.Restart(8, "replica", "r0"))
+    run.settle()
+    run.controller.news()
+    poll.set_result([c.Finished("r0", "1.0", 3)])
+    run.settle()
+    assert run.controller.news() == []
+
+
+def test_one_that_stayed_up_is_taken_over(run):
+    (trainer,) = run.up(("trainer", "0"))
+    run.give(c.Start(1, "trainer", "0"))
+    run.settle()
+    assert run.controller.news() == [c.Up("trainer", "0", machine="m0", answers=1)]
+    assert run.member("trainer") is trainer
+    assert ("adopt", ("x",)) in [call[:2] for call in trainer.calls]
+
+
+def test_one_that_is_told_to_stop_tidies_up_first(run):
+    (member,) = run.up(("replica", "r0"))
+    run.give(c.Stop(8, "replica", "r0"), route(9))
+    assert not member.killed
+    assert member.told() == []
+    member.under_way("close")[0][1].set_result(None)
+    run.settle()
+    assert run.controller.news() == [c.Down("replica", "r0", "it was told to stop", c.Cause.STOPPED)]
+    assert member.killed
+
+
+def test_one_that_does_not_get_ready_to_stop_is_ended(run):
+    (member,) = run.up(("replica", "r0"))
+    run.give(c.Stop(8, "replica", "r0"))
+    run.pass_time(4.0)
+    assert member.killed
+    assert run.controller.news() == [c.Down("replica", "r0", "it was told to stop", c.Cause.STOPPED)]
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+def test_one_call_at_a_time_so_that_order_is_kept(run):
+    (member,) = run.up(("replica", "r0"))
+    run.give(route(1), route(2))
+    run.give(route(3))
+    run.give(route(4))
+    assert [[command.seq for command in call] for call in member.told()] == [[1, 2]]
+    member.takes()
+    run.settle()
+    assert [[command.seq for command in call] for call in member.told()] == [[1, 2], [3, 4]]
+
+
+def test_what_is_given_to_one_that_starts_waits_until_it_is_up(run):
+    run.host.comes_up = False
+    run.give(c.Start(7, "replica", "r0"), route(8))
+    member = run.member("replica", "r0")
+    assert member.told() == []
+    member.under_way("ready")[0][1].set_result({})
+    run.settle()
+    assert [[command.seq for command in call] for call in member.told()] == [[8]]
+
+
+def test_what_is_dropped_leaves_everywhere(run):
+    data, scorer, relay, trainer, r0, r1 = run.up(*EVERYBODY)
+    abort = c.Abort(5, ("1.0",), ("r1",))
+    run.give(abort)
+    assert [member.told() for member in (data, scorer, r1)] == [[[abort]]] * 3
+    assert [member.told() for member in (relay, trainer, r0)] == [[], [], []]
+
+
+def test_a_command_to_one_that_is_gone_goes_to_nobody(run):
+    (member,) = run.up(("replica", "r0"))
+    member.breaks(MemberDeadError("gone"))
+    run.controller.next = [route(3)]
+    run.settle()
+    assert member.told() == []
+    assert run.controller.news() == [c.Down("replica", "r0", "gone", c.Cause.DIED)]
+
+
+def test_every_rank_of_a_trainer_hears_the_same_and_they_end_together():
+    run = Driven(ranks=2)
+    run.give(c.Start(1, "trainer", "0"))
+    run.settle()
+    first, second = run.member("trainer"), run.member("trainer", "0.1")
+    assert [member.arguments["rank"] for member in (first, second)] == [0, 1]
+    step = c.Step(2, 1, (("0.0",),))
+    run.give(step)
+    assert first.told() == second.told() == [[step]]
+    run.controller.news()
+    second.breaks(ZeroDivisionError("in a collective\nand more"))
+    run.settle()
+    assert run.controller.news() == [c.Down("trainer", "0", "in a collective", c.Cause.BROKE)]
+    assert first.killed
+    assert second.killed
+
+
+# ---- what is waited for ---------------------------------------------------------------------------------------------
+
+LATE = [
+    (c.Step(3, 1, (("0.0",),)), "trainer", 30, "trainer 0 to train version 1", c.Stepped(1, answers=3)),
+    (c.Accumulate(3, 1, ("0.0",)), "trainer", 30, "trainer 0 to train a part of version 1", c.Accumulated(1, (), answers=3)),
+    (c.Publish(3, 1, {"0": "a"}), "trainer", 40, "version 1 to be published", c.Published(1, 3)),
+    (c.Checkpoint(3, 1), "trainer", 40, "the checkpoint of version 1 to be durable", c.Durable(1, 3)),
+    (c.Pull(3, "r0", 1, 0, ("a",)), "replica", 50, "replica r0 to pull version 1", c.Pulled("r0", 1, 3)),
+    (c.Pull(3, "r0", 1, 0, ("a",)), "replica", 50, "replica r0 to pull version 1", c.PullFailed("r0", 1, "torn", 3)),
+    (c.Abort(3, ("1.0",)), "data", 60, "what was dropped to leave the store", c.Discarded(3)),
+    (c.Score(3, ("1.0",)), "scorer", 60, "trajectories to be scored", c.Scored("1.0", 1.0, 3)),
+    (c.Score(3, ("1.0",)), "scorer", 60, "trajectories to be scored", c.ScoringFailed("1.0", "broke", 3)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "role", "limit_s", "what", "answer"), LATE)
+def test_every_command_has_a_deadline_and_its_answer_ends_it(run, command, role, limit_s, what, answer):
+    members = dict(zip(EVERYBODY, run.up(*EVERYBODY), strict=True))
+    member = members[role, "r0" if role == "replica" else "0"]
+    run.give(command)
+    for each in members.values():
+        each.takes()
+    run.pass_time(2.0)
+    assert what in [wait["for"] for wait in run.executor.visible()["waits"]]
+    member.says(answer)
+    run.settle()
+    assert answer in run.controller.news()
+    run.pass_time(100.0)
+    assert run.controller.news() == []
+
+
+@pytest.mark.parametrize(("command", "role", "limit_s", "what", "answer"), LATE)
+def test_one_that_lives_and_does_not_answer_in_time_is_down(run, command, role, limit_s, what, answer):
+    members = dict(zip(EVERYBODY, run.up(*EVERYBODY), strict=True))
+    run.give(command)
+    for each in members.values():
+        each.takes()
+    run.pass_time(limit_s - 1.0)
+    assert run.controller.news() == []
+    run.pass_time(2.0)
+    name = "r0" if role == "replica" else "0"
+    assert run.controller.news() == [c.Down(role, name, f"waited {limit_s} s for {what}", c.Cause.SILENT)]
+
+
+def test_a_newer_version_takes_the_place_of_one_that_is_not_out_yet(run):
+    (trainer,) = run.up(("trainer", "0"))
+    run.give(c.Publish(3, 1, {}))
+    trainer.takes()
+    run.pass_time(30.0)
+    run.give(c.Publish(4, 2, {}))
+    trainer.takes()
+    run.pass_time(30.0)
+    trainer.says(c.Published(2, 4))
+    run.pass_time(60.0)
+    assert run.controller.news() == [c.Published(2, 4)]
+
+
+def test_the_deadline_of_scoring_counts_from_the_last_outcome(run):
+    data, scorer = run.up(("data", "0"), ("scorer", "0"))
+    run.give(c.Score(3, ("1.0", "1.1", "1.2", "1.3")))
+    scorer.takes()
+    for name in ("1.0", "1.1"):
+        run.pass_time(50.0)
+        scorer.says(c.Scored(name, 1.0, 3))
+    run.give(c.Abort(4, ("1.2",)))
+    scorer.takes()
+    data.takes()
+    data.says(c.Discarded(4))
+    run.pass_time(50.0)
+    assert [type(event) for event in run.controller.news()] == [c.Scored, c.Scored, c.Discarded]
+    run.pass_time(20.0)
+    assert [type(event) for event in run.controller.news()] == [c.Down]
+
+
+def test_a_member_that_is_silent_is_suspected_and_then_taken_for_gone(run):
+    silent, alive = run.up(("relay", "0"), ("replica", "r0"))
+    silent.silent = True
+    run.pass_time(7.0)
+    suspicion = run.controller.news()
+    assert [(event.role, event.id) for event in suspicion] == [("relay", "0")]
+    assert isinstance(suspicion[0], c.Suspect)
+    run.pass_time(6.0)
+    assert run.controller.news() == [c.Down("relay", "0", "silent for 10 s", c.Cause.SILENT)]
+    assert silent.killed
+    assert not alive.killed
+
+
+def test_what_a_member_broke_of_is_told_with_its_cause(run):
+    for error, cause in (
+        (MemberDeadError("died"), c.Cause.DIED),
+        (DeadlineError("late"), c.Cause.SILENT),
+        (CheckpointUnusableError("torn"), c.Cause.CHECKPOINT),
+        (RuntimeError("x"), c.Cause.BROKE),
+    ):
+        run.up(("trainer", "0"))
+        run.member("trainer").breaks(error)
+        run.settle()
+        assert run.controller.news() == [c.Down("trainer", "0", str(error), cause)]
+
+
+# ---- instants, the log, faults --------------------------------------------------------------------------------------
+
+
+def test_what_comes_together_is_handled_together(run):
+    r0, r1 = run.up(("replica", "r0"), ("replica", "r1"))
+    r0.says(c.Finished("r0", "1.0", 3))
+    r1.says(c.Finished("r1", "2.0", 3))
+    run.settle()
+    assert [len(events) for _, events in run.controller.heard] == [2]
+
+
+def test_the_log_has_an_instant_before_its_commands_are_carried_out(run):
+    (member,) = run.up(("replica", "r0"))
+    when = []
+    run.log.append = lambda now, events, commands: when.append(len(member.told()))
+    run.give(route(1))
+    assert when == [0]
+
+    def full(now, events, commands):
+        raise OSError("disk full")
+
+    run.log.append = full
+    with pytest.raises(OSError, match="disk full"):
+        run.give(route(2))
+    assert len(member.told()) == 1
+
+
+def test_what_carrying_out_makes_known_belongs_to_the_next_instant(run):
+    run.give(c.Start(1, "data", "0"), c.Start(2, "scorer", "0"))
+    run.settle()
+    instants = [(events, commands) for _, events, commands in run.log.instants if events or commands]
+    started = next(index for index, (_, commands) in enumerate(instants) if commands)
+    assert not any(isinstance(event, c.Up) for event in instants[started][0])
+    assert [type(event) for event in instants[started + 1][0]] == [c.Up, c.Up]
+
+
+def test_scripted_faults_strike_once_their_member_is_up():
+    run = Driven(
+        faults=[parse_fault("hang:replica:1@step2"), parse_fault("trainer@3s"), parse_fault("stall:replica@1s")]
+    )
+    r0, r1 = run.up(("replica", "r0"), ("replica", "r1"))
+    run.pass_time(2.0)
+    assert (r0.struck, r1.struck) == ([FaultKind.STALL], [])
+    run.controller.view.step = 2
+    r0.says(c.Stepped(2))
+    run.settle()
+    assert r1.struck == [FaultKind.HANG]
+    run.pass_time(3.0)
+    (trainer,) = run.up(("trainer", "0"))
+    run.pass_time(1.5)
+    assert trainer.struck == [FaultKind.KILL]
+
+
+def test_a_run_that_the_controller_gives_up_says_why(run):
+    run.controller.over, run.controller.failure = True, "no way out"
+    with pytest.raises(RunFailedError, match="no way out"):
+        run.executor.run(run.controller, run.log)
+
+
+def test_members_are_closed_in_order(run):
+    members = run.up(*EVERYBODY)
+    run.executor.close(1.5)
+    assert all(("close", (1.5,)) in [call[:2] for call in member.calls] for member in members)
+    assert run.executor.members == {}
+    assert run.host.spawned[-1] == "closed"
