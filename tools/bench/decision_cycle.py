@@ -175,11 +175,11 @@ def measure(replicas: int, trajectories: int, cycles: int, profile: bool) -> dic
     fleet = Fleet(controller(replicas, trajectories), seed=0)
     fleet.handle([c.Tick()])
     fleet.drain()
-    fleet.handle([*(replica.snapshot(name) for name, replica in fleet.replicas.items())])
     fleet.cycles_ms.clear()
-    cold = 0  # cycles until a full pool is routed over an empty fleet
-    while cold == 0 or fleet.controller.coordinator.backlog:
-        fleet.handle([c.Tick()])
+    cold, routed = 0, -1  # cycles until a full pool is routed over an empty fleet
+    while fleet.controller.coordinator.routings > routed:
+        routed = fleet.controller.coordinator.routings
+        fleet.handle([*(replica.snapshot(name) for name, replica in fleet.replicas.items()), c.Tick()])
         cold += 1
     cold_ms = max(fleet.cycles_ms)
     fleet.cycles_ms.clear()

@@ -16,6 +16,7 @@ from tailrace.contracts import (
     TrainingPolicy,
 )
 
+
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
     """When to evaluate and how.
@@ -72,7 +73,7 @@ class PipelineSpec:
     replica_batch: int
     buffer_groups: int | None = None
     cycle_s: float = 0.0
-    cycle_trajectories: int = 16_384
+    cycle_trajectories: int = 8_192
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
     scoring_attempts: int = 3
