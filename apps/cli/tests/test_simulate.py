@@ -47,11 +47,11 @@ def test_it_says_what_was_found_and_writes_it(capsys):
     assert "3 batches after 1 of warm-up" in words
     found = json.loads(Path("out/result.json").read_text())
     assert f"{found['result']['tokens_per_s']:,.0f} tokens/s trained on" in words
-    for name in ("staleness", "trainer", "replicas", "KV cache", "latency", "weights", "cost", "out/simulation.html"):
+    for name in ("staleness", "trainer", "replicas", "KV cache", "latency", "weights", "cost", "out/report.html"):
         assert name in words
     assert found["seed"] == 5
     assert {path.name for path in Path("out").iterdir()} == {
-        "config.json", "events.jsonl", "lock", "metrics.jsonl", "report.html", "result.json", "simulation.html",
+        "config.json", "events.jsonl", "lock", "metrics.jsonl", "report.html", "result.json",
         "status.json", "summary.json", "timeline.svg",
     }  # fmt: skip
 
@@ -103,7 +103,7 @@ def test_one_object_for_scripts_which_the_seed_decides(capsys):
     assert found[0]["result"] == found[1]["result"] != found[2]["result"]
     assert Path("out0/events.jsonl").read_bytes() == Path("out1/events.jsonl").read_bytes()
     assert [each["seed"] for each in found] == [1, 1, 2]
-    assert found[0]["files"]["page"] == "out0/simulation.html"
+    assert found[0]["files"]["report"] == "out0/report.html"
 
 
 def test_a_setting_changes_the_fleet(capsys):

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tailrace.fleetsim.picture.compare import Compared, compare_svg, drawn_alike
 from tailrace.fleetsim.picture.figures import simulated
-from tailrace.fleetsim.picture.scene import before_the_drain, evenly, last_steps, scene
+from tailrace.fleetsim.picture.scene import before_the_drain, last_steps, scene
 from tailrace.fleetsim.picture.timeline_svg import LEFT, RIGHT, WIDTH, nice_ticks, timeline_svg
+from tailrace.pipeline.run.reporting.folds import evenly
 from tailrace.pipeline.run.timeline import Doing, Span
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -40,7 +41,7 @@ def test_the_trainers_row_shows_its_share_of_training(laminar):
     root = drawn(timeline_svg([shown], "a title"))
     training_s = sum(
         max(0.0, min(span.end_s, end_s) - max(span.start_s, begin_s))
-        for span in laminar.watcher.timeline.spans
+        for span in laminar.folds.timeline.spans
         if span.doing is Doing.TRAINING
     )
     pixels = colored(root, "training") / (WIDTH - LEFT - RIGHT)

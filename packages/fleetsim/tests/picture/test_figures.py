@@ -36,7 +36,7 @@ def test_figures_agree_with_the_result(laminar, synchronous):
 
 def test_response_tokens_are_of_the_measured_batches(laminar):
     rows, figures = laminar.rows, simulated(laminar)
-    trained = sum(laminar.watcher.responses(row.version) for row in rows[1:])
+    trained = sum(laminar.responses(row.version) for row in rows[1:])
     assert figures.response_tokens_per_s == pytest.approx(trained / (rows[-1].at_s - rows[0].at_s))
 
 
@@ -44,7 +44,7 @@ def test_response_tokens_are_of_the_measured_batches(laminar):
 def test_response_tokens_are_counted_however_they_are_trained_on(training):
     watched = watch(configured(LAMINAR | {"training": training}, steps=3, faults=["trainer@step2"]))
     for row in watched.rows:
-        prompts = row.tokens - watched.watcher.responses(row.version)
+        prompts = row.tokens - watched.responses(row.version)
         assert 100 < prompts / sum(row.lags.values()) < 250  # 162 on average
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -12,11 +11,10 @@ from tailrace.fleetsim.picture import files
 from tailrace.fleetsim.picture.advice import advice
 from tailrace.fleetsim.picture.compare import Compared, compare_page
 from tailrace.fleetsim.picture.figures import simulated
-from tailrace.fleetsim.picture.page import simulation_page
 from tailrace.fleetsim.picture.scene import scene
 from tailrace.fleetsim.run import simulate
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.eventlog import HEADER
 from tailrace.pipeline.run.explain import explain
 from tailrace.pipeline.run.metrics import read_metrics
@@ -25,7 +23,17 @@ from tailrace.pipeline.run.reporting.record import read_record
 
 from .conftest import LAMINAR, configured
 
-CHARTS = {"timeline", "running", "kv", "throughput", "in-flight", "waiting"}
+CHARTS = {
+    "timeline",
+    "running",
+    "kv",
+    "throughput",
+    "in-flight",
+    "buffer",
+    "lengths",
+    "lengths-steps",
+    "lengths-offered",
+}
 CHARTS |= {"staleness", "staleness-steps", "staleness-batches"}
 EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x>"
 
@@ -59,8 +67,14 @@ class _Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def page(laminar):
-    return _Page(simulation_page(laminar))
+def written(tmp_path_factory):
+    root = tmp_path_factory.mktemp("simulations") / "out"
+    return root, *files.simulate_into(root, configured(LAMINAR, faults=["replica@30s"]), name="mine")
+
+
+@pytest.fixture(scope="module")
+def page(written):
+    return _Page(written[2]["report"].read_text())
 
 
 def test_it_needs_no_network(page):
@@ -69,30 +83,36 @@ def test_it_needs_no_network(page):
     assert not {"link", "iframe", "object", "embed", "img"} & set(page.tags)
 
 
-def test_it_has_every_section_and_chart(page):
-    assert {"timeline", "loads", "throughput", "staleness", "figures", "configuration"} <= page.ids
-    assert {f"chart-{name}" for name in CHARTS} <= page.ids
+def test_the_report_has_what_a_simulation_knows_and_leaves_the_rest_out(page):
+    sections = {"timeline", "loads", "staleness", "throughput", "events", "figures", "configuration"}
+    assert sections == {link.removeprefix("#") for link in page.links}
+    assert sections <= page.ids
+    assert not {"learning", "trainer", "samples"} & page.ids
     assert set(page.charts()) == CHARTS
+    assert "Tailrace simulated run" in page.words
+    assert "lengths and rewards are drawn, and nothing learns" in page.words
+    assert "used twice 0 / not known" in page.words
+    assert "H20-hours for a million trained tokens" in page.words  # the figures
+    assert {"trainer", "data", "scorer", "relay 0", "r0", "r3"} <= {
+        row for trace in page.charts()["timeline"]["data"] for row in trace["y"]
+    }
 
 
-def test_a_heat_map_has_a_row_for_each_replica(page, laminar):
+def test_a_heat_map_has_a_row_for_each_replica(page, written):
     heat = page.charts()["running"]["data"][0]
     assert heat["y"] == ["r0", "r1", "r2", "r3"]
     assert {len(row) for row in heat["z"]} == {len(heat["x"]) - 1}
-    top = max(max(laminar.watcher.loads.row(place)) for place in range(4))
+    top = max(max(written[1].folds.loads.series.row(place)) for place in range(4))
     assert 0 < max(max(row) for row in heat["z"]) <= top + 0.05
 
 
-def test_staleness_charts_hold_what_was_trained_on(page, laminar):
-    bars = page.charts()["staleness"]["data"][0]
-    assert sum(bars["y"]) == pytest.approx(1.0)
-    assert len(page.charts()["staleness-batches"]["data"][0]["x"]) == len(laminar.rows)
-
-
-def test_names_and_warnings_are_only_text(laminar):
-    named = replace(laminar, name=EVIL, result=replace(laminar.result, failure=EVIL))
-    page = _Page(simulation_page(named))
-    assert EVIL in page.words
+def test_names_and_warnings_are_only_text(tmp_path):
+    root = tmp_path / "out"
+    files.simulate_into(root, configured(LAMINAR, steps=3), name="mine")
+    summary = read_json(root / "summary.json")
+    write_json(root / "summary.json", {**summary, "warnings": [EVIL], "figures": [[EVIL, EVIL]]})
+    page = _Page(write_report(RunDirectory.open(root)).read_text())
+    assert page.words.count(EVIL) == 3
     assert "img" not in page.tags
     assert page.tags.count("script") == 3
 
@@ -110,12 +130,6 @@ def test_a_comparison_has_a_timeline_for_each_system(laminar, synchronous, stale
     for chart in ("compare-trainer", "compare-replica"):
         shares = zip(*(trace["x"] for trace in page.charts()[chart]["data"]), strict=True)
         assert all(0.97 <= sum(each) <= 1.001 for each in shares)  # causes below half a percent are left out
-
-
-@pytest.fixture(scope="module")
-def written(tmp_path_factory):
-    root = tmp_path_factory.mktemp("simulations") / "out"
-    return root, *files.simulate_into(root, configured(LAMINAR, faults=["replica@30s"]), name="mine")
 
 
 def test_the_files_of_a_simulation(written):
@@ -150,27 +164,16 @@ def test_its_directory_is_a_runs(written):
     assert story[-1].text == "its batch is trained on"
 
 
-def test_what_was_folded_while_it_ran_is_what_is_folded_from_its_log(written):
+def test_what_was_folded_while_it_ran_is_what_is_folded_from_its_log(written, page):
     root, watched, _ = written
-    record, watcher = read_record(RunDirectory.open(root)), watched.watcher
-    assert record.timeline.spans == watcher.timeline.spans
-    assert record.timeline.marks == watcher.timeline.marks
-    assert record.observed.batches == watcher.observed.batches
-    assert record.history.faults == watcher.history.faults
+    record, folds = read_record(RunDirectory.open(root)), watched.folds
+    assert record.timeline.spans == folds.timeline.spans
+    assert record.timeline.marks == folds.timeline.marks
+    assert record.observed.batches == folds.observed.batches
+    assert record.loads.flow.row(0) == folds.loads.flow.row(0)
+    assert record.history.faults == folds.history.faults
     assert len(record.history.faults) == 1
-
-
-def test_the_report_leaves_out_what_a_simulation_cannot_know(written):
-    root, _, paths = written
-    page = _Page(paths["report"].read_text())
-    assert {"timeline", "staleness", "throughput", "events", "configuration"} <= page.ids
-    assert not {"learning", "trainer", "samples"} & page.ids
-    assert "Tailrace simulated run" in page.words
-    assert "lengths and rewards are drawn, and nothing learns" in page.words
-    assert "used twice 0 / not known" in page.words
-    assert all(f"#{link}" in page.links for link in ("timeline", "events"))
-    again = _Page(write_report(RunDirectory.open(root)).read_text())
-    assert again.words == page.words
+    assert _Page(write_report(RunDirectory.open(root)).read_text()).words == page.words
 
 
 def test_a_simulation_that_stands_still_leaves_what_it_did(tmp_path, monkeypatch):

@@ -5,10 +5,10 @@ import pytest
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.picture import watcher as watcher_module
 from tailrace.fleetsim.picture.watch import watch
-from tailrace.fleetsim.picture.watcher import BUFFERED, FIRST_LAG, GENERATED, LAGS
 from tailrace.fleetsim.run import simulate
 from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.run.history import History
+from tailrace.pipeline.run.reporting.loads import FIRST_LAG, LAGS
 from tailrace.pipeline.run.timeline import Timeline
 
 from .conftest import LAMINAR, STALEFLOW, SYNCHRONOUS, configured
@@ -29,9 +29,9 @@ def test_nothing_is_missed_that_a_timeline_of_all_events_shows(pipeline):
         everything.observe(*instant, history)
     everything.close(simulation.now)
     watched = watch(config)
-    assert spans(watched.watcher.timeline) == spans(everything)
-    assert watched.watcher.timeline.marks == everything.marks
-    assert watched.watcher.timeline.marks
+    assert spans(watched.folds.timeline) == spans(everything)
+    assert watched.folds.timeline.marks == everything.marks
+    assert watched.folds.timeline.marks
 
 
 def test_watching_changes_nothing(laminar):
@@ -42,36 +42,35 @@ def test_of_a_large_fleet_some_are_watched(monkeypatch):
     monkeypatch.setattr(watcher_module, "MOST_REPLICAS", 3)
     monkeypatch.setattr(watcher_module, "FEWEST_REPLICAS", 2)
     config = configured(LAMINAR, steps=3, rollout_gpus=8)
-    watched, whole = watch(config).watcher, simulate(config)
-    assert (watched.replicas, watched.fleet_size, watched.sampled) == (("r0", "r2", "r5"), 8, True)
+    watched, whole = watch(config).folds, simulate(config)
+    assert (watched.replicas, watched.loads.of, watched.sampled) == (("r0", "r2", "r5"), 8, True)
     assert {s.member for s in watched.timeline.spans if s.role == "replica"} == {"r0", "r2", "r5"}
     assert {mark.member for mark in watched.timeline.marks if mark.role == "replica"} <= {"r0", "r2", "r5"}
-    assert watched.loads.rows == 6
+    assert watched.loads.series.rows == 6
     assert [batch.version for batch in whole.batches] == list(watched.observed.batches) == [1, 2, 3]
 
 
 def test_fewer_are_watched_in_a_long_run(monkeypatch):
     monkeypatch.setattr(watcher_module, "FEWEST_REPLICAS", 2)
     monkeypatch.setattr(watcher_module, "MOST_VISITS", 12)
-    watched = watch(configured(LAMINAR, steps=3, rollout_gpus=8)).watcher
+    watched = watch(configured(LAMINAR, steps=3, rollout_gpus=8)).folds
     assert len(watched.replicas) == 4
 
 
 def test_flows_add_up_to_what_was_generated_and_trained_on():
     watched = watch(configured(LAMINAR, warm_up=0))
-    watcher, result = watched.watcher, watched.result
-    flow, before, generated = watcher.flow, 0.0, 0.0
-    for end_s, rate in zip(flow.ends_s, flow.row(GENERATED), strict=True):
-        generated, before = generated + rate * (end_s - before), end_s
-    trained = sum(watcher.responses(batch.version) for batch in result.batches)
+    loads, result = watched.folds.loads, watched.result
+    generated = loads.generated(0.0, result.duration_s)
+    trained = sum(watched.responses(batch.version) for batch in result.batches)
     prompts = sum(batch.tokens for batch in result.batches) - trained
     assert 0 < prompts < 0.25 * trained  # 162 tokens on average, beside responses of 1,300
     assert generated >= trained  # what was under way at the end was generated too
     assert generated == pytest.approx(result.generated_tokens_per_s * result.duration_s, rel=0.05)  # to the last tick
-    assert max(flow.row(BUFFERED)) > 0
-    running = [sum(flow.row(FIRST_LAG + lag)[at] for lag in range(LAGS)) for at in range(len(flow.ends_s))]
-    loads = [sum(watcher.loads.row(row)[at] for row in range(4)) for at in range(len(flow.ends_s))]
-    assert running == pytest.approx(loads)
+    half_s = result.duration_s / 2
+    assert loads.generated(0.0, half_s) + loads.generated(half_s, result.duration_s) == pytest.approx(generated)
+    moments = range(len(loads.flow.ends_s))
+    running = [sum(loads.flow.row(FIRST_LAG + lag)[at] for lag in range(LAGS)) for at in moments]
+    assert running == pytest.approx([sum(loads.series.row(row)[at] for row in range(4)) for at in moments])
 
 
 def test_progress_is_told(monkeypatch):

@@ -23,9 +23,20 @@ from tailrace.pipeline.run.summary import summarise
 
 from .conftest import STALEFLOW, a_run, configured
 
-SECTIONS = {"learning", "timeline", "staleness", "throughput", "trainer", "events", "samples", "configuration"}
+SECTIONS = {"learning", "timeline", "loads", "staleness", "throughput", "trainer", "events", "samples", "configuration"}
 CHARTS = {"accuracy", "reward", "timeline", "staleness", "staleness-steps", "lengths", "lengths-steps", "throughput"}
-CHARTS |= {"staleness-batches", "lengths-offered", "buffer", "loss", "clip_fraction", "approx_kl", "grad_norm"}
+CHARTS |= {
+    "running",
+    "kv",
+    "in-flight",
+    "staleness-batches",
+    "lengths-offered",
+    "buffer",
+    "loss",
+    "clip_fraction",
+    "approx_kl",
+    "grad_norm",
+}
 EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x>"
 
 
@@ -139,6 +150,7 @@ def test_a_run_that_has_only_begun_has_a_report(tmp_path):
     page = _Page(write_report(directory).read_text())
     assert "still running" in page.words
     assert "Nothing has been started yet" in page.words
+    assert "loads" not in page.ids
     directory.unlock()
 
 

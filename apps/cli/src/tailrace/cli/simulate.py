@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tailrace.cli.complaints import complain, one_line
 from tailrace.cli.errors import CommandError
-from tailrace.cli.main import complain, one_line
 from tailrace.cli.progress import shown
 from tailrace.contracts import TailraceError
 from tailrace.fleetsim.errors import StalledError
@@ -77,7 +77,7 @@ def show(watched: Watched, written: dict[str, Path], console: Console | None = N
         table.add_row(name, Text(text, style="bold" if name == "throughput" else ""))
     speed = watched.result.trajectories / watched.wall_s if watched.wall_s else 0.0
     table.add_row("simulated in", f"{watched.wall_s:,.1f} s, {speed:,.0f} trajectories/s")
-    table.add_row("written", "\n".join(str(written[name]) for name in ("page", "report", "timeline", "result")))
+    table.add_row("written", "\n".join(str(written[name]) for name in ("report", "timeline", "result")))
     console.print(Text(f"\n{watched.name}\n", style="bold"))
     console.print(table)
     for note in figures.notes:

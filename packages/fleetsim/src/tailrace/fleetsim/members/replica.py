@@ -38,6 +38,7 @@ class Replica:
         "_aborted_by",
         "_routed_by",
         "_share",
+        "_told",
         "engine",
         "finished",
         "hung",
@@ -77,6 +78,7 @@ class Replica:
         self._routed_by: dict[str, int] = {}
         self._aborted_by: dict[str, int] = {}
         self._share = 1.0
+        self._told = (self.time.now(), 0.0)  # when it last reported its load, and tokens generated until then
         world.meters.append(self)
         world.pulsing.append(self)
         world.cores.add(self)
@@ -303,7 +305,10 @@ class Replica:
 
     def snapshot(self) -> c.Snapshot:
         """Its load now; the engine must have been advanced."""
-        engine = self.engine
+        engine, now = self.engine, self.time.now()
+        told_s, told = self._told
+        rate = (engine.tokens - told) / (now - told_s) if now > told_s else 0.0
+        self._told = (now, engine.tokens)
         return c.Snapshot(
             self.id,
             engine.kv_share,
@@ -312,6 +317,7 @@ class Replica:
             self.finished,
             self.version,
             self.last_seq,
+            round(rate, 1),
             kv_capacity_tokens=self.world.fleet.kv_capacity_tokens,
             in_environment=engine.in_environment,
         )

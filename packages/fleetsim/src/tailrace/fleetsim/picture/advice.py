@@ -93,7 +93,7 @@ def _idle(watched: Watched, figures: Figures) -> list[str]:
             f"Replicas are idle for {percent(replicas.idle - drained)} of their time: give the rollout fewer devices, or the "
             "trainer more, or let them run further ahead."
         )
-    spans, (begin_s, end_s) = watched.watcher.timeline.spans, watched.measured_s
+    spans, (begin_s, end_s) = watched.folds.timeline.spans, watched.measured_s
     handing_s = sum(
         max(0.0, min(span.end_s, end_s) - max(span.start_s, begin_s))
         for span in spans

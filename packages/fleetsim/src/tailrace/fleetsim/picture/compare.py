@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from tailrace.fleetsim.picture.compare_charts import bar_charts, timelines
 from tailrace.fleetsim.picture.comparison import comparison, rate, ratios, relative
 from tailrace.fleetsim.picture.figures import Figures
-from tailrace.fleetsim.picture.page import PACKAGE
 from tailrace.fleetsim.picture.scene import Scene
 from tailrace.fleetsim.picture.svg import Svg
 from tailrace.fleetsim.picture.timeline_svg import EDGE, LEFT, WIDTH, blocks
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.page import render_page
 
+PACKAGE = "tailrace.fleetsim.picture"
 ROWS = 6
 STEPS = 4
 LEAST_STEPS = 1.5

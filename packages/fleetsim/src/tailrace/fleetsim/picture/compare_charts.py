@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.fleetsim.picture import charts
 from tailrace.fleetsim.picture.comparison import SPOKEN, cause_share, causes, rate, ratios
 from tailrace.fleetsim.picture.figures import Figures
-from tailrace.fleetsim.picture.scene import Scene
+from tailrace.fleetsim.picture.scene import Scene, recent
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis, Trace, axis, bars
+from tailrace.pipeline.run.reporting.timeline_chart import timeline_chart
 
 CAUSE_COLORS = ("$idle", "$pulling", "$control-3", "$control-1", "$control-4", "$control-5", "$waiting", "$starting")
 WORK_COLOR = {TRAINER: "$training", REPLICA: "$generating"}
@@ -25,7 +25,8 @@ def timelines(scenes: Sequence[Scene]) -> list[Chart]:
     """One for each system."""
     found = []
     for place, scene in enumerate(scenes):
-        chart = charts.timeline(scene, TimeAxis.for_length(scene.shown_s[1]), id_=f"timeline-{place}", title=scene.name)
+        spans, time = recent(scene.spans), TimeAxis.for_length(scene.shown_s[1])
+        chart = timeline_chart(spans, scene.marks, scene.shown_s, time, id_=f"timeline-{place}", title=scene.name)
         if chart is not None:
             found.append(chart)
     return found

@@ -118,15 +118,15 @@ class Figures:
 
 def simulated(watched: Watched) -> Figures:
     """The figures of a simulation."""
-    result, watcher = watched.result, watched.watcher
+    result, loads = watched.result, watched.folds.loads
     begin_s, end_s = watched.measured_s
-    responses = sum(watcher.responses(row.version) for row in watched.measured)
-    count = len(watcher.replicas)
-    seated = [n for column in watcher.loads.between(begin_s, end_s) for n in column[:count] if n > 0]
+    responses = sum(watched.responses(row.version) for row in watched.measured)
+    count = len(loads.replicas)
+    seated = [n for column in loads.series.between(begin_s, end_s) for n in column[:count] if n > 0]
     batches, notes = max(1, len(watched.rows)), []
-    if watcher.sampled:
+    if watched.folds.sampled:
         notes.append(
-            f"Shares of time and bubbles are of {count} of the {watcher.fleet_size:,} replicas, evenly chosen, "
+            f"Shares of time and bubbles are of {count} of the {loads.of:,} replicas, evenly chosen, "
             "so that watching stays cheap; every other figure is of all."
         )
     return Figures(

@@ -1,7 +1,6 @@
 """What a simulation leaves behind: a run directory like any other, and beside its files
 
 result.json        what was found
-simulation.html    all of it to look at
 timeline.svg       who did what, to print
 """
 
@@ -19,11 +18,11 @@ from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.log import LogFile
 from tailrace.fleetsim.picture.advice import advice
 from tailrace.fleetsim.picture.figures import simulated
-from tailrace.fleetsim.picture.page import simulation_page
 from tailrace.fleetsim.picture.scene import scene
 from tailrace.fleetsim.picture.timeline_svg import timeline_svg
 from tailrace.fleetsim.picture.watch import Watched, watch_fleet
 from tailrace.fleetsim.picture.watcher import Progress
+from tailrace.fleetsim.picture.words import rows
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
@@ -31,7 +30,6 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.report import write_report
-from tailrace.pipeline.run.reporting.page import write_page
 from tailrace.pipeline.run.reporting.record import record_of
 from tailrace.pipeline.run.status import StatusObserver
 from tailrace.pipeline.run.summary import summarise
@@ -160,7 +158,7 @@ class _Clock:
 
 
 def _write(watched: Watched, directory: RunDirectory, *, keep_events: bool) -> dict[str, Path]:
-    root, watcher = directory.root, watched.watcher
+    root, folds = directory.root, watched.folds
     found = plain(watched)
     written = {"config": directory.config, "result": root / "result.json"}
     if keep_events:
@@ -168,24 +166,26 @@ def _write(watched: Watched, directory: RunDirectory, *, keep_events: bool) -> d
         with directory.events.open("rb") as file:
             found["events_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
     write_json(written["result"], found)
-    published = [mark.at_s for mark in watcher.timeline.marks if mark.kind is MarkKind.PUBLISHED]
+    published = [mark.at_s for mark in folds.timeline.marks if mark.kind is MarkKind.PUBLISHED]
     training_s = watched.rows[-1].at_s - published[0] if watched.rows and published else 0.0
     summary = summarise(
         watched.config,
         watched.run,
         (),
         audit=None,
-        lengths=[length for batch in watcher.observed.trained(watcher.history) for length in batch.lengths],
+        lengths=[length for batch in folds.observed.trained(folds.history) for length in batch.lengths],
         wall_s=watched.result.duration_s,
         training_s=training_s,
-        extra={"simulated_in_s": round(watched.wall_s, 2)},
+        extra={
+            "simulated_in_s": round(watched.wall_s, 2),
+            "warnings": found["warnings"],
+            "figures": rows(watched, simulated(watched)),
+        },
     )
     write_json(directory.summary, summary)
     written["timeline"] = root / "timeline.svg"
     written["timeline"].write_text(timeline_svg([scene(watched)], f"{watched.name}: who did what"), encoding="utf-8")
-    written["page"] = write_page(root / "simulation.html", simulation_page(watched))
-    record = record_of(directory, watcher.history, watcher.timeline, watcher.observed)
-    written["report"] = write_report(directory, record)
+    written["report"] = write_report(directory, record_of(directory, watched.folds))
     return written
 
 

@@ -9,11 +9,12 @@ from typing import Any
 from tailrace.contracts import Snapshot
 from tailrace.fleetsim.errors import MeasuredError
 from tailrace.fleetsim.picture.figures import Figures
-from tailrace.fleetsim.picture.scene import Scene, evenly, last_steps
+from tailrace.fleetsim.picture.scene import Scene, last_steps
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import read_events
+from tailrace.pipeline.run.reporting.folds import evenly
 from tailrace.pipeline.run.reporting.interruptions import Kind
 from tailrace.pipeline.run.reporting.record import Record, read_record
 from tailrace.pipeline.run.reporting.timeline_chart import utilisation
@@ -87,9 +88,6 @@ def _figures(
     standing = {row["version"] for row in steps}
     for batch in record.batches:
         staleness.update(batch.at_consumption if batch.version in standing else ())
-    generated = sum(
-        rate * max(0.0, min(until, end_s) - max(since, begin_s)) for since, until, rate in observed.generated
-    )
     busy = [load for member in loads.values() for load in member if load[1] > 0 and begin_s < load[0] <= end_s]
     migrated = sum(each.trajectories for each in observed.interrupted(Kind.EVICTION))
     gpus = config.rollout.replicas * config.executor.replica_gpus
@@ -101,7 +99,7 @@ def _figures(
         batches=len(steps),
         tokens_per_s=None,
         response_tokens_per_s=sum(row["tokens"] for row in steps) / length_s,
-        generated_tokens_per_s=generated / length_s,
+        generated_tokens_per_s=record.loads.generated(begin_s, end_s) / length_s,
         gpus=gpus,
         step_s=length_s / len(steps),
         staleness_mean=sum(row["staleness_mean"] * row["trajectories"] for row in steps) / trajectories,

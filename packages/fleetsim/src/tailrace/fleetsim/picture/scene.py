@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from tailrace.fleetsim.picture.watch import Watched
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.run.reporting.causes import ADMITTED
+from tailrace.pipeline.run.reporting.folds import evenly
 from tailrace.pipeline.run.timeline import Doing, Mark, Span
 
 ROWS = 16
@@ -59,30 +60,23 @@ class Scene:
 
 def scene(watched: Watched, *, caption: str = "", rows: int = ROWS, steps: int = STEPS) -> Scene:
     """The scene of a simulation: the last steps of what was measured, before prompts ran out."""
-    watcher = watched.watcher
-    names = evenly(watcher.replicas, rows)
-    places = {name: place for place, name in enumerate(watcher.replicas)}
-    ends_s = watcher.loads.ends_s
+    timeline, loads = watched.folds.timeline, watched.folds.loads
+    names = evenly(loads.replicas, rows)
+    places = {name: place for place, name in enumerate(loads.replicas)}
     begin_s, end_s = watched.measured_s
-    end_s = before_the_drain(watcher.timeline.spans, begin_s, end_s)
+    end_s = before_the_drain(timeline.spans, begin_s, end_s)
     stepped = [(row.at_s, row.version) for row in watched.rows]
     return Scene(
         name=watched.name,
         caption=caption or watched.fleet.description,
-        spans=[span for span in watcher.timeline.spans if _drawn(span, names)],
-        marks=[mark for mark in watcher.timeline.marks if _drawn(mark, names)],
-        loads={name: list(zip(ends_s, watcher.loads.row(places[name]), strict=True)) for name in names},
+        spans=[span for span in timeline.spans if _drawn(span, names)],
+        marks=[mark for mark in timeline.marks if _drawn(mark, names)],
+        loads={name: list(zip(loads.series.ends_s, loads.series.row(places[name]), strict=True)) for name in names},
         shown_s=last_steps([at_s for at_s, _ in stepped], begin_s, end_s, steps),
         steps=stepped,
         drawn=len(names),
-        of=watcher.fleet_size,
+        of=loads.of,
     )
-
-
-def evenly(names: Sequence[str], most: int) -> list[str]:
-    """At most so many, evenly chosen, in their order."""
-    count = min(len(names), most)
-    return [names[place * len(names) // count] for place in range(count)]
 
 
 def last_steps(stepped_s: Sequence[float], begin_s: float, end_s: float, steps: int) -> tuple[float, float]:

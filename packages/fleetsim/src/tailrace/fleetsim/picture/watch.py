@@ -16,6 +16,7 @@ from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Observer
+from tailrace.pipeline.run.reporting.folds import Folds
 from tailrace.pipeline.run.reporting.timeline_chart import Utilisation, utilisation
 
 
@@ -35,7 +36,7 @@ class Watched:
     seed: int
     fleet: Fleet
     result: Result
-    watcher: Watcher
+    folds: Folds
     rows: list[Row]
     run: RunView
     wall_s: float
@@ -51,9 +52,13 @@ class Watched:
         """The batches in that time."""
         return self.rows[self.fleet.warm_up :]
 
+    def responses(self, version: int) -> int:
+        """Response tokens of the batch that made a version."""
+        return sum(self.folds.observed.batches[version].lengths)
+
     def utilisation(self) -> list[Utilisation]:
         """How the members of each role spent the measured time, of those that were watched."""
-        return utilisation(self.watcher.timeline.spans, *self.measured_s)
+        return utilisation(self.folds.timeline.spans, *self.measured_s)
 
 
 def watch(
@@ -100,16 +105,15 @@ def watch_fleet(
     began = time.perf_counter()
     watcher = Watcher(fleet, listener)
     simulation = Simulation(fleet, keep_events=keep_events, observers=(watcher, *observers), log=log)
-    watcher.engines = lambda replica: float(simulation.models.replica(replica).engine.tokens)
     simulation.run()
-    watcher.close(simulation.now)
+    watcher.folds.close()
     return Watched(
         name=name,
         config=config,
         seed=seed,
         fleet=fleet,
         result=result_of(simulation),
-        watcher=watcher,
+        folds=watcher.folds,
         rows=simulation.world.recorder.rows,
         run=simulation.controller.view,
         wall_s=time.perf_counter() - began,

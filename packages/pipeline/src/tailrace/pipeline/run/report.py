@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.reporting import headline, learning, lengths, staleness, systems, tables
+from tailrace.pipeline.run.reporting import headline, learning, lengths, loads, staleness, systems, tables
 from tailrace.pipeline.run.reporting.accuracy import NOTHING, Results, results
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis
 from tailrace.pipeline.run.reporting.fates import Prompts
 from tailrace.pipeline.run.reporting.page import duration, render_page, write_page
 from tailrace.pipeline.run.reporting.record import Record, read_record
 from tailrace.pipeline.run.reporting.samples import samples
+from tailrace.pipeline.run.reporting.table import Table
 from tailrace.pipeline.run.reporting.timeline_chart import timeline_chart, utilisation
 from tailrace.pipeline.run.timeline import MarkKind
 
@@ -63,6 +64,7 @@ def render(record: Record) -> str:
         interrupts=record.history.mixes_versions,
         faults=tables.fault_table(record),
         versions=tables.version_table(record),
+        figures=Table(["", ""], [list(row) for row in (record.summary or {}).get("figures", [])]),
         configuration=json.dumps(record.config.model_dump(mode="json"), indent=2),
         samples=samples(record.directory),
     )
@@ -79,7 +81,12 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
         "staleness": staleness.staleness_charts(record),
         "lengths": lengths.length_charts(record),
         "selection": present(lengths.selection_chart(record)),
-        "rates": present(systems.throughput_chart(record, time), systems.buffer_chart(record, time)),
+        "loads": loads.heat_charts(record.loads, record.shown_s, time),
+        "rates": present(
+            systems.throughput_chart(record, time),
+            systems.buffer_chart(record, time),
+            loads.ages_chart(record.loads, record.shown_s, time),
+        ),
         "trainer": learning.trainer_charts(record),
     }
 
@@ -107,7 +114,7 @@ def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str
 
 def _notes(record: Record) -> list[str]:
     """What a reader must know before the figures."""
-    notes = []
+    notes = list((record.summary or {}).get("warnings", []))
     if record.summary is None:
         steps = f"step {record.history.step} of {record.config.pipeline.steps}"
         state = "is still running" if record.directory.running() else "has not finished"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Trace = dict[str, Any]
+LAG_COLORS = ("$generating", "$training", "$pulling", "$releasing", "$evaluating", "$down")
+"""By versions behind the trainer."""
 
 
 @dataclass(frozen=True, slots=True)

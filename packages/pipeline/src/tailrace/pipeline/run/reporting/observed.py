@@ -1,4 +1,4 @@
-"""What a log shows and the metrics do not say: batches, interruptions, versions, evaluations, rates."""
+"""What a log shows and the metrics do not say: batches, interruptions, versions, evaluations, what is buffered."""
 
 from __future__ import annotations
 
@@ -42,11 +42,9 @@ class Observed:
         self.interruptions: list[Interruption] = []
         self.versions: dict[int, Version] = {}
         self._answers = Answers()
-        self.generated: list[tuple[float, float, float]] = []
         self.occupancy: list[tuple[float, int, int]] = []
         self.first_pulled_s: float | None = None
         self._pulling: dict[str, float] = {}
-        self._snapshots: dict[str, float] = {}
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], history: History) -> None:
         """One instant, which the history has taken in."""
@@ -86,11 +84,6 @@ class Observed:
 
     def _event(self, now: float, event: c.Event) -> None:
         match event:
-            case c.Snapshot(replica=replica, tokens_per_s=rate):
-                since = self._snapshots.get(replica)
-                if since is not None and rate > 0:
-                    self.generated.append((since, now, rate))
-                self._snapshots[replica] = now
             case c.Stepped(version=version) if version in self.batches:
                 self.batches[version].ended_s = now
             case c.Published(version=version) if version in self.versions:
@@ -103,7 +96,6 @@ class Observed:
                     self.versions[version].pulls_s.append(now - ordered_s)
             case c.Up(role=role, id=member) if role == REPLICA:
                 self._pulling.pop(member, None)
-                self._snapshots.pop(member, None)
             case _:
                 pass
 

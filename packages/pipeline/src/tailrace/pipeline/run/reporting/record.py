@@ -15,6 +15,8 @@ from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.pipeline.run.history import History
 from tailrace.pipeline.run.metrics import read_metrics
 from tailrace.pipeline.run.reporting.answers import TimedEvaluation
+from tailrace.pipeline.run.reporting.folds import Folds
+from tailrace.pipeline.run.reporting.loads import Loads
 from tailrace.pipeline.run.reporting.observed import Batch, Observed
 from tailrace.pipeline.run.timeline import Timeline
 from tailrace.pipeline.spec import PipelineSpec
@@ -36,6 +38,7 @@ class Record:
     history: History
     timeline: Timeline
     observed: Observed
+    loads: Loads
     batches: list[Batch]
     steps: list[dict[str, Any]]
     controls: list[TimedEvaluation]
@@ -70,14 +73,11 @@ def read_record(directory: RunDirectory) -> Record:
     Raises:
         RunDirectoryError, ConfigError: a file is damaged.
     """
-    history = History(spec_of(directory, directory.configuration()))
-    timeline, observed = Timeline(), Observed()
-    _fold(directory.events, history, observed, timeline)
-    timeline.close(history.now)
-    return record_of(directory, history, timeline, observed)
+    spec = spec_of(directory, directory.configuration())
+    return record_of(directory, _folded(directory.events, Folds(spec)))
 
 
-def record_of(directory: RunDirectory, history: History, timeline: Timeline, observed: Observed) -> Record:
+def record_of(directory: RunDirectory, folds: Folds) -> Record:
     """The same of a run whose log was folded already.
 
     Raises:
@@ -89,12 +89,13 @@ def record_of(directory: RunDirectory, history: History, timeline: Timeline, obs
     return Record(
         directory,
         config,
-        history,
-        timeline,
-        observed,
-        observed.trained(history),
+        folds.history,
+        folds.timeline,
+        folds.observed,
+        folds.loads,
+        folds.observed.trained(folds.history),
         standing_steps(read_metrics(directory.metrics)),
-        _controls(config, history, directory.control_events),
+        _controls(config, folds.history, directory.control_events),
         summary,
         int(said.get("contradictions", 0)),
     )
@@ -110,15 +111,15 @@ def spec_of(directory: RunDirectory, config: RunConfig) -> PipelineSpec:
     return spec if simulated is None else replace(spec, steps=simulated["steps"])
 
 
-def fold(path: Path, history: History) -> Iterator[Instant]:
-    """The instants of a log, each once the history has taken it in.
+def fold(path: Path, into: History | Folds) -> Iterator[Instant]:
+    """The instants of a log, each once it was taken in.
 
     Raises:
         RunDirectoryError: as `read_log`; or an instant contradicts those before it.
     """
     for instant in read_log(path):
         try:
-            history.observe(instant.now, instant.events, instant.commands)
+            into.observe(instant.now, instant.events, instant.commands)
         except KeyError as error:
             raise RunDirectoryError(
                 f"{path}: what happened at {instant.now:.1f} s contradicts what was before ({error}); expected a log that this "
@@ -140,14 +141,12 @@ def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _controls(config: RunConfig, run: History, path: Path) -> list[TimedEvaluation]:
     """The evaluations of the control's own log, which starts behind the run's last version."""
-    history = History(build_spec(config, controls=True), first=max(run.version, run.publishing) + 1)
-    observed = Observed()
-    _fold(path, history, observed, None)
-    return observed.evaluations
+    folds = Folds(build_spec(config, controls=True), first=max(run.version, run.publishing) + 1)
+    return _folded(path, folds).observed.evaluations
 
 
-def _fold(path: Path, history: History, observed: Observed, timeline: Timeline | None) -> None:
-    for instant in fold(path, history) if path.exists() else ():
-        observed.observe(instant.now, instant.events, instant.commands, history)
-        if timeline is not None:
-            timeline.observe(instant.now, instant.events, instant.commands, history)
+def _folded(path: Path, folds: Folds) -> Folds:
+    for _ in fold(path, folds) if path.exists() else ():
+        pass
+    folds.close()
+    return folds

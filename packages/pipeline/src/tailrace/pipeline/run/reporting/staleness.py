@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tailrace.pipeline.run.reporting.charts import Chart, axis, bars, line, step_axis
+from tailrace.pipeline.run.reporting.charts import LAG_COLORS, Chart, axis, bars, line, step_axis
 from tailrace.pipeline.run.reporting.record import Record
 
-COLORS = ("$generating", "$training", "$pulling", "$releasing", "$evaluating", "$down")
 SHADED = "$training"  # one colour in shades where there are more values
 MOST_SHADES = 12
 
@@ -83,9 +82,9 @@ def batches_chart(batches: Sequence[Counter[int]], title: str, note: str) -> Cha
         shares = [count / batch.total() for count, batch in zip(counts, batches, strict=True)]
         name = str(low) if low == high else f"{low} to {high}"
         hover = f"step %{{x}}, staleness {name}: %{{customdata:,}} trajectories, %{{y:.1%}}<extra></extra>"
-        few = top < len(COLORS)
+        few = top < len(LAG_COLORS)
         look = {"opacity": 1.0 if few else 0.12 + 0.88 * high / top, "customdata": counts, "hovertemplate": hover}
-        data.append(bars(steps, shares, name, COLORS[low] if few else SHADED, **look))
+        data.append(bars(steps, shares, name, LAG_COLORS[low] if few else SHADED, **look))
     layout = {
         "xaxis": step_axis(len(steps)),
         "yaxis": axis("share of the batch", tickformat=".0%", range=[0, 1]),

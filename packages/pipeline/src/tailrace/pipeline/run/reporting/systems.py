@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 from tailrace.pipeline.run.reporting.charts import Chart, TimeAxis, axis, line, thinned
+from tailrace.pipeline.run.reporting.loads import GENERATED
 from tailrace.pipeline.run.reporting.record import Record
 
 RATE_BINS = 160
@@ -15,15 +15,11 @@ OCCUPANCY_POINTS = 1200
 def throughput_chart(record: Record, time: TimeAxis) -> Chart | None:
     """Tokens generated, as replicas report them, and tokens trained on, step by step."""
     data = []
-    if record.observed.generated:
-        times, rates = _rate(record.observed.generated, record.last_s)
-        data.append(
-            {
-                **line([time(at) for at in times], rates, "generated", "$generating", width=1.2),
-                "fill": "tozeroy",
-                "fillcolor": "$generating-band",
-            }
-        )
+    flow = record.loads.flow.coarser(RATE_BINS)
+    if any(flow.row(GENERATED)):
+        at, rates = [time(end_s) for end_s in flow.ends_s], [round(rate, 1) for rate in flow.row(GENERATED)]
+        generated = line(at, rates, "generated", "$generating", width=1.2)
+        data.append({**generated, "fill": "tozeroy", "fillcolor": "$generating-band"})
     ends = [(record.first_work_s, 0), *((b.ended_s or 0.0, sum(b.lengths)) for b in record.batches)]
     rates = [tokens / (now - before) if now > before else 0.0 for (before, _), (now, tokens) in pairwise(ends)]
     if rates:
@@ -60,25 +56,6 @@ def buffer_chart(record: Record, time: TimeAxis) -> Chart | None:
         layout,
         f"A batch is {batch} groups; the two together hold {limit} at most.",
     )
-
-
-def _rate(samples: Sequence[tuple[float, float, float]], end_s: float) -> tuple[list[float], list[float]]:
-    """Rates of several replicas over intervals, added up in bins."""
-    begin = min(since for since, _, _ in samples)
-    width = max((end_s - begin) / RATE_BINS, 1e-6)
-    tokens = [0.0] * (RATE_BINS + 1)
-    for since, until, rate in samples:
-        at = since
-        while at < until:
-            index = min(RATE_BINS, int((at - begin) / width))
-            edge = min(until, begin + (index + 1) * width) if index < RATE_BINS else until
-            if edge <= at:
-                break
-            tokens[index] += rate * (edge - at)
-            at = edge
-    return [begin + (index + 0.5) * width for index in range(RATE_BINS)], [
-        count / width for count in tokens[:RATE_BINS]
-    ]
 
 
 def _time_axis(record: Record, time: TimeAxis) -> dict[str, object]:

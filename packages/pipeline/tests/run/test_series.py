@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.fleetsim.picture.series import Series
+from tailrace.pipeline.run.reporting.series import Series
 
 samples = st.lists(st.tuples(st.floats(0.01, 10), st.floats(-100, 100), st.floats(0, 1)), max_size=200)
 
