@@ -2,10 +2,11 @@
 
     uv run python tools/bench/decision_cycle.py [--cycles N] [--only SIZE] [--json FILE]
 
-The production controller with StaleFlow's policies and its staleness buffers drives a fleet that advances a second between
+The production controller with StaleFlow's policies and its staleness buffers drives a fleet that advances some seconds between
 cycles: replicas decode at the speed of the cost model, trajectories finish, are scored and trained on, versions are published
 and pulled. Events that arrive together are handled together, as the executor does it. Timed is every such call: those that
-decide are the cycles, and the rest is counted by event. The limit is the paper's 100 ms (footnote 3). `coordination.py` times the three policies alone.
+decide are the cycles, the rest is counted by event. The limit is the paper's 100 ms (footnote 3). `coordination.py` times the
+three policies alone.
 
 The fleet starts empty with a full pool, which is routed over several cycles: the longest of these is reported by itself.
 """

@@ -12,8 +12,8 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from tailrace.cli.complaints import complain
 from tailrace.cli.errors import CommandError
-from tailrace.cli.main import complain
 from tailrace.cli.progress import shown
 from tailrace.cli.simulate import FAILED, INTERRUPTED, name_of, new_directory
 from tailrace.contracts import TailraceError, plugins

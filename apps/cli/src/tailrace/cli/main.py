@@ -14,9 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from tailrace.cli.complaints import DEBUG, complain, one_line
 from tailrace.contracts import TailraceError
 
-DEBUG = "TAILRACE_DEBUG"
 UsageError: type[Exception] = typer.BadParameter.__mro__[
     1
 ]  # typer carries its own copy of click, whose names are private
@@ -356,18 +356,6 @@ def _usage(error: Any) -> int:
         return 2
     where = error.ctx.command_path if error.ctx is not None else "tailrace"
     return complain(f"{one_line(error.format_message()).rstrip('.')}; see {where} --help")
-
-
-def complain(message: str, *, status: int = 2) -> int:
-    """One line on stderr; returns the exit status."""
-    print(f"tailrace: {message}", file=sys.stderr)
-    return status
-
-
-def one_line(error: BaseException | str) -> str:
-    """What went wrong, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
 
 
 def _debug() -> None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.cli.complaints import DEBUG, complain, one_line
 from tailrace.cli.errors import CommandError
-from tailrace.cli.main import DEBUG, complain, one_line
 from tailrace.cli.preflight import check
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError, ControllerError, DeadlineError, RoleError, RunFailedError

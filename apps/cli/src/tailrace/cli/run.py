@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailrace.cli.complaints import DEBUG, complain, one_line
 from tailrace.cli.display import display
 from tailrace.cli.errors import CommandError
-from tailrace.cli.main import DEBUG, complain, one_line
 from tailrace.cli.outcome import show_outcome
 from tailrace.cli.preflight import check
 from tailrace.contracts import TailraceError

@@ -12,6 +12,7 @@ import ctypes
 from typing import Any
 
 from tailrace.paramserver.errors import ManifestInvalid, ParamServerError
+from tailrace.paramserver.flat import flat_torch
 
 CPU = (1, 0)  # kDLCPU and its only device
 _HOST = {1: "CPU", 3: "CUDA pinned host", 11: "ROCm pinned host"}
@@ -84,8 +85,6 @@ def export(
         import torch
     except ImportError as error:
         raise ExportImpossible(f"exporting {dtype} needs torch{'' if dtype in _NOT_NUMPY else ' or numpy'}") from error
-    from tailrace.paramserver.tensors import flat_torch
-
     capsule = flat_torch(view).view(getattr(torch, dtype)).reshape(shape).__dlpack__(**options)
     if view.readonly and not copy:
         _mark_read_only(capsule)

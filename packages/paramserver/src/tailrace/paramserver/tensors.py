@@ -4,7 +4,6 @@ or when only they can read an array of another library."""
 from __future__ import annotations
 
 import sys
-import warnings
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -114,18 +113,6 @@ def as_torch(spec: TensorSpec, version: Any) -> Any:
 
     part = version[spec.offset : spec.offset + spec.nbytes]
     return part.view(getattr(torch, spec.dtype)).reshape(spec.shape)
-
-
-def flat_torch(view: memoryview) -> Any:
-    """A buffer as a uint8 torch tensor that shares its memory."""
-    import torch
-
-    if not view.nbytes:
-        return torch.empty(0, dtype=torch.uint8)
-    with warnings.catch_warnings():
-        # It is not writable on purpose: these are weights that other processes read too.
-        warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
-        return torch.frombuffer(view, dtype=torch.uint8)
 
 
 def _torch_source(torch: Any, name: str, tensor: Any) -> Source:

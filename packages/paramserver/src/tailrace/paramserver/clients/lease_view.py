@@ -8,9 +8,10 @@ from typing import Any
 
 from tailrace.paramserver.clients.copy_into import copy_tensors
 from tailrace.paramserver.errors import ChunkDamaged, LeaseExpired
+from tailrace.paramserver.flat import flat_torch
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import Manifest, checksum
-from tailrace.paramserver.tensors import RawTensor, as_torch, flat_torch
+from tailrace.paramserver.tensors import RawTensor, as_torch
 
 
 class WeightLease(Mapping[str, Any]):

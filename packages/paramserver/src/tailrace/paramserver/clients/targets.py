@@ -10,8 +10,9 @@ from typing import Any
 
 from tailrace.paramserver.copying import Address
 from tailrace.paramserver.errors import ManifestInvalid
+from tailrace.paramserver.flat import flat_torch
 from tailrace.paramserver.manifest import TensorSpec
-from tailrace.paramserver.tensors import RawTensor, as_torch, flat_torch, source
+from tailrace.paramserver.tensors import RawTensor, as_torch, source
 
 
 @dataclass(frozen=True, slots=True)

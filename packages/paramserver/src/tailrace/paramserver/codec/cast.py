@@ -20,8 +20,9 @@ from typing import Any
 from tailrace.paramserver.codec.errors import CastImpossible
 from tailrace.paramserver.dlpack import speaks_dlpack, torch_view
 from tailrace.paramserver.errors import ManifestInvalid
+from tailrace.paramserver.flat import flat_torch
 from tailrace.paramserver.manifest import byte_size
-from tailrace.paramserver.tensors import Source, flat_torch, source
+from tailrace.paramserver.tensors import Source, source
 
 SCALE = ".scale"  # what the name of a tensor's scales adds to the tensor's
 _TARGETS = ("bfloat16", "float8_e4m3fn")

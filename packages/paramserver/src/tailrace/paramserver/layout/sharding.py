@@ -14,93 +14,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-from tailrace.paramserver.layout.boxes import Box, extent
-
-
-class GlobalTensor(NamedTuple):
-    """A tensor of the model before it is cut.
-
-    Args:
-        name: Hugging Face parameter name.
-        dtype: a key of `tailrace.paramserver.manifest.DTYPES`.
-        shape: dimensions.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class Piece(NamedTuple):
-    """A box of a tensor in a buffer.
-
-    Args:
-        tensor: its name.
-        box: which elements, not empty.
-        at: position of the box's first element in the buffer. The box lies in the buffer's last dimensions; where the
-            buffer has more dimensions than the tensor, as with experts stacked in one parameter, `at` picks the index in them.
-    """
-
-    tensor: str
-    box: Box
-    at: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """A local parameter of a rank: dense, row-major memory.
-
-    Args:
-        name: what the rank calls it.
-        dtype: that of every piece.
-        shape: local dimensions.
-        pieces: what it holds. Elements in no piece are padding, which is never read or written.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "pieces", tuple(sorted(self.pieces, key=lambda piece: piece.at)))
-
-
-@dataclass(frozen=True)
-class Shard:
-    """What one rank holds. Ranks that hold the same share one `Shard`.
-
-    Args:
-        buffers: kept in order of name, so that equal shards are equal whatever order they were made in.
-    """
-
-    buffers: tuple[Buffer, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "buffers", tuple(sorted(self.buffers, key=lambda buffer: buffer.name)))
-
-    @classmethod
-    def of_boxes(cls, tensors: Iterable[GlobalTensor], boxes: Mapping[str, Sequence[Box]]) -> Shard:
-        """A shard with a buffer of its own for every box: `name`, or `name#0`, `name#1` where a tensor has several."""
-        buffers = []
-        for tensor in tensors:
-            held = [tuple((int(start), int(stop)) for start, stop in box) for box in boxes.get(tensor.name, ())]
-            for index, box in enumerate(held):
-                name = tensor.name if len(held) == 1 else f"{tensor.name}#{index}"
-                piece = Piece(tensor.name, box, (0,) * len(box))
-                buffers.append(Buffer(name, tensor.dtype, extent(box), (piece,)))
-        return cls(tuple(buffers))
-
-    @cached_property
-    def pieces(self) -> Mapping[str, tuple[tuple[Buffer, Piece], ...]]:
-        """The pieces of every tensor, and the buffers that they lie in."""
-        found: dict[str, list[tuple[Buffer, Piece]]] = {}
-        for buffer in self.buffers:
-            for piece in buffer.pieces:
-                found.setdefault(piece.tensor, []).append((buffer, piece))
-        return {name: tuple(held) for name, held in found.items()}
+from tailrace.paramserver.layout.boxes import Box
+from tailrace.paramserver.layout.shards import Buffer, GlobalTensor, Piece, Shard
+from tailrace.paramserver.layout.validation import check
+from tailrace.paramserver.layout.wire import parts, to_wire
 
 
 @dataclass(frozen=True)
@@ -123,8 +42,6 @@ class Layout:
     shards: Mapping[str, Shard]
 
     def __post_init__(self) -> None:
-        from tailrace.paramserver.layout.validation import check  # it needs the types above
-
         object.__setattr__(self, "tensors", tuple(sorted(self.tensors, key=lambda tensor: tensor.name)))
         known: dict[Shard, Shard] = {}
         seen: dict[int, Shard] = {}
@@ -178,9 +95,7 @@ class Layout:
 
     def to_wire(self) -> dict[str, Any]:
         """The layout as a JSON object."""
-        from tailrace.paramserver.layout.wire import to_wire
-
-        return to_wire(self)
+        return to_wire(self.tensors, self.groups)
 
     @classmethod
     def from_wire(cls, data: object) -> Layout:
@@ -189,6 +104,7 @@ class Layout:
         Raises:
             LayoutInvalid: a field is missing or of the wrong type, a limit is passed, or the layout itself is not valid.
         """
-        from tailrace.paramserver.layout.wire import from_wire
+        return cls(*parts(data))
 
-        return from_wire(data)
+
+__all__ = ["Buffer", "GlobalTensor", "Layout", "Piece", "Shard"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 from tailrace.paramserver.layout.boxes import Box, Grid, contains, extent, find_overlap, volume, whole
 from tailrace.paramserver.layout.errors import LayoutInvalid
-from tailrace.paramserver.layout.sharding import Buffer, GlobalTensor, Layout, Piece, Shard
+from tailrace.paramserver.layout.shards import Buffer, GlobalTensor, Piece, Shard
 from tailrace.paramserver.manifest import DTYPES
 
 MAX_CELLS = 1_000_000  # of one tensor's grid; a tensor cut finer than that is a mistake, and would take minutes
@@ -16,7 +17,26 @@ _MAX_DIMENSIONS = 16
 _MAX_ELEMENTS = 2**59  # times 8 bytes is within a signed 64-bit size
 
 
-def check(layout: Layout) -> None:
+class Checked(Protocol):
+    """A layout."""
+
+    @property
+    def tensors(self) -> tuple[GlobalTensor, ...]:
+        """The model."""
+        ...
+
+    @property
+    def shards(self) -> Mapping[str, Shard]:
+        """What each rank holds."""
+        ...
+
+    @property
+    def groups(self) -> tuple[tuple[Shard, tuple[str, ...]], ...]:
+        """Every shard that differs from the others, and the ranks that hold it."""
+        ...
+
+
+def check(layout: Checked) -> None:
     """Raise the `LayoutInvalid` that describes the first fault of a layout."""
     if not layout.tensors or not layout.shards:
         raise LayoutInvalid(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tailrace.paramserver.layout.boxes import Box
 from tailrace.paramserver.layout.errors import LayoutInvalid
-from tailrace.paramserver.layout.sharding import Buffer, GlobalTensor, Layout, Piece, Shard
+from tailrace.paramserver.layout.shards import Buffer, GlobalTensor, Piece, Shard
 
 _MAX_TENSORS = 1_000_000
 _MAX_PIECES = 4_000_000
@@ -14,11 +15,11 @@ _MAX_RANKS = 100_000
 _MAX_INTEGER = 2**62
 
 
-def to_wire(layout: Layout) -> dict[str, Any]:
-    """The layout as a JSON object: `tensors`, each different shard once, and the index of each rank's shard."""
-    index = {tensor.name: position for position, tensor in enumerate(layout.tensors)}
+def to_wire(tensors: Sequence[GlobalTensor], groups: Sequence[tuple[Shard, tuple[str, ...]]]) -> dict[str, Any]:
+    """A layout as a JSON object: `tensors`, each different shard once, and the index of each rank's shard."""
+    index = {tensor.name: position for position, tensor in enumerate(tensors)}
     return {
-        "tensors": [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in layout.tensors],
+        "tensors": [[tensor.name, tensor.dtype, list(tensor.shape)] for tensor in tensors],
         "shards": [
             [
                 [
@@ -29,17 +30,17 @@ def to_wire(layout: Layout) -> dict[str, Any]:
                 ]
                 for buffer in shard.buffers
             ]
-            for shard, _ in layout.groups
+            for shard, _ in groups
         ],
-        "ranks": {rank: number for number, (_, ranks) in enumerate(layout.groups) for rank in ranks},
+        "ranks": {rank: number for number, (_, ranks) in enumerate(groups) for rank in ranks},
     }
 
 
-def from_wire(data: object) -> Layout:
-    """The layout in a JSON object.
+def parts(data: object) -> tuple[tuple[GlobalTensor, ...], dict[str, Shard]]:
+    """The tensors and shards of the layout in a JSON object.
 
     Raises:
-        LayoutInvalid: a field is missing or of the wrong type, a limit is passed, or the layout itself is not valid.
+        LayoutInvalid: a field is missing or of the wrong type, or a limit is passed.
     """
     if not isinstance(data, dict) or data.keys() != {"tensors", "shards", "ranks"}:
         found = sorted(map(str, data))[:10] if isinstance(data, dict) else type(data).__name__
@@ -65,7 +66,7 @@ def from_wire(data: object) -> Layout:
     ranks = data["ranks"]
     if not isinstance(ranks, dict) or len(ranks) > _MAX_RANKS:
         raise LayoutInvalid(f"ranks: expected an object of at most {_MAX_RANKS} ranks")
-    return Layout(tensors, {_text(rank): shards[_integer(at, len(shards) - 1)] for rank, at in ranks.items()})
+    return tensors, {_text(rank): shards[_integer(at, len(shards) - 1)] for rank, at in ranks.items()}
 
 
 def _piece(item: object, tensors: tuple[GlobalTensor, ...]) -> Piece:
