@@ -6,12 +6,14 @@ import collections.abc
 import dataclasses
 import types
 import typing
+from collections.abc import Callable
 from enum import Enum
 from functools import cache
 
 from tailrace.contracts import commands, events
 from tailrace.contracts.errors import CodecError
 
+_Reader = Callable[[typing.Any], typing.Any]
 _KINDS: dict[str, type] = {
     kind.__name__: kind for union in (events.Event, commands.Command) for kind in typing.get_args(union)
 }
@@ -83,46 +85,60 @@ def _defaults(kind: type) -> list[tuple[str, typing.Any]]:
 
 
 @cache
-def _hints(kind: type) -> dict[str, typing.Any]:
-    return typing.get_type_hints(kind)
+def _readers(kind: type) -> dict[str, _Reader]:
+    return {name: _reader(hint, f"{kind.__name__}.{name}") for name, hint in typing.get_type_hints(kind).items()}
 
 
 def _build(kind: type, fields: dict[str, typing.Any]) -> typing.Any:
-    hints = _hints(kind)
-    unknown = fields.keys() - hints.keys()
-    if unknown:
-        raise CodecError(f"{kind.__name__} has no field {sorted(unknown)[0]!r}")
+    readers = _readers(kind)
     try:
-        return kind(**{name: _typed(hints[name], value, f"{kind.__name__}.{name}") for name, value in fields.items()})
+        return kind(**{name: readers[name](value) for name, value in fields.items()})
+    except KeyError as error:
+        raise CodecError(f"{kind.__name__} has no field {error}") from error
     except TypeError as error:
         raise CodecError(f"{kind.__name__}: {error}") from error
 
 
-def _typed(hint: typing.Any, value: typing.Any, where: str) -> typing.Any:
+def _reader(hint: typing.Any, where: str) -> _Reader:
+    """What makes a value of a type out of JSON. Made once for each field: a log has millions of values."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        return _typed(next(arg for arg in args if arg is not type(None)), value, where)
+        read = _reader(next(arg for arg in args if arg is not type(None)), where)
+        return lambda value: None if value is None else read(value)
     if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise CodecError(f"{where}: found {type(value).__name__}, expected a list")
+        one = [_reader(arg, where) for arg in args if arg is not Ellipsis]
         if args[-1] is Ellipsis:
-            return tuple(_typed(args[0], item, where) for item in value)
-        return tuple(_typed(arg, item, where) for arg, item in zip(args, value, strict=True))
+            return lambda value: tuple([one[0](item) for item in _of(value, list | tuple, "a list", where)])
+        return lambda value: tuple(
+            [read(item) for read, item in zip(one, _of(value, list | tuple, "a list", where), strict=True)]
+        )
     if origin is dict or origin is collections.abc.Mapping:
-        if not isinstance(value, dict):
-            raise CodecError(f"{where}: found {type(value).__name__}, expected an object")
-        return {key: _typed(args[1], item, where) for key, item in value.items()}
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        try:
-            return hint(value)
-        except ValueError as error:
-            raise CodecError(f"{where}: {error}") from error
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _build(hint, dict(value))
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        read = _reader(args[1], where)
+        return lambda value: {key: read(item) for key, item in _of(value, dict, "an object", where).items()}
+    assert isinstance(hint, type)
+    if issubclass(hint, Enum):
+        return lambda value: _member(hint, value, where)
+    if dataclasses.is_dataclass(hint):
+        return lambda value: _build(hint, _of(value, dict, "an object", where))
+    return lambda value: value if type(value) is hint else _plain_value(hint, value, where)
+
+
+def _of(value: typing.Any, kinds: typing.Any, expected: str, where: str) -> typing.Any:
+    if not isinstance(value, kinds):
+        raise CodecError(f"{where}: found {type(value).__name__}, expected {expected}")
+    return value
+
+
+def _member(kind: type[Enum], value: typing.Any, where: str) -> Enum:
+    try:
+        return kind(value)
+    except ValueError as error:
+        raise CodecError(f"{where}: {error}") from error
+
+
+def _plain_value(kind: type, value: typing.Any, where: str) -> typing.Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise CodecError(f"{where}: found {type(value).__name__} {value!r}, expected {hint.__name__}")
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise CodecError(f"{where}: found {type(value).__name__} {value!r}, expected {kind.__name__}")
     return value

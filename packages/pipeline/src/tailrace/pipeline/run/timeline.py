@@ -137,6 +137,8 @@ class Timeline:
             about = _ABOUT.get(kind)
             if about is None or not self._kept(key := about(one)):
                 continue
+            if kind is c.Finished and (member := history.members.get(key)) and member.holds and not member.evaluating:
+                continue  # it generates on; most events are of this kind
             touched[key] = None
             if kind in _MARKED:
                 self._mark(now, one, history)
