@@ -1,15 +1,19 @@
-"""Both executors pass one contract suite."""
+"""The hosts of real members pass one contract suite."""
 
-from tailrace.pipeline.executors.local import LocalHost
-from tailrace.pipeline.executors.ray import RayHost
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
+
+pytest.importorskip("torch", reason="a real trainer trains a real model")
 
 
 class TestLocal(ExecutorContract):
-    def make_host(self):
-        return LocalHost()
-
-
-class TestRay(ExecutorContract):
-    def make_host(self):
-        return RayHost()
+    def make_host(self, started_s):
+        return LocalHost(started_s)

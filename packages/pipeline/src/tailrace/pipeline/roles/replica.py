@@ -44,6 +44,7 @@ class ReplicaRole:
         data: the data role.
         sampling: how trajectories are drawn.
         token, checkpoints: where weights come from.
+        snapshot_s, still_report_s: how often the load is told, and that the engine stands still.
         data_timeout_s: how long the data role may be gone, until a restarted one is found.
     """
 
@@ -60,6 +61,7 @@ class ReplicaRole:
         token: str,
         checkpoints: Path,
         snapshot_s: float = 0.25,
+        still_report_s: float = 5.0,
         data_timeout_s: float = 180.0,
     ) -> None:
         self._weights = RelayWeights(token=token, checkpoints=checkpoints)
@@ -73,6 +75,7 @@ class ReplicaRole:
             self._weights,
             sampling=sampling,
             snapshot_s=snapshot_s,
+            still_report_s=still_report_s,
             flush_timeout_s=data_timeout_s,
         )
 

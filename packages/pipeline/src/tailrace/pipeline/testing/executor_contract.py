@@ -1,199 +1,117 @@
-"""The contract of executors: whatever hosts the members, the same run comes out, and what is killed is made good.
+"""The contract of hosts: whatever hosts the members, the same run comes out, and what is killed is made good.
 
     class TestMyHost(ExecutorContract):
-        def make_host(self):
-            return MyHost()
+        def make_host(self, started_s):
+            return MyHost(started_s)
 
-Everything is real except the engine, which draws tokens as a function of the weights that it was given, the prompt and the
-position: so each stored token can be checked against the checkpoint of the version that it claims.
+Everything is real but the engine, see `tailrace.pipeline.testing.small_run`.
 """
 
 from __future__ import annotations
 
-import random
-import time
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tailrace import contracts as c
-from tailrace.contracts.plugins import load
-from tailrace.faulttol import Fault, parse_fault
+from tailrace.faulttol import FaultKind, parse_fault
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.evaluations import EvaluationPlan
-from tailrace.pipeline.executors.deployment import DEFAULT_FACTORIES, Deadlines, Deployment, RoleSpec
-from tailrace.pipeline.executors.executor import Executor
-from tailrace.pipeline.executors.host import Host, Placement
-from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
-from tailrace.pipeline.roles.replica import ReplicaRole
-from tailrace.pipeline.run.eventlog import EventLog, read_events
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.executor.deployment import RELAY, REPLICA, TRAINER, Deployment
+from tailrace.pipeline.executor.executor import Executor, Observer
+from tailrace.pipeline.executor.seam import Host
+from tailrace.pipeline.run.eventlog import EventLog
+from tailrace.pipeline.run.launch import replay
 from tailrace.pipeline.spec import PipelineSpec
-from tailrace.pipeline.testing.world import replay
-from tailrace.rollout.testing import FakeEngine, fake_token
-
-STEPS, GROUPS, SAMPLES = 5, 4, 4
-MODES = {"sampled": DecodingMode(1.0), "greedy": DecodingMode(0.0)}
-
-
-def fingerprint(weights: Iterable[tuple[str, Any]]) -> int:
-    """A number that stands for a set of weights."""
-    name, tensor = min(weights, key=lambda pair: pair[0])
-    return zlib.crc32(name.encode() + tensor.detach().contiguous().view(-1).numpy().tobytes())
-
-
-class _Engine(FakeEngine):
-    """The fake engine on real weights, slow enough to be killed in the middle of something."""
-
-    def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
-        super().load_weights([("w", fingerprint(weights))])
-
-    def step(self) -> Sequence[c.Delta]:
-        time.sleep(0.004)
-        return super().step()
+from tailrace.pipeline.testing.small_run import (
+    GROUPS,
+    LOG,
+    SAMPLES,
+    STEPS,
+    check_run,
+    commands_of,
+    events_of,
+    make_deployment,
+    make_files,
+    make_spec,
+    make_staleflow_spec,
+    policy,
+)
 
 
-class FakeReplicaRole(ReplicaRole):
-    """The replica role on the fake engine."""
-
-    def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> c.Engine:
-        """The fake."""
-        del engine, model, options
-        return _Engine(max_num_seqs=16, max_model_len=256)
-
-
-def make_spec(**changes: Any) -> PipelineSpec:
-    """A small Laminar pipeline."""
-
-    def policy(axis: str, name: str, **options: Any) -> Any:
-        return load(f"tailrace.{axis}", name)(**options)
-
-    fields: dict[str, Any] = {
-        "admission": policy("admission", "inherent"),
-        "batching": policy("batching", "plain", samples=SAMPLES),
-        "routing": policy("routing", "least-loaded"),
-        "sync": policy("sync", "on-idle"),
-        "relocation": policy("relocation", "best-fit", roofline_batch=64, period_s=0.5),
-        "training": policy("training", "full-batch"),
-        "provisioning": policy("provisioning", "static", count=2),
-        "recovery": policy("recovery", "isolate"),
-        "sampler": policy("sampler", "fifo"),
-        "steps": STEPS,
-        "batch_groups": GROUPS,
-        "replica_batch": 16,
-        "buffer_groups": 16,
-        "evaluation": EvaluationPlan(size=6, every=2, modes=("sampled",), last=("greedy",)),
-    }
-    return PipelineSpec(**{**fields, **changes})
-
-
-def make_staleflow_spec(bound: int = 1) -> PipelineSpec:
-    """A small StaleFlow pipeline: a strict bound under partial rollout, migration and surplus samples."""
-
-    def policy(axis: str, name: str, **options: Any) -> Any:
-        return load(f"tailrace.{axis}", name)(**options)
-
-    cost = {"k1": 1e-6, "k2": 1e-3, "k3": 1e-4, "k4": 4e-3}
-    return make_spec(
-        admission=policy("admission", "bounded", bound=bound),
-        batching=policy("batching", "redundant", samples=SAMPLES, surplus_samples=1),
-        routing=policy("routing", "marginal-throughput", **cost),
-        sync=policy("sync", "interrupting"),  # as often as possible
-        relocation=policy("relocation", "migration", phi_wait=0, period_s=0.2, **cost),
-        buffer_groups=None,
-    )
-
-
-def make_files(root: Path) -> Path:
-    """A tiny model with its tokenizer, prompts and held-out problems."""
-    from tailrace.reward.tasks import write_jsonl
-    from tailrace.trainer.small import build_model
-    from tailrace.trainer.tokenizer import train_tokenizer
-
-    model = root / "model"
-    rows = [
-        {"prompt": f"{a} + {b} = ", "answer": str(a + b), "verifier": "exact"} for a in range(10) for b in range(10)
-    ]
-    vocabulary = train_tokenizer([row["prompt"] for row in rows], model, vocab_size=64)
-    del vocabulary
-    build_model(model, vocab_size=64, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=32, seed=0)
-    write_jsonl(root / "train.jsonl", rows)
-    write_jsonl(root / "held_out.jsonl", rows[:50])
-    return model
-
-
-def make_deployment(
-    root: Path, model: Path, *, relays: int = 1, name: str = "contract", mixed_versions: bool = False
-) -> Deployment:
-    """All roles of a run below a directory."""
-    from tailrace.trainer import TrainerConfig
-
-    (root / "checkpoints").mkdir(parents=True, exist_ok=True)
-    prompts = {
-        "tokenizer": model / "tokenizer.json",
-        "train": model.parent / "train.jsonl",
-        "held_out": model.parent / "held_out.jsonl",
-        "modes": MODES,
-        "shuffle_seed": 1,
-    }
-    one_thread = Placement(environment={"OMP_NUM_THREADS": "1"})
-    config = TrainerConfig(lr=1e-2, device="cpu")
-    trainer = {"model": model, "backend": "fsdp2", "config": config, "checkpoints": root / "checkpoints", "keep": 50}
-    replica = {
-        "engine": "fake",
-        "model": model,
-        "options": {},
-        "sampling": SamplingTable(1.0, 120, (1, 2), MODES),
-        "checkpoints": root / "checkpoints",
-        "snapshot_s": 0.1,
-    }
-    return Deployment(
-        name=f"tailrace-{name}",
-        token="contract-suite-shared-token",  # noqa: S106 - nobody else is there
-        data=RoleSpec(
-            DEFAULT_FACTORIES["data"],
-            {
-                "store": root / "store.sqlite",
-                "prompts": prompts,
-                "verifier": "exact",
-                "mixed_versions": mixed_versions,
-            },
-        ),
-        scorer=RoleSpec(DEFAULT_FACTORIES["scorer"], {"verifier": "exact"}),
-        trainer=RoleSpec(DEFAULT_FACTORIES["trainer"], trainer, one_thread),
-        replica=RoleSpec(FakeReplicaRole, replica, one_thread),
-        relays=relays,
-        deadlines=Deadlines(start_s=120, step_s=60, publish_s=60, score_s=60, suspect_s=5, silent_s=30),
-    )
-
-
-class _Stop(Exception):  # noqa: N818 - it stands for the driver's death
+class _Dies(Exception):  # noqa: N818 - it stands for the driver's death
     """The driver dies."""
 
 
-class _DieAtStep:
-    def __init__(self, step: int) -> None:
-        self.step = step
+class _Watching:
+    """An observer that does something at one event of a kind."""
 
-    def observe(self, now: float, event: c.Event, commands: Sequence[c.Command], controller: Controller) -> None:
-        del now, commands
-        if isinstance(event, c.Stepped) and controller.learner.step == self.step:
-            raise _Stop
+    def __init__(self, kind: type, version: int) -> None:
+        self._kind, self._version = kind, version
+        self._done = False
+
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        del now, commands, run
+        if not self._done and any(type(e) is self._kind and getattr(e, "version", 0) == self._version for e in events):
+            self._done = True
+            self.act()
 
     def tick(self, now: float, executor: Executor) -> None:
-        del now, executor
+        """Nothing."""
+
+    def act(self) -> None:
+        """What it does."""
+        raise _Dies
+
+
+class _Damages(_Watching):
+    """Damages the newest checkpoint once it is durable, and kills the trainer."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        super().__init__(c.Durable, int(checkpoint.name))
+        self.checkpoint = checkpoint
+        self.executor: Executor | None = None
+
+    def act(self) -> None:
+        largest = max((file for file in self.checkpoint.rglob("*") if file.is_file()), key=lambda f: f.stat().st_size)
+        content = bytearray(largest.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        largest.write_bytes(content)
+        assert self.executor is not None
+        self.executor.members[TRAINER, "0"].member.strike(FaultKind.KILL)
+
+
+@dataclass(frozen=True)
+class _OneMoreOneLess:
+    """Two replicas, a third after the first step, and the first one goes after the second."""
+
+    def plan(self, view: c.FleetView) -> Sequence[c.StartReplica | c.StopReplica]:
+        replicas = [member for member in view.of(REPLICA) if member.health is not c.Health.STOPPING]
+        started = {"r0", "r1"} if view.progress.version == 0 else {"r0", "r1", "r2"}
+        known = {member.id for member in view.of(REPLICA)}
+        if not known:
+            return [c.StartReplica()] * 2
+        if view.progress.version == 1 and len(known) < len(started):
+            return [c.StartReplica()]
+        if view.progress.version >= 2 and len(replicas) > 2:
+            return [c.StopReplica(replicas[0].id)]
+        return ()
 
 
 class ExecutorContract:
     """Subclass it, provide `make_host`, and run it with pytest."""
 
-    def make_host(self) -> Host:
-        """A host of the kind that is tested."""
+    def make_host(self, started_s: float) -> Host:
+        """A host of the kind that is tested.
+
+        Args:
+            started_s: what its clock shows now.
+        """
         raise AssertionError("a subclass provides the host")
 
-    @pytest.fixture
+    @pytest.fixture(scope="class")
     def model(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
         """Files that all tests share."""
         return make_files(tmp_path_factory.mktemp("files"))
@@ -206,134 +124,153 @@ class ExecutorContract:
         faults: Sequence[str] = (),
         relays: int = 1,
         spec: PipelineSpec | None = None,
-    ) -> Controller:
+        observer: Observer | None = None,
+    ) -> RunView:
         """One run, checked."""
-        name = f"contract-{random.randrange(10**9)}"
         controller = Controller(spec or make_spec(), relays=relays)
-        mixed = controller.ledger.mixes_versions
-        deployment = make_deployment(root, model, relays=relays, name=name, mixed_versions=mixed)
-        executor = Executor(self.make_host(), deployment)
-        scripted: list[Fault] = [parse_fault(text) for text in faults]
+        deployment = make_deployment(root, model, mixed_versions=controller.view.mixes_versions)
+        executor = Executor(self.make_host(0.0), deployment, observers=[observer] if observer else [])
+        if isinstance(observer, _Damages):
+            observer.executor = executor
         try:
-            executor.open()
-            with EventLog(root / "events.jsonl") as log:
-                executor.run(controller, log, faults=scripted)
-            self.check(controller, executor, root)
+            with EventLog(root / LOG) as log:
+                executor.run(controller, log, faults=[parse_fault(text) for text in faults])
+            check_run(controller, executor, root)
         finally:
             executor.close()
-        return controller
+        return controller.view
 
-    def check(self, controller: Controller, executor: Executor, root: Path) -> None:
-        """Everything admitted was trained exactly once, and each token is its version's."""
-        from tailrace.trainer import load_weights_file
+    def downs(self, root: Path) -> list[tuple[str, str]]:
+        """Who went down, in order."""
+        return [(event.role, str(event.cause)) for event in events_of(root, c.Down)]
 
-        counts = controller.ledger.counts
-        assert controller.learner.step == STEPS
-        assert counts.admitted == counts.trained + counts.filtered
-        assert counts.trained == STEPS * GROUPS
-        assert controller.fleet.contradictions == 0
-        audit = executor.data.call("audit")
-        assert audit["consumed"] == STEPS * GROUPS * SAMPLES
-        assert not audit["consumed_twice"]
-        assert not audit["inconsistent"]
-        weights: dict[int, int] = {}
-        for version, names in self.trained(controller, root).items():
-            for experience in executor.data.call("experiences", names):
-                assert controller.ledger.mixes_versions or len({s.version for s in experience.segments}) == 1
-                bound = controller.gate.bound
-                assert bound is None or version - 1 - experience.oldest_version <= bound
-                versions = [segment.version for segment in experience.segments for _ in segment.tokens]
-                for held in set(versions) - weights.keys():
-                    weights[held] = fingerprint(load_weights_file(root / "checkpoints" / str(held)))
-                expected = [fake_token(weights[held], experience.prompt, i) for i, held in enumerate(versions)]
-                assert list(experience.tokens) == [token for token, _ in expected]
-                assert list(experience.logprobs) == [logprob for _, logprob in expected]
-        log = list(read_events(root / "events.jsonl"))
-        again = Controller(controller.spec, relays=controller.relays)
-        replay(again, log)
-        assert again.state() == controller.state()
-
-    def trained(self, controller: Controller, root: Path) -> dict[int, list[str]]:
-        """What each version that counts was trained on, from the log."""
-        again = Controller(controller.spec, relays=controller.relays)
-        ordered: dict[int, list[str]] = {}
-        done: dict[int, list[str]] = {}
-        for now, event in read_events(root / "events.jsonl"):
-            if isinstance(event, c.Stepped):
-                done[event.version] = ordered.pop(event.version)
-            elif isinstance(event, c.Up) and event.role == "trainer":
-                ordered.clear()  # a new one has forgotten what was accumulated
-            for command in again.handle(event, now):
-                if isinstance(command, c.Step):
-                    last = [name for batch in command.mini_batches for name in batch]
-                    ordered[command.version] = ordered.get(command.version, []) + last
-                elif isinstance(command, c.Accumulate):
-                    ordered[command.version] = ordered.get(command.version, []) + list(command.trajectories)
-        return {version: names for version, names in done.items() if version in controller.learner.batches}
+    # ---- without faults -------------------------------------------------------------------------------------------
 
     def test_trains_every_prompt_once(self, tmp_path: Path, model: Path) -> None:
-        """The plain run; held-out accuracy is measured on the way."""
-        controller = self.run(tmp_path, model)
-        assert controller.replica_restarts == 0
-        assert {result.mode for result in controller.evaluations.results} == {"sampled", "greedy"}
-
-    def test_a_killed_replica_is_replaced_and_nothing_is_lost(self, tmp_path: Path, model: Path) -> None:
-        """SIGKILL where members are processes; training goes on."""
-        controller = self.run(tmp_path, model, faults=["replica:r1@step1", "replica@step3"])
-        assert controller.replica_restarts == 2
-
-    def test_a_killed_trainer_goes_on_from_its_checkpoint(self, tmp_path: Path, model: Path) -> None:
-        """What it had trained on since is trained on again, once."""
-        controller = self.run(tmp_path, model, faults=["trainer@step2"])
-        assert controller.learner.step == STEPS
-
-    def test_a_killed_relay_is_replaced_and_gets_the_newest_version(self, tmp_path: Path, model: Path) -> None:
-        """Replicas pull from the new one."""
-        self.run(tmp_path, model, faults=["relay@step1"])
-
-    def test_two_relays_form_a_chain(self, tmp_path: Path, model: Path) -> None:
-        """Replicas read from both."""
-        self.run(tmp_path, model, relays=2)
-
-    def test_a_driver_that_died_goes_on_from_its_log(self, tmp_path: Path, model: Path) -> None:
-        """The log rebuilds the controller; the stores say what survived."""
-        from tailrace.trainer import checkpoints
-
-        name = f"contract-{random.randrange(10**9)}"
-        executor = Executor(self.make_host(), make_deployment(tmp_path, model, name=name), observers=[_DieAtStep(3)])
-        executor.open()
-        with EventLog(tmp_path / "events.jsonl") as log, pytest.raises(_Stop):
-            executor.run(Controller(make_spec()), log)
-        executor.host.close()
-        controller = Controller(make_spec())
-        log_before = list(read_events(tmp_path / "events.jsonl"))
-        replay(controller, log_before)
-        resumed = Executor(self.make_host(), make_deployment(tmp_path, model, name=name), started_s=log_before[-1][0])
-        try:
-            resumed.open()
-            durable = max(v for v in checkpoints(tmp_path / "checkpoints") if v in controller.learner.batches)
-            resumed.data.call("roll_back", durable)
-            held = resumed.data.call("recover")
-            with EventLog(tmp_path / "events.jsonl") as log:
-                resumed.run(controller, log, first=c.Resumed(durable, held.finished, held.partial))
-            self.check(controller, resumed, tmp_path)
-        finally:
-            resumed.close()
-
-    def test_parts_of_a_batch_are_trained_on_before_it_is_complete(self, tmp_path: Path, model: Path) -> None:
-        """Each part by itself, all of it consumed with the last; a trainer that dies has forgotten what it had of a batch."""
-        streamed = load("tailrace.training", "streamed")(parts=GROUPS)
-        controller = self.run(tmp_path, model, spec=make_spec(training=streamed), faults=["trainer@step2"])
-        assert controller.learner.step == STEPS
-        log = [event for _, event in read_events(tmp_path / "events.jsonl")]
-        parts = [event for event in log if isinstance(event, c.Accumulated)]
-        assert len(parts) >= STEPS * (GROUPS - 1)
-        for stepped in (event for event in log if isinstance(event, c.Stepped)):
-            assert stepped.metrics["trajectories"] == GROUPS * SAMPLES
+        """The plain run; held-out accuracy is measured on the way, and the newest checkpoints are left."""
+        run = self.run(tmp_path, model, spec=make_spec(keep_checkpoints=2))
+        assert self.downs(tmp_path) == []
+        assert {result.mode for result in run.evaluations} == {"sampled", "greedy"}
+        left = {int(path.name) for path in (tmp_path / "checkpoints").iterdir() if path.name.isdecimal()}
+        assert {STEPS - 1, STEPS} <= left < set(range(STEPS + 1))
 
     def test_tokens_and_versions_line_up_under_partial_rollout(self, tmp_path: Path, model: Path) -> None:
         """Interrupted, continued under newer weights and migrated, within the bound; a replica and the trainer die."""
-        controller = self.run(tmp_path, model, spec=make_staleflow_spec(), faults=["replica@step1", "trainer@step3"])
-        assert controller.coordinator.interrupting_pulls > 0
-        assert controller.ledger.counts.resumed_on_newer > 0
-        assert controller.replica_restarts == 1
+        faults = ["replica@step1", "trainer@step3"]
+        run = self.run(tmp_path, model, spec=make_staleflow_spec(), faults=faults)
+        assert run.interrupting_pulls > 0
+        assert run.counts.resumed_on_newer > 0
+        assert run.replica_restarts == 1
+
+    def test_replicas_come_and_go(self, tmp_path: Path, model: Path) -> None:
+        """A provisioning policy starts one and stops another in mid-run; what ran there goes on elsewhere."""
+        self.run(tmp_path, model, spec=make_spec(provisioning=_OneMoreOneLess()))
+        assert [start.id for start in commands_of(tmp_path, c.Start) if start.role == REPLICA] == ["r0", "r1", "r2"]
+        assert [stop.id for stop in commands_of(tmp_path, c.Stop)] == ["r0"]
+        assert self.downs(tmp_path) == [(REPLICA, "stopped")]
+        assert {event.replica for event in events_of(tmp_path, c.Finished)} == {"r0", "r1", "r2"}
+
+    # ---- members that die -----------------------------------------------------------------------------------------
+
+    def test_a_killed_replica_is_replaced_and_nothing_is_lost(self, tmp_path: Path, model: Path) -> None:
+        """SIGKILL where members are processes; training goes on."""
+        run = self.run(tmp_path, model, faults=["replica:r1@step1", "replica@step3"])
+        assert run.replica_restarts == 2
+
+    def test_a_killed_trainer_goes_on_from_its_checkpoint(self, tmp_path: Path, model: Path) -> None:
+        """What it had trained on since is trained on again, once; parts of a batch that it had accumulated, too."""
+        streamed = make_spec(training=policy("training", "streamed", parts=GROUPS))
+        self.run(tmp_path, model, spec=streamed, faults=["trainer@step2"])
+        assert [role for role, _ in self.downs(tmp_path)] == [TRAINER]
+        assert len(events_of(tmp_path, c.Accumulated)) >= STEPS * (GROUPS - 1)
+        for stepped in events_of(tmp_path, c.Stepped):
+            assert stepped.metrics["trajectories"] == GROUPS * SAMPLES
+
+    def test_any_relay_may_die_and_no_step_is_lost(self, tmp_path: Path, model: Path) -> None:
+        """Of three: the first, again the first, then both others at once."""
+        faults = ["relay:0@step1", "relay:0@step2", "relay:1@step3", "relay:2@step3"]
+        run = self.run(tmp_path, model, relays=3, faults=faults)
+        assert [role for role, _ in self.downs(tmp_path)] == [RELAY] * 4
+        assert run.restarts(RELAY) == 4
+        assert [event.version for event in events_of(tmp_path, c.Stepped)] == list(range(1, STEPS + 1))
+
+    def test_the_data_role_dies_alone(self, tmp_path: Path, model: Path) -> None:
+        """It is restarted over its store; nobody else goes down, and nothing is lost."""
+        run = self.run(tmp_path, model, faults=["data@step1", "data@step3"])
+        assert [role for role, _ in self.downs(tmp_path)] == ["data", "data"]
+        assert (run.replica_restarts, run.restarts(TRAINER)) == (0, 0)
+
+    def test_a_scorer_that_dies_uses_up_no_attempt(self, tmp_path: Path, model: Path) -> None:
+        """What waited for it is scored by the next one, though there is one attempt only."""
+        run = self.run(tmp_path, model, spec=make_spec(scoring_attempts=1), faults=["scorer@step1", "scorer@step2"])
+        assert [role for role, _ in self.downs(tmp_path)] == ["scorer", "scorer"]
+        assert run.counts.failed == 0
+        assert events_of(tmp_path, c.ScoringFailed) == []
+
+    # ---- members that hang or stand still -------------------------------------------------------------------------
+
+    def test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on(self, tmp_path: Path, model: Path) -> None:
+        """Its process lives and answers; what it had generated is kept."""
+        spec = make_spec(recovery=policy("recovery", "isolate", still_s=1.0))
+        run = self.run(tmp_path, model, spec=spec, faults=["stall:replica@step1"])
+        assert self.downs(tmp_path) == []
+        restarts = [(restart.role, restart.reason.why) for restart in commands_of(tmp_path, c.Restart)]
+        assert restarts == [(REPLICA, c.Why.STILL)]
+        assert run.replica_restarts == 1
+
+    @pytest.mark.parametrize("role", ["replica", "trainer", "relay", "data", "scorer"])
+    def test_a_member_that_hangs_is_replaced(self, tmp_path: Path, model: Path, role: str) -> None:
+        """SIGSTOP where members are processes: it answers nothing, and is killed."""
+        self.run(tmp_path, model, faults=[f"hang:{role}@step1"])
+        assert self.downs(tmp_path) == [(role, "silent")]
+
+    # ---- checkpoints and the driver -------------------------------------------------------------------------------
+
+    def test_an_older_checkpoint_is_used_where_the_newest_is_damaged(self, tmp_path: Path, model: Path) -> None:
+        """What came after it is trained on again."""
+        damages = _Damages(tmp_path / "checkpoints" / "3")
+        spec = make_spec(keep_checkpoints=2)
+        self.run(tmp_path, model, spec=spec, observer=damages)
+        causes = [cause for role, cause in self.downs(tmp_path) if role == TRAINER]
+        assert causes == ["died", "checkpoint"]
+        versions = [restart.version for restart in commands_of(tmp_path, c.Restart) if restart.role == TRAINER]
+        assert versions == [3, 2]
+
+    def test_a_driver_that_died_goes_on_from_its_log(self, tmp_path: Path, model: Path) -> None:
+        """In mid-run, and again while it comes back: the log rebuilds the controller, the store says what survived."""
+        deployment = make_deployment(tmp_path, model)
+        self._dies(Controller(make_spec()), deployment, tmp_path, c.Stepped, 3)
+        for kind, version in ((c.Up, None), (c.Published, 4), (c.Stepped, 4)):
+            self._dies(self._rebuilt(tmp_path), deployment, tmp_path, kind, version)
+        controller = self._rebuilt(tmp_path)
+        assert 3 <= controller.view.step < STEPS
+        executor = Executor(self.make_host(self._last_s(tmp_path)), deployment)
+        try:
+            with EventLog(tmp_path / LOG) as log:
+                executor.run(controller, log, first=self._resumed(tmp_path))
+            check_run(controller, executor, tmp_path)
+        finally:
+            executor.close()
+        assert len(events_of(tmp_path, c.Resumed)) == 4
+
+    def _dies(self, controller: Controller, deployment: Deployment, root: Path, kind: type, version: object) -> None:
+        """Run a controller until its driver dies, at the first event of a kind."""
+        watching = _Watching(kind, version)  # type: ignore[arg-type]
+        executor = Executor(self.make_host(self._last_s(root)), deployment, observers=[watching])
+        first = self._resumed(root) if controller.started else None
+        with EventLog(root / LOG) as log, pytest.raises(_Dies):
+            executor.run(controller, log, first=first)
+        executor.host.close()
+
+    def _rebuilt(self, root: Path) -> Controller:
+        controller = Controller(make_spec())
+        replay(controller, root / LOG)
+        return controller
+
+    def _last_s(self, root: Path) -> float:
+        return replay(Controller(make_spec()), root / LOG) or 0.0
+
+    def _resumed(self, root: Path) -> c.Resumed:
+        from tailrace.trainer import checkpoints
+
+        return c.Resumed(tuple(checkpoints(root / "checkpoints")))
