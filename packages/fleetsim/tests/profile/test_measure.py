@@ -10,7 +10,7 @@ from tailrace.fleetsim.profile.machine_file import machine_toml
 from tailrace.fleetsim.profile.measure import profile_machine
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.roles.replica import ReplicaRole
-from tailrace.pipeline.testing.executor_contract import FakeReplicaRole, make_files
+from tailrace.pipeline.testing.small_run import FakeReplicaRole, make_files
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 class Injuries:
     """What is broken now.
 
-    `torn_pulls` counts the next pulls of a replica that arrive damaged; `lost_checkpoints` the next ones that cannot be
-    written; `damaged` are checkpoints that cannot be read; until `scoring_broken_until_s` no verifier works; `kept_versions` newest
-    versions can be pulled, 0 for no limit.
+    `torn_pulls` counts the next pulls of a replica that arrive damaged, `lost_checkpoints` the next ones that cannot be
+    written. `damaged` are checkpoints that cannot be read. Until `scoring_broken_until_s` no verifier works. Only the newest
+    `kept_versions` can be pulled; 0 is no limit.
     """
 
     torn_pulls: Counter[str] = field(default_factory=Counter)

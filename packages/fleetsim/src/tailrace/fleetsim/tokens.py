@@ -102,7 +102,12 @@ class Tokens:
         """What was consumed for later versions is available again."""
 
     def survivors(self, version: int) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
-        """Complete trajectories that were not consumed, and the version and tokens of the others, when the driver has died."""
+        """Complete trajectories that were not consumed, and the version and tokens of the others, when the driver has died.
+
+        Args:
+            version: what was consumed for later ones is there again.
+        """
+        self.roll_back(version)
         held = tuple(name for name, known in self.trajectories.items() if known.response)
         partial = {name: (k.oldest, k.kept) for name, k in self.trajectories.items() if not k.response}
         return held, partial

@@ -24,7 +24,7 @@ def run_arguments(case: Case) -> list[str]:
     for fault in case.faults:
         scripted = fault.scripted()
         if scripted is not None:
-            words += ["--kill", str(scripted)]
+            words += [f"--{scripted.kind}", str(scripted).removeprefix(f"{scripted.kind}:")]
     return words
 
 
@@ -53,6 +53,7 @@ def settings(case: Case) -> list[str]:
         # A quick start limits what is open, and no setting takes that back: what no limit would come to stands for none.
         "pipeline.buffer_prompts": pipeline.buffer_prompts or 4 * (pipeline.prompts_per_step + surplus),
         "rollout.replicas": case.replicas,
+        "relay.count": case.relays,
         "rollout.cost_model": {name: getattr(case.costs, name) for name in ("k1", "k2", "k3", "k4")},
         "checkpoint.every": case.checkpoint_every,
         "evaluation.every": case.evaluation.every,
