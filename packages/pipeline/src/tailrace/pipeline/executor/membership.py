@@ -110,8 +110,8 @@ class Membership:
                     rank.send()
             fields = results[0] or {}
             first.address = fields.pop("address", first.address)
-            where = {"machine": first.member.machine, "address": first.address}
-            self._tell(c.Up(first.role, first.id, **where, answers=seq, **fields))
+            machine, address = first.member.machine, first.address
+            self._tell(c.Up(first.role, first.id, machine=machine, address=address, answers=seq, **fields))
 
         self._waits.add(what, self._time.now(), self._deadlines.start_s, answer, up, first.failed, first)
 

@@ -20,7 +20,20 @@ class Running:
         sent: told of each call that is under way; it calls `arrived` when that is over.
     """
 
-    __slots__ = ("_queue", "_sending", "_sent", "address", "failed", "id", "leader", "member", "name", "polled", "role", "up")
+    __slots__ = (
+        "_queue",
+        "_sending",
+        "_sent",
+        "address",
+        "failed",
+        "id",
+        "leader",
+        "member",
+        "name",
+        "polled",
+        "role",
+        "up",
+    )
 
     def __init__(self, role: str, id_: str, member: Member, sent: Sent, leader: str) -> None:
         self.role, self.id, self.member, self.leader = role, id_, member, leader
