@@ -85,7 +85,7 @@ def check(config: RunConfig) -> None:
     from tailrace.rollout import EngineOptions
 
     build_spec(config)
-    build_faults(config)
+    _check_faults(config)
     _engine(config)
     _trainer_config(config)
     try:
@@ -194,6 +194,19 @@ def build_faults(config: RunConfig) -> list[Fault]:
         return [parse_fault(text) for text in config.faults]
     except FaulttolError as error:
         raise ConfigError(f"key 'faults': {error}") from error
+
+
+def _check_faults(config: RunConfig) -> None:
+    """The scripted faults name members that the run begins with."""
+    members = {role: ["0"] for role in (DATA, SCORER, TRAINER)}
+    members[RELAY] = [str(index) for index in range(config.relay.count)]
+    members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
+    for fault in build_faults(config):
+        known = members[fault.role]
+        if fault.member is not None and not {fault.member, f"r{fault.member}"} & set(known):
+            raise ConfigError(
+                f"key 'faults': {fault}: found {fault.role} {fault.member!r}, expected one of {', '.join(known)}"
+            )
 
 
 def _engine(config: RunConfig) -> str:
