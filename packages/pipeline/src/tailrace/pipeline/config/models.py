@@ -175,6 +175,7 @@ class DeadlineConfig(_Strict):
     start_s: Seconds = 600.0
     step_s: Seconds = 1800.0
     publish_s: Seconds = 600.0
+    pull_s: Seconds = 600.0
     score_s: Seconds = 300.0
     suspect_s: Seconds = 10.0
     silent_s: Seconds = 60.0
