@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Any
 
 from tailrace.contracts import Place
@@ -28,7 +29,7 @@ class LocalMember:
         self._pool = ThreadPoolExecutor(_THREADS_PER_MEMBER, thread_name_prefix=name)
         self._dead = threading.Event()
         self._hung = threading.Event()
-        self._role: Future[Any] = self._pool.submit(_build, spec, building)
+        self._role: Future[Any] = self._pool.submit(self._build, spec, building)
 
     @property
     def pid(self) -> int | None:
@@ -61,12 +62,11 @@ class LocalMember:
 
     def kill(self) -> None:
         """A thread cannot be killed: the role is abandoned. Whatever it still says or writes is refused."""
+        if self._dead.is_set():
+            return
         self._dead.set()
         self._hung.clear()
-        if self._role.done() and not self._role.exception():
-            close = getattr(self._role.result(), "close", None)
-            if close is not None:
-                threading.Thread(target=close, name=f"{self._name}-abandoned", daemon=True).start()
+        self._role.add_done_callback(self._abandon)  # one that is being built, once it is
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self, timeout_s: float) -> None:
@@ -95,22 +95,39 @@ class LocalMember:
             raise MemberDeadError(f"{self._name} was killed")
         return result
 
+    def _build(self, spec: RoleSpec, building: threading.Lock) -> Any:
+        with building:  # transformers does not load models in two threads at once
+            if self._dead.is_set():
+                raise MemberDeadError(f"{self._name} was killed")
+            return spec.factory(**spec.arguments)
+
+    def _abandon(self, built: Future[Any]) -> None:
+        if not built.cancelled() and built.exception() is None:
+            close = getattr(built.result(), "close", None)
+            if close is not None:
+                threading.Thread(target=_tidy_up, args=(close,), name=f"{self._name}-abandoned", daemon=True).start()
+
     def _refused(self) -> Future[Any]:
         future: Future[Any] = Future()
         future.set_exception(MemberDeadError(f"{self._name} was killed"))
         return future
 
 
-def _build(spec: RoleSpec, building: threading.Lock) -> Any:
-    with building:  # transformers does not load models in two threads at once
-        return spec.factory(**spec.arguments)
+def _tidy_up(close: Callable[[], object]) -> None:
+    with suppress(Exception):  # nobody waits for it, and what it depends on may be gone, too
+        close()
 
 
 class LocalCaller:
-    """Calls whoever bears a name on a host, and waits."""
+    """Calls whoever bears a name on a host, and waits.
 
-    def __init__(self, find: Callable[[], LocalMember | None], name: str) -> None:
-        self._find, self._name = find, name
+    Args:
+        find: the member; None while there is none.
+        closed: set once none will ever come.
+    """
+
+    def __init__(self, find: Callable[[], LocalMember | None], name: str, closed: threading.Event) -> None:
+        self._find, self._name, self._closed = find, name, closed
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
         """Call and wait; a member that is gone is looked for again."""
@@ -124,8 +141,10 @@ class LocalCaller:
             except FutureTimeoutError as error:
                 raise DeadlineError(f"{self._name}: {method} did not return within {timeout_s:.0f} s") from error
             except (MemberDeadError, CancelledError):
-                if time.monotonic() + _RETRY_S > deadline:
-                    raise MemberDeadError(f"{self._name} is gone, none came in its place in {timeout_s:.0f} s") from None
+                if self._closed.is_set() or time.monotonic() + _RETRY_S > deadline:
+                    raise MemberDeadError(
+                        f"{self._name} is gone, none came in its place in {timeout_s:.0f} s"
+                    ) from None
                 time.sleep(_RETRY_S)
 
 
@@ -143,6 +162,7 @@ class LocalHost:
         self.time = RealTime(started_s)
         self._members: dict[tuple[str, str], LocalMember] = {}
         self._building = threading.Lock()
+        self._closed = threading.Event()
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> LocalMember:
         """Start a member. There is one machine. Its environment variables would be this process's: they are not applied."""
@@ -153,10 +173,11 @@ class LocalHost:
 
     def caller(self, role: str, id_: str = "0") -> LocalCaller:
         """Whoever bears the name when it is called."""
-        return LocalCaller(lambda: self._members.get((role, id_)), f"{role} {id_}")
+        return LocalCaller(lambda: self._members.get((role, id_)), f"{role} {id_}", self._closed)
 
     def close(self) -> None:
         """Abandon whatever is left."""
+        self._closed.set()
         for member in self._members.values():
             member.kill()
         self._members.clear()

@@ -46,15 +46,16 @@ class _Dies(Exception):  # noqa: N818 - it stands for the driver's death
 
 
 class _Watching:
-    """An observer that does something at one event of a kind."""
+    """An observer that does something once, at an event of a kind; of this version, unless it is None."""
 
-    def __init__(self, kind: type, version: int) -> None:
+    def __init__(self, kind: type, version: int | None) -> None:
         self._kind, self._version = kind, version
         self._done = False
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         del now, commands, run
-        if not self._done and any(type(e) is self._kind and getattr(e, "version", 0) == self._version for e in events):
+        versions = [getattr(event, "version", None) for event in events if type(event) is self._kind]
+        if not self._done and (self._version in versions if self._version is not None else versions):
             self._done = True
             self.act()
 
@@ -109,7 +110,7 @@ class ExecutorContract:
         Args:
             started_s: what its clock shows now.
         """
-        raise AssertionError("a subclass provides the host")
+        raise AssertionError(f"a subclass provides the host whose clock shows {started_s} s")
 
     @pytest.fixture(scope="class")
     def model(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -240,10 +241,10 @@ class ExecutorContract:
         """In mid-run, and again while it comes back: the log rebuilds the controller, the store says what survived."""
         deployment = make_deployment(tmp_path, model)
         self._dies(Controller(make_spec()), deployment, tmp_path, c.Stepped, 3)
-        for kind, version in ((c.Up, None), (c.Published, 4), (c.Stepped, 4)):
-            self._dies(self._rebuilt(tmp_path), deployment, tmp_path, kind, version)
+        for kind in (c.Up, c.Published, c.Stepped):
+            self._dies(self._rebuilt(tmp_path), deployment, tmp_path, kind)
         controller = self._rebuilt(tmp_path)
-        assert 3 <= controller.view.step < STEPS
+        assert not controller.over
         executor = Executor(self.make_host(self._last_s(tmp_path)), deployment)
         try:
             with EventLog(tmp_path / LOG) as log:
@@ -253,9 +254,11 @@ class ExecutorContract:
             executor.close()
         assert len(events_of(tmp_path, c.Resumed)) == 4
 
-    def _dies(self, controller: Controller, deployment: Deployment, root: Path, kind: type, version: object) -> None:
+    def _dies(
+        self, controller: Controller, deployment: Deployment, root: Path, kind: type, version: int | None = None
+    ) -> None:
         """Run a controller until its driver dies, at the first event of a kind."""
-        watching = _Watching(kind, version)  # type: ignore[arg-type]
+        watching = _Watching(kind, version)
         executor = Executor(self.make_host(self._last_s(root)), deployment, observers=[watching])
         first = self._resumed(root) if controller.started else None
         with EventLog(root / LOG) as log, pytest.raises(_Dies):

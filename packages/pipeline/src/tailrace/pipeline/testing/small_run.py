@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,10 +197,18 @@ def check_run(controller: Controller, executor: Executor, root: Path) -> None:
 
 
 def _check_tokens(controller: Controller, executor: Executor, root: Path) -> None:
-    """As far as the checkpoints of their versions are there."""
-    from tailrace.trainer import load_weights_file
+    """As far as the checkpoints of their versions are there: all, where the run keeps so many."""
+    from tailrace.trainer import CheckpointError, load_weights_file
 
     view = controller.view
+
+    def known(version: int) -> int | None:
+        try:
+            return fingerprint(load_weights_file(root / "checkpoints" / str(version)))
+        except (CheckpointError, OSError):
+            assert controller.spec.keep_checkpoints < STEPS
+            return None
+
     weights: dict[int, int | None] = {}
     for version, names in trained(read_log(root / LOG), view.made).items():
         for experience in executor.data.call("experiences", names):
@@ -208,15 +216,14 @@ def _check_tokens(controller: Controller, executor: Executor, root: Path) -> Non
             assert view.bound is None or version - 1 - experience.oldest_version <= view.bound
             versions = [segment.version for segment in experience.segments for _ in segment.tokens]
             for held in set(versions) - weights.keys():
-                checkpoint = root / "checkpoints" / str(held)
-                weights[held] = fingerprint(load_weights_file(checkpoint)) if checkpoint.exists() else None
+                weights[held] = known(held)
             drawn = zip(versions, experience.tokens, experience.logprobs, strict=True)
             for position, (held, token, logprob) in enumerate(drawn):
-                known = weights[held]
-                assert known is None or (token, logprob) == fake_token(known, experience.prompt, position)
+                made_by = weights[held]
+                assert made_by is None or (token, logprob) == fake_token(made_by, experience.prompt, position)
 
 
-def trained(log: Iterable[Instant], counts: Any = lambda version: True) -> dict[int, list[str]]:
+def trained(log: Iterable[Instant], counts: Callable[[int], bool]) -> dict[int, list[str]]:
     """What each version was trained on, from the log alone.
 
     Args:
