@@ -8,13 +8,13 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.fleetsim.fuzz.draw import draw_case
 from tailrace.fleetsim.fuzz.trial import run_case
-from tailrace.fleetsim.members.replica import Replica
+from tailrace.fleetsim.injuries import Injuries
 
 
 @pytest.fixture
 def _broken(monkeypatch):
     """A replica that serves what arrived damaged."""
-    monkeypatch.setattr(Replica, "pull_failed", lambda replica, command, reason: replica.pulled(command))
+    monkeypatch.setattr(Injuries, "torn", lambda injuries, replica: False)
 
 
 def test_seeds_that_hold(capsys):

@@ -139,7 +139,9 @@ def test_a_mistake_found_late_leaves_nothing_behind(launched, capsys):
 def test_layers_are_laid_over_each_other(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('app = "laminar"\nseed = 3\nfaults = ["trainer@step5"]\n[pipeline]\nsteps = 7\n')
-    config = configuration(str(path), settings=["pipeline.steps=9", "trainer.options.lr=1e-6"], kills=["replica@step2"])
+    config = configuration(
+        str(path), settings=["pipeline.steps=9", "trainer.options.lr=1e-6"], faults=[("kill", "replica@step2")]
+    )
     assert config.seed == 3
     assert config.pipeline.steps == 9
     assert config.pipeline.sync.name == "on-idle"
