@@ -86,6 +86,14 @@ def test_a_pipeline_that_interrupts_shows_its_bound_its_pool_and_its_interruptio
     assert "pool" not in text(panel(training(), wall_s=80.0))
 
 
+def test_a_simulation_shows_its_own_clock_and_nothing_that_is_learnt():
+    shown = text(panel(training(simulated=True), wall_s=7200.0))
+    assert "2 h 00 min simulated" in shown
+    assert "reward" not in shown
+    assert "accuracy" not in shown
+    assert "2,131 tokens/s" in shown
+
+
 def test_a_replica_that_contradicts_the_controller_is_said_in_red():
     status = training(contradictions=2)
     assert "2 snapshots of replicas contradict the controller" in line(status, wall_s=1.0)

@@ -126,8 +126,9 @@ def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
         staleness = f"{status.staleness_mean:.2f} mean, {status.staleness_max} max"
         staleness += f", bound {status.bound}" if status.bound is not None else ""
     trained = f"{status.trained_tokens_per_s:,.0f} tokens/s" if status.trained_tokens_per_s is not None else "none yet"
-    yield "reward", f"{status.reward:.3f}" if status.reward is not None else "none yet"
-    yield "accuracy", accuracy
+    if not status.simulated:  # where nothing learns
+        yield "reward", f"{status.reward:.3f}" if status.reward is not None else "none yet"
+        yield "accuracy", accuracy
     yield "staleness", staleness
     yield "trained", trained
     yield "generated", f"{status.generated_tokens_per_s:,.0f} tokens/s"
