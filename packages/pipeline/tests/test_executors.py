@@ -32,7 +32,8 @@ class SharedCluster(RayHost):
 
 class TestRay(ExecutorContract):
     @pytest.fixture(scope="class", autouse=True)
-    def cluster(self):
+    @classmethod
+    def cluster(cls):
         ray = pytest.importorskip("ray")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OMP_NUM_THREADS", "1")

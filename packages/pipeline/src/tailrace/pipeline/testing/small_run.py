@@ -26,7 +26,6 @@ from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.run.eventlog import Instant, read_log
-from tailrace.pipeline.run.launch import replay
 from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
 from tailrace.rollout.testing import FakeEngine, fake_token
 
@@ -177,6 +176,8 @@ def check_run(controller: Controller, executor: Executor, root: Path) -> None:
     Raises:
         AssertionError: something of that is not so.
     """
+    from tailrace.pipeline.run.launch import replay  # not in every member's process
+
     view = controller.view
     spec, counts = controller.spec, view.counts
     groups, samples = spec.steps * spec.batch_groups, spec.batching.open().next(controller.coordinator.progress())
