@@ -60,6 +60,7 @@ def _up_inside_the_loop_over_commands(patch):
 
 def _an_answer_of_a_dead_incarnation(patch):
     patch.setattr(Waits, "forget", lambda waits, owner: None)
+    patch.setattr(Waits, "dismiss", lambda waits, number: None)
 
 
 def _a_discard_forgotten_on_resume(patch):

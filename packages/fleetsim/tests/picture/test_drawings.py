@@ -6,7 +6,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.fleetsim.picture.compare import Compared, compare_svg, drawn_alike
@@ -98,6 +98,7 @@ def test_systems_without_a_scene_still_have_bars(laminar):
 
 
 @given(st.floats(0, 1e6), st.floats(1e-3, 1e6))
+@settings(deadline=None)
 def test_ticks_are_round_and_inside(begin, length):
     ticks = nice_ticks(begin, begin + length)
     assert len(ticks) <= 10

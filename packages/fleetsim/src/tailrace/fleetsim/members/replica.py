@@ -305,10 +305,7 @@ class Replica:
 
     def snapshot(self) -> c.Snapshot:
         """Its load now; the engine must have been advanced."""
-        engine, now = self.engine, self.time.now()
-        told_s, told = self._told
-        rate = (engine.tokens - told) / (now - told_s) if now > told_s else 0.0
-        self._told = (now, engine.tokens)
+        engine = self.engine
         return c.Snapshot(
             self.id,
             engine.kv_share,
@@ -317,10 +314,16 @@ class Replica:
             self.finished,
             self.version,
             self.last_seq,
-            round(rate, 1),
+            self._rate() if self.world.watched else 0.0,
             kv_capacity_tokens=self.world.fleet.kv_capacity_tokens,
             in_environment=engine.in_environment,
         )
+
+    def _rate(self) -> float:
+        """Tokens per second since it was last asked."""
+        now, tokens, (told_s, told) = self.time.now(), self.engine.tokens, self._told
+        self._told = (now, tokens)
+        return round((tokens - told) / (now - told_s), 1) if now > told_s else 0.0
 
     # ---- what it computes -----------------------------------------------------------------------------------------
 

@@ -82,6 +82,8 @@ class Answers:
         scored = False
         for event in events:
             kind = type(event)
+            if kind is c.Finished or kind is c.Snapshot:  # most are
+                continue
             if kind is c.Scored or kind is c.ScoringFailed:
                 self._unscored.pop(event.trajectory, None)  # type: ignore[union-attr]
                 scored = True

@@ -6,7 +6,6 @@ gone. News of a member that is gone already is not heard.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from tailrace.pipeline.executor.answers import Answers
 from tailrace.pipeline.executor.deployment import DATA, TRAINER, Deployment
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import Answer, Host, MemberDeadError
-from tailrace.pipeline.executor.waits import Waits, together
+from tailrace.pipeline.executor.waits import Waits, error_of, together
 
 Key = tuple[str, str]
 
@@ -92,7 +91,9 @@ class Membership:
             spec = self.deployment.role(self._host, role, id_, incarnation, rank)
             member = self._host.spawn(role, key[1], incarnation, spec, command.place)
             running = self.running[key] = Running(role, key[1], member, self._sent, id_)
-            running.polled, running.failed = partial(self._polled, running), partial(self.failed, running)
+            running.failed = partial(self.failed, running)
+            running.standing = self._waits.stand(partial(self._polled, running))
+            running.answered = partial(self._wake, running.standing)
             ranks.append(running)
         arguments = (version,) if role in (TRAINER, DATA) else ()
         ready = together([running.member.call("ready", *arguments) for running in ranks])
@@ -141,12 +142,22 @@ class Membership:
             elif isinstance(notice, Death):
                 self._down(running, f"silent for {notice.silent_s:.0f} s", c.Cause.SILENT)
 
-    def _poll(self, running: Running) -> None:
-        answer = running.member.call("events", self._host.poll_s)
-        self._waits.add("events", self._time.now(), math.inf, answer, running.polled, running.failed, running)
+    def _wake(self, number: int, _: Answer) -> None:
+        self._waits.wake(number)
 
-    def _polled(self, running: Running, events: Sequence[c.Event]) -> None:
+    def _poll(self, running: Running) -> None:
+        running.asked = running.member.call("events", self._host.poll_s)
+        running.asked.add_done_callback(running.answered)
+
+    def _polled(self, running: Running) -> None:
+        answer = running.asked
+        assert answer is not None
+        error = error_of(answer)
+        if error is not None:
+            self.failed(running, error)
+            return
         self._heartbeats.beat(running.name, self._time.now())
+        events = answer.result()
         if events:
             self._hear(events)
         self._poll(running)
@@ -180,6 +191,7 @@ class Membership:
             self._heartbeats.forget(gone.name)
             self.answers.forget(gone)
             self._waits.forget(gone)
+            self._waits.dismiss(gone.standing)
             gone.member.kill()
         return True
 

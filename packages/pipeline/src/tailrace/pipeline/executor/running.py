@@ -12,7 +12,10 @@ Sent = Callable[["Running", Answer, Sequence[Command]], None]
 
 
 class Running:
-    """One incarnation of a member. `polled` takes its events, `failed` the error of a call of it.
+    """One incarnation of a member. `failed` takes the error of a call of it.
+
+    `asked` is the question for its events that waits for an answer, `standing` the number under which answers come, and
+    `answered` is called with each.
 
     Args:
         role, id: its name; further ranks of the trainer have an `id` of their own and belong to `leader`.
@@ -25,20 +28,24 @@ class Running:
         "_sending",
         "_sent",
         "address",
+        "answered",
+        "asked",
         "failed",
         "id",
         "leader",
         "member",
         "name",
-        "polled",
         "role",
+        "standing",
         "up",
     )
 
     def __init__(self, role: str, id_: str, member: Member, sent: Sent, leader: str) -> None:
         self.role, self.id, self.member, self.leader = role, id_, member, leader
         self.name = f"{role} {id_}"
-        self.polled: Callable[[Any], None] = lambda _: None
+        self.asked: Answer | None = None
+        self.standing = 0
+        self.answered: Callable[[Any], None] = lambda _: None
         self.failed: Callable[[BaseException], None] = lambda _: None
         self.up, self.address = False, ""
         self._sent = sent

@@ -40,6 +40,7 @@ class Waits:
     def __init__(self, wake: Callable[[int], None]) -> None:
         self._wake = wake
         self._waits: dict[int, Wait] = {}
+        self._standing: dict[int, Callable[[], None]] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; numbers that are settled are passed over
         self._next = 0
 
@@ -69,15 +70,33 @@ class Waits:
             answer.add_done_callback(lambda _: self._wake(number))
         return number
 
+    def stand(self, call: Callable[[], None]) -> int:
+        """A number for answers that come again and again, each of which calls this until `dismiss`."""
+        self._next += 1
+        self._standing[self._next] = call
+        return self._next
+
+    def dismiss(self, number: int) -> None:
+        """Answers of a standing number are not heard any more."""
+        self._standing.pop(number, None)
+
+    def wake(self, number: int) -> None:
+        """The answer with this number is there. From any thread."""
+        self._wake(number)
+
     def settle(self, number: int) -> None:
         """An answer is there: hand its result, or its error, on."""
+        standing = self._standing.get(number)
+        if standing is not None:
+            standing()
+            return
         wait = self._waits.pop(number, None)
         if wait is None:
             return  # its deadline passed before, or its member went down
         if wait.answer is None:
             wait.then(None)
             return
-        error = _error(wait.answer)
+        error = error_of(wait.answer)
         if error is None:
             wait.then(wait.answer.result())
         else:
@@ -129,7 +148,7 @@ class Waits:
             yield heapq.heappop(self._deadlines)[1]
 
 
-def _error(answer: Answer) -> BaseException | None:
+def error_of(answer: Answer) -> BaseException | None:
     """Why a call failed. One that was cancelled belonged to a member that was killed before it got to it."""
     return MemberDeadError("its member was killed before it began") if answer.cancelled() else answer.exception()
 
@@ -144,7 +163,7 @@ def together(answers: Sequence[Answer]) -> Answer:
 
     def one_done(answer: Answer) -> None:
         nonlocal missing
-        error = _error(answer)
+        error = error_of(answer)
         with lock:
             missing -= 1
             if whole.done():
