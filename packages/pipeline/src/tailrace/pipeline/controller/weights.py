@@ -69,13 +69,14 @@ class Weights:
         replica.version, replica.pulling, replica.failed_pulls = event.version, None, 0
 
     def pull_failed(self, event: c.PullFailed) -> None:
-        """A replica could not load a version: the newest is tried again, an older one is gone."""
+        """A replica could not load a version: the newest is tried again, an older one is gone, which is nobody's fault."""
         replica = self._fleet.replicas[event.replica]
         replica.pulling, replica.version = None, None
-        replica.failed_pulls += 1
         if event.version != self._trainer.published:
             self._version_gone(event.version)
-        elif replica.failed_pulls > PULL_ATTEMPTS:
+            return
+        replica.failed_pulls += 1
+        if replica.failed_pulls > PULL_ATTEMPTS:
             self._fail(
                 f"replica {replica.id} failed {replica.failed_pulls} times to pull version {event.version}: {event.reason}"
             )
