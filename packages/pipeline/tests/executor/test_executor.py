@@ -324,6 +324,20 @@ def test_a_run_that_the_controller_gives_up_says_why(run):
         run.executor.run(run.controller, run.log)
 
 
+def test_one_that_gave_up_hears_that_it_is_resumed(run):
+    run.controller.over, run.controller.failure = True, "no way out"
+    resumed = c.Resumed((3,))
+
+    def goes_on(events, now):
+        run.controller.over = run.controller.failure = None
+        return run.controller.heard.append((now, list(events))) or []
+
+    run.controller.handle_all = goes_on
+    run.executor.run(run.controller, run.log, first=resumed, until=lambda: True)
+    assert run.controller.heard[-1][1] == [resumed]
+    assert run.log.instants[-1][1] == [resumed]
+
+
 def test_members_are_closed_in_order(run):
     members = run.up(*EVERYBODY)
     run.executor.close(1.5)

@@ -208,11 +208,12 @@ class Executor:
 
     def _deliver(self, now: float) -> None:
         """Hand everything of this instant to the controller, and carry out what follows."""
-        events, self._news = self._news, []
-        if not events or self._controller is None or self._controller.over:
+        events, self._news, controller = self._news, [], self._controller
+        if not events or controller is None:
+            return
+        if controller.over and type(events[0]) is not c.Resumed:
             return  # between runs members stay up, and nobody decides
         assert self._log is not None
-        controller = self._controller
         commands = controller.handle_all(events, now)
         self._log.append(now, events, commands)
         for observer in self._observers:
