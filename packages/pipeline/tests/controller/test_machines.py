@@ -53,6 +53,18 @@ def test_everything_that_starts_later_avoids_it():
     assert all("m0" in command.place.avoid for command in of(c.Restart, run.go(c.Resumed((0,)), leave=(c.Step,))))
 
 
+def test_one_that_comes_up_on_a_machine_that_was_given_up_meanwhile_moves_on():
+    run = evicting()
+    run.down("replica", "r0", leave=("replica", c.Step))
+    run.down("relay", "0", leave=("relay", "scorer", c.Step))
+    given = run.catch_up("replica", leave=("replica", c.Step))
+    assert moved(given) == {("replica", "r0"): (("m0",), c.Reason(c.Why.MACHINE, "m0"))}
+    assert not of(c.Pull, given)
+    given = run.catch_up("replica", leave=(c.Pull, c.Step))  # there is no other: so be it
+    assert moved(given) == {}
+    assert [command.replica for command in of(c.Pull, given)] == ["r0"]
+
+
 @pytest.mark.parametrize("role", ["trainer", "data"])
 def test_the_trainer_and_the_store_go_along_too(role):
     run = evicting(after=1)

@@ -197,7 +197,7 @@ class Controller:
 
     def _on_up(self, event: c.Up) -> None:
         member = self.members.came_up(event)
-        if member is None:
+        if member is None or not self.failures.came_up(member):
             return
         if event.role == TRAINER:
             self.trainer.up = True

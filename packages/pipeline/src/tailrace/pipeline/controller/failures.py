@@ -121,11 +121,21 @@ class Failures:
                 self._restart(other, c.Reason(c.Why.MACHINE, machine))
         self._restart(member, reason)
 
+    def came_up(self, member: MemberState) -> bool:
+        """A member serves. Returns whether it may: its machine may have been given up while it started."""
+        machine = member.machine
+        if machine in member.avoids or machine not in self._members.given_up or member.health is not c.Health.UP:
+            return True
+        self._losses.lost(member)
+        self._restart(member, c.Reason(c.Why.MACHINE, machine))
+        return False
+
     def _restart(self, member: MemberState, reason: c.Reason, *, avoid: tuple[str, ...] = ()) -> None:
         member.health, member.machine, member.address = c.Health.STARTING, "", ""
         member.phase, member.still_s = "", 0.0
         member.restarts += 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         index = int(member.id) if member.role == RELAY else None
-        place = c.Place(index, tuple(dict.fromkeys((*self._members.given_up, *avoid))))
+        member.avoids = tuple(dict.fromkeys((*self._members.given_up, *avoid)))
+        place = c.Place(index, member.avoids)
         self._outbox.send(c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason)

@@ -19,7 +19,7 @@ _UP = Health.UP
 
 @dataclass(slots=True)
 class MemberState:
-    """One member. `failures` are the times of those since it last did its work."""
+    """One member. `failures` are the times of those since it last did its work, `avoids` the machines that it was kept from."""
 
     role: str
     id: str
@@ -31,6 +31,7 @@ class MemberState:
     slowest_s: float = 0.0
     failures: list[float] = field(default_factory=list)
     restarts: int = 0
+    avoids: tuple[str, ...] = ()
 
     def worked(self) -> None:
         """It did what it is there for: its next failure is the first in a row."""

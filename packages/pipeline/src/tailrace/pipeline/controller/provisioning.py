@@ -64,10 +64,12 @@ class Provisioning:
             if isinstance(action, c.StartReplica):
                 name = f"r{self.started}"
                 self.started += 1
+                member = self._members.add(REPLICA, name)
+                member.avoids = self._members.given_up
                 self._outbox.send(
-                    c.Start, role=REPLICA, id=name, place=c.Place(avoid=self._members.given_up), reason=action.reason
+                    c.Start, role=REPLICA, id=name, place=c.Place(avoid=member.avoids), reason=action.reason
                 )
-                self._fleet.add(self._members.add(REPLICA, name), self._spec.replica_batch)
+                self._fleet.add(member, self._spec.replica_batch)
             elif self._members.get(REPLICA, action.replica) is None:
                 raise answered("provisioning", policy, "plan", action, "StartReplica, or StopReplica of a replica")
             else:
