@@ -113,7 +113,6 @@ class Simulation:
         roles = {role: RoleSpec(factory) for role, factory in self.models.factories().items()}
         self.deployment = Deployment("simulated", "", roles, deadlines=self.deadlines)
         self.observers: list[Observer] = [_Idle(self), *observers]
-        self.world.watched = bool(observers)
         self.failures = Failures(fleet.failures, self.world.time, lambda: list(self.models.replicas), self.end)
         self.controller = Controller(fleet.spec, relays=fleet.relays)
         self.executor = Executor(self.host, self.deployment, observers=self.observers)

@@ -27,7 +27,7 @@ class Pulsing(Protocol):
 class World:
     """One fleet at work.
 
-    `disk` are the checkpoints. While it is `watched`, replicas count what they generate per second, for people to see.
+    `disk` are the checkpoints.
 
     Args:
         fleet: what it is made of.
@@ -45,7 +45,6 @@ class World:
         reorders: bool = False,
     ) -> None:
         self.fleet, self.reorders = fleet, reorders
-        self.watched = False
         self.time = VirtualTime(fleet.delays.snapshot_s)
         mixes = fleet.spec.sync.mixes_versions
         self.tokens = tokens or Tokens(fleet.workload, fleet.samples, mixes_versions=mixes)

@@ -314,7 +314,7 @@ class Replica:
             self.finished,
             self.version,
             self.last_seq,
-            self._rate() if self.world.watched else 0.0,
+            self._rate(),
             kv_capacity_tokens=self.world.fleet.kv_capacity_tokens,
             in_environment=engine.in_environment,
         )

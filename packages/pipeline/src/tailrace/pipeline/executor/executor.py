@@ -11,6 +11,7 @@ out makes known at once belongs to the next instant.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,6 +28,8 @@ from tailrace.pipeline.executor.membership import Key, Membership
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import Caller, Host
 from tailrace.pipeline.executor.waits import Waits
+
+_log = logging.getLogger(__name__)
 
 
 class Log(Protocol):
@@ -148,22 +151,29 @@ class Executor:
             raise DeadlineError(f"waited {timeout_s:.0f} s in vain for work beside the run")
 
     def close(self, patience_s: float | None = None) -> None:
-        """Let every member tidy up, then end them.
+        """Let every member tidy up, then end them. One that does not come to an end is killed: nothing is lost with it.
 
         Args:
             patience_s: how long for; the deployment's deadline if None. What dies is recovered from, so it may be short.
+
+        Raises:
+            Exception: the store could not be closed.
         """
         patience_s = self.deployment.deadlines.close_s if patience_s is None else patience_s
-        errors: list[BaseException] = []
+        failed: list[tuple[Running, BaseException]] = []
         for serving in (False, True):  # relays and data serve the others
-            members = [r.member for r in self.members.values() if (r.role in (DATA, RELAY)) is serving]
-            with ThreadPoolExecutor(max(1, len(members))) as pool:
-                closing = [pool.submit(member.close, patience_s) for member in members]
-            errors += [error for error in (future.exception() for future in closing) if error is not None]
+            running = [r for r in self.members.values() if (r.role in (DATA, RELAY)) is serving]
+            with ThreadPoolExecutor(max(1, len(running))) as pool:
+                closing = [(r, pool.submit(r.member.close, patience_s)) for r in running]
+            failed += [(r, error) for r, future in closing if (error := future.exception()) is not None]
+        for r, error in failed:
+            _log.warning("%s did not close and is killed: %s", r, error)
+            r.member.kill()
         self.membership.running.clear()
         self.host.close()
-        if errors:
-            raise errors[0]
+        for r, error in failed:
+            if r.role == DATA:
+                raise error
 
     def visible(self) -> dict[str, Any]:
         """What a person wants to see: members, and what is waited for."""
