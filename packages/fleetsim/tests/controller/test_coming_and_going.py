@@ -25,14 +25,14 @@ class Tides:
 
 def test_replicas_come_and_go():
     started = stopped = 0
-    for seed in seeds(150):
+    for seed in seeds(100):
         played = world(seed, spec={"provisioning": Tides(seed)})
         play(seed, played, gives_up=True)
         commands = [command for _, _, commands in played.simulation.log.instants for command in commands]
         started += sum(isinstance(command, c.Start) for command in commands)
         stopped += sum(isinstance(command, c.Stop) for command in commands)
-    assert stopped > 100
-    assert started > 500
+    assert stopped > 50
+    assert started > 300
 
 
 def placed(played, machines):
@@ -54,7 +54,7 @@ def test_machines_are_given_up_with_all_their_members():
     recovery = policy(
         "recovery", "isolate", max_restarts=1_000, trainer_restarts=1_000, data_restarts=1_000, machine_failures=2
     )
-    for seed in seeds(150, fits=lambda case: len(case.faults) >= 3):
+    for seed in seeds(100, fits=lambda case: len(case.faults) >= 3):
         played = world(seed, spec={"recovery": recovery})
         stands = placed(played, machines)
         controller = play(seed, played, gives_up=True)
@@ -68,7 +68,7 @@ def test_machines_are_given_up_with_all_their_members():
 
 
 def test_backlogs_are_routed_in_parts():
-    for seed in seeds(150):
+    for seed in seeds(100):
         play(seed, world(seed, spec={"cycle_trajectories": 3}), gives_up=True)
 
 

@@ -20,7 +20,7 @@ def may_give_up(played):
 
 def test_a_run_that_gave_up_at_every_fault_goes_on_each_time():
     resumed = 0
-    for seed in seeds(120, fits=lambda case: patient(case) and case.faults):
+    for seed in seeds(60, fits=lambda case: patient(case) and case.faults):
         played = may_give_up(world(seed, spec={"recovery": policy("recovery", "restart-task")}))
         controller, times = play(seed, played, gives_up=True), 0
         while not controller.finished:
@@ -28,7 +28,7 @@ def test_a_run_that_gave_up_at_every_fault_goes_on_each_time():
             assert times < MOST, f"seed {seed}: it does not get further: {controller.failure}"
             controller, times = play(seed, played, first=played._crash(), gives_up=True), times + 1
         resumed += times
-    assert resumed > 100
+    assert resumed > 50
 
 
 @dataclass
@@ -66,7 +66,7 @@ def breaks(seed):
 def test_a_run_that_a_plugin_broke_goes_on_once_that_is_mended():
     """Replayed with the mended plugin, the log gives other commands at its end than it says."""
     broke = 0
-    for seed in seeds(200, fits=lambda case: patient(case) and case.pipeline.steps >= 2):
+    for seed in seeds(100, fits=lambda case: patient(case) and case.pipeline.steps >= 2):
         played, broken = breaks(seed)
         if (failure := play(seed, played, gives_up=True).failure) is None:
             continue
@@ -78,7 +78,7 @@ def test_a_run_that_a_plugin_broke_goes_on_once_that_is_mended():
         first = played._crash()
         played.checker.rebuild = rebuild
         play(seed, played, first=first)
-    assert broke > 20
+    assert broke > 10
 
 
 def replayed(played):
@@ -91,7 +91,7 @@ def replayed(played):
 
 
 def test_a_driver_may_die_again_while_it_comes_back():
-    for seed in seeds(120, fits=patient):
+    for seed in seeds(60, fits=patient):
         drawn = world(seed).case.faults
         step, after_s = seed % 3, 0.1 * (seed % 7)
         deaths = [CaseFault(kind=FaultKind.CRASH, at_step=step, after_s=after_s + 0.2 * again) for again in range(4)]
@@ -101,7 +101,7 @@ def test_a_driver_may_die_again_while_it_comes_back():
 
 def test_with_no_checkpoint_that_fits_it_says_which_would_and_goes_on_with_one():
     none = 0
-    for seed in seeds(60, fits=lambda case: patient(case) and case.pipeline.steps >= 4):
+    for seed in seeds(40, fits=lambda case: patient(case) and case.pipeline.steps >= 4):
         played = may_give_up(world(seed, faults=(CaseFault(kind=FaultKind.CRASH, at_step=3),)))
         crash = played._crash
         played._crash = lambda crash=crash: crash() and c.Resumed(())
