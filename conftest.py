@@ -1,13 +1,79 @@
-"""For all tests: processes that tests start keep bytecode, also where Python is told not to write it beside the sources.
-
-Torch, Ray and vLLM would otherwise be compiled anew in each of them, which takes longer than the tests.
-"""
+"""For all tests: which of the long ones run, how many run at once, and where bytecode is kept."""
 
 import os
 import sys
 import tempfile
+import zlib
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
+# Torch, Ray and vLLM would be compiled anew in each process that tests start, which takes longer than the tests.
 if sys.dont_write_bytecode and not os.environ.get("PYTHONPYCACHEPREFIX"):
     os.environ["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir()) / "tailrace-tests-bytecode")
     os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+    sys.pycache_prefix, sys.dont_write_bytecode = os.environ["PYTHONPYCACHEPREFIX"], False
+
+if find_spec("tailrace.rollout") is not None:  # some packages are tested without it
+    from tailrace.rollout.wheel_tag import correct_wheel_tag
+
+    correct_wheel_tag()
+
+FILES_FOR_ONE_PROCESS = 3
+"""A command line that names no folder and no more files than these is run without helper processes, which take seconds."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--deep", action="store_true", help="run the long tests, too")
+    parser.addoption("--deep-part", metavar="K/N", help="of the long tests, run the K-th of N parts only, such as 2/4")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """For `-n auto`, which pyproject.toml sets: two processes on two cores, and none for a few files."""
+    named = [Path(argument.split("::")[0]) for argument in config.args]
+    if all(path.suffix == ".py" for path in named) and len(named) <= FILES_FOR_ONE_PROCESS:
+        return 0
+    return max(2, min(8, os.cpu_count() or 2))
+
+
+def pytest_report_header(config):
+    part = config.getoption("deep_part")
+    if part:
+        return f"long tests: part {part}"
+    return "long tests: " + ("all" if config.getoption("deep") else "skipped, run them with --deep")
+
+
+def pytest_collection_modifyitems(config, items):
+    chosen = _chosen(config)
+    _more_examples({getattr(item, "obj", None) for item in items if chosen(item)})
+    for item in items:
+        if item.get_closest_marker("deep") is not None and not chosen(item):
+            item.add_marker(pytest.mark.skip(reason="a long test: --deep runs it"))
+    # A file's tests run in one process. No long file is to start when all others are done.
+    long = {item.path for item in items if item.get_closest_marker("long") is not None}
+    items.sort(key=lambda item: item.path not in long)
+
+
+@pytest.fixture
+def deep(request):
+    """Whether this test is to go deep: more seeds, more sizes."""
+    return _chosen(request.config)(request.node)
+
+
+def _more_examples(tests):
+    """Four times as many examples of property tests."""
+    for test in tests:
+        settings = getattr(test, "_hypothesis_internal_use_settings", None)
+        if settings is not None:
+            test._hypothesis_internal_use_settings = type(settings)(settings, max_examples=4 * settings.max_examples)
+
+
+def _chosen(config):
+    part = config.getoption("deep_part")
+    if not part:
+        return lambda _: config.getoption("deep")
+    number, parts = map(int, part.split("/"))
+    if not 1 <= number <= parts:
+        raise pytest.UsageError(f"--deep-part: found {part!r}, expected K/N with K from 1 to N")
+    return lambda item: zlib.crc32(item.nodeid.encode()) % parts == number - 1

@@ -54,7 +54,7 @@ def config(tmp_path):
     from tailrace.trainer.tokenizer import train_tokenizer
 
     rows = [{"prompt": f"{a} + {b} = ", "answer": str(a + b)} for a in range(10) for b in range(10)]
-    write_jsonl(tmp_path / "train.jsonl", rows)
+    write_jsonl(tmp_path / "train.jsonl", rows[16:])
     pq.write_table(pa.Table.from_pylist(rows[:16]), tmp_path / "held_out.parquet")
     size = train_tokenizer([row["prompt"] for row in rows], tmp_path / "model", vocab_size=64)
     build_model(tmp_path / "model", vocab_size=size, hidden=32, layers=2, heads=2, kv_heads=1, head_dim=32, mlp=64)
@@ -77,6 +77,7 @@ def steps_done(run):
     return log.read_text().count('"is":"Stepped"') if log.exists() else 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path):
     run = tmp_path / "run"

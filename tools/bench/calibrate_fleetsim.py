@@ -3,14 +3,14 @@
     uv run python tools/bench/calibrate_fleetsim.py search laminar --rounds 1 --jobs 2
     uv run python tools/bench/calibrate_fleetsim.py splits
 
-`search` goes through the parameters of ``reproduce/calibration.toml`` that are marked as fitted, one after the other, and
+`search` goes through the parameters of a paper's ``parameters.toml`` that are marked as fitted, one after the other, and
 tries a step down and a step up, within what is plausible. A step is kept if the mean error over the targets in `fitted_on`,
 each counted as 1 at most, falls by at least 0.002. No other target is looked at. Everything is deterministic, and short: the
 simulations are those of ``tailrace reproduce --quick``. It prints every trial and the values to write into the file.
 
 `splits` tunes the devices that train, for each of StaleFlow's models and systems by the same rule (section 6.1: "we tune the
 GPU allocation ratio between rollout and training to optimal values"): of the splits in eighths, the one with the highest
-throughput on average over the bounds. It prints the table of ``reproduce/staleflow/points.py``.
+throughput on average over the bounds. It prints the table of ``tailrace/staleflow/paper/points.py``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import argparse
 import statistics
 import time
 
-from tailrace.fleetsim.reproduce import PAPERS, reproduce
-from tailrace.fleetsim.reproduce.calibration import Parameter, calibration, trial
+from tailrace.contracts import plugins
+from tailrace.fleetsim.reproduce import Paper, reproduce
 from tailrace.fleetsim.reproduce.lab import Lab
-from tailrace.fleetsim.reproduce.staleflow.points import ASYNC, BOUNDS, MODELS, NODE, ONE_STEP, point
+from tailrace.fleetsim.reproduce.paper import GROUP
+from tailrace.fleetsim.reproduce.parameters import Parameter
+from tailrace.staleflow.paper.points import ASYNC, BOUNDS, MODELS, NODE, ONE_STEP, point
 
 STEP = 1.15
 LEAST = 0.002
@@ -34,7 +36,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     searching = commands.add_parser("search")
-    searching.add_argument("paper", choices=PAPERS)
+    searching.add_argument("paper", choices=plugins.names(GROUP))
     searching.add_argument("--rounds", type=int, default=1)
     searching.add_argument("--only", nargs="*", default=[], help="parameters; all that are fitted if none is named")
     splitting = commands.add_parser("splits")
@@ -42,15 +44,15 @@ def main() -> None:
         each.add_argument("--jobs", type=int, default=None)
     options = parser.parse_args()
     if options.command == "search":
-        search(options.paper, options.rounds, options.only, options.jobs)
+        search(plugins.load(GROUP, options.paper), options.rounds, options.only, options.jobs)
     else:
         splits(options.jobs)
 
 
-def search(paper: str, rounds: int, only: list[str], jobs: int | None) -> None:
+def search(paper: Paper, rounds: int, only: list[str], jobs: int | None) -> None:
     """Coordinate descent in steps of 15 %."""
-    known = calibration(paper)
-    free = [one for one in known.parameters if one.fitted and (not only or one.name in only)]
+    known = paper.parameters
+    free = [one for one in known.known.values() if one.fitted and (not only or one.name in only)]
     chosen: dict[str, float] = {}
     best = mean_error(paper, known.fitted_on, chosen, jobs)
     print(f"{len(free)} parameters, {len(known.fitted_on)} targets, mean error {best:.4f}", flush=True)
@@ -74,9 +76,9 @@ def steps(one: Parameter, value: float) -> list[float]:
     return [number for number in around if one.low <= number <= one.high]
 
 
-def mean_error(paper: str, targets: tuple[str, ...], values: dict[str, float], jobs: int | None) -> float:
+def mean_error(paper: Paper, targets: tuple[str, ...], values: dict[str, float], jobs: int | None) -> float:
     """Over the targets, each counted as 1 at most."""
-    with trial(paper, values):
+    with paper.parameters.trial(values):
         found = reproduce(paper, only=targets, processes=jobs, quick=True)
     return statistics.fmean(min(1.0, record.relative_error) for record in found.records)
 

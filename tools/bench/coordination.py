@@ -25,8 +25,8 @@ from pathlib import Path
 
 from tailrace.contracts import Cycle, Progress, ReplicaView, TrajectoryView
 from tailrace.repack import MarginalThroughput, Migration, WhenUseful
-from tailrace.repack.staleflow_reference import migrate_slowly, route_slowly, sync_slowly
 from tailrace.repack.testing import SlotAdmission
+from tailrace.repack.testing.staleflow_reference import migrate_slowly, route_slowly, sync_slowly
 
 # StaleFlow, Table 4: Qwen3-30B-A3B on one H20, whose KV cache holds some 300,000 tokens.
 TABLE_4, KV_TOKENS, PROMPT = (7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2), 300_000, 120

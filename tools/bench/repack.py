@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tailrace.repack import Move, ReplicaLoad, consolidate
-from tailrace.repack.reference import consolidate_slowly
+from tailrace.repack.testing.consolidation_reference import consolidate_slowly
 
 KV_THRESHOLD, BATCH = 0.99, 256
 SIZES = (16, 64, 256, 1024, 4096)

@@ -4,10 +4,12 @@
 
     profile              without --profile, `tailrace profile APP` first, for each app: one short run, on other prompts. What a
                          model learns when groups without a signal are left out is another workload than when they are not.
-    throughput           tokens trained on per second, prompts included, from the tenth batch to the last, on both sides:
+    throughput           response tokens trained on per second, from the tenth batch to the last, on both sides:
                          start-up, first batches and what follows training (the controls are left out) do not count.
     mean staleness       over the same batches, by the versions that generated each trajectory.
     repacks              replicas emptied by relocation, over the whole run.
+
+All of them are what `tailrace compare` shows of a simulation and of a run.
 
 The simulation knows the profile and the configuration, and nothing of the run that it is compared with: other prompts, other
 samples. The profile is a run of its own: what changes while the model learns (the share of groups whose rewards differ, which
@@ -25,20 +27,38 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tailrace.fleetsim.profile.processor import Others
-from tailrace.fleetsim.profile.truth import Figures, Verdict, compare, mean_of, real_figures, simulated_figures
-from tailrace.fleetsim.run import simulate
+from tailrace.fleetsim.watch import watch
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.report import Figures, measured, read_record
 
 NO_CONTROLS = "evaluation.controls=false"
-WARM_UP = 10
+THROUGHPUT_LIMIT, STALENESS_LIMIT, REPACK_LIMIT = 0.15, 0.5, 2.0
 TIMEOUT_S = 1800.0
 LOOK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One figure on both sides: its error is a share of the real value, a difference, or a factor."""
+
+    figure: str
+    simulated: float
+    real: float
+    error: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        return self.error <= self.limit
 
 
 def main() -> None:
@@ -70,22 +90,22 @@ def compared(app: str, profile: Path, options: argparse.Namespace, scratch: Path
     """Simulate, run, print the table."""
     settings = (*options.settings, NO_CONTROLS)
     config = configuration(app, settings=(*settings, f'fleet.profile="{profile}"'))
-    simulated = simulated_figures([simulate(config, seed=seed, keep_events=False) for seed in range(options.seeds)])
-    runs = [real_run(app, config, settings, scratch / f"{app}-{number}") for number in range(options.repeats)]
-    verdicts = compare(simulated, mean_of(runs))
+    simulated = [watch(config, seed=seed, keep_events=False).figures for seed in range(options.seeds)]
+    runs = [real_run(app, settings, scratch / f"{app}-{number}") for number in range(options.repeats)]
+    verdicts = verdicts_of(simulated, runs, config)
     print(table(app, simulated, runs, verdicts), flush=True)
     return [
         {
             "app": app,
             "holds": verdict.holds,
             **dataclasses.asdict(verdict),
-            "runs": [dataclasses.asdict(run) for run in runs],
+            "runs": [run.to_json() for run in runs],
         }
         for verdict in verdicts
     ]
 
 
-def real_run(app: str, config: RunConfig, settings: tuple[str, ...], root: Path) -> Figures:
+def real_run(app: str, settings: tuple[str, ...], root: Path) -> Figures:
     command = [*tailrace("run"), app, "--run-dir", str(root), "--plain", *with_settings(settings)]
     began = time.monotonic()
     with (root.parent / f"{root.name}.txt").open("w+") as output:
@@ -99,7 +119,7 @@ def real_run(app: str, config: RunConfig, settings: tuple[str, ...], root: Path)
         output.seek(0)
         if process.returncode:
             sys.exit(f"{' '.join(command)} ended with status {process.returncode}:\n{output.read()[-2000:]}")
-    figures = real_figures(RunDirectory.open(root), min(WARM_UP, config.pipeline.steps // 3))
+    figures = measured(read_record(RunDirectory.open(root)), app)
     print(
         f"{app}: ran in {time.monotonic() - began:.0f} s beside {others.cores:.2f} cores' worth of other programs",
         flush=True,
@@ -107,7 +127,23 @@ def real_run(app: str, config: RunConfig, settings: tuple[str, ...], root: Path)
     return figures
 
 
-def table(app: str, simulated: Figures, runs: list[Figures], verdicts: list[Verdict]) -> str:
+def verdicts_of(simulated: list[Figures], runs: list[Figures], config: RunConfig) -> list[Verdict]:
+    """Throughput, staleness, and repacks, of which 0 and fewer than 1 count as equal. Both sides are means."""
+
+    def both(of: Callable[[Figures], float]) -> tuple[float, float]:
+        return fmean(map(of, simulated)), fmean(map(of, runs))
+
+    rates, staleness = both(lambda f: f.response_tokens_per_s), both(lambda f: f.staleness_mean)
+    repacks = both(lambda f: f.moves_per_batch * config.pipeline.steps)
+    less, more = sorted(max(1.0, side) for side in repacks)
+    return [
+        Verdict("trained tokens/s", *rates, abs(rates[0] - rates[1]) / rates[1], THROUGHPUT_LIMIT),
+        Verdict("mean staleness", *staleness, abs(staleness[0] - staleness[1]), STALENESS_LIMIT),
+        Verdict("repacks", *repacks, more / less, REPACK_LIMIT),
+    ]
+
+
+def table(app: str, simulated: list[Figures], runs: list[Figures], verdicts: list[Verdict]) -> str:
     lines = [f"\n{app:18} {'simulated':>10} {'real':>10} {'error':>8} {'limit':>8}"]
     for verdict in verdicts:
         sign = {"trained tokens/s": "%", "repacks": "x"}.get(verdict.figure, "")
@@ -118,9 +154,10 @@ def table(app: str, simulated: Figures, runs: list[Figures], verdicts: list[Verd
             f"{scale * verdict.error:>7.2f}{sign or ' '} {scale * verdict.limit:>7.4g}{sign or ' '} "
             f"{'pass' if verdict.holds else 'MISS'}"
         )
-    lines.append(f"{'seconds a step':18} {simulated.step_s:>10.2f} {mean_of(runs).step_s:>10.2f}")
+    steps_s = [fmean(figures.step_s for figures in side) for side in (simulated, runs)]
+    lines.append(f"{'seconds a step':18} {steps_s[0]:>10.2f} {steps_s[1]:>10.2f}")
     if len(runs) > 1:
-        lines.append(f"{'real runs':18} " + ", ".join(f"{run.tokens_per_s:,.0f} tokens/s" for run in runs))
+        lines.append(f"{'real runs':18} " + ", ".join(f"{run.response_tokens_per_s:,.0f} tokens/s" for run in runs))
     return "\n".join(lines) + "\n"
 
 

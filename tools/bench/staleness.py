@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.staleness import StalenessManager
-from tailrace.staleness.reference import ReferenceManager
+from tailrace.staleness.testing.reference import ReferenceManager
 
 BOUNDS = (0, 1, 3, 10)
 IN_FLIGHT = (1_000, 10_000, 100_000, 1_000_000)

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from tailrace.contracts import Why
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.metrics import percentile
-from tailrace.pipeline.run.reporting.fates import Prompts
-from tailrace.pipeline.run.reporting.lengths import offered
-from tailrace.pipeline.run.reporting.record import Record, read_record
+from tailrace.pipeline.run.figures import percentile
+from tailrace.report.charts.lengths import offered
+from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.record import Record, read_record
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "staleflow"
 BASELINES = ("in-flight-cap", "one-step", "synchronous", "vanilla", "redundant")
@@ -49,7 +49,7 @@ def wanted(bounds: list[int], seeds: list[int], baselines: list[str]) -> list[tu
 def curve(record: Record) -> dict[int, float]:
     """Sampled accuracy by batches trained on."""
     found = {
-        timed.step: timed.result.accuracy for timed in record.observed.evaluations if timed.result.mode == "sampled"
+        timed.step: timed.result.accuracy for timed in record.folds.evaluations.done if timed.result.mode == "sampled"
     }
     return dict(sorted(found.items()))
 
@@ -60,10 +60,10 @@ def row(record: Record) -> dict[str, float | str]:
     began = record.batches[0].began_s
     seconds = record.last_step_s - began
     tokens = sum(length for batch in record.batches for length in batch.lengths)
-    generated, without = offered(record), record.history.offcuts.get(Why.NO_SIGNAL, [])
+    generated, without = offered(record), record.folds.history.offcuts.get(Why.NO_SIGNAL, [])
     with_signal = sorted((Counter(generated) - Counter(without)).elements())
     trained = sorted(length for batch in record.batches for length in batch.lengths)
-    account = Prompts.of(record.history)
+    account = PromptFates.of(record.folds.history)
     return {
         "seconds of RL": seconds,
         "trained tokens/s": tokens / seconds,
@@ -162,7 +162,7 @@ def figure(records: dict[tuple[str, int], Record], path: Path) -> None:
             record = records[name, seed]
             points = curve(record)
             began = record.batches[0].began_s
-            ends = {timed.step: timed.at_s - began for timed in record.observed.evaluations}
+            ends = {timed.step: timed.at_s - began for timed in record.folds.evaluations.done}
             shown = {
                 "mode": "lines+markers",
                 "line": {"color": color},

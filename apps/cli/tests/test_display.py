@@ -8,7 +8,7 @@ import time
 import pytest
 from rich.console import Console
 
-from tailrace.cli.display import Lines, display
+from tailrace.cli.display import RunLines, display
 from tailrace.cli.main import main
 from tailrace.cli.panel import clock, line, panel
 from tailrace.cli.plugins import registered
@@ -119,7 +119,7 @@ def test_large_fleets_are_cut():
 
 def test_lines_come_with_news_or_when_the_last_is_old():
     written, now = [], [0.0]
-    lines = Lines(written.append, clock=lambda: now[0])
+    lines = RunLines(written.append, clock=lambda: now[0])
     lines(training())
     lines(training(buffered_groups=3))
     assert len(written) == 1

@@ -53,7 +53,7 @@ def fails(capsys, tmp_path, monkeypatch):
         (["run", "staleflow", "--set", "pipeline.admission.bound=-1"], ["'pipeline.admission'", "-1", "at least 0"]),
         (["run", "staleflow", "--set", "pipeline.routing.mu=much"], ["'pipeline.routing'", "'much'"]),
         (["run", "staleflow", "--set", "rollout.cost_model.k1=-1"], ["rollout.cost_model.k1", "-1"]),
-        (["run", "laminar", "--set", "pipeline.buffer_prompts=31"], ["found 31 and 32", "one batch at least"]),
+        (["run", "laminar", "--set", "pipeline.buffer_prompts=31"], ["found 31 and 32", "at least one batch"]),
         (["run", "laminar", "--set", "pipeline.steps"], ["key=value"]),
         (["run", "laminar", "--set", "=3"], ["key=value"]),
         (["run", "laminar", "--set", "pipeline.stpes=3"], ["'pipeline.stpes'", "did you mean 'steps'?"]),
@@ -136,7 +136,7 @@ def test_a_ray_address_that_swallows_packets_is_given_up_soon(fails, monkeypatch
 def test_cuda_where_there_is_none(fails, monkeypatch):
     monkeypatch.setattr("tailrace.cli.preflight._gpus_here", lambda: 0)
     assert "no CUDA device here" in fails("run", "laminar", "--set", "executor.device=cuda")
-    assert "no CUDA device here" in fails("run", "laminar", "--set", "trainer.options.device=cuda:1")
+    assert "no CUDA device here" in fails("run", "laminar", "--set", "trainer.options.device=cuda")
     three = ("--set", "rollout.replicas=3", "--set", "executor.replica_gpus=1")
     assert "3 GPUs asked for and 0 here" in fails("run", "laminar", *three)
 
@@ -144,7 +144,7 @@ def test_cuda_where_there_is_none(fails, monkeypatch):
 def model_directory(path):
     path.mkdir()
     (path / "config.json").write_text("{}")
-    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer.json").write_text('{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}')
     header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     whole = len(header).to_bytes(8, "little") + header + bytes(8)
     (path / "model.safetensors").write_bytes(whole)
@@ -233,7 +233,7 @@ def test_a_finished_run_is_not_resumed(fails, a_run):
 
 
 def test_a_status_that_was_never_written(fails, a_run):
-    assert "has not said anything yet" in fails("status", "run")
+    assert "has not written its status yet" in fails("status", "run")
 
 
 def test_debug_shows_where_an_error_came_from(capsys, monkeypatch):
@@ -267,3 +267,37 @@ def test_files_that_are_based_on_each_other_in_a_circle(fails, tmp_path):
 def test_a_base_that_is_none(fails, tmp_path, base, words):
     based(tmp_path / "a.toml", base)
     assert words in fails("run", "a.toml")
+
+
+def test_all_faults_are_told_at_once(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = ("pipeline.admission=bounde", "rollout.engine=vlm", "trainer.options.lr=fast", "model.path=nowhere")
+    assert main(["run", "laminar", *(part for text in settings for part in ("--set", text))]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4, lines
+    for line, word in zip(lines, ("'bounded'", "'vllm'", "option 'lr': found 'fast'", "nowhere"), strict=True):
+        assert line.startswith("tailrace: laminar: key"), line
+        assert word in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_wrong_keys_and_kinds_are_told_at_once(capsys):
+    assert main(["run", "laminar", "--set", "pipeline.steps=x", "--set", "rollouts.replicas=1"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "--set pipeline.steps=x: key 'pipeline.steps': found 'x'" in first
+    assert "did you mean 'rollout'?" in second
+
+
+def test_a_dry_run_checks_everything_and_leaves_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "laminar", "--dry-run", "--set", "pipeline.steps=7", "--kill", "replica@step3"]) == 0
+    out = capsys.readouterr().out
+    for words in ("7 of 32 prompts x 8 responses", "sync on-idle", "replica@step3", "Nothing was started"):
+        assert words in " ".join(out.split())
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "notes.txt").write_text("mine")
+    assert main(["run", "laminar", "--dry-run", "--run-dir", "used", "--set", "rollout.engine=vlm"]) == 2
+    engine, directory = capsys.readouterr().err.splitlines()
+    assert "'vlm'" in engine
+    assert "used: found files, expected a new directory" in directory
+    assert [path.name for path in tmp_path.iterdir()] == ["used"]

@@ -6,9 +6,9 @@ import shlex
 import pytest
 
 from tailrace.cli.main import main
-from tailrace.fleetsim.fuzz.draw import draw_case
-from tailrace.fleetsim.fuzz.trial import run_case
 from tailrace.fleetsim.injuries import Injuries
+from tailrace.fuzz.draw import draw_case
+from tailrace.fuzz.trial import run_case
 
 
 @pytest.fixture
@@ -82,3 +82,10 @@ def test_a_mistake_is_one_line(arguments, told, capsys):
     err = capsys.readouterr().err.strip()
     assert told in err
     assert len(err.splitlines()) == 1
+
+
+def test_a_policy_of_ones_own_choice_is_in_every_case(capsys):
+    assert main(["fuzz", "--seeds", "6", "--policy", "sync=barrier"]) == 0
+    assert "barrier 6" in capsys.readouterr().out
+    assert main(["fuzz", "--seeds", "1", "--policy", "snc=barrier"]) == 2
+    assert "did you mean 'sync'?" in capsys.readouterr().err

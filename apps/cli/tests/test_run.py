@@ -41,7 +41,7 @@ def launched(monkeypatch, tmp_path):
     calls = []
 
     def replace(outcome):
-        def launch(config, directory, listener):
+        def launch(config, directory, listener, report):
             calls.append((config, directory))
             listener(RunStatus(phase="training", app=config.app, steps=config.pipeline.steps))
             if isinstance(outcome, BaseException):

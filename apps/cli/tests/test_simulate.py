@@ -7,7 +7,7 @@ import pytest
 
 from tailrace.cli import progress
 from tailrace.cli.main import main
-from tailrace.fleetsim.picture.watcher import Progress
+from tailrace.fleetsim.watch import SimulationProgress
 
 CONFIG = """
 app = "laminar"
@@ -52,7 +52,7 @@ def test_it_says_what_was_found_and_writes_it(capsys):
     assert found["seed"] == 5
     assert {path.name for path in Path("out").iterdir()} == {
         "config.json", "events.jsonl", "lock", "metrics.jsonl", "report.html", "result.json",
-        "status.json", "summary.json", "timeline.svg",
+        "status.json", "summary.json",
     }  # fmt: skip
 
 
@@ -169,10 +169,10 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(capsys, monkeypatch, ar
 
 def test_progress_in_lines_now_and_then():
     now, written = [0.0], []
-    lines = progress.Lines("mine", written.append, clock=lambda: now[0])
+    lines = progress.ProgressLines("mine", written.append, clock=lambda: now[0])
     for second in range(12):
         now[0] = float(second)
-        lines(Progress(step=second, steps=20, now_s=100.0 * second, wall_s=2.0, trajectories=1000 * second))
+        lines(SimulationProgress(step=second, steps=20, now_s=100.0 * second, wall_s=2.0, trajectories=1000 * second))
     assert written == [
         "mine: 5 of 20 batches, 8 min 20 s simulated, 2,500 trajectories/s",
         "mine: 10 of 20 batches, 16 min 40 s simulated, 5,000 trajectories/s",

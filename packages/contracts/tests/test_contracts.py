@@ -130,3 +130,10 @@ def test_importing_it_imports_only_the_standard_library():
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     foreign = {name.partition(".")[0] for name in out.split()} - set(sys.stdlib_module_names) - {"tailrace"}
     assert not foreign
+
+
+def test_a_delta_has_one_log_probability_for_each_token_and_a_place():
+    with pytest.raises(ValueError, match="trajectory a: found 2 tokens and 1 log-probabilities, expected one for each"):
+        c.PartialDelta("a", 0, 0, (1, 2), (0.0,))
+    with pytest.raises(ValueError, match="found offset -1"):
+        c.PartialDelta("a", -1, 0, (), ())

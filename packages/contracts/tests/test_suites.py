@@ -111,7 +111,7 @@ def twice(self, group, end):
         (rounds(state=lambda self: {"prompt": id(self)}), "not at the beginning|the same happened"),
         (rounds(state=lambda self: {"prompts": {1, 2}}), "not plain data"),
         (Rounds(surplus_groups=-1), "surplus_groups=-1"),
-        (type("Shared", (Rounds,), {"open": lambda self: SHARED})(), "a source changed that nobody told anything"),
+        (type("Shared", (Rounds,), {"open": lambda self: SHARED})(), "a source changed although it got no call"),
     ],
 )
 def test_the_batching_suite_finds(policy, words):
@@ -195,7 +195,7 @@ def changes_the_view(view):
 @pytest.mark.parametrize(
     ("plan", "words"),
     [
-        (lambda view: (), "no replica is there"),
+        (lambda view: (), "no replica is up or starting"),
         (lambda view: [c.StartReplica()], "still wants"),
         (lambda view: [c.StartReplica()] if not replicas(view) else [c.StopReplica("trainer-0")], "no replica of"),
         (

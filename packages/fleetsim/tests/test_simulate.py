@@ -116,3 +116,10 @@ def test_failures_come_by_themselves_from_the_seed():
     assert any(type(event).__name__ == "Down" for _, event in result.events)
     assert result.lost_trajectories == 0
     assert result.events == simulate(config("laminar", fleet=often)).events
+
+
+def test_a_mapping_is_a_configuration_too_and_settings_are_laid_over_it():
+    mine = {"pipeline": {"steps": 5, "prompts_per_step": 16}, "rollout": {"max_tokens": 8192}, "fleet": FLEET}
+    told = simulate(mine, settings=("pipeline.steps=2",))
+    read = simulate(validate([("mine", {**mine, "pipeline": {"steps": 2, "prompts_per_step": 16}})]))
+    assert told.events.to_bytes() == read.events.to_bytes()

@@ -11,7 +11,7 @@ from tailrace.paramserver.codec.errors import CodecUnknown
 from tailrace.paramserver.errors import TransportUnavailable
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.manifest import checksum
-from tailrace.paramserver.wire.means import WORTH_BYTES
+from tailrace.paramserver.wire.capabilities import WORTH_BYTES
 
 CHUNK = 2**20
 LARGE = random.Random(8).randbytes(WORTH_BYTES + 1000)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tailrace.paramserver import CHUNK_BYTES, chain_broadcast_time_s, optimal_chunks
 
 BYTES_72B = 72.7e9 * 2  # Qwen2.5-72B in bfloat16
-HOP = 100e9  # LAM-6: the effective bandwidth of a hop that the paper's figures imply
+HOP = 100e9  # the effective bandwidth of a hop that the paper's figures imply, bytes per second
 
 
 def walk(weight_bytes, nodes, chunks, bandwidth, startup_s):

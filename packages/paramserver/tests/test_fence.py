@@ -1,4 +1,4 @@
-"""A version that is sealed until its checkpoint is durable (RR-3), and versions that are retired by name."""
+"""A version that is sealed until its checkpoint is durable, and versions that are retired by name."""
 
 import pytest
 

@@ -20,7 +20,7 @@ from tailrace.paramserver import (
     relay_status,
 )
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.segments import PREFIX, Segment, unlink
+from tailrace.paramserver.machine.segments import PREFIX, MappedSegment, unlink
 from tailrace.paramserver.manifest import Manifest, TensorSpec
 from tailrace.paramserver.wire.authentication import connect
 
@@ -58,7 +58,7 @@ def test_segments_of_a_crashed_relay_are_removed_by_the_next(spawn, token, relay
         assert reader.latest() is None  # it serves nothing before it has a complete version of its own
     follower.close()
     with pytest.raises(FileNotFoundError):
-        Segment.attach(follower.cleaned[0])
+        MappedSegment.attach(follower.cleaned[0])
 
 
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="shared memory is not listed here")
@@ -123,7 +123,7 @@ def test_a_garbled_owner_record_counts_as_a_leftover(serve, token, relay_name):
     record = other._owner.owner_name
     other.close()
     assert name != record
-    segment = Segment.create(record, 100)
+    segment = MappedSegment.create(record, 100)
     segment.view[:10] = b'{"pid": tr'
     segment.close()
     assert serve(serve_again).cleaned == [record]
@@ -203,11 +203,11 @@ def test_no_token_no_relay(relay_name):
 
 def test_a_segment_that_exists_is_not_taken_over(relay_name):
     name = f"{PREFIX}{relay_name}"[:30]
-    segment = Segment.create(name, 10)
+    segment = MappedSegment.create(name, 10)
     try:
         with pytest.raises(FileExistsError):
-            Segment.create(name, 10)
-        reading = Segment.attach(name)
+            MappedSegment.create(name, 10)
+        reading = MappedSegment.attach(name)
         with pytest.raises(TypeError):
             reading.view[0] = 1
         reading.close()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tailrace.paramserver import SlotBusy, VersionNotYet, VersionRetired
-from tailrace.paramserver.machine.host import Host
+from tailrace.paramserver.machine.host import ThisHost
 from tailrace.paramserver.machine.segments import SegmentOwner
 from tailrace.paramserver.manifest import Manifest, TensorSpec
 from tailrace.paramserver.relays.slots import SlotState, SlotTable
@@ -16,7 +16,7 @@ from tailrace.paramserver.relays.slots import SlotState, SlotTable
 NBYTES = 8
 
 
-class HeldClock(Host):
+class HeldClock(ThisHost):
     """The host, with a clock that only the test moves."""
 
     def __init__(self, test):

@@ -175,7 +175,7 @@ def test_a_publisher_that_stops_midway_leaves_nothing(serve, token, weights, unt
 
 
 def test_a_pull_never_waits_for_a_push(serve, token, weights, check):
-    """SF-13: no lock between the two. A push that stands still for ever holds up no pull of what is complete."""
+    """No lock between the two: a push that stands still for ever holds up no pull of a complete version."""
     relay = serve(stall_s=60)
     with Publisher(relay.address, token=token) as publisher, RelayReader(relay.address, token=token) as reader:
         publisher.publish(0, weights(0))

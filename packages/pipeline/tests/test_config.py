@@ -1,11 +1,17 @@
 """Sparse TOML in, strict models inside, one line for what is wrong."""
 
+import dataclasses
+import re
+from pathlib import Path
+
 import pytest
 
 from tailrace.pipeline.config.loading import merge, parse_setting, read_toml, validate
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.options import read_options
+from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.build import build_faults, build_spec
+from tailrace.pipeline.run.build import build_faults, build_spec, check
 
 
 def test_later_layers_win_and_the_rest_stays():
@@ -84,3 +90,80 @@ def test_the_resolved_configuration_reads_back():
         [("a", {"pipeline": {"relocation": {"name": "best-fit", "period_s": 2.0}}, "faults": ["replica@5s"]})]
     )
     assert RunConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+    by: float
+    steps: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        if self.by < 0:
+            raise ValueError(f"found by={self.by}, expected at least 0")
+
+
+def scale(by):
+    return ("scaled", by)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"by": "2"}, "option 'by': found '2', expected: a valid number"),
+        ({"by": True}, "option 'by': found True, expected: a valid number"),
+        ({"by": 1, "steps": [1, 2.5]}, "option 'steps.1': found 2.5, expected: a valid integer"),
+        ({"by": 1, "step": [1]}, "found the unknown option 'step', expected one of by, steps; did you mean 'steps'?"),
+        ({"by": -1}, "found by=-1.0, expected at least 0"),
+        ({}, "found no option 'by', expected one"),
+    ],
+)
+def test_options_of_a_plugin_that_is_a_dataclass(options, expected):
+    with pytest.raises(ConfigError) as error:
+        read_options(Scale, options, "key 'x'")
+    assert str(error.value) == f"key 'x': {expected}"
+
+
+def test_options_are_read_into_what_a_plugin_is():
+    assert read_options(Scale, {"by": 2, "steps": [1, 2]}, "key 'x'") == Scale(2.0, (1, 2))
+    assert read_options(scale, {"by": 2}, "key 'x'") == ("scaled", 2)
+    with pytest.raises(ConfigError, match=r"key 'x'.*'times'"):
+        read_options(scale, {"times": 2}, "key 'x'")
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        (
+            "warm_start.options.bucket=x",
+            "key 'warm_start.options': option 'bucket': found 'x', expected: a valid integer",
+        ),
+        (
+            "model.tokenizer.vocab=3",
+            "key 'model.tokenizer': found the unknown option 'vocab', expected one of vocab_size",
+        ),
+        ("trainer.options.lrr=1", "key 'trainer.options': found the unknown option 'lrr', expected one of lr, betas"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(setting, expected):
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        check(validate([("--set", {"app": "laminar", **parse_setting(setting)})]))
+
+
+def test_paths_in_a_file_are_relative_to_the_file(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.toml").write_text(
+        'app = "laminar"\nbase = "base.toml"\n[task]\ntrain = "train.jsonl"\nverifier = "mine.py:verify"\n'
+        '[fleet]\nmodel = "Qwen2.5-7B"\n'
+        'trainer.device = "H800"\nrollout.device = "own.toml"\nworkload.trace = "/data/trace.jsonl"\n'
+    )
+    (tmp_path / "mine" / "base.toml").write_text('app = "laminar"\n[model]\npath = "../models/small"\n')
+    monkeypatch.chdir(tmp_path)
+    config = configuration("mine/run.toml", settings=("task.held_out=held.jsonl",))
+    assert config.task.train == tmp_path / "mine" / "train.jsonl"
+    assert config.task.verifier == f"{tmp_path / 'mine' / 'mine.py'}:verify"
+    assert config.task.held_out == Path("held.jsonl")  # what a person types is relative to where they are
+    assert config.model.path == tmp_path / "mine" / "../models/small"
+    assert config.fleet["model"] == "Qwen2.5-7B"
+    assert config.fleet["trainer"]["device"] == "H800"
+    assert config.fleet["rollout"]["device"] == str(tmp_path / "mine" / "own.toml")
+    assert config.fleet["workload"]["trace"] == "/data/trace.jsonl"

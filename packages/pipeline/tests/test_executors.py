@@ -1,10 +1,16 @@
-"""The hosts of real members pass one contract suite."""
+"""The hosts of real members pass one contract suite. What is the same on all hosts runs on Ray with --deep only."""
+
+import functools
+import importlib
 
 import pytest
 
+from tailrace.contracts import Place
+from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
+from tailrace.pipeline.testing.small_run import STEPS
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 
@@ -30,15 +36,69 @@ class SharedCluster(RayHost):
             member.kill()
 
 
+def deep(test):
+    """A test of the contract that runs with --deep on this host."""
+
+    @functools.wraps(test)
+    def run(*arguments, **fixtures):
+        return test(*arguments, **fixtures)
+
+    return pytest.mark.deep(run)
+
+
+@pytest.mark.long
 class TestRay(ExecutorContract):
+    test_tokens_and_versions_line_up_under_partial_rollout = deep(
+        ExecutorContract.test_tokens_and_versions_line_up_under_partial_rollout
+    )
+    test_replicas_come_and_go = deep(ExecutorContract.test_replicas_come_and_go)
+    test_the_data_role_dies_alone = deep(ExecutorContract.test_the_data_role_dies_alone)
+    test_a_scorer_that_dies_uses_up_no_attempt = deep(ExecutorContract.test_a_scorer_that_dies_uses_up_no_attempt)
+    test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on = deep(
+        ExecutorContract.test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on
+    )
+    test_an_older_checkpoint_is_used_where_the_newest_is_damaged = deep(
+        ExecutorContract.test_an_older_checkpoint_is_used_where_the_newest_is_damaged
+    )
+    test_a_run_that_gave_up_goes_on = deep(ExecutorContract.test_a_run_that_gave_up_goes_on)
+
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def cluster(cls):
         ray = pytest.importorskip("ray")
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("OMP_NUM_THREADS", "1")
+            patch.setenv("RAY_worker_niceness", "0")  # members of a test are not to starve beside other tests
             yield
             ray.shutdown()
 
     def make_host(self, started_s):
         return SharedCluster(started_s)
+
+    def test_ranks_of_the_trainer_publish_their_own_shards(self, tmp_path, model):
+        """Two processes and two relays; the master relay and the trainer die."""
+        faults = ["relay:0@step1", "trainer@step3"]
+        run = self.run(tmp_path, model, ranks=2, relays=2, faults=faults)
+        assert sorted(role for role, _ in self.downs(tmp_path)) == ["relay", "trainer"]
+        assert run.step == STEPS
+
+    @pytest.mark.parametrize(("nice", "taken"), [(0, True), (1, False)], ids=["as asked", "as another"])
+    def test_a_process_that_was_started_ahead_is_taken_if_it_is_what_is_asked_for(self, nice, taken):
+        import ray
+
+        host = self.make_host(0.0)
+        ray.get(host.prepare("counter", "0", RoleSpec(importlib.import_module, {"name": "colorsys"})))
+        actor, *_ = host._prepared["counter", "0"]
+        _, ahead = ray.get(actor.where.remote())
+        member = host.spawn("counter", "0", 1, RoleSpec(dict, {"a": 1}, nice=nice), Place())
+        assert member.call("get", "a").result(60) == 1
+        assert host.caller("counter").call("get", "a", timeout_s=60) == 1
+        assert (member.pid == ahead) is taken
+        host.close()
+
+    def test_a_role_that_cannot_be_built_says_why_at_the_first_call(self):
+        host = self.make_host(0.0)
+        member = host.spawn("broken", "0", 1, RoleSpec(dict.fromkeys, {"iterable": 1}), Place())
+        with pytest.raises(TypeError, match="fromkeys"):
+            member.call("ready").result(60)
+        host.close()

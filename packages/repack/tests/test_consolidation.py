@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace.repack import LoadError, Move, ReplicaLoad, consolidate
-from tailrace.repack.reference import consolidate_slowly
+from tailrace.repack.testing.consolidation_reference import consolidate_slowly
 
 kv_shares = st.one_of(st.floats(0, 1), st.integers(0, 10).map(lambda tenths: tenths / 10))
 loads = st.builds(

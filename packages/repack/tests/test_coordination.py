@@ -6,7 +6,16 @@ import pytest
 
 from tailrace.contracts import Cycle, Evict, Progress, Reason, ReplicaView, TrajectoryView, Why
 from tailrace.contracts.plugins import load
-from tailrace.repack import Interrupting, LeastLoaded, LoadError, MarginalThroughput, Migration, WhenUseful
+from tailrace.repack import (
+    Barrier,
+    Interrupting,
+    LeastLoaded,
+    LoadError,
+    MarginalThroughput,
+    Migration,
+    OnIdle,
+    WhenUseful,
+)
 from tailrace.repack.testing import SlotAdmission
 
 TABLE_4 = (7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2)
@@ -249,6 +258,8 @@ def test_options_that_make_no_sense(make, words):
         ("tailrace.routing", "marginal-throughput", MarginalThroughput),
         ("tailrace.sync", "when-useful", WhenUseful),
         ("tailrace.sync", "interrupting", Interrupting),
+        ("tailrace.sync", "on-idle", OnIdle),
+        ("tailrace.sync", "barrier", Barrier),
         ("tailrace.relocation", "migration", Migration),
     ],
 )

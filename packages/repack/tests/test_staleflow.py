@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.contracts import TrajectoryView, Why
 from tailrace.repack import Interrupting, LeastLoaded, MarginalThroughput, Migration, RoundRobin, WhenUseful
-from tailrace.repack.staleflow_reference import migrate_slowly, route_slowly, sync_slowly
+from tailrace.repack.sync.when_useful import BlockedHeads
 from tailrace.repack.testing import (
     SlotAdmission,
     check_relocation_policy,
@@ -17,7 +17,7 @@ from tailrace.repack.testing import (
     check_sync_policy,
     random_cycle,
 )
-from tailrace.repack.usefulness import Heads
+from tailrace.repack.testing.staleflow_reference import migrate_slowly, route_slowly, sync_slowly
 
 TABLE_4 = (7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2)
 MODELS = (TABLE_4, (4e-7, 2e-3, 1e-4, 1e-3), (0.0, 1e-3, 1e-4, 0.0), (1e-6, 1e-3, 0.0, 1e-3), (5e-8, 0.0, 1e-3, 1e-3))
@@ -101,6 +101,18 @@ def test_when_useful_equals_algorithm_4(seed, policy, fleet, groups):
     assert WhenUseful().pulls(dataclasses.replace(cycle, routing=Plain(policy))) == expected
 
 
+@settings(max_examples=200, deadline=None)
+@given(seeds, policies, st.sampled_from([4, 12, 40]), st.booleans())
+def test_bounded_trials_find_the_same_over_several_cycles(seed, policy, fleet, plain):
+    """One candidate in each cycle: whoever pulls is useful, and everyone who is has its turn."""
+    cycle = cycles(seed, policy, fleet, 12)
+    cycle = dataclasses.replace(cycle, routing=Plain(policy)) if plain else cycle
+    found = {}
+    for turn in range(fleet):
+        found |= {sync.replica: sync for sync in WhenUseful(trials=1).pulls(dataclasses.replace(cycle, turn=turn))}
+    assert found == {sync.replica: sync for sync in sync_slowly(cycle)}
+
+
 @settings(max_examples=400, deadline=None)
 @given(seeds, st.sampled_from(MODELS), st.integers(0, 4), st.sampled_from([1.0, 1.5, 5.0]), st.sampled_from([3, 12]))
 def test_migration_equals_algorithm_5(seed, model, phi_wait, phi_throughput, fleet):
@@ -123,14 +135,14 @@ def test_the_properties_see_every_outcome(monkeypatch):
     # The comparisons above would say little over cycles in which nothing happens.
     policy = MarginalThroughput(*TABLE_4)
     seen = {"placed": 0, "held back": 0, "useful": 0, "not useful": 0, "excess": 0, "ahead": 0, "stopped": 0}
-    stopped = Heads.stopped
+    stopped = BlockedHeads.stopped
 
     def count(self, own, view):
         found = stopped(self, own, view)
         seen["stopped"] += found
         return found
 
-    monkeypatch.setattr(Heads, "stopped", count)
+    monkeypatch.setattr(BlockedHeads, "stopped", count)
     for seed in range(300):
         cycle = cycles(seed, policy, 12, 12)
         placed = len(policy.route(cycle))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.reward import Failure, Score, ScoreItem, Scorer, ScorerClosedError
+from tailrace.reward import ScoreItem, Scorer, ScorerClosedError, ScoringFailure, ScoringResult
 
 HERE = Path(__file__).parent
 BROKEN = ("sleeps_for_ever", "sleeps_with_a_child", "spins", "raises", "dies", "not_a_number", "chatters", "length")
@@ -46,7 +46,7 @@ def alive(pid):
 def test_outcomes_come_in_order(make_scorer, workers):
     scorer = make_scorer(workers=workers)
     items = [item(str(n), "numeric", f"<answer>{n % 3}</answer>", "1") for n in range(50)]
-    assert scorer.score(items) == [Score(str(n), float(n % 3 == 1)) for n in range(50)]
+    assert scorer.score(items) == [ScoringResult(str(n), float(n % 3 == 1)) for n in range(50)]
     assert scorer.score([]) == []
 
 
@@ -55,7 +55,7 @@ def test_outcomes_come_in_order(make_scorer, workers):
 def test_a_verifier_that_hangs_costs_its_own_item_only(make_scorer, workers, verifier):
     scorer = make_scorer(workers=workers, timeout_s=0.5)
     outcomes = scorer.score([item("a", "numeric"), item("b", verifier), item("c", "numeric"), item("d", "exact")])
-    assert [type(outcome) for outcome in outcomes] == [Score, Failure, Score, Score]
+    assert [type(outcome) for outcome in outcomes] == [ScoringResult, ScoringFailure, ScoringResult, ScoringResult]
     assert "no result within 0.5 s" in outcomes[1].reason
     assert outcomes[1].trajectory == "b"
 
@@ -64,7 +64,7 @@ def test_what_a_hung_verifier_started_is_killed_too(make_scorer, tmp_path):
     pid_file = tmp_path / "pid"
     scorer = make_scorer(timeout_s=2.0)
     (outcome,) = scorer.score([item("a", "sleeps_with_a_child", pid_file=str(pid_file))])
-    assert isinstance(outcome, Failure)
+    assert isinstance(outcome, ScoringFailure)
     pid = int(pid_file.read_text())
     deadline = time.monotonic() + 10
     while alive(pid):
@@ -86,24 +86,27 @@ def test_what_a_hung_verifier_started_is_killed_too(make_scorer, tmp_path):
 def test_a_verifier_that_cannot_judge_is_a_failure_with_its_reason(make_scorer, verifier, reason):
     scorer = make_scorer()
     broken, after = scorer.score([item("a", verifier), item("b", "numeric")])
-    assert isinstance(broken, Failure)
+    assert isinstance(broken, ScoringFailure)
     assert reason in broken.reason
-    assert after == Score("b", 1.0)
+    assert after == ScoringResult("b", 1.0)
 
 
 def test_metadata_that_json_cannot_carry_is_a_failure(make_scorer):
     broken, after = make_scorer().score([item("a", "numeric", thing=object()), item("b", "numeric")])
-    assert isinstance(broken, Failure)
+    assert isinstance(broken, ScoringFailure)
     assert "no JSON" in broken.reason
-    assert after == Score("b", 1.0)
+    assert after == ScoringResult("b", 1.0)
 
 
 def test_what_a_verifier_prints_garbles_nothing(make_scorer):
-    assert make_scorer().score([item("a", "chatters"), item("b", "numeric")]) == [Score("a", 1.0), Score("b", 1.0)]
+    assert make_scorer().score([item("a", "chatters"), item("b", "numeric")]) == [
+        ScoringResult("a", 1.0),
+        ScoringResult("b", 1.0),
+    ]
 
 
 def test_a_response_larger_than_the_pipe_arrives_whole(make_scorer):
-    assert make_scorer().score([item("a", "length", "x" * 3_000_000)]) == [Score("a", 3_000_000.0)]
+    assert make_scorer().score([item("a", "length", "x" * 3_000_000)]) == [ScoringResult("a", 3_000_000.0)]
 
 
 def test_any_text_arrives_as_it_is(make_scorer):
@@ -112,7 +115,7 @@ def test_any_text_arrives_as_it_is(make_scorer):
     @settings(deadline=None, max_examples=50)
     @given(st.text())
     def check(text):
-        assert scorer.score([item("a", "length", text)]) == [Score("a", float(len(text)))]
+        assert scorer.score([item("a", "length", text)]) == [ScoringResult("a", float(len(text)))]
 
     check()
 

@@ -21,7 +21,7 @@ from tailrace.rollout import (
     selection,
 )
 from tailrace.rollout.checkpoint import parameter_names
-from tailrace.rollout.options import ModelShape
+from tailrace.rollout.options import CacheShape
 from tailrace.rollout.testing import FakeEngine, save_tiny_model
 
 
@@ -58,7 +58,7 @@ def test_the_engine_is_vllm_where_it_is_installed_and_transformers_elsewhere(mon
 
 
 def test_an_unknown_engine_is_named():
-    with pytest.raises(EngineMissingError, match="'sglang', expected auto or one of transformers, vllm"):
+    with pytest.raises(EngineMissingError, match="'sglang', expected one of auto, transformers, vllm"):
         build_engine("sglang", "nowhere", {})
 
 
@@ -72,7 +72,7 @@ def test_a_model_that_is_not_there_is_named(engine, tmp_path):
 def test_a_config_that_is_not_a_decoders_is_named(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
     with pytest.raises(ModelLoadError, match="does not describe a decoder"):
-        ModelShape.read(str(tmp_path))
+        CacheShape.read(str(tmp_path))
 
 
 def test_a_cuda_device_that_is_not_there_is_named(tmp_path):
@@ -103,13 +103,13 @@ def test_parameter_names_are_the_models(tmp_path):
 
 
 def test_the_cpu_cache_holds_the_batch_up_to_a_ceiling_and_at_least_one_request(tmp_path):
-    shape = ModelShape(layers=3, kv_heads=2, head_dim=32, max_len=512)
+    shape = CacheShape(layers=3, kv_heads=2, head_dim=32, max_len=512)
     token_bytes = 2 * 3 * 2 * 32 * 4
     assert shape.kv_bytes_per_token("float32") == token_bytes
     assert shape.cpu_kv_bytes(EngineOptions(), "float32", 128, 8) == token_bytes * (8 * 512 + 128)
     assert shape.cpu_kv_bytes(EngineOptions(max_model_len=100), "float32", 128, 8) == token_bytes * (8 * 128 + 128)
     assert shape.cpu_kv_bytes(EngineOptions(kv_cache_bytes=5), "float32", 128, 8) == 5
-    large = ModelShape(layers=80, kv_heads=8, head_dim=128, max_len=1 << 17)
+    large = CacheShape(layers=80, kv_heads=8, head_dim=128, max_len=1 << 17)
     assert large.cpu_kv_bytes(EngineOptions(), "float32", 128, 8) >= large.kv_bytes_per_token("float32") * large.max_len
 
 

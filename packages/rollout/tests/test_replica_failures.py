@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tailrace.contracts import Abort, Finished
+from tailrace.contracts import Abort, Finished, Resume
 from tailrace.rollout import (
     CloseTimeoutError,
     FlushTimeoutError,
@@ -13,7 +13,6 @@ from tailrace.rollout import (
     RouteConflictError,
     SourceMismatchError,
 )
-from tailrace.rollout.ports import Resume
 from tailrace.rollout.testing import FakeEngine, MemorySource
 
 from .replica_harness import DEADLINE_S, Harness, Slow, prompts, route

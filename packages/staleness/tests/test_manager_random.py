@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from tailrace.staleness.beside import BesideReference
 from tailrace.staleness.movement import Slots
+from tailrace.staleness.testing.beside import BesideReference
 
 OPERATIONS = int(os.environ.get("TAILRACE_STATEFUL_OPS", "40000"))
 PER_SEED = 1000

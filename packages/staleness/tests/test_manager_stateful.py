@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.staleness.beside import BesideReference, can_reserve_by_hall
+from tailrace.staleness.testing.beside import BesideReference, can_reserve_by_hall
 
 lags = st.integers(0, 4)
 picks = st.integers(0, 1 << 16)

@@ -105,9 +105,9 @@ def test_complete_checkpoints_are_listed_by_version_and_may_be_replaced(model_pa
     assert json.loads((tmp_path / "v10" / "trainer.json").read_text())["steps"] == 3
 
 
-def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path):
+def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path, deep):
     model_path = small(tmp_path / "model", hidden=64, layers=2)
-    for saves in (2, 3, 5, 6):
+    for saves in (2, 3, 5, 6) if deep else (3, 6):
         root = tmp_path / f"run-{saves}"
         listen, tell = trainer_processes.CONTEXT.Pipe(duplex=False)
         process = trainer_processes.CONTEXT.Process(
@@ -250,7 +250,7 @@ def test_a_manifest_that_lost_its_shards_or_is_of_no_trainer_is_refused(saved, m
         with pytest.raises(CheckpointError, match=f"found no {SHARD}"):
             worker.load(saved / "2")
         edit_manifest(saved / "2", files=files, world_size=None)
-        with pytest.raises(CheckpointError, match="found no state of a trainer"):
+        with pytest.raises(CheckpointError, match="found no trainer state"):
             worker.load(saved / "2")
 
 

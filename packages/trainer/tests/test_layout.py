@@ -3,12 +3,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.trainer.layout import EMPTY, OVERHEAD_TOKENS, Row, Sample, make_rows, micro_batches, plan
+from tailrace.trainer.layout import EMPTY, OVERHEAD_TOKENS, PackedRow, TrainingSample, make_rows, micro_batches, plan
 from tailrace.trainer.microbatch import to_tensors
 
 samples = st.lists(
     st.builds(
-        lambda prompt, length: Sample((prompt,) * (prompt + 1), tuple(range(length)), 1.0),
+        lambda prompt, length: TrainingSample((prompt,) * (prompt + 1), tuple(range(length)), 1.0),
         st.integers(0, 4),
         st.integers(1, 60),
     ),
@@ -53,7 +53,10 @@ def test_a_token_sees_its_prompt_and_its_own_response_only(batch):
 def test_a_row_by_hand():
     # Prompt 7 8, responses 1 2 3 and 4. The row: 7 8 4 1 2 3 (short first), positions 0 1 2 2 3 4. The outputs that
     # predict 4 | 1 2 3 stand at 1 | 1 3 4.
-    batch = [Sample((7, 8), (1, 2, 3), 0.5, (-1.0, -2.0, -3.0), 2.0), Sample((7, 8), (4,), 0.25, (-4.0,), -2.0)]
+    batch = [
+        TrainingSample((7, 8), (1, 2, 3), 0.5, (-1.0, -2.0, -3.0), 2.0),
+        TrainingSample((7, 8), (4,), 0.25, (-4.0,), -2.0),
+    ]
     tensors = to_tensors(make_rows(batch, 10), torch.device("cpu"))
     assert tensors.input_ids.tolist() == [[7, 8, 4, 1, 2, 3]]
     assert tensors.position_ids.tolist() == [[0, 1, 2, 2, 3, 4]]
@@ -67,7 +70,7 @@ def test_a_row_by_hand():
 @settings(max_examples=60)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=9), st.integers(1, 300))
 def test_micro_batches_cost_as_little_as_the_best_cut_of_the_sorted_rows(lengths, budget):
-    rows = [Row((0,), (Sample((0,), (0,) * length, 1.0),)) for length in lengths]
+    rows = [PackedRow((0,), (TrainingSample((0,), (0,) * length, 1.0),)) for length in lengths]
 
     def cost(cuts):
         if not all(len(cut) == 1 or len(cut) * cut[0].length <= budget for cut in cuts):

@@ -11,7 +11,7 @@ import pytest
 from tailrace.trainer import TrainerConfigError, WarmStartCancelledError, WarmStartError, WarmStartTimeoutError
 from tailrace.trainer.small import SmallModel
 from tailrace.trainer.warmstart import (
-    Stage,
+    DemonstrationStage,
     TokenizerShape,
     WarmStartConfig,
     WarmStartJob,
@@ -23,7 +23,7 @@ from tailrace.trainer.warmstart_processes import run_ranks
 EXAMPLES = [(f"{a} + {b} = ", f"<answer>{a + b}</answer>") for a in range(10) for b in range(10)]
 CONFIG = WarmStartConfig(steps=6, batch=8, lr=0.01, warmup_steps=2, processes=2, device="cpu")
 TINY = {
-    "demonstrations": [Stage(4, EXAMPLES[:50]), Stage(6, EXAMPLES[50:])],
+    "demonstrations": [DemonstrationStage(4, EXAMPLES[:50]), DemonstrationStage(6, EXAMPLES[50:])],
     "config": CONFIG,
     "model": SmallModel(hidden=16, layers=1, head_dim=8, mlp=32),
     "tokenizer": TokenizerShape(vocab_size=40),
@@ -72,8 +72,8 @@ def test_built_once_cached_rebuilt_when_damaged_and_continued(tmp_path, caplog):
 def test_everything_that_matters_is_in_the_key():
     base = WarmStartJob(TINY["demonstrations"], CONFIG, TINY["model"], TINY["tokenizer"])
     others = [
-        dataclasses.replace(base, stages=[Stage(5, EXAMPLES[:50]), Stage(6, EXAMPLES[50:])]),
-        dataclasses.replace(base, stages=[Stage(4, EXAMPLES[1:50]), Stage(6, EXAMPLES[50:])]),
+        dataclasses.replace(base, stages=[DemonstrationStage(5, EXAMPLES[:50]), DemonstrationStage(6, EXAMPLES[50:])]),
+        dataclasses.replace(base, stages=[DemonstrationStage(4, EXAMPLES[1:50]), DemonstrationStage(6, EXAMPLES[50:])]),
         dataclasses.replace(base, config=dataclasses.replace(CONFIG, seed=1)),
         dataclasses.replace(base, config=dataclasses.replace(CONFIG, lr=0.02)),
         dataclasses.replace(base, model=SmallModel(hidden=32)),
@@ -122,11 +122,11 @@ def test_ranks_end_with_their_caller(tmp_path, how):
 
 def test_bad_jobs_are_refused_at_once():
     with pytest.raises(TrainerConfigError, match="last stage to end at step 4"):
-        WarmStartJob([Stage(4, EXAMPLES)], CONFIG)
+        WarmStartJob([DemonstrationStage(4, EXAMPLES)], CONFIG)
     with pytest.raises(TrainerConfigError, match="without examples"):
-        WarmStartJob([Stage(6, [])], CONFIG)
+        WarmStartJob([DemonstrationStage(6, [])], CONFIG)
     with pytest.raises(TrainerConfigError, match="rise from 1"):
-        WarmStartJob([Stage(6, EXAMPLES), Stage(6, EXAMPLES)], CONFIG)
+        WarmStartJob([DemonstrationStage(6, EXAMPLES), DemonstrationStage(6, EXAMPLES)], CONFIG)
     with pytest.raises(TrainerConfigError, match="processes = 0"):
         WarmStartConfig(processes=0)
 

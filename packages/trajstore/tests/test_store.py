@@ -40,9 +40,9 @@ def store(request, tmp_path):
         yield store
 
 
-def finish(store, *names, reward=1.0, version=0):
+def finish(store, *names, reward=1.0, version=0, tokens=(7, 8)):
     store.begin("r0", version, [item(name) for name in names])
-    assert store.append("r0", [delta(name, 0, [7, 8], version, STOP) for name in names]) == []
+    assert store.append("r0", [delta(name, 0, tokens, version, STOP) for name in names]) == []
     if reward is not None:
         assert all(store.set_reward(name, reward) for name in names)
 
@@ -161,8 +161,8 @@ def test_what_is_finished_is_not_generated_again(store):
     finish(store, "a", "b")
     store.consume(["b"], 1)
     first, second, third = store.begin("r1", 5, [item("a"), item("b"), item("c")])
-    assert (first.complete, first.status, first.kept_tokens) == (True, Status.COMPLETE, (7, 8))
-    assert (second.complete, second.status, second.kept_tokens) == (True, Status.CONSUMED, (7, 8))
+    assert (first.complete, first.kept_tokens) == (True, (7, 8))
+    assert (second.complete, second.kept_tokens) == (True, (7, 8))
     assert not third.complete
     assert store.append("r1", [delta("a", 0, [1], 5)]) == ["a"]
     assert store.experiences(["a"])[0].tokens == (7, 8)
@@ -170,8 +170,7 @@ def test_what_is_finished_is_not_generated_again(store):
 
 def test_what_was_given_up_may_start_again_from_nothing(store):
     finish(store, "a", "b")
-    store.fail("a", "verifier crashed")
-    assert store.discard(["b", "nobody"], "too stale") == ["b"]
+    assert store.discard(["a", "b", "nobody"], "too stale") == ["a", "b"]
     assert store.discard(["b"], "again") == []
     assert not store.set_reward("a", 1.0)
     for name in "ab":
@@ -189,12 +188,10 @@ def test_what_was_given_up_may_start_again_from_nothing(store):
 def test_a_partial_trajectory_may_be_given_up(store):
     store.begin("r0", 0, [item("a"), item("b")])
     store.append("r0", [delta("a", 0, [1])])
-    store.fail("a", "prompt too long")
-    store.discard(["b"], "redundant")
+    store.discard(["a", "b"], "redundant")
     assert store.append("r0", [delta("a", 1, [2]), delta("b", 0, [2])]) == ["a", "b"]
     assert store.partials() == []
-    store.fail("a", "again")
-    assert store.statuses(["a", "b"]) == {"a": Status.FAILED, "b": Status.DISCARDED}
+    assert store.statuses(["a", "b"]) == {"a": Status.DISCARDED, "b": Status.DISCARDED}
 
 
 def test_an_id_is_one_trajectory(store):
@@ -253,7 +250,6 @@ def test_what_may_not_be_consumed(store):
     store.consume(["a"], 1)
     for action in (
         lambda: store.set_reward("a", 0.0),
-        lambda: store.fail("a", "late"),
         lambda: store.discard(["unscored", "a"], "late"),
     ):
         with pytest.raises(TrajectoryStateError, match="consumed"):
@@ -275,28 +271,70 @@ def test_rollback_undoes_what_the_trainer_lost(store):
     assert store.audit()["inconsistent"] == []
 
 
-def test_trim_drops_tokens_that_no_rollback_can_ask_for(tmp_path):
-    with TrajectoryStore(keep_tokens=False) as store:
+def test_trim_forgets_what_no_rollback_can_ask_for(tmp_path):
+    archive = tmp_path / "trained.jsonl"
+    with TrajectoryStore(tmp_path / "store") as store:
         finish(store, "a", "b", "c", "d")
-        store.fail("d", "broken")
+        store.discard(["d"], "surplus")
         store.consume(["a"], 1)
         store.consume(["b"], 2)
-        assert store.trim(1) == 2
-        assert store.trim(1) == 0
-        with pytest.raises(TrajectoryStateError, match="trimmed"):
+        assert store.trim(1, archive) == 2
+        assert store.trim(1, archive) == 0
+        with pytest.raises(UnknownTrajectoryError):
             store.experiences(["a"])
         assert store.experiences(["b"])[0].tokens == (7, 8)
-        assert store.consumed(["a"])[0].tokens == 2
-        with pytest.raises(TrajectoryStateError, match="trimmed at version 1"):
+        assert store.consumed_tokens() == [2, 2]
+        with pytest.raises(TrajectoryStateError, match="expected 1 or later"):
             store.rollback(0)
         assert store.rollback(1) == ["b"]
-        assert store.audit()["inconsistent"] == []
-        (resume,) = store.begin("r1", 0, [item("a")])
-        assert (resume.complete, resume.kept_tokens) == (True, ())
-    with TrajectoryStore() as store:
-        finish(store, "a")
+        assert store.statuses(["b", "c"]) == {"b": "complete", "c": "complete"}
+        audit = store.audit()
+        assert (audit["consumed"], audit["discarded"], audit["total"], audit["inconsistent"]) == (1, 1, 4, [])
+        assert [json.loads(line)["trajectory"] for line in archive.read_text().splitlines()] == ["a"]
+
+
+def test_an_evaluation_is_forgotten_once_it_is_rewarded_and_old(store):
+    store.begin("r0", 0, [item(name, purpose="eval") for name in "abc"])
+    for name, version in (("a", 0), ("b", 0), ("c", 1)):
+        store.append("r0", [delta(name, 0, [7], 0, FinishReason.STOP)], trainer_version=version)
+    for name in "ac":
+        store.set_reward(name, 1.0)
+    assert store.trim(1) == 1
+    assert store.statuses("abc") == {"b": "complete", "c": "complete"}
+
+
+def test_what_a_killed_process_had_archived_is_archived_once(tmp_path):
+    archive = tmp_path / "trained.jsonl"
+    with TrajectoryStore(tmp_path / "store") as store:
+        finish(store, "a", "b", "c")
         store.consume(["a"], 1)
-        assert store.trim(1) == 0
+        store.trim(1, archive)
+        store.consume(["b"], 2)
+        with archive.open("a") as file:
+            file.write("what came before the")  # the process died, nothing was trimmed
+        store.trim(2, archive)
+        store.consume(["c"], 3)
+        assert store.export_jsonl(archive) == 1
+        assert [json.loads(line)["trajectory"] for line in archive.read_text().splitlines()] == ["a", "b", "c"]
+        assert store.export_jsonl(archive) == 1
+        store.trim(3, archive)
+    assert [json.loads(line)["trajectory"] for line in archive.read_text().splitlines()] == ["a", "b", "c"]
+
+
+def test_the_store_stays_bounded(tmp_path):
+    """500 steps of 8 trajectories and an evaluation now and then: the file grows no more once the first were trimmed."""
+    path, archive, sizes = tmp_path / "store", tmp_path / "trained.jsonl", []
+    with TrajectoryStore(path, synchronous="off") as store:
+        for version in range(1, 501):
+            names = [f"{version}.{sample}" for sample in range(8)]
+            finish(store, *names, f"{version}.dropped", tokens=range(60))
+            store.discard([f"{version}.dropped"], "surplus")
+            store.consume(names, version)
+            store.trim(version - 2, archive)
+            sizes.append(sum(file.stat().st_size for file in tmp_path.glob("store*")))
+        assert store.audit()["consumed"] == 4000
+    assert max(sizes[50:]) <= 1.1 * max(sizes[:50])
+    assert archive.stat().st_size > 0
 
 
 def test_recover_takes_stock_and_fences_everybody_off(store):
@@ -343,31 +381,26 @@ def test_bad_data_leaves_nothing_behind(store):
         store.append("r0", [PartialDelta("a", 0, 0, (1,), ("x",))])
     with pytest.raises(TrajectoryDataError, match="JSON"):
         store.begin("r0", 0, [item("c", metadata={"x": object()})])
-    with pytest.raises(TrajectoryDataError, match="one for each token"):
-        PartialDelta("a", 0, 0, (1, 2), (0.0,))
-    with pytest.raises(TrajectoryDataError, match="offset -1"):
-        PartialDelta("a", -1, 0, (), ())
     finish(store, "d", reward=None)
     for reward in (float("nan"), float("inf")):
         with pytest.raises(TrajectoryDataError, match="finite"):
             store.set_reward("d", reward)
     with pytest.raises(TrajectoryStateError, match="found partial"):
         store.set_reward("a", 1.0)
-    for action in (lambda: store.set_reward("x", 1.0), lambda: store.fail("x", ""), lambda: store.experiences(["x"])):
+    for action in (lambda: store.set_reward("x", 1.0), lambda: store.experiences(["x"])):
         with pytest.raises(UnknownTrajectoryError, match=r"^found no trajectory x in the store"):
             action()
 
 
 def test_export(tmp_path):
     path = tmp_path / "consumed.jsonl"
-    with TrajectoryStore(keep_tokens=False) as store:
+    with TrajectoryStore() as store:
         finish(store, "a", "b", "c")
         store.consume(["a"], 1)
-        store.trim(1)
         store.consume(["b"], 2)
         assert store.export_jsonl(path) == 2
     first, second = (json.loads(line) for line in path.read_text().splitlines())
-    assert (first["trajectory"], first["tokens"], first["consumed_version"]) == ("a", None, 1)
+    assert (first["trajectory"], first["consumed_version"]) == ("a", 1)
     assert second["tokens"] == [7, 8]
     assert second["versions"] == [0, 0]
     assert second["logprobs"] == [-0.1 * 7, -0.1 * 8]

@@ -47,7 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
         resumes = self.store.begin(owner, version, [Assignment(name, 0, (1,)) for name in sorted(chosen)])
         for name, resume in zip(sorted(chosen), resumes, strict=True):
             known = self.model.get(name)
-            if known is None or known.status in ("failed", "discarded"):
+            if known is None or known.status == "discarded":
                 known = self.model[name] = Model()
             assert resume.complete == (known.status != "partial")
             if known.status == "partial":
@@ -117,17 +117,13 @@ class StoreMachine(RuleBasedStateMachine):
         for name in expected:
             self.model[name].status, self.model[name].consumed = "complete", None
 
-    @rule(name=names, how=st.sampled_from(["fail", "discard"]))
-    def give_up(self, name, how):
+    @rule(name=names)
+    def discard(self, name):
         known = self.model.get(name)
-        if known is None or known.status in ("consumed", "failed"):
+        if known is None or known.status == "consumed":
             return
-        if how == "discard":
-            assert self.store.discard([name], "test") == ([name] if known.status != "discarded" else [])
-            known.status = "discarded"
-        else:
-            self.store.fail(name, "test")
-            known.status = "failed" if known.status != "discarded" else "discarded"
+        assert self.store.discard([name], "test") == ([name] if known.status != "discarded" else [])
+        known.status = "discarded"
 
     @rule()
     def reopen(self):

@@ -70,7 +70,7 @@ def settings(job: Job) -> dict[str, Any]:
 
 def outcome(directory: Any, job: Job, processors: ProcessorTime) -> dict[str, Any]:
     """Steps on a clock that starts when the first replica serves its first version, and what the members did meanwhile."""
-    from tailrace.pipeline.run.reporting.record import read_record
+    from tailrace.report.record import read_record
 
     record = read_record(directory)
     zero = record.first_work_s
@@ -94,7 +94,7 @@ def outcome(directory: Any, job: Job, processors: ProcessorTime) -> dict[str, An
         "models": {step: str(directory.checkpoints / str(step)) for step in snapshots},
         "spans": [
             [span.role, span.member, str(span.doing), span.start_s - zero, span.end_s - zero, span.label]
-            for span in record.timeline.spans
+            for span in record.folds.timeline.spans
         ],
         "cpu": [[at - offset - zero, used] for at, used in processors.samples],
         "summary": {key: value for key, value in (record.summary or {}).items() if not isinstance(value, dict)},

@@ -36,8 +36,8 @@ from tailrace.paramserver import (
     relay_status,
     set_chain,
 )
-from tailrace.paramserver.group.chunk_size import broadcast_chunk_bytes
-from tailrace.paramserver.group.member import MemberState
+from tailrace.paramserver.chunk_size import broadcast_chunk_bytes
+from tailrace.paramserver.group.member import RelayState
 from tailrace.paramserver.group.relay_group import RelayGroup
 
 RELAYS = (2, 4, 8)
@@ -184,7 +184,7 @@ def kill(relays: int, nbytes: int, rate: float) -> dict[str, Any]:
             start = time.perf_counter()
             os.kill(running.relays[victim].pid, 9)
             name = running.relays[victim].name
-            _until(lambda: running.group.status()[name].state is MemberState.DEAD)
+            _until(lambda: running.group.status()[name].state is RelayState.DEAD)
             seen_s = time.perf_counter() - start
             _until(lambda: after.address in running.group.status()[before.name].next)
             rebuilt_s = time.perf_counter() - start

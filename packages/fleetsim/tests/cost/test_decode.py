@@ -12,7 +12,7 @@ from tailrace.fleetsim.cost import DecodeCost
 from tailrace.fleetsim.cost.decode import MAX_RUNNING
 from tailrace.fleetsim.cost.steps import RooflineStep, roofline_s
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.hardware import FittedDecode, ModelShape, device, device_names, model, model_names
+from tailrace.fleetsim.hardware import FittedDecode, ModelShape, device, devices, model, models
 
 TOY = ModelShape("toy", layers=2, hidden=8, ffn=16, query_heads=4, kv_heads=2, head_dim=2, vocab=10)
 # Round numbers: a layer has 8 x 2 x (8 + 4) + 3 x 8 x 16 = 576 parameters, the output layer 80; 1,232 in all.
@@ -139,8 +139,8 @@ costs = st.one_of(
     st.sampled_from(
         [
             (name, gpu, size)
-            for name in model_names()
-            for gpu in device_names()
+            for name in models()
+            for gpu in devices()
             for size in (1, 2, 4, 8)
             if model(name).query_heads % size == 0
             and model(name).weight_bytes < size * device(gpu).usable_bytes - model(name).kv_bytes_per_token * size

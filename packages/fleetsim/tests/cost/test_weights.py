@@ -53,16 +53,6 @@ def test_pulls():
     assert laminar("Qwen2.5-72B", 8).pull_s() == pytest.approx(145.4e9 / 8 / 45e9, rel=0.03)
 
 
-def test_a_mean_pull_waits_for_what_is_on_its_way():
-    cost = laminar("Qwen2.5-72B", 8)
-    late_s = cost.broadcast_s(64)
-    # By enumeration: an ask at a time after a publish waits for what is left of the broadcast.
-    asks = [(index + 0.5) / 100_000 * 60 for index in range(100_000)]
-    counted = sum(max(0.0, late_s - ask) for ask in asks) / len(asks)
-    assert cost.mean_pull_s(64, 60) - cost.pull_s() == pytest.approx(counted, rel=1e-3)
-    assert cost.mean_pull_s(1, 60) == cost.pull_s()
-
-
 def test_between_machines():
     # RobustRL, section 7.4: 470 GB over 4 x 200 Gbps in about 6 s; in theory 4.7 s.
     cost = WeightCost.of(model("Qwen3-235B-A22B"), device("H20"), 8)
@@ -88,7 +78,7 @@ def test_verl_s_collective_transfer_gives_the_cost_of_a_tensor():
 
 
 def test_across_datacenters():
-    # SR-2: bf16 takes 14.5 s; "less than 10 s" holds for 8 bits.
+    # StreamRL's "less than 10 s" holds for 8 bits; bf16 takes 14.5 s.
     cost = laminar("Qwen2.5-72B", 8)
     assert cost.cross_datacenter_s() == pytest.approx(14.5, rel=0.01)
     assert cost.cross_datacenter_s(bytes_per_param=1) == pytest.approx(7.3, rel=0.01)
@@ -107,21 +97,15 @@ def test_resharding_in_place():
         cost.reshard_s(0)
 
 
-def test_offloading():
-    assert laminar("Qwen2.5-32B", 4).offload_s(64, 64 * 45e9) == pytest.approx(1.0, rel=1e-4)
-
-
 def test_impossible_weights():
     with pytest.raises(FleetError, match="expected numbers over 0"):
         laminar("Qwen2.5-32B", 4, hop_bandwidth=0)
 
 
-@given(st.sampled_from(sorted(SIZES)), st.integers(1, 300), st.integers(1, 300), st.floats(1, 1000))
-def test_more_relays_never_help(name, one, other, interval_s):
+@given(st.sampled_from(sorted(SIZES)), st.integers(1, 300), st.integers(1, 300))
+def test_more_relays_never_help(name, one, other):
     cost = laminar(name, SIZES[name])
     few, many = sorted((one, other))
     assert cost.broadcast_s(few) <= cost.broadcast_s(many)
-    assert cost.pull_s() <= cost.mean_pull_s(few, interval_s) <= cost.mean_pull_s(many, interval_s)
-    assert cost.mean_pull_s(many, interval_s) <= cost.pull_s() + cost.broadcast_s(many)
     # LAM-STALL-const: the actor's stall knows nothing of relays or replicas.
     assert cost.push_s() == laminar(name, 2 * SIZES[name] if name != "Qwen2.5-72B" else 4).push_s()

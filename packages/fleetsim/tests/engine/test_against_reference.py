@@ -11,7 +11,7 @@ from engine_reference import ReferenceEngine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tailrace.fleetsim.engine import Engine
+from tailrace.fleetsim.engine import ModelledEngine
 
 SPEEDS = st.sampled_from([0.0, 0.3, 0.5, 1.0, 2.5])
 
@@ -67,7 +67,7 @@ def compare(engine, reference, finished):
 @given(scenarios())
 def test_equals_a_walk_over_the_steps(scenario):
     decode, prefill, kwargs, calls = scenario
-    engine, reference = Engine(decode, prefill, **kwargs), ReferenceEngine(decode, prefill, **kwargs)
+    engine, reference = ModelledEngine(decode, prefill, **kwargs), ReferenceEngine(decode, prefill, **kwargs)
     now, finished = 0.0, []
     for ticks, kind, detail in calls:
         now += ticks * TICK_S
@@ -96,7 +96,7 @@ def test_equals_a_walk_over_the_steps(scenario):
 @pytest.mark.parametrize("capacity", [2000, 5000, 100_000])
 def test_a_longer_run(capacity):
     decode, kwargs = Decode(capacity), {"max_running": 20}
-    engine, reference = Engine(decode, Prefill(), **kwargs), ReferenceEngine(decode, Prefill(), **kwargs)
+    engine, reference = ModelledEngine(decode, Prefill(), **kwargs), ReferenceEngine(decode, Prefill(), **kwargs)
     for wave in range(5):
         made = [work(f"{wave}.{i}", 20 + i % 7, 30 + (i * i * 37 + wave) % 400) for i in range(40)]
         engine.add(made, wave * 3.1)

@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 from engine_costs import Decode, Prefill
 
-from tailrace.fleetsim.engine import Engine, Work
+from tailrace.fleetsim.engine import ModelledEngine, Work
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -14,7 +14,7 @@ def test_trajectories_move_between_engines_and_none_is_lost(seed):
     rng = random.Random(seed)
     capacity = rng.choice([200, 600, 5000])
     kwargs = {"max_running": rng.choice([2, 8, 50]), "prefix_cached": rng.choice([0.0, 0.5])}
-    engines = [Engine(Decode(capacity), Prefill(), **kwargs) for _ in range(3)]
+    engines = [ModelledEngine(Decode(capacity), Prefill(), **kwargs) for _ in range(3)]
     expected, works, finished, names, kept = {}, {}, {}, count(), 0
     now = 0.0
 

@@ -6,12 +6,12 @@ import pytest
 from engine_costs import FIXED_S, PER_RUNNING_S, Decode, NoPrefill, Prefill, work
 
 from tailrace.contracts import TailraceError
-from tailrace.fleetsim.engine import Engine, Work
+from tailrace.fleetsim.engine import ModelledEngine, Work
 from tailrace.fleetsim.errors import EngineError, WorkError
 
 
 def engine(capacity, *, prefill=None, **kwargs):
-    return Engine(Decode(capacity, 0.0), prefill or NoPrefill(), **{"max_running": 100} | kwargs)
+    return ModelledEngine(Decode(capacity, 0.0), prefill or NoPrefill(), **{"max_running": 100} | kwargs)
 
 
 def order(finished):
@@ -19,7 +19,7 @@ def order(finished):
 
 
 def test_one_trajectory_takes_its_prefill_and_its_steps():
-    one = Engine(Decode(1000), Prefill(), max_running=4)
+    one = ModelledEngine(Decode(1000), Prefill(), max_running=4)
     one.add([work("a", prompt=100, response=7)], 5.0)
     expected = 5.0 + Prefill().seconds(100) + sum(FIXED_S + PER_RUNNING_S + 1.23457e-5 * (100 + k) for k in range(7))
     assert one.next_finish_s() == pytest.approx(expected, rel=1e-12)
@@ -31,7 +31,7 @@ def test_one_trajectory_takes_its_prefill_and_its_steps():
 
 
 def test_kept_tokens_are_prefilled_and_not_generated_again():
-    one = Engine(Decode(1000), Prefill(), max_running=4)
+    one = ModelledEngine(Decode(1000), Prefill(), max_running=4)
     one.add([work("a", prompt=100, response=7, done=3)], 0.0)
     assert one.kv_tokens == 103
     one.advance(1.0)
@@ -153,7 +153,7 @@ def test_clear_returns_all_and_keeps_what_had_finished():
     [
         (
             work("x", 60, 41),
-            "trajectory x has 101 tokens with its prompt, expected at most the 100 that the KV cache holds",
+            "trajectory x has 101 tokens with its prompt, expected at most the 100 that fit into the KV cache",
         ),
         (Work("x", 60, 0, ((20, 1.0), (21, 0.0))), "has 101 tokens"),
         (work("here"), "trajectory here is on this engine already"),

@@ -9,7 +9,7 @@ from engine_costs import FIXED_S, PER_RUNNING_S, TICK_S, Decode, Prefill, work, 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tailrace.fleetsim.engine import Engine, Work
+from tailrace.fleetsim.engine import ModelledEngine, Work
 
 
 @st.composite
@@ -32,7 +32,7 @@ def histories(draw):
 
 
 def made(capacity, kwargs):
-    return Engine(Decode(capacity), Prefill(), **kwargs)
+    return ModelledEngine(Decode(capacity), Prefill(), **kwargs)
 
 
 def totals(engine):
@@ -96,7 +96,7 @@ def test_nothing_finishes_before_the_next_finish(history):
 
 
 def test_one_batch_change_for_each_finish_when_the_cache_is_large():
-    class Counting(Engine):
+    class Counting(ModelledEngine):
         __slots__ = ("changes",)
 
         def _change_batch(self):
@@ -126,7 +126,7 @@ def test_the_same_calls_give_the_same_answers(history):
 
 
 def test_at_half_speed_it_takes_twice_as_long_but_for_the_environment():
-    fast, slow = (Engine(Decode(1000), Prefill(), max_running=4) for _ in range(2))
+    fast, slow = (ModelledEngine(Decode(1000), Prefill(), max_running=4) for _ in range(2))
     slow.set_speed(0.5, 0.0)
     for engine in (fast, slow):
         engine.add([Work("a", 10, 0, ((5, 3.0), (5, 0.0)))], 0.0)
@@ -138,7 +138,7 @@ def test_at_half_speed_it_takes_twice_as_long_but_for_the_environment():
 
 
 def test_it_hangs_and_goes_on_in_the_middle_of_a_step():
-    engine = Engine(Decode(1000, 0.0), Prefill(), max_running=4)
+    engine = ModelledEngine(Decode(1000, 0.0), Prefill(), max_running=4)
     engine.add([work("a", response=10)], 0.0)
     end = engine.next_finish_s()
     stop = end - 3.5 * (FIXED_S + PER_RUNNING_S)
@@ -156,7 +156,7 @@ def test_it_hangs_and_goes_on_in_the_middle_of_a_step():
 
 
 def test_a_hung_engine_gives_its_work_back():
-    engine = Engine(Decode(1000), Prefill(), max_running=1)
+    engine = ModelledEngine(Decode(1000), Prefill(), max_running=1)
     away = Work("c", 5, 1, ((1, 4.0), (2, 0.0)), 4.0)
     engine.add([work("a", response=10), work("b"), away], 0.0)
     engine.set_speed(0.0, 0.05)

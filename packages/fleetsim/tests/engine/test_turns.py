@@ -5,13 +5,13 @@ import math
 import pytest
 from engine_costs import FIXED_S, PER_RUNNING_S, Decode, NoPrefill, Prefill, work
 
-from tailrace.fleetsim.engine import Engine, Work
+from tailrace.fleetsim.engine import ModelledEngine, Work
 
 STEP_S = FIXED_S + PER_RUNNING_S
 
 
 def engine(capacity=1000, prefill=None, **kwargs):
-    return Engine(Decode(capacity, 0.0), prefill or NoPrefill(), max_running=8, **kwargs)
+    return ModelledEngine(Decode(capacity, 0.0), prefill or NoPrefill(), max_running=8, **kwargs)
 
 
 def test_a_turn_then_the_environment_then_the_next_turn():

@@ -1,11 +1,9 @@
-"""The table of models against published counts and the papers, and models from configurations."""
-
-import json
+"""The table of models against published counts and the papers."""
 
 import pytest
 
-from tailrace.fleetsim.errors import FleetError, HardwareFileError, UnknownNameError
-from tailrace.fleetsim.hardware import ModelShape, load_model, model, model_names
+from tailrace.fleetsim.errors import FleetError, UnknownNameError
+from tailrace.fleetsim.hardware import ModelShape, model, models
 
 # Parameters, those a token is multiplied with, bytes in bf16, KV bytes of a token: model cards and cost_model.models.
 PUBLISHED = {
@@ -22,7 +20,7 @@ PUBLISHED = {
 
 
 def test_every_model_is_checked():
-    assert set(model_names()) == set(PUBLISHED)
+    assert set(models()) == set(PUBLISHED)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -61,7 +59,7 @@ def test_attention_flops_by_counting():
     assert closed == pytest.approx(counted, rel=1 / tokens)
 
 
-def test_an_unknown_model_names_close_ones_and_all():
+def test_an_unknown_models_close_ones_and_all():
     with pytest.raises(UnknownNameError, match=r"'qwen2\.5-72b', did you mean 'Qwen2\.5-72B'") as error:
         model("qwen2.5-72b")
     assert all(name in str(error.value) for name in PUBLISHED)
@@ -80,86 +78,3 @@ def test_impossible_shapes(changes, message):
     shape = {"layers": 2, "hidden": 8, "ffn": 16, "query_heads": 4, "kv_heads": 2, "head_dim": 4, "vocab": 10}
     with pytest.raises(FleetError, match=message):
         ModelShape("odd", **(shape | changes))
-
-
-QWEN3_06B = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 28,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}
-
-
-def write(tmp_path, content):
-    folder = tmp_path / "Mine-0.6B"
-    folder.mkdir(exist_ok=True)
-    (folder / "config.json").write_text(content if isinstance(content, str) else json.dumps(content))
-    return folder
-
-
-def test_a_model_from_its_configuration(tmp_path):
-    found = load_model(write(tmp_path, QWEN3_06B))
-    assert found.name == "Mine-0.6B"
-    # The model card of Qwen3-0.6B: 0.6B, without the embedding 0.44B; the output layer is the embedding.
-    assert found.params == pytest.approx(0.6e9, rel=0.01)
-    assert found.params - 151936 * 1024 == pytest.approx(0.44e9, rel=0.01)
-    assert found.bytes_per_param == found.bytes_per_kv == 4
-    assert found.kv_bytes_per_token == 2 * 28 * 8 * 128 * 4
-    assert load_model(tmp_path / "Mine-0.6B" / "config.json", "other").name == "other"
-
-
-def test_tables_and_configurations_agree(tmp_path):
-    mixture = {
-        "model_type": "qwen3_moe",
-        "num_hidden_layers": 48,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "torch_dtype": "bfloat16",
-    }
-    assert load_model(write(tmp_path, mixture), "Qwen3-30B-A3B") == model("Qwen3-30B-A3B")
-    qwen2 = {
-        "model_type": "qwen2",
-        "num_hidden_layers": 28,
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 152064,
-    }
-    assert load_model(write(tmp_path, qwen2), "Qwen2.5-7B") == model("Qwen2.5-7B")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "not JSON"),
-        ("[]", "key 'model_type': found None, expected one of llama"),
-        (QWEN3_06B | {"model_type": "mamba"}, "found 'mamba', expected one of llama"),
-        (QWEN3_06B | {"hidden_size": None}, "key 'hidden_size': found None"),
-        ({key: value for key, value in QWEN3_06B.items() if key != "vocab_size"}, "found no key 'vocab_size'"),
-        (QWEN3_06B | {"torch_dtype": "int4"}, "found 'int4', expected one of float32"),
-    ],
-)
-def test_a_bad_configuration_is_one_clear_line(tmp_path, content, message):
-    with pytest.raises(HardwareFileError, match=message) as error:
-        load_model(write(tmp_path, content))
-    assert "config.json" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_missing_configuration_is_one_clear_line(tmp_path):
-    with pytest.raises(HardwareFileError, match=r"found no readable model configuration .*nowhere"):
-        load_model(tmp_path / "nowhere")

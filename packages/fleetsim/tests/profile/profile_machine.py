@@ -4,14 +4,14 @@ from tailrace.fleetsim.profile.machine import (
     Curve,
     DecodePart,
     DelaysPart,
-    Machine,
+    MachineProfile,
     PrefillPart,
     SharingPart,
     TrainingPart,
     WeightsPart,
     WorkloadPart,
 )
-from tailrace.fleetsim.profile.samples import Clock
+from tailrace.fleetsim.profile.samples import Moment
 
 FLAT = Curve(points=((0.0, 0.0),))
 GROUPS = (
@@ -46,10 +46,10 @@ def machine(**changes):
         "sharing": SharingPart(cores=2, others=0.2),
         "workload": WorkloadPart(groups=GROUPS, signal=FLAT, length=FLAT),
     }
-    return Machine(**{**parts, **changes})
+    return MachineProfile(**{**parts, **changes})
 
 
 def clock(wall_s, busy_s=None):
     """A moment of a process that computed for so long."""
     busy_s = wall_s if busy_s is None else busy_s
-    return Clock(wall_s, busy_s, busy_s)
+    return Moment(wall_s, busy_s, busy_s)

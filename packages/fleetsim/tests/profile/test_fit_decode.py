@@ -12,9 +12,9 @@ from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_decode import block_tokens, fit_decode, fit_prefill, step_s
 from tailrace.fleetsim.profile.machine import DecodePart
 from tailrace.fleetsim.profile.samples import Look, ReplicaSamples, Round
-from tailrace.fleetsim.profile.timing import Kind, Timing
+from tailrace.fleetsim.profile.timing import ClockKind, Timing
 
-TIMING = Timing(Kind.PROCESS)
+TIMING = Timing(ClockKind.PROCESS)
 
 
 def batches(true, seed, *, per_token_s=0.0, per_trajectory_s=0.0, noise=0.0, slower=3.0, rounds_for_prefill=1):

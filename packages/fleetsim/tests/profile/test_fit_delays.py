@@ -5,8 +5,8 @@ from profile_machine import clock
 
 from tailrace import contracts as c
 from tailrace.fleetsim.profile.fit_delays import fit_delays, fit_weights, route_s
-from tailrace.fleetsim.profile.run import Measured, Trajectory
-from tailrace.fleetsim.profile.samples import ReplicaSamples, Round, Span, TrainerSamples
+from tailrace.fleetsim.profile.run import MeasuredRun, MeasuredTrajectory
+from tailrace.fleetsim.profile.samples import ReplicaSamples, Round, TrainerSamples, WorkSpan
 from tailrace.pipeline.config.models import RunConfig
 
 ZERO = 500.0  # the machine's clock when the run's began
@@ -17,7 +17,7 @@ def at(now):
 
 
 def span(began, ended):
-    return Span(at(began), at(ended))
+    return WorkSpan(at(began), at(ended))
 
 
 @pytest.fixture
@@ -52,11 +52,11 @@ def measured():
         Round(at(15.07), at(15.1), at(16.0), 1, 20, 1, 10, 0),
     ]
     finished = [("0.0", ZERO + 12.0, False), ("0.1", ZERO + 13.0, True), ("e0.sampled.0", ZERO + 16.0, True)]
-    run = Measured(RunConfig(), cores=2, zero_s=ZERO, log=log, sent=sent)
+    run = MeasuredRun(RunConfig(), cores=2, zero_s=ZERO, log=log, sent=sent)
     run.replicas["r0"] = ReplicaSamples(rounds=rounds, finished=finished)
     run.trainer = TrainerSamples(publishes=[span(1.1, 1.3)], checkpoints=[span(1.3, 1.4)])
-    run.trajectories = {name: Trajectory(0, c.Purpose.TRAIN, 0) for name in ("0.0", "0.1")}
-    run.trajectories["e0.sampled.0"] = Trajectory(0, c.Purpose.EVAL, 0)
+    run.trajectories = {name: MeasuredTrajectory(0, c.Purpose.TRAIN, 0) for name in ("0.0", "0.1")}
+    run.trajectories["e0.sampled.0"] = MeasuredTrajectory(0, c.Purpose.EVAL, 0)
     return run
 
 
@@ -82,6 +82,6 @@ def test_delays(measured):
 
 
 def test_what_did_not_happen_takes_no_time():
-    found = fit_delays(Measured(RunConfig(), cores=2, zero_s=0.0), 0.0, 1.0, 0.25)
+    found = fit_delays(MeasuredRun(RunConfig(), cores=2, zero_s=0.0), 0.0, 1.0, 0.25)
     assert found.score_s == found.durable_s == found.start_replica_s == 0.0
     assert found.report_s == 0.001  # reports need a grid

@@ -3,12 +3,12 @@
 import pytest
 
 from tailrace.fleetsim.profile.fit_sharing import fit_sharing, sharing_table
-from tailrace.fleetsim.profile.run import Measured
-from tailrace.fleetsim.profile.samples import Clock, ReplicaSamples, Round, TrainerSamples, Update
-from tailrace.fleetsim.profile.timing import Kind, Timing
+from tailrace.fleetsim.profile.run import MeasuredRun
+from tailrace.fleetsim.profile.samples import Moment, ReplicaSamples, Round, TrainerSamples, Update
+from tailrace.fleetsim.profile.timing import ClockKind, Timing
 from tailrace.pipeline.config.models import RunConfig
 
-TIMING = Timing(Kind.PROCESS)
+TIMING = Timing(ClockKind.PROCESS)
 STEP = 0.1
 
 
@@ -16,7 +16,7 @@ def busy(began, ended, share, cls):
     """Pieces of a tenth of a second, in which a share of a core was had."""
     pieces, spent, at = [], 0.0, began
     while at < ended - 1e-9:
-        first, last = Clock(at, spent, spent), Clock(at + STEP, spent + share * STEP, spent + share * STEP)
+        first, last = Moment(at, spent, spent), Moment(at + STEP, spent + share * STEP, spent + share * STEP)
         if cls is Round:
             pieces.append(Round(first, first, last, 8, 80, 0, 0, 0))
         else:
@@ -27,7 +27,7 @@ def busy(began, ended, share, cls):
 
 def shared_machine():
     """Two replicas and a trainer on 2 cores of which 0.5 go to others: 0.5 each; then one replica alone."""
-    run = Measured(RunConfig(), cores=2, zero_s=0.0)
+    run = MeasuredRun(RunConfig(), cores=2, zero_s=0.0)
     run.replicas = {
         "r0": ReplicaSamples(rounds=busy(0.0, 10.0, 0.5, Round) + busy(10.0, 15.0, 1.0, Round)),
         "r1": ReplicaSamples(rounds=busy(0.0, 10.0, 0.5, Round)),

@@ -9,10 +9,10 @@ from profile_machine import clock
 
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_training import fit_training
-from tailrace.fleetsim.profile.samples import Span, TrainerSamples, Update
-from tailrace.fleetsim.profile.timing import Kind, Timing
+from tailrace.fleetsim.profile.samples import TrainerSamples, Update, WorkSpan
+from tailrace.fleetsim.profile.timing import ClockKind, Timing
 
-TIMING = Timing(Kind.PROCESS)
+TIMING = Timing(ClockKind.PROCESS)
 
 
 def updates(true, sizes, *, level=1.0, slower=1.0, at=0.0):
@@ -37,7 +37,7 @@ def test_the_shape_comes_from_sizes_and_the_level_from_the_run(fixed, per_token,
     sizes = [(n, n * numbers.randint(20, 60)) for n in (1_000, 2_000, 4_000, 9_000) for _ in range(3)]
     run = [(n, n * 40) for n in (8_000, 9_500, 9_000, 11_000, 10_000, 8_700)]
     trainer = TrainerSamples(updates=updates(true, run, level=level, slower=2.0), sizes=updates(true, sizes))
-    trainer.steps = [Span(one.began, clock(one.ended.wall_s + 0.1, one.ended.process_s)) for one in trainer.updates]
+    trainer.steps = [WorkSpan(one.began, clock(one.ended.wall_s + 0.1, one.ended.process_s)) for one in trainer.updates]
     found = fit_training(trainer, TIMING)
     expected = level * (fixed + per_token * 9_000 + per_square * 9_000 * 40)
     assert found.fixed_s + found.per_token_s * 9_000 + found.per_square_token_s * 9_000 * 40 == pytest.approx(expected)

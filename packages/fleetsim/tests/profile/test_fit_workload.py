@@ -8,7 +8,7 @@ import pytest
 from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_workload import fit_workload, growth, log_odds
-from tailrace.fleetsim.profile.run import Measured, Trajectory
+from tailrace.fleetsim.profile.run import MeasuredRun, MeasuredTrajectory
 from tailrace.pipeline.config.models import PipelineConfig, RunConfig
 
 
@@ -60,17 +60,17 @@ def test_growth_is_found_and_chance_is_not():
 
 
 def measured(groups):
-    run = Measured(RunConfig(pipeline=PipelineConfig(samples_per_prompt=2)), cores=2, zero_s=0.0)
+    run = MeasuredRun(RunConfig(pipeline=PipelineConfig(samples_per_prompt=2)), cores=2, zero_s=0.0)
     for index, (version, members) in groups.items():
         run.prompts[index] = 10 + index
         for sample, (tokens, reward) in enumerate(members):
-            run.trajectories[f"{index}.{sample}"] = Trajectory(index, Purpose.TRAIN, version, tokens, reward)
+            run.trajectories[f"{index}.{sample}"] = MeasuredTrajectory(index, Purpose.TRAIN, version, tokens, reward)
     return run
 
 
 def test_whole_groups_are_kept_and_others_are_not():
     run = measured({0: (0, [(5, 1.0), (7, 0.0)]), 1: (1, [(50, 0.0), (70, 0.0)]), 2: (1, [(5, 1.0), (6, None)])})
-    run.trajectories["e0.sampled.0"] = Trajectory(0, Purpose.EVAL, 0, 9, 1.0)
+    run.trajectories["e0.sampled.0"] = MeasuredTrajectory(0, Purpose.EVAL, 0, 9, 1.0)
     found = fit_workload(run)
     assert found.groups == ((0, 10, (5, 7), (1.0, 0.0)), (1, 11, (50, 70), (0.0, 0.0)))
     assert found.right == 0.25

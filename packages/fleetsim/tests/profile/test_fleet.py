@@ -79,7 +79,7 @@ def test_a_model_takes_precedence(settings):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("rollout.max_tokens=5000", "holds 4096 tokens; expected at most that"),
+        ("rollout.max_tokens=5000", "room for 4096 tokens; expected at most that"),
         ("trainer.processes=2", "expected 1: it was measured with one"),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost
-from tailrace.fleetsim.engine import Engine, Work
+from tailrace.fleetsim.engine import ModelledEngine, Work
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
 
 
@@ -39,7 +39,7 @@ def test_it_is_the_sum_over_the_trajectories_of_the_batch(seed, block, at):
 
 
 def test_blocks_of_one_token_are_the_plain_engine():
-    plain = Engine(DecodeCost.fitted(1e-6, 0.0, 1e-4, 5e-3, 900), PrefillCost.fitted(1e-5), max_running=24)
+    plain = ModelledEngine(DecodeCost.fitted(1e-6, 0.0, 1e-4, 5e-3, 900), PrefillCost.fitted(1e-5), max_running=24)
     paged = engine(1, capacity=900)
     for one in (plain, paged):
         one.add([Work(f"t{i}", 20, 0, ((40 + i, 0.0),)) for i in range(12)], 0.0)

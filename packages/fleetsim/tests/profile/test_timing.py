@@ -3,13 +3,13 @@
 import pytest
 from profile_machine import clock
 
-from tailrace.fleetsim.profile.samples import Clock
-from tailrace.fleetsim.profile.timing import Kind, Timing, timing_of
+from tailrace.fleetsim.profile.samples import Moment
+from tailrace.fleetsim.profile.timing import ClockKind, Timing, timing_of
 
 
 def test_on_shared_cores_processor_time_counts():
     own = timing_of("cpu", processes=True, spans=[(clock(0.0), clock(2.0, 1.0))] * 20)
-    assert own == Timing(Kind.PROCESS, 1.0)
+    assert own == Timing(ClockKind.PROCESS, 1.0)
     assert own.spent_s(clock(5.0, 1.0), clock(9.0, 2.5)) == 1.5
 
 
@@ -28,4 +28,4 @@ def test_on_a_gpu_the_time_that_passed_counts():
 
 def test_threads_of_one_process_have_their_own_time():
     own = timing_of("cpu", processes=False, spans=[])
-    assert own.spent_s(Clock(0.0, 0.0, 0.0), Clock(5.0, 4.0, 1.0)) == 1.0
+    assert own.spent_s(Moment(0.0, 0.0, 0.0), Moment(5.0, 4.0, 1.0)) == 1.0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.fleetsim.workload.lengths import SPAN, Lengths, Table
+from tailrace.fleetsim.workload.lengths import SPAN, Lengths, QuantileTable
 from tailrace.fleetsim.workload.shapes import Constant, Lognormal, Mixture, Normal, Quantiles
 
 STANDARD = NormalDist()
@@ -59,7 +59,7 @@ def test_tails_of_a_mixture_are_those_of_its_components(shape: Mixture) -> None:
 @settings(max_examples=25, deadline=None)  # each builds tables, 50 ms for a mixture
 @given(mixtures | lognormals | normals, st.floats(0.1, 4.0))
 def test_a_table_never_decreases(shape: Mixture | Lognormal | Normal, scale: float) -> None:
-    table = Table(shape, scale)
+    table = QuantileTable(shape, scale)
     assert all(slope >= 0 for slope in table.slopes)
 
 
@@ -67,13 +67,13 @@ def test_a_table_never_decreases(shape: Mixture | Lognormal | Normal, scale: flo
 @given(lognormals, st.floats(-6.0, 6.0), st.floats(0.1, 4.0))
 def test_a_table_is_precise(shape: Lognormal, score: float, scale: float) -> None:
     exact = scale * shape.median * math.exp(shape.sigma * score)
-    assert Table(shape, scale).at(score) == pytest.approx(exact, rel=3e-6 * shape.sigma**2 + 1e-12)
+    assert QuantileTable(shape, scale).at(score) == pytest.approx(exact, rel=3e-6 * shape.sigma**2 + 1e-12)
 
 
 @settings(deadline=None)
 @given(lognormals | normals, st.floats(-9.4, 9.4), st.integers(1, 50_000))
 def test_tokens_are_whole_and_within_limits(shape: Lognormal | Normal, score: float, limit: int) -> None:
-    tokens = Table(shape, 1.0).tokens(score, limit)
+    tokens = QuantileTable(shape, 1.0).tokens(score, limit)
     assert isinstance(tokens, int)
     assert 1 <= tokens <= limit
 

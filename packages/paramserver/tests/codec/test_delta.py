@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tailrace.paramserver import ParamServerError, ProtocolError
 from tailrace.paramserver.codec import delta as delta_module
 from tailrace.paramserver.codec import delta_payload
-from tailrace.paramserver.codec.delta import Delta
+from tailrace.paramserver.codec.delta import DeltaCodec
 from tailrace.paramserver.codec.errors import CodecUnavailable, PayloadMalformed
 
-ALWAYS = Delta(worth=10.0)  # encodes whatever it costs
+ALWAYS = DeltaCodec(worth=10.0)  # encodes whatever it costs
 GUARD = b"\xa5" * 64
 
 
@@ -144,8 +144,8 @@ def test_every_bit_pattern_of_a_bfloat16_survives():
 @given(seed=st.integers(0, 2**32), size=st.integers(0, 3000), density=densities, far=st.sampled_from([0.0, 1.0]))
 def test_none_exactly_when_it_is_not_worth_it(seed, size, density, far):
     base, new = differing(seed, size, density, far)
-    payload = Delta(worth=0.7).encode(memoryview(base), memoryview(new))
-    anyhow = Delta(worth=1000.0).encode(memoryview(base), memoryview(new))
+    payload = DeltaCodec(worth=0.7).encode(memoryview(base), memoryview(new))
+    anyhow = DeltaCodec(worth=1000.0).encode(memoryview(base), memoryview(new))
     if payload is None:
         assert anyhow is None or len(anyhow) > int(0.7 * size)
     else:
@@ -154,13 +154,13 @@ def test_none_exactly_when_it_is_not_worth_it(seed, size, density, far):
 
 
 def test_a_base_of_another_size_is_no_base():
-    assert Delta().encode(memoryview(bytes(1000)), memoryview(bytes(1002))) is None
-    payload = Delta().encode(memoryview(bytes(1000)), memoryview(bytes(1000)))
+    assert DeltaCodec().encode(memoryview(bytes(1000)), memoryview(bytes(1002))) is None
+    payload = DeltaCodec().encode(memoryview(bytes(1000)), memoryview(bytes(1000)))
     into = bytearray(b"x" * 1000)
     with pytest.raises(PayloadMalformed, match="found a base of 998 bytes, expected 1000"):
-        Delta().decode(memoryview(payload), memoryview(bytes(998)), memoryview(into))
+        DeltaCodec().decode(memoryview(payload), memoryview(bytes(998)), memoryview(into))
     with pytest.raises(PayloadMalformed, match="for a chunk of 1000 bytes, expected 998"):
-        Delta().decode(memoryview(payload), memoryview(bytes(998)), memoryview(into)[:998])
+        DeltaCodec().decode(memoryview(payload), memoryview(bytes(998)), memoryview(into)[:998])
     assert into == b"x" * 1000
 
 
@@ -169,7 +169,7 @@ def test_a_small_step_is_a_small_payload():
     generator = np.random.default_rng(3)
     base = (generator.standard_normal(2**20, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
     new = base + (generator.random(base.size) < 0.01).astype(np.uint16)
-    payload = Delta().encode(memoryview(base.tobytes()), memoryview(new.tobytes()))
+    payload = DeltaCodec().encode(memoryview(base.tobytes()), memoryview(new.tobytes()))
     assert len(payload) < 0.015 * base.nbytes
 
 
@@ -294,9 +294,9 @@ def test_a_read_only_base_at_an_odd_address_will_do():
 def test_without_numpy_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpy", None)
     monkeypatch.setattr(delta_module.importlib.util, "find_spec", lambda name: None)
-    assert "pip install numpy" in Delta().unavailable()
+    assert "pip install numpy" in DeltaCodec().unavailable()
     with pytest.raises(CodecUnavailable, match="pip install numpy") as caught:
-        Delta().encode(memoryview(b""), memoryview(b""))
+        DeltaCodec().encode(memoryview(b""), memoryview(b""))
     assert isinstance(caught.value, ParamServerError)
     with pytest.raises(CodecUnavailable):
-        Delta().decode(memoryview(b""), memoryview(b""), memoryview(b""))
+        DeltaCodec().decode(memoryview(b""), memoryview(b""), memoryview(b""))

@@ -1,4 +1,4 @@
-"""LAM-6: the paper's actor stalls, 0.64 s (32B) and 1.40 s (72B), are one hop to the master at 100 GB/s."""
+"""Laminar's actor stalls (section 8.3), 0.64 s (32B) and 1.40 s (72B), are one hop to the master at 100 GB/s."""
 
 import math
 

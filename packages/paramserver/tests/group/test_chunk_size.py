@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.paramserver import CHUNK_BYTES, chain_broadcast_time_s
-from tailrace.paramserver.group.chunk_size import LARGEST_CHUNK_BYTES, SMALLEST_CHUNK_BYTES, broadcast_chunk_bytes
+from tailrace.paramserver.chunk_size import LARGEST_CHUNK_BYTES, SMALLEST_CHUNK_BYTES, broadcast_chunk_bytes
 
 ALIGNMENT = 64 * 2**10
 

@@ -6,13 +6,13 @@ import time
 import pytest
 
 from tailrace.paramserver import VersionNotYet
-from tailrace.paramserver.group.coordinator import Coordinator
-from tailrace.paramserver.group.member import MemberState
+from tailrace.paramserver.group.coordinator import GroupStateMachine
+from tailrace.paramserver.group.member import RelayState
 from tailrace.paramserver.group.messages import (
     Ask,
     Deny,
     Done,
-    Evict,
+    EvictRelay,
     Fetch,
     Fetched,
     Grant,
@@ -23,7 +23,7 @@ from tailrace.paramserver.group.messages import (
     Report,
     Retarget,
     SetNext,
-    Tick,
+    TimePassed,
     Watch,
 )
 
@@ -34,7 +34,7 @@ class World:
     """Carries out `SetNext` at once, remembers the rest."""
 
     def __init__(self, names="abcd", **options):
-        self.coordinator = Coordinator(dead_after_s=DEAD_AFTER, **options)
+        self.coordinator = GroupStateMachine(dead_after_s=DEAD_AFTER, **options)
         self.now, self.log = 0.0, []
         self.next, self.orders, self.versions, self.arriving, self.sealed = {}, {}, {}, {}, {}
         for name in names:
@@ -68,9 +68,9 @@ class World:
         while self.now < end:
             self.now += 0.1
             for name, member in list(self.coordinator.members.items()):
-                if name not in but and member.state is not MemberState.DEAD:
+                if name not in but and member.state is not RelayState.DEAD:
                     self.hear(name)
-            self.tell(Tick())
+            self.tell(TimePassed())
 
     @property
     def chain(self):
@@ -98,19 +98,19 @@ def test_a_relay_that_is_never_heard_holds_the_others_up_for_so_long_only():
     assert world.coordinator.forest is None
     world.beat(1.2, but="b")
     assert world.chain == "a"
-    assert world.coordinator.members["b"].state is MemberState.DEAD
+    assert world.coordinator.members["b"].state is RelayState.DEAD
 
 
 def test_a_silent_relay_is_suspected_then_dead_and_bridged():
     world = World()
     world.beat(0.7, but="b")
-    assert world.coordinator.members["b"].state is MemberState.SUSPECTED
+    assert world.coordinator.members["b"].state is RelayState.SUSPECTED
     assert world.chain == "abcd"
     world.log.clear()
     world.beat(0.5, but="b")
     assert world.chain == "acd"
     assert world.of(SetNext) == [SetNext("a", 1, 2, ("c:1",))]
-    (evicted,) = world.of(Evict)
+    (evicted,) = world.of(EvictRelay)
     assert (evicted.name, evicted.again) == ("b", True)
     assert "said nothing for 1 s" in evicted.reason
 
@@ -118,7 +118,7 @@ def test_a_silent_relay_is_suspected_then_dead_and_bridged():
 def test_a_relay_where_nobody_listens_is_dead_at_once():
     world = World()
     assert world.tell(Lost("b", 1, False, "it closed the connection")) == []
-    assert world.coordinator.members["b"].state is MemberState.SUSPECTED
+    assert world.coordinator.members["b"].state is RelayState.SUSPECTED
     world.tell(Lost("b", 1, True, "connection refused"))
     assert world.chain == "acd"
     assert world.coordinator.members["b"].why == "connection refused; it closed the connection"
@@ -128,7 +128,7 @@ def test_a_broken_connection_that_comes_back_is_no_death():
     world = World()
     world.tell(Lost("b", 1, False, "reset"))
     world.hear("b")
-    assert world.coordinator.members["b"].state is MemberState.ALIVE
+    assert world.coordinator.members["b"].state is RelayState.ALIVE
     assert world.chain == "abcd"
 
 
@@ -170,7 +170,7 @@ def test_a_relay_that_comes_back_is_appended_and_its_past_life_is_not_heard():
     world.log.clear()
     for late in (Lost("b", 1, True, "late"), Heard("b", 1, 1, Report()), Fetched("b", 1, 3, "a", "late")):
         assert world.tell(late) == []
-    assert world.coordinator.members["b"].state is MemberState.JOINING
+    assert world.coordinator.members["b"].state is RelayState.JOINING
     world.next.pop("b")
     world.hear("b")
     assert world.chain == "acdb"
@@ -291,7 +291,7 @@ def test_a_tick_is_cheap_in_a_large_group():
     start = time.perf_counter()
     for _ in range(10):
         world.now += 0.01
-        world.tell(Tick())
+        world.tell(TimePassed())
     assert (time.perf_counter() - start) / 10 < 0.05  # it takes about 0.2 ms on an idle core
 
 
@@ -305,15 +305,15 @@ def test_random_lives(seed):
         name = random_.choice("abcdef")
         member = world.coordinator.members[name]
         match random_.randrange(4):
-            case 0 if member.state is not MemberState.DEAD:
+            case 0 if member.state is not RelayState.DEAD:
                 world.tell(Lost(name, random_.choice([member.life, max(1, member.life - 1)]), True, "refused"))
             case 1:
                 world.next.pop(name, None)  # a new process
                 world.tell(Join(name, f"{name}:{random_.randrange(99)}", ""))
-            case 2 if member.state is not MemberState.DEAD:
+            case 2 if member.state is not RelayState.DEAD:
                 world.hear(name)
             case _:
-                world.tell(Tick())
+                world.tell(TimePassed())
     world.beat(3)
     living = [member.name for member in world.coordinator.living()]
     assert sorted(world.chain) == sorted(living), seed

@@ -20,7 +20,7 @@ from tailrace.paramserver import (
     relay_status,
     set_chain,
 )
-from tailrace.paramserver.group.member import MemberState
+from tailrace.paramserver.group.member import RelayState
 from tailrace.paramserver.group.relay_group import RETRY_S, RelayGroup
 
 CHUNK = 64 * 2**10
@@ -55,7 +55,7 @@ def test_a_group_needs_no_further_care(spawn, token, weights, check):
                 publisher.publish(version, weights(version))
                 all_have(group, token, version, check)
         status = group.status()
-    assert [status[relay.name].state for relay in relays] == [MemberState.ALIVE] * 3
+    assert [status[relay.name].state for relay in relays] == [RelayState.ALIVE] * 3
     assert status[relays[0].name].next == (relays[1].address,)
     assert status[relays[2].name].versions == (1, 2)
 
@@ -89,7 +89,7 @@ def test_a_relay_killed_in_the_middle_of_a_broadcast(spawn, token, big, check, u
         publisher.publish(1, big(1))
         all_have(group, token, 1, check)
         version = kill_midway(group, publisher, relays[place], relays[3], token, big)
-        until(lambda: group.status()[relays[place].name].state is MemberState.DEAD, "the death")
+        until(lambda: group.status()[relays[place].name].state is RelayState.DEAD, "the death")
         all_have(group, token, version, check)
         assert group.addresses() == [relay.address for relay in living]
         for before, after in itertools.pairwise(living):
@@ -170,7 +170,7 @@ def test_a_suspended_relay_is_bridged_and_catches_up(spawn, token, big, check, u
         all_have(group, token, 0, check)
         os.kill(relays[1].pid, signal.SIGSTOP)
         try:
-            until(lambda: group.status()[relays[1].name].state is MemberState.DEAD, "the eviction")
+            until(lambda: group.status()[relays[1].name].state is RelayState.DEAD, "the eviction")
             publisher.publish(1, big(1))
             all_have(group, token, 1, check)
             assert relays[1].address not in group.addresses()
@@ -340,7 +340,7 @@ def test_a_group_may_begin_with_nobody(spawn, token, weights, check, until):
             group.join(relay.address, name=relay.name)
         until(lambda: len(group.addresses()) == 2, "both relays")
         all_have(group, token, 0, check)
-        assert group.status()["nobody"].state is MemberState.DEAD
+        assert group.status()["nobody"].state is RelayState.DEAD
         for name in ("nobody", relays[0].name, relays[1].name):
             group.leave(name)
         until(lambda: not group.status(), "all to leave")

@@ -159,3 +159,14 @@ def test_everyone_is_served_while_a_source_lives(steps, sites):
     held = frozenset().union(*holders.values())
     assert all(schedule.version_of(puller) not in held for puller in schedule.waiting)
     assert not schedule.assignments
+
+
+def test_a_source_that_failed_is_tried_again_when_all_others_are_gone():
+    schedule = Watched()
+    schedule.holds("s", HELD)
+    schedule.request("a", 7, 50.0)
+    schedule.holds("t", HELD)
+    assert schedule.failed("a") == [Assign("a", 7, "t")]
+    assert schedule.gone("t") == [Assign("a", 7, "s")]
+    (ended,) = schedule.failed("a")  # and once more only
+    assert isinstance(ended.error, VersionNotYet)

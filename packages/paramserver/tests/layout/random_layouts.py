@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from tailrace.paramserver.layout import Buffer, GlobalTensor, Layout, Piece, Shard
+from tailrace.paramserver.layout import GlobalTensor, Layout, LocalBuffer, Piece, Shard
 from tailrace.paramserver.manifest import DTYPES
 
 NAMES = ("uint8", "bfloat16", "float32", "float64")
@@ -50,10 +50,10 @@ def random_layout(rng: random.Random, tensors: list[GlobalTensor], prefix: str, 
             )  # padding around it, as vocabularies have
             shape = tuple(before + size + after for (before, after), size in zip(pad, extent, strict=True))
             at = tuple(before for before, _ in pad)
-            buffers.append(Buffer(f"{tensor.name}@{number}", tensor.dtype, shape, (Piece(tensor.name, box, at),)))
+            buffers.append(LocalBuffer(f"{tensor.name}@{number}", tensor.dtype, shape, (Piece(tensor.name, box, at),)))
         for (dtype, extent), members in stacks.items():
             pieces = tuple(Piece(t.name, box, (index, *(0,) * len(extent))) for index, (t, box) in enumerate(members))
-            buffers.append(Buffer(f"stack.{dtype}.{extent}", dtype, (len(members), *extent), pieces))
+            buffers.append(LocalBuffer(f"stack.{dtype}.{extent}", dtype, (len(members), *extent), pieces))
         shards[rank] = Shard(tuple(buffers))
     return Layout(tuple(tensors), shards)
 
@@ -68,7 +68,7 @@ def elements(box):
     return itertools.product(*(range(start, stop) for start, stop in box))
 
 
-def positions(buffer: Buffer, piece: Piece):
+def positions(buffer: LocalBuffer, piece: Piece):
     """(index in the tensor, byte offset in the buffer) of every element of a piece, by counting."""
     size = DTYPES[buffer.dtype]
     leading = len(buffer.shape) - len(piece.box)

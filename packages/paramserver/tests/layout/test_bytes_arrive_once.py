@@ -108,9 +108,9 @@ def test_torch_tensors_and_buffers_move_alike(seed):
 
 
 def test_positions_counts_what_a_stacked_and_padded_buffer_holds():
-    from tailrace.paramserver.layout import Buffer, Piece
+    from tailrace.paramserver.layout import LocalBuffer, Piece
 
-    buffer = Buffer("b", "bfloat16", (2, 3, 4), (Piece("t", ((5, 7), (1, 2)), (1, 0, 3)),))
+    buffer = LocalBuffer("b", "bfloat16", (2, 3, 4), (Piece("t", ((5, 7), (1, 2)), (1, 0, 3)),))
     assert list(positions(buffer, buffer.pieces[0])) == [((5, 1), 2 * (12 + 3)), ((6, 1), 2 * (12 + 4 + 3))]
 
 

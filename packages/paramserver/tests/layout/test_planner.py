@@ -19,7 +19,7 @@ def test_the_second_call_does_not_plan_again():
     first = planner.plan(source, target)
     assert planner.plan(source, target) is first
     # The same content in other objects, as after a restart of the trainer: also the same plan.
-    assert planner.plan(Layout.from_wire(source.to_wire()), Layout.from_wire(target.to_wire())) is first
+    assert planner.plan(*(Layout(layout.tensors, dict(layout.shards)) for layout in (source, target))) is first
     assert planner.made == 1
     assert planner.plan(target, source) is not first
     assert planner.made == 2

@@ -9,6 +9,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("vllm_models.py")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(290)
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM")
 def test_parameters_are_those_of_vllms_own_loaders():

@@ -18,7 +18,7 @@ import vllm.distributed.parallel_state as groups
 from vllm.config import ModelConfig, ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as moe
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
-from vllm.model_executor.models.registry import ModelRegistry
+from vllm.model_executor.models import registry
 
 from tailrace.paramserver.layout import Layout, copy, from_vllm, message, qwen_tensors, reshard_plan
 
@@ -66,8 +66,10 @@ def parameters(config, weights, tp, part, pp, stage, expert_parallel):
             stack.enter_context(mock.patch.object(groups, name, group(size, rank)))
         # No kernel for experts runs on every machine; none is run here.
         backend = (UnquantizedMoeBackend.CPU, mock.MagicMock())
+        # vLLM imports itself anew in another process for each kind of model, to look at the class.
+        stack.enter_context(mock.patch.object(registry, "_run_in_subprocess", lambda look: look()))
         stack.enter_context(mock.patch.object(moe, "select_unquantized_moe_backend", return_value=backend))
-        model_class, _ = ModelRegistry.resolve_model_cls([architecture], model_config=model_config)
+        model_class, _ = registry.ModelRegistry.resolve_model_cls([architecture], model_config=model_config)
         torch.set_default_dtype(torch.float32)
         model = model_class(vllm_config=vllm_config, prefix="")
         with torch.no_grad():

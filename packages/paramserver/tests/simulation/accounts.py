@@ -13,7 +13,7 @@ from simulation.world import World
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
 from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.counts import TrafficCounts
 
 _HEADER = 21
 
@@ -25,7 +25,7 @@ class Accounts:
         self._world = world
         # What arrived of interrupted versions, as long as nothing but a transfer of the same may take it away.
         self._kept: dict[tuple[SlotTable, tuple[int, int]], tuple[Slot, frozenset[int]]] = {}
-        self._counts: list[Counts] = []
+        self._counts: list[TrafficCounts] = []
         self.resumed = self.saved = 0
 
     @contextlib.contextmanager
@@ -35,7 +35,7 @@ class Accounts:
             SlotTable.reserve,
             SlotTable.interrupt,
             SlotTable.arrived,
-            Counts.__init__,
+            TrafficCounts.__init__,
         )
         accounts = self
 
@@ -59,7 +59,7 @@ class Accounts:
                 )
             arrived(table, publication, index, checksum)
 
-        def watched_counts(self: Counts, *args: Any, **options: Any) -> None:
+        def watched_counts(self: TrafficCounts, *args: Any, **options: Any) -> None:
             counts(self, *args, **options)
             accounts._counts.append(self)
 
@@ -67,7 +67,7 @@ class Accounts:
             mock.patch.object(SlotTable, "reserve", watched_reserve),
             mock.patch.object(SlotTable, "interrupt", watched_interrupt),
             mock.patch.object(SlotTable, "arrived", watched_arrived),
-            mock.patch.object(Counts, "__init__", watched_counts),
+            mock.patch.object(TrafficCounts, "__init__", watched_counts),
         ):
             yield
 

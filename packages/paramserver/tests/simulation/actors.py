@@ -12,7 +12,7 @@ from simulation.world import TOKEN, Relay, World
 from tailrace.paramserver.clients.publisher import Publisher
 from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import LeaseExpired, ParamServerError, VersionRetired
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.relays.server import RelayServer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S
 
@@ -130,7 +130,7 @@ def _publish(world: World, publisher: Publisher, index: int, publication: Public
             world.judge(f"waited for version {publication.version}", error)
 
 
-def _settle(world: World, publisher: Publisher, machine: Machine, index: int) -> None:
+def _settle(world: World, publisher: Publisher, machine: HostInterface, index: int) -> None:
     """A trainer that follows a dead one decides about what that one left sealed: durable after all, or undone."""
     for version in world.oracle.sealed(index - 1):
         durable = world.schedule.seed % 2 == 0

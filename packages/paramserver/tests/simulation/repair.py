@@ -11,7 +11,7 @@ from simulation.world import TOKEN, Relay, World
 
 from tailrace.paramserver.errors import ParamServerError
 from tailrace.paramserver.group.relay_group import RelayGroup
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.wire.authentication import connect
 
 HOST = "10.0.0.99"
@@ -75,7 +75,7 @@ def _grouped(world: World) -> Callable[[Process], None]:
     return main
 
 
-def _wire(world: World, machine: Machine) -> bool:
+def _wire(world: World, machine: HostInterface) -> bool:
     """Whether everybody who lives answered, and was wired."""
     living = world.living()
     held = list[tuple[int, int, Relay]]()
@@ -110,7 +110,7 @@ def set_next(following: list[str]) -> dict[str, Any]:
     return {"op": "set_next", "addresses": following, "address": following[0] if following else None}
 
 
-def ask(machine: Machine, address: str, message: dict[str, Any]) -> dict[str, Any]:
+def ask(machine: HostInterface, address: str, message: dict[str, Any]) -> dict[str, Any]:
     """One request on a connection of its own."""
     channel, _ = connect(machine, address, token=TOKEN, timeout_s=_ANSWER_S, stall_s=_ANSWER_S)
     try:

@@ -15,6 +15,7 @@ SCHEDULES = int(os.environ.get("TAILRACE_CHAOS", "10"))
 LANES = 2
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(120 + 10 * SCHEDULES)
 def test_real_relays_converge_and_show_nothing_wrong():
     fleets = [Fleet(new_token(), 4) for _ in range(LANES)]

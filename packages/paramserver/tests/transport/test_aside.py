@@ -6,12 +6,12 @@ import pytest
 
 from tailrace.paramserver import Publisher, RelayReader, set_chain
 from tailrace.paramserver.manifest import checksum
-from tailrace.paramserver.wire.aside import PIECE_BYTES, WORTH_BYTES, HashAside
+from tailrace.paramserver.wire.background_hash import PIECE_BYTES, WORTH_BYTES, BackgroundHash
 
 
 @pytest.fixture
 def aside():
-    made = HashAside()
+    made = BackgroundHash()
     yield made
     made.close()
     made.close()
@@ -41,7 +41,7 @@ def test_a_chunk_that_broke_off_leaves_nothing_in_the_next(aside):
 
 
 def test_after_close_no_thread_runs_and_nobody_holds_the_memory():
-    before, part, aside = threading.active_count(), bytearray(3 * PIECE_BYTES), HashAside()
+    before, part, aside = threading.active_count(), bytearray(3 * PIECE_BYTES), BackgroundHash()
     hasher = aside.chunk(memoryview(part))
     hasher.arrived(len(part))
     hasher.value()

@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from tailrace.paramserver.transport.door import ended, gone
+from tailrace.paramserver.transport.listener import ended, gone
 from tailrace.paramserver.transport.reading import await_transfer
 
 

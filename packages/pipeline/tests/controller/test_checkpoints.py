@@ -118,8 +118,7 @@ def test_with_none_that_fits_it_says_which_would(exist):
     assert of(c.Restart, run.go(c.Resumed(exist))) == []
     found = sorted(exist) or "none"
     assert run.view.failure == (
-        "none of the checkpoints that the run could go on from can be used: expected one of [3, 4], found "
-        f"{found}; start a new run"
+        f"the run has no checkpoint to continue from: expected one of [3, 4], found {found}; start a new run"
     )
     for again in (exist, exist):
         run.go(c.Resumed(again))

@@ -239,7 +239,7 @@ def test_recovery_that_evicts_the_last_is_named():
         line = ended(run)
         assert "recovery policy " in line
         assert "on_down answered <RecoveryAction.EVICT: 'evict'>" in line
-        assert f"{role} 0 on a machine that nobody knows is down (killed), and no others do its work" in line
+        assert f"{role} 0 on an unknown machine is down (killed), and no others do its work" in line
         goes_on(run, wrong)
 
 

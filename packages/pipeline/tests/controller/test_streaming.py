@@ -4,7 +4,7 @@ import pytest
 from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.lives import GroupPhase
+from tailrace.pipeline.controller.states import GroupPhase
 from tailrace.pipeline.errors import ControllerError, PolicyError
 from tailrace.pipeline.policies.training import MiniBatch, Streamed
 
@@ -80,7 +80,7 @@ def test_a_part_over_the_bound_ends_the_run():
     run = at_the_first_part()
     commands = run.handle(c.Accumulated(1, (), {"staleness_max": 2.0}))
     assert [type(command) for command in commands] == [c.Fail]
-    assert "over the bound of 1" in run.view.failure
+    assert "above the bound of 1" in run.view.failure
 
 
 def test_the_parts_are_those_of_mini_batches():

@@ -174,7 +174,7 @@ LATE = [
     (c.Checkpoint(3, 1), "trainer", 40, "the checkpoint of version 1 to be durable", c.Durable(1, 3)),
     (c.Pull(3, "r0", 1, 0, ("a",)), "replica", 50, "replica r0 to pull version 1", c.Pulled("r0", 1, 3)),
     (c.Pull(3, "r0", 1, 0, ("a",)), "replica", 50, "replica r0 to pull version 1", c.PullFailed("r0", 1, "torn", 3)),
-    (c.Abort(3, ("1.0",)), "data", 60, "what was dropped to leave the store", c.Discarded(3)),
+    (c.Abort(3, ("1.0",)), "data", 60, "the store to delete dropped trajectories", c.Discarded(3)),
     (c.Score(3, ("1.0",)), "scorer", 60, "trajectories to be scored", c.Scored("1.0", 1.0, 3)),
     (c.Score(3, ("1.0",)), "scorer", 60, "trajectories to be scored", c.ScoringFailed("1.0", "broke", 3)),
 ]  # fmt: skip

@@ -123,7 +123,7 @@ class Batches:
         from tailrace.trainer.testing import make_experiences
 
         self.made = {e.trajectory: e for e in make_experiences(40, 4, vocab_size=64, seed=3)}
-        self.consumed, self.rolled_back = [], []
+        self.consumed, self.rolled_back, self.trimmed = [], [], []
         self.failing = False
         self.go, self.reached = threading.Event(), threading.Event()
         self.go.set()
@@ -140,6 +140,9 @@ class Batches:
 
     def consume(self, names, version):
         self.consumed.append((version, list(names)))
+
+    def trim(self, version):
+        self.trimmed.append(version)
 
     def roll_back(self, version):
         self.rolled_back.append(version)

@@ -71,6 +71,8 @@ def test_checkpoints_come_and_go(make_trainer, data, gather, tmp_path, until):
         assert fold(events, Durable) == [Durable(version, answers=10 + version)]
         assert "saving" in [phase for phase, _ in phases(events)]
         until(lambda left=left: sorted(path.name for path in root.iterdir()) == left, f"only {left} to be left")
+        oldest = min((version, *keep))
+        until(lambda oldest=oldest: data.trimmed[-1:] == [oldest], "the store to be trimmed")
 
 
 def test_a_new_one_goes_on_from_a_checkpoint(make_trainer, data, gather, tmp_path):

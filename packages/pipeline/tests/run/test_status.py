@@ -1,11 +1,38 @@
 """What the status of a run says, while it runs and after, on real and on virtual clocks."""
 
+import dataclasses
+
 from tailrace import contracts as c
+from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.run.directory import read_json
 from tailrace.pipeline.run.status import StatusObserver
 
-from .conftest import STALEFLOW, configured, fleet_of
+BOUNDED = {"admission": {"name": "bounded", "bound": 1}, "sync": "when-useful", "routing": "marginal-throughput"}
+
+
+def configured(pipeline=None, *, faults=()):
+    """A pipeline of 4 prompts with 4 samples on three replicas, with evaluations."""
+    shape = {"steps": 6, "prompts_per_step": 4, "samples_per_prompt": 4, "prompts_per_replica": 4, "buffer_prompts": 16}
+    rollout = {"gpus": 3, "max_running": 12, "start_s": 5.0, "restart_s": 20.0}
+    workload = {"response": [{"median": 400, "sigma": 0.9}]}
+    fleet = {"model": "Qwen2.5-7B", "trainer": {"gpus": 4}, "rollout": rollout, "workload": workload, "warm_up": 0}
+    content = {
+        "app": "laminar",
+        "task": {"name": "long-chain-sum", "held_out_size": 12},
+        "pipeline": {**shape, **(pipeline or {})},
+        "rollout": {"max_tokens": 8192},
+        "evaluation": {"every": 3},
+        "fleet": {**fleet, "steady": False},
+        "faults": list(faults),
+    }
+    return validate([("test", content)])
+
+
+def fleet_of(config):
+    """A fleet on which a run goes to its very end, last evaluations included."""
+    return dataclasses.replace(build_fleet(config), batches=None)
 
 
 class Followed(StatusObserver):
@@ -20,8 +47,7 @@ class Followed(StatusObserver):
 
 
 def watched(path, config, **more):
-    simulation = None
-    status = Followed(path, clock=lambda: simulation.now if simulation else 0.0, **more)
+    status = Followed(path, simulated=True, **more)
     simulation = Simulation(fleet_of(config), observers=(status,))
     status.phase("training")
     simulation.run()
@@ -29,7 +55,7 @@ def watched(path, config, **more):
 
 
 def test_it_shows_what_the_run_shows(tmp_path):
-    simulation, status = watched(tmp_path / "status.json", configured(STALEFLOW, faults=["relay@30s", "replica@40s"]))
+    simulation, status = watched(tmp_path / "status.json", configured(BOUNDED, faults=["relay@30s", "replica@40s"]))
     status.phase("done")
     found, run = read_json(tmp_path / "status.json"), simulation.controller.view
     assert (found["phase"], found["step"], found["steps"], found["version"]) == ("done", 6, 6, run.version)

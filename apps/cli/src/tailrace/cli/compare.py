@@ -17,26 +17,27 @@ from tailrace.cli.errors import CommandError
 from tailrace.cli.progress import shown
 from tailrace.cli.simulate import FAILED, INTERRUPTED, name_of, new_directory
 from tailrace.contracts import TailraceError, plugins
+from tailrace.fleetsim import run_directory
+from tailrace.fleetsim.advice import advice
 from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.picture import files
-from tailrace.fleetsim.picture.advice import advice
-from tailrace.fleetsim.picture.compare import ROWS, STEPS, Compared, compare_page, compare_svg, sentence
-from tailrace.fleetsim.picture.comparison import comparison, ratios, unique
-from tailrace.fleetsim.picture.figures import Figures, simulated
-from tailrace.fleetsim.picture.measured import measured
-from tailrace.fleetsim.picture.scene import scene
-from tailrace.fleetsim.picture.watch import watch
+from tailrace.fleetsim.watch import watch
 from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import APPS, configuration
 from tailrace.pipeline.run.directory import RunDirectory, write_json
-from tailrace.pipeline.run.reporting.page import write_page
+from tailrace.report.charts.comparison import Compared
+from tailrace.report.comparison_page import compare_page, sentence
+from tailrace.report.figures.comparison import comparison, ratios, unique
+from tailrace.report.figures.figures import Figures
+from tailrace.report.figures.steady import measured
+from tailrace.report.html.page import write_page
+from tailrace.report.record import read_record
 
 FEWEST = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CompareOptions:
     """The command line of ``tailrace compare``."""
 
     targets: tuple[str, ...]
@@ -48,23 +49,23 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Simulated:
-    """A system that is to be simulated."""
+    """A system to simulate."""
 
     name: str
     config: RunConfig
     seed: int
 
 
-def compare(options: Options) -> int:
-    """Simulate and read, print and write; returns the exit status.
+def compare(options: CompareOptions) -> int:
+    """Simulate or read each system, print the table and write the files. Returns the exit status.
 
     Raises:
-        TailraceError: something is wrong with the command, a configuration or a run; nothing was written.
+        TailraceError: the command, a configuration or a run is wrong; no file was written.
     """
     if len(options.targets) < FEWEST:
         raise CommandError(f"found {len(options.targets)} system, expected {FEWEST} or more to compare")
     root = options.out if options.out is not None else new_directory("compare")
-    files.check_new(root)
+    run_directory.check_new(root)
     names = unique([_name(target) for target in options.targets])
     found = [_read(target, name, options) for target, name in zip(options.targets, names, strict=True)]
     try:
@@ -116,24 +117,24 @@ def _name(target: str) -> str:
 
 
 def _is_directory(target: str) -> bool:
-    """A directory counts unless it merely has the name of an app."""
+    """Whether a target is a run directory, and not just a directory with the name of an app."""
     path = Path(target)
     return path.is_dir() and (RunDirectory(path).config.exists() or target not in plugins.names(APPS))
 
 
-def _read(target: str, name: str, options: Options) -> _Simulated | Compared:
-    """A system to simulate, checked; or a real run, read.
+def _read(target: str, name: str, options: CompareOptions) -> _Simulated | Compared:
+    """Check a system to simulate, or read a real run.
 
     Raises:
-        TailraceError: one line that says what is wrong, and with which.
+        TailraceError: the target is wrong.
     """
     if not _is_directory(target):
         config = configuration(target, settings=options.settings, seed=options.seed)
         return _checked(target, _Simulated(name, config, config.seed))
-    again = files.again(Path(target))
+    again = run_directory.again(Path(target))
     if again is None:
-        run = measured(RunDirectory.open(Path(target)), name=name, rows=ROWS, steps=STEPS)
-        return Compared(run.figures, run.scene)
+        record = read_record(RunDirectory.open(Path(target)))
+        return Compared(measured(record, name), record.folds)
     layers = [(target, again.model_dump(mode="json"))]
     layers += [(f"--set {text}", parse_setting(text)) for text in options.settings]
     config = validate(layers)
@@ -141,7 +142,7 @@ def _read(target: str, name: str, options: Options) -> _Simulated | Compared:
 
 
 def _checked(target: str, system: _Simulated) -> _Simulated:
-    """Refused before anything else is simulated for minutes."""
+    """Check a system, so that it is refused before others are simulated for minutes."""
     try:
         build_fleet(system.config, seed=system.seed)
     except TailraceError as error:
@@ -155,8 +156,7 @@ def _simulate(system: _Simulated) -> Compared:
             watched = watch(system.config, name=system.name, seed=system.seed, keep_events=False, listener=listener)
     except TailraceError as error:
         raise CommandError(f"{system.name}: {error}") from error
-    figures = simulated(watched)
-    return Compared(figures, scene(watched, rows=ROWS, steps=STEPS), advice(watched, figures))
+    return Compared(watched.figures, watched.folds, advice(watched))
 
 
 def _plain(systems: Sequence[Compared]) -> dict[str, object]:
@@ -165,13 +165,12 @@ def _plain(systems: Sequence[Compared]) -> dict[str, object]:
         {**one.to_json(), "relative": ratio, "warnings": list(system.warnings)}
         for system, one, ratio in zip(systems, figures, ratios(figures), strict=True)
     ]
-    return {"format": files.FORMAT, "systems": rows}
+    return {"format": run_directory.FORMAT, "systems": rows}
 
 
 def _write(systems: Sequence[Compared], root: Path) -> dict[str, Path]:
     title = ", ".join(system.figures.name for system in systems)
     root.mkdir(parents=True, exist_ok=True)
-    svg, plain = root / "compare.svg", root / "compare.json"
-    svg.write_text(compare_svg(systems, title), encoding="utf-8")
+    plain = root / "compare.json"
     write_json(plain, _plain(systems))
-    return {"page": write_page(root / "compare.html", compare_page(systems, title)), "picture": svg, "figures": plain}
+    return {"page": write_page(root / "compare.html", compare_page(systems, title)), "figures": plain}

@@ -1,20 +1,36 @@
-"""What a person is told when something went wrong: one line."""
+"""Error messages for the user, of one line each."""
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
+from collections.abc import Sequence
 
 DEBUG = "TAILRACE_DEBUG"
-"""With this in the environment, the line is followed by where the error came from."""
+"""If this environment variable is set, the message is followed by the traceback."""
 
 
 def complain(message: str, *, status: int = 2) -> int:
-    """One line on stderr; returns the exit status."""
+    """Print one line on stderr. Returns the exit status."""
     print(f"tailrace: {message}", file=sys.stderr)
     return status
 
 
 def one_line(error: BaseException | str) -> str:
-    """What went wrong, in one line."""
+    """An error's message in one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
+
+
+def lines_of(error: BaseException) -> Sequence[str]:
+    """An error's message, one line for each fault."""
+    from tailrace.pipeline.errors import ConfigListError
+
+    return error.lines if isinstance(error, ConfigListError) else (one_line(error),)
+
+
+def show_source() -> None:
+    """Print the traceback of the current error, if the user asked for it."""
+    if os.environ.get(DEBUG):
+        traceback.print_exc()

@@ -1,4 +1,4 @@
-"""Shows a run while it runs: a live display on a terminal, lines elsewhere. It redraws seldom: it shares the run's cores."""
+"""Shows a run while it runs: a live display on a terminal, lines elsewhere. Redraws seldom, since it shares the run's cores."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LINE_EVERY_S = 10.0
 
 @contextmanager
 def display(*, plain: bool = False) -> Iterator[Callable[[RunStatus], None]]:
-    """Yields what wants to hear of each change of the status."""
+    """Show the status in this context. Yields a function to call with each change of the status."""
     if plain or not sys.stdout.isatty():
-        yield Lines(lambda text: print(text, flush=True))
+        yield RunLines(lambda text: print(text, flush=True))
         return
     screen = _Screen()
     live = Live(
@@ -32,12 +32,12 @@ def display(*, plain: bool = False) -> Iterator[Callable[[RunStatus], None]]:
         yield screen.listen
 
 
-class Lines:
+class RunLines:
     """A line for each phase, step and evaluation, and every few seconds between them.
 
     Args:
-        write: takes a line without its end.
-        clock: seconds.
+        write: takes a line without a newline.
+        clock: returns seconds.
     """
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,7 +46,7 @@ class Lines:
         self._at = 0.0
 
     def __call__(self, status: RunStatus) -> None:
-        """Write a line if there is news, or if the last one is old. How a run failed is said at its end."""
+        """Write a line if the phase, step or evaluation changed, or the last line is old. Failures are printed at the end."""
         if status.phase == "failed":
             return
         news = (status.phase, status.step, status.accuracy, status.replica_restarts)

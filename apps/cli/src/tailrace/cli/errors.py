@@ -1,4 +1,4 @@
-"""What can be wrong with a command line."""
+"""Errors of the command line."""
 
 from tailrace.contracts import TailraceError
 

@@ -1,4 +1,4 @@
-"""What a finished or running run can tell: the story of a trajectory, the cost of a decoding step."""
+"""Prints from a run's log the history of a trajectory, or the fitted cost model of decoding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tailrace.pipeline.run.directory import RunDirectory
 
 
 def explain(run: Path, trajectory: str) -> None:
-    """Print a trajectory's story.
+    """Print a trajectory's history.
 
     Raises:
         RunDirectoryError: the run, or the trajectory in it, does not exist.
     """
-    from tailrace.pipeline.run.explain import explain as tell
+    from tailrace.report.explain import explain as tell
 
     for line in tell(RunDirectory.open(run), trajectory):
         typer.echo(f"{line.at_s:9.2f} s  version {line.version:<4d} {line.text}")
@@ -25,7 +25,7 @@ def fit_cost(run: Path) -> None:
     """Print the cost model that fits a run.
 
     Raises:
-        RunDirectoryError: the run does not exist or tells too little.
+        RunDirectoryError: the run does not exist or has too few snapshots.
     """
     from tailrace.pipeline.run.fit import fit_cost_model
 

@@ -17,27 +17,30 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.errors import CommandError
-from tailrace.fleetsim.fuzz.as_run import left_out, run_command
-from tailrace.fleetsim.fuzz.campaign import Summary, fuzz
-from tailrace.fleetsim.fuzz.case import POLICIES, Case
-from tailrace.fleetsim.fuzz.draw import draw_case
-from tailrace.fleetsim.fuzz.shrink import Shrinker
-from tailrace.fleetsim.fuzz.trial import Failure, run_case
+from tailrace.fuzz.as_run import left_out, run_command
+from tailrace.fuzz.campaign import CampaignSummary
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.hunt import fuzz
+from tailrace.fuzz.policies import POLICIES
+from tailrace.fuzz.trial import run_case
 
 FAILED = 1
 LINE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class FuzzOptions:
     """The command line of ``tailrace fuzz``.
 
     Args:
-        replay: a case file to run in place of seeds.
+        seeds: number of seeds.
+        first_seed: the first seed.
+        replay: a case file to run instead of seeds.
         as_run: print the replayed case as a command of ``tailrace run``.
-        jobs: seeds at once.
-        shrink_s: seconds to spend on making each kind of failure smaller.
-        out: where shrunk cases are written.
+        jobs: seeds to run at once.
+        shrink_s: seconds to spend on shrinking each kind of failure.
+        out: directory for shrunk cases.
+        policies: plugins to use in every case, each `AXIS=NAME`.
     """
 
     seeds: int = 200
@@ -47,10 +50,11 @@ class Options:
     jobs: int = 1
     shrink_s: float = 20.0
     out: Path = Path()
+    policies: tuple[str, ...] = ()
 
 
-def run(options: Options) -> int:
-    """Fuzz, or replay a case; returns the exit status.
+def run(options: FuzzOptions) -> int:
+    """Fuzz, or replay a case. Returns the exit status.
 
     Raises:
         TailraceError: the command or the case is wrong.
@@ -65,41 +69,27 @@ def run(options: Options) -> int:
     return _replay(options.replay, case)
 
 
-def _fuzz(options: Options) -> int:
+def _fuzz(options: FuzzOptions) -> int:
     with _shown(options.seeds) as progress:
         seeds = range(options.first_seed, options.first_seed + options.seeds)
-        summary = fuzz(seeds, processes=options.jobs, progress=progress)
+        findings = fuzz(
+            seeds,
+            processes=options.jobs,
+            shrink_s=options.shrink_s,
+            out=options.out,
+            progress=progress,
+            **dict(policy.partition("=")[::2] for policy in options.policies),
+        )
     console = Console()
-    show(summary, console)
-    kinds: dict[str, list[int]] = {}
-    for seed, failure in summary.failures.items():
-        kinds.setdefault(failure.kind, []).append(seed)
-    for found in kinds.values():
-        _tell(found, summary.failures[found[0]], options, console)
-    return FAILED if summary.failures else 0
-
-
-def _tell(seeds: list[int], failure: Failure, options: Options, console: Console) -> None:
-    """What broke, the command that replays it, and the smallest case that breaks in the same way."""
-    seed = seeds[0]
-    others = f", and {len(seeds) - 1} more seeds: {', '.join(map(str, seeds[1:12]))}" if len(seeds) > 1 else ""
-    console.print(Text(f"\nseed {seed} broke{others}", style="bold red"))
-    _lines(console, str(failure), failure.where, f"replay it:  tailrace fuzz --seeds 1 --first-seed {seed}")
-    if not options.shrink_s:
-        return
-    case = draw_case(seed)
-    shrinker = Shrinker(case, failure, limit_s=options.shrink_s)
-    small = shrinker.shrink()
-    path = options.out / f"fuzz-{seed}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(small.to_json())
-    _lines(
-        console,
-        f"shrunk in {shrinker.tried} trials, from {_size(case)} to {_size(small)}:",
-        *(f"  {fault.model_dump_json(exclude_defaults=True)}" for fault in small.faults),
-        str(shrinker.failure),
-        f"replay it:  tailrace fuzz --replay {path}",
-    )
+    show(findings.summary, console)
+    mine = "".join(f" --policy {policy}" for policy in options.policies)
+    for found in findings.found:
+        first, *told = str(found).splitlines()
+        console.print(Text(f"\n{first}", style="bold red"))
+        _lines(console, *told, f"replay it:  tailrace fuzz --seeds 1 --first-seed {found.seeds[0]}{mine}")
+        if found.path is not None:
+            _lines(console, f"replay it:  tailrace fuzz --replay {found.path}")
+    return FAILED if findings.found else 0
 
 
 def _replay(path: Path, case: Case) -> int:
@@ -120,8 +110,8 @@ def _as_run(case: Case) -> int:
     return 0
 
 
-def show(summary: Summary, console: Console) -> None:
-    """What was run and what was covered."""
+def show(summary: CampaignSummary, console: Console) -> None:
+    """Print what was run and covered."""
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -147,24 +137,16 @@ def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
 
 
-def _size(case: Case) -> str:
-    pipeline = case.pipeline
-    return (
-        f"{len(case.faults)} faults, {pipeline.steps} steps of {pipeline.prompts_per_step} x {pipeline.samples_per_prompt}, "
-        f"{case.replicas} replicas"
-    )
-
-
 def _lines(console: Console, *lines: str) -> None:
-    """Text as it is: no markup, and no breaks that a shell would stumble over."""
+    """Print text without markup or line breaks, so that it can be pasted into a shell."""
     for line in lines:
         if line:
             console.print(Text(line), soft_wrap=True)
 
 
 @contextmanager
-def _shown(seeds: int) -> Iterator[Callable[[Summary], None]]:
-    """A bar on a terminal, lines elsewhere; on stderr, so that stdout holds what was found."""
+def _shown(seeds: int) -> Iterator[Callable[[CampaignSummary], None]]:
+    """Show progress by a bar on a terminal and by lines elsewhere; on stderr, so that stdout has only the results."""
     if not sys.stderr.isatty():
         yield _Lines(seeds)
         return
@@ -175,18 +157,18 @@ def _shown(seeds: int) -> Iterator[Callable[[Summary], None]]:
 
 
 class _Lines:
-    """A line every few seconds."""
+    """Prints a line every few seconds."""
 
     def __init__(self, seeds: int) -> None:
         self._seeds, self._next_s = seeds, time.monotonic() + LINE_EVERY_S
 
-    def __call__(self, summary: Summary) -> None:
+    def __call__(self, summary: CampaignSummary) -> None:
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + LINE_EVERY_S
             print(f"{summary.seeds} of {self._seeds} seeds, {_words(summary)}", file=sys.stderr, flush=True)
 
 
-def _words(summary: Summary) -> str:
+def _words(summary: CampaignSummary) -> str:
     broke = f", {len(summary.failures)} broke" if summary.failures else ""
     return f"{summary.seeds_per_s:.1f} seeds/s{broke}"

@@ -1,4 +1,4 @@
-"""Whether the files of a model directory are whole. A download that broke off is found here, not in every role in turn."""
+"""Checks that the files of a model directory are complete, so that a broken download is found before any role starts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LENGTH_BYTES = 8
 
 
 def check_model(directory: Path) -> None:
-    """Check configuration, tokenizer and the extent of every weights file.
+    """Check the configuration, the tokenizer and the size of every weights file.
 
     Raises:
-        ConfigError: a file is missing, cut short or not what its name says.
+        ConfigError: a file is missing, cut short or damaged.
     """
     for name in ("config.json", "tokenizer.json"):
         _json(directory / name)
@@ -45,7 +45,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _check_safetensors(path: Path) -> None:
-    """A length of 8 bytes, a JSON header of that length, and as many bytes of tensors as the header describes."""
+    """Check a file: the header's length in 8 bytes, a JSON header, and as many bytes of tensors as the header says."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")

@@ -1,4 +1,4 @@
-"""How a run ended: the gain in words, the figures that matter, and where to look further."""
+"""Prints a run's results: the gain in words, the main figures, and where to find more."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rich.text import Text
 from tailrace.cli.panel import clock
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.reporting.accuracy import Measured, results_of_summary
-from tailrace.pipeline.run.reporting.fates import Prompts
-from tailrace.pipeline.run.reporting.headline import gain
+from tailrace.report.figures.accuracy import Accuracy, results_of_summary
+from tailrace.report.figures.headline import gain
+from tailrace.report.figures.prompts import PromptFates
 
 
 def show_outcome(
     config: RunConfig, summary: dict[str, Any], directory: RunDirectory, console: Console | None = None
 ) -> None:
-    """Print the outcome of a run that has finished."""
+    """Print the results of a finished run."""
     console = console if console is not None else Console()
     found = results_of_summary(summary, config.task.held_out_size)
     table = Table.grid(padding=(0, 3, 0, 0))
@@ -41,7 +41,7 @@ def show_outcome(
         moved = f", {summary['repacks']} repacks" if summary["repacks"] else ""
         table.add_row("interruptions", f"{pulls:,} pulls interrupted work, {migrated:,} trajectories migrated{moved}")
         table.add_row(
-            "resumed on newer", f"{summary['resumed_on_newer']:,} times a trajectory went on under newer weights"
+            "resumed on newer", f"{summary['resumed_on_newer']:,} times a trajectory continued under newer weights"
         )
         table.add_row("restarts", str(summary["replica_restarts"]))
     else:
@@ -55,9 +55,9 @@ def show_outcome(
     console.print(table)
 
 
-def _prompts(counted: Mapping[str, Any]) -> Prompts:
-    return Prompts(counted["admitted"], counted["trained"], counted["filtered"], counted["failed"])
+def _prompts(counted: Mapping[str, Any]) -> PromptFates:
+    return PromptFates(counted["admitted"], counted["trained"], counted["filtered"], counted["failed"])
 
 
-def _accuracy(measured: Measured | None) -> str:
+def _accuracy(measured: Accuracy | None) -> str:
     return "not measured" if measured is None else f"{100 * measured.accuracy:.1f} % ± {100 * measured.error:.1f}"

@@ -1,4 +1,4 @@
-"""A `RunStatus` as something to look at: the same in the live display and in ``tailrace status``."""
+"""Renders a `RunStatus`, for the live display and for ``tailrace status``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
     """The whole display.
 
     Args:
-        wall_s: seconds since the run began, as of now.
+        status: the status.
+        wall_s: seconds since the run began.
     """
     parts: list[RenderableType] = [_head(status, wall_s), _phase(status)]
     if status.steps:
         parts += [Text(), _figures(status)]
-    if status.replicas and status.phase == "training":  # otherwise they are not the run's, or no longer
+    if status.replicas and status.phase == "training":  # before and after it, they are not the run's
         parts += [Text(), _replicas(status.replicas)]
     warned = [*contradictions(status), *_down(status), *long_waits(status)]
     if warned:
@@ -36,7 +37,7 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
 
 
 def line(status: RunStatus, *, wall_s: float) -> str:
-    """The same in one line, for logs."""
+    """The status in one line, for logs."""
     parts = [f"[{clock(wall_s)}] {status.phase}"]
     if status.detail:
         parts.append(status.detail)
@@ -50,7 +51,7 @@ def line(status: RunStatus, *, wall_s: float) -> str:
 
 
 def contradictions(status: RunStatus) -> list[Text]:
-    """A line if a replica and the controller disagree on what it runs: there is a fault in Tailrace or in an engine."""
+    """A line if snapshots of replicas contradict the controller's state, which is a fault in Tailrace or in an engine."""
     if not status.contradictions:
         return []
     many = f"{status.contradictions} snapshot{'s' if status.contradictions != 1 else ''}"
@@ -60,7 +61,7 @@ def contradictions(status: RunStatus) -> list[Text]:
 
 
 def _down(status: RunStatus) -> list[Text]:
-    """Members that are not up; replicas have rows of their own."""
+    """Members that are not up, except replicas, which have their own rows."""
     others = [
         f"{member['role']} {member['id']} is {member['health']}"
         for member in status.down
@@ -70,7 +71,7 @@ def _down(status: RunStatus) -> list[Text]:
 
 
 def long_waits(status: RunStatus) -> list[Text]:
-    """What has been waited for longer than usual, while anything is."""
+    """The waits that last longer than usual."""
     if status.phase in ("done", "failed", "interrupted"):
         return []
     waits = sorted(
@@ -85,7 +86,7 @@ def long_waits(status: RunStatus) -> list[Text]:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as a person reads them."""
+    """A time in seconds as text."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -126,7 +127,7 @@ def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
         staleness = f"{status.staleness_mean:.2f} mean, {status.staleness_max} max"
         staleness += f", bound {status.bound}" if status.bound is not None else ""
     trained = f"{status.trained_tokens_per_s:,.0f} tokens/s" if status.trained_tokens_per_s is not None else "none yet"
-    if not status.simulated:  # where nothing learns
+    if not status.simulated:  # a simulated run learns nothing
         yield "reward", f"{status.reward:.3f}" if status.reward is not None else "none yet"
         yield "accuracy", accuracy
     yield "staleness", staleness
@@ -142,7 +143,7 @@ def _figures(status: RunStatus) -> Table:
         ("repacks", str(status.repacks)),
         ("restarts", str(status.replica_restarts)),
     ]
-    if status.partial_rollout:  # such a pipeline interrupts; it does not repack
+    if status.partial_rollout:  # such a pipeline interrupts and does not repack
         interrupted = f"{status.interrupting_pulls} for pulls, {status.migrated} migrated"
         pairs = [("interruptions", interrupted) if pair == ("repacks", "0") else pair for pair in pairs]
     if status.pooled:

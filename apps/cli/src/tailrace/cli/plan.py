@@ -1,4 +1,4 @@
-"""`tailrace plan`: search splits of devices and mixes of policies, and show the best beside the configuration's own."""
+"""``tailrace plan``: searches splits of devices and mixes of policies, and shows the best beside the configuration's own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def show_plan(
     """Search and print.
 
     Raises:
-        TailraceError: one line that says what is wrong.
+        TailraceError: an option or the configuration is wrong.
     """
     if objective not in ("throughput", "cost"):
         raise CommandError(f"--objective {objective}: expected throughput or cost")
@@ -65,7 +65,7 @@ def show_plan(
 
 
 class _Lines:
-    """Where there is no terminal: a line whenever some seconds have passed."""
+    """Prints a line every few seconds, where there is no terminal."""
 
     def __init__(self, every_s: float = 10.0) -> None:
         self._every_s, self._last_s = every_s, time.monotonic()
@@ -78,7 +78,7 @@ class _Lines:
 
 
 def written(target: str, out: Path, best: Option) -> str:
-    """The best option as a configuration over the one that was searched from."""
+    """The best option as a configuration file that is based on the searched one."""
     lines = list(_lines(best.settings))
     if target.endswith(".toml"):
         app = configuration(target).app

@@ -1,4 +1,4 @@
-"""``tailrace plugins``: what is registered, and by whom. Nothing is loaded."""
+"""``tailrace plugins``: lists the registered plugins and their distributions, without loading them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PREFIX = "tailrace."
 
 
 def registered() -> dict[str, list[EntryPoint]]:
-    """Entry points by group, both in order."""
+    """Entry points by group, both sorted."""
     groups = sorted(group for group in entry_points().groups if group.startswith(PREFIX))
     return {group: sorted(entry_points(group=group), key=lambda point: point.name) for group in groups}
 

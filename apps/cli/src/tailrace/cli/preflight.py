@@ -1,38 +1,53 @@
-"""What can be known to be wrong before anything is started or written."""
+"""Checks a configuration before any process is started or file written."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import socket
 from pathlib import Path
 
 from tailrace.cli.errors import NotHereError
 from tailrace.cli.model_files import check_model
-from tailrace.contracts import plugins
+from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.build import build_faults, build_spec
+from tailrace.pipeline.config.options import registered
+from tailrace.pipeline.run import build
+from tailrace.pipeline.run.data_check import check_data
+from tailrace.reward.verifiers import is_reference
 
 CONNECT_S = 5.0
-RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - where Ray notes the cluster of this machine
+RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - the file in which Ray stores this machine's cluster
 
 
-def check(config: RunConfig) -> None:
-    """Check policies, plugins by name, scripted faults, the model's files, devices and the Ray address.
+def check(config: RunConfig, where: str = "") -> None:
+    """Check plugins, their options, scripted faults, the model's files, every row of the prompts, devices, the Ray address.
+
+    Args:
+        config: the configuration.
+        where: text before each line, for example the file.
 
     Raises:
-        ConfigError: a policy, a plugin or a fault is unknown, or the model's files are not whole.
-        NotHereError: a device or a cluster is not there.
+        ConfigError: a policy, plugin or fault is unknown, a file of the model is not complete, or a device or cluster is not
+            available. The message has a line for each.
     """
-    build_spec(config)
-    build_faults(config)
-    _registered("rollout.engine", "tailrace.engine", config.rollout.engine, also=("auto",))
-    _registered("trainer.backend", "tailrace.backend", config.trainer.backend)
-    if config.task.name is None:
-        _registered("task.verifier", "tailrace.verifier", config.task.verifier)
+    gathered = Gathered()
+    for part in (build.check, _verifier, _model, check_data, _machine):
+        with gathered.check():
+            part(config)
+    gathered.done(where)
+
+
+def _verifier(config: RunConfig) -> None:
+    if config.task.name is None and not is_reference(config.task.verifier):
+        registered("task.verifier", "tailrace.verifier", config.task.verifier)
+
+
+def _model(config: RunConfig) -> None:
     if config.model.path is not None:
         check_model(config.model.path)
+
+
+def _machine(config: RunConfig) -> None:
     if config.executor.name == "ray" and config.executor.ray_address is not None:
         check_ray(config.executor.ray_address)
     else:
@@ -40,7 +55,10 @@ def check(config: RunConfig) -> None:
 
 
 def check_devices(config: RunConfig) -> None:
-    """The devices that a run on this machine alone asks for."""
+    """Check that this machine has the devices that a run on it alone asks for.
+    Raises:
+        NotHereError: a device is missing.
+    """
     asked = {
         "executor.device": config.executor.device,
         "trainer.options.device": config.trainer.options.get("device"),
@@ -62,7 +80,10 @@ def check_devices(config: RunConfig) -> None:
 
 
 def check_ray(address: str) -> None:
-    """Whether something listens where a Ray cluster should."""
+    """Check that something listens at a Ray cluster's address.
+    Raises:
+        NotHereError: nothing listens there.
+    """
     if address == "auto":
         if not os.environ.get("RAY_ADDRESS") and not RAY_CLUSTER_FILE.exists():
             raise NotHereError(
@@ -79,16 +100,6 @@ def check_ray(address: str) -> None:
         raise NotHereError(
             f"key 'executor.ray_address': no Ray cluster answers at {address} ({reason}); start one with: ray start --head"
         ) from error
-
-
-def _registered(key: str, group: str, name: str, *, also: tuple[str, ...] = ()) -> None:
-    """Whether a plugin of the name is there. It is loaded where it runs, not here."""
-    known = [*also, *plugins.names(group)]
-    if name in known:
-        return
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ConfigError(f"key {key!r}: found {name!r}, expected one of {', '.join(known)}{hint}")
 
 
 def _gpus_here() -> int:

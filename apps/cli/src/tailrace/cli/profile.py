@@ -1,4 +1,4 @@
-"""``tailrace profile``: a short run with clocks in it, and the file that a simulation of this machine reads."""
+"""``tailrace profile``: measures a short run, and writes the file that a simulation of this machine reads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.cli.complaints import DEBUG, complain, one_line
 from tailrace.cli.errors import CommandError
 from tailrace.cli.preflight import check
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.errors import ConfigError, ControllerError, DeadlineError, RoleError, RunFailedError
+from tailrace.pipeline.errors import ControllerError, DeadlineError, RoleError, RunFailedError
 
 if TYPE_CHECKING:
     from tailrace.fleetsim.profile.fit import Profile
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 INTERRUPTED, FAILED = 130, 1
 STEPS = 50
-BUSY = 0.15  # cores; a measurement beside that much of somebody else's work is worth little
+BUSY = 0.15  # cores; if other programs use more than this, a measurement is not reliable
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ProfileOptions:
     """The command line of ``tailrace profile``."""
 
     target: str = "laminar"
@@ -40,11 +40,11 @@ class Options:
     settings: tuple[str, ...] = ()
 
 
-def profile(options: Options) -> int:
-    """Measure this machine and write the file; returns the exit status.
+def profile(options: ProfileOptions) -> int:
+    """Measure this machine and write the file. Returns the exit status.
 
     Raises:
-        TailraceError: something was wrong before the run began.
+        TailraceError: the command or the configuration is wrong; no run was started.
     """
     from tailrace.fleetsim.profile.machine_file import machine_toml
     from tailrace.fleetsim.profile.measure import profile_machine
@@ -56,12 +56,9 @@ def profile(options: Options) -> int:
         )
         raise CommandError(f"--out {out}: found {found}, expected a new file that ends in .toml")
     config = configuration(options.target, settings=options.settings)
-    try:
-        check(config)
-    except ConfigError as error:
-        raise ConfigError(f"{options.target}: {error}") from error
+    check(config, f"{options.target}: ")
     started = time.monotonic()
-    before = signal.signal(signal.SIGTERM, _terminated)  # a scheduler's way to press Ctrl-C
+    before = signal.signal(signal.SIGTERM, _terminated)  # schedulers send SIGTERM; treat it like Ctrl-C
     try:
         with _progress() as progress, tempfile.TemporaryDirectory(prefix="tailrace-profile-") as root:
             profiled = profile_machine(config, Path(root) / "run", out.stem, steps=options.steps, progress=progress)
@@ -87,7 +84,7 @@ def _terminated(number: int, frame: object) -> None:
 
 
 def lines(profile: Profile) -> Iterator[str]:
-    """What was found, for a person."""
+    """The results as lines of text."""
     machine = profile.machine
     decode, training, delays, weights = machine.decode, machine.training, machine.delays, machine.weights
     yield machine.measured
@@ -121,8 +118,8 @@ def lines(profile: Profile) -> Iterator[str]:
     yield from _sharing(profile)
     if profile.others_cores > BUSY:
         yield (
-            f"other programs kept {profile.others_cores:.2f} cores busy meanwhile: measure again on a quiet machine before "
-            "you believe this"
+            f"other programs used {profile.others_cores:.2f} cores meanwhile: measure again on a quiet machine before you "
+            "rely on this"
         )
 
 
@@ -159,7 +156,7 @@ def _quantiles(pairs: tuple[tuple[float, float], ...]) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on a terminal, a line for each phase and every ten steps elsewhere."""
+    """Show progress by a bar on a terminal; elsewhere by a line for each phase and every ten steps."""
     if not sys.stdout.isatty():
         yield _Lines()
         return
@@ -176,7 +173,7 @@ def _progress() -> Iterator[Progress]:
 
 
 class _Lines:
-    """Lines instead of a bar."""
+    """Prints lines instead of a bar."""
 
     def __init__(self) -> None:
         self._phase, self._tenths = "", -1

@@ -1,4 +1,4 @@
-"""Shows how far a simulation is: a bar on a terminal, lines elsewhere. On stderr, so that stdout holds what was found."""
+"""Shows the progress of a simulation: a bar on a terminal, lines elsewhere. On stderr, so that stdout has only the results."""
 
 from __future__ import annotations
 
@@ -12,50 +12,51 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from tailrace.cli.panel import clock
-from tailrace.fleetsim.picture.watcher import Progress
+from tailrace.fleetsim.watch import SimulationProgress
 
 LINE_EVERY_S = 5.0
 
 
 @contextmanager
-def shown(name: str) -> Iterator[Callable[[Progress], None]]:
-    """Yields what wants to hear of progress.
+def shown(name: str) -> Iterator[Callable[[SimulationProgress], None]]:
+    """Show progress in this context. Yields a function to call with it.
 
     Args:
-        name: of what is simulated.
+        name: the name of the simulated system.
     """
     if not sys.stderr.isatty():
-        yield Lines(name, lambda text: print(text, file=sys.stderr, flush=True))
+        yield ProgressLines(name, lambda text: print(text, file=sys.stderr, flush=True))
         return
     columns = (TextColumn("simulating [bold]{task.description}"), BarColumn(30), TextColumn("{task.fields[words]}"))
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name.replace("[", "\\["), total=None, words="")
 
-        def listen(progress: Progress) -> None:
+        def listen(progress: SimulationProgress) -> None:
             bar.update(task, total=progress.steps, completed=progress.step, words=words(progress))
 
         yield listen
 
 
-def words(progress: Progress) -> str:
-    """How far it is, in one line."""
+def words(progress: SimulationProgress) -> str:
+    """The progress in one line."""
     speed = f", {progress.trajectories_per_s:,.0f} trajectories/s" if progress.trajectories else ""
     return f"{progress.step} of {progress.steps} batches, {clock(progress.now_s)} simulated{speed}"
 
 
-class Lines:
-    """A line every few seconds.
+class ProgressLines:
+    """Prints a line every few seconds.
 
     Args:
-        write: takes a line without its end.
-        clock: seconds.
+        name: the name of the simulated system.
+        write: takes a line without a newline.
+        clock: returns seconds.
     """
 
     def __init__(self, name: str, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._write, self._clock = name, write, clock
         self._at = clock()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: SimulationProgress) -> None:
         """Write a line if the last one is old."""
         now = self._clock()
         if now - self._at >= LINE_EVERY_S:

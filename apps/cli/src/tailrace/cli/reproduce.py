@@ -1,4 +1,4 @@
-"""``tailrace reproduce``: a paper's printed numbers beside what the simulator finds."""
+"""``tailrace reproduce``: a paper's printed numbers beside those of the simulator."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.panel import clock
-from tailrace.fleetsim.reproduce import Record, Summary, reproduce, summarise
+from tailrace.fleetsim.reproduce import PaperSummary, TargetRecord, reproduce, summarise
 from tailrace.fleetsim.reproduce.drawing import draw
-from tailrace.fleetsim.reproduce.lab import Progress
+from tailrace.fleetsim.reproduce.lab import LabProgress
 from tailrace.fleetsim.reproduce.paper import Reproduction
 from tailrace.fleetsim.reproduce.targets import Value
 
@@ -28,22 +28,22 @@ LINE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReproduceOptions:
     """The command line of ``tailrace reproduce``."""
 
     paper: str
     only: tuple[str, ...] = ()
     json_file: Path | None = None
-    picture: Path | None = None
+    page: Path | None = None
     jobs: int | None = None
     quick: bool = False
 
 
-def show_reproduction(options: Options) -> None:
-    """Simulate, print and write.
+def show_reproduction(options: ReproduceOptions) -> None:
+    """Simulate, print the table and write the files.
 
     Raises:
-        TailraceError: there is no such paper or target.
+        TailraceError: the paper or a target does not exist.
     """
     jobs = options.jobs or os.cpu_count() or 1
     begun = time.monotonic()
@@ -52,18 +52,18 @@ def show_reproduction(options: Options) -> None:
     wall_s = time.monotonic() - begun
     if options.json_file is not None:
         options.json_file.write_text(json.dumps([record.plain() for record in found.records], indent=1) + "\n")
-    if options.picture is not None:
-        options.picture.write_text(draw(options.paper, found.records))
+    if options.page is not None:
+        options.page.write_text(draw(options.paper, found.records))
     console = Console() if sys.stdout.isatty() else Console(width=200)
     show(found, console)
     console.print(Text(f"{clock(wall_s)} on {jobs} processes", style="dim"))
-    for path in (options.json_file, options.picture):
+    for path in (options.json_file, options.page):
         if path is not None:
             console.print(Text(f"written: {path}", style="dim"))
 
 
 def show(found: Reproduction, console: Console) -> None:
-    """Print the table, the orders and what they say together."""
+    """Print the table, the orders and a summary."""
     console.print(table(found.records))
     misses = [record for record in found.records if not record.within]
     for record in misses:
@@ -77,7 +77,7 @@ def show(found: Reproduction, console: Console) -> None:
     console.print(Text(in_short(summarise(found.records, found.compared)), style="bold"))
 
 
-def table(records: list[Record]) -> Table:
+def table(records: list[TargetRecord]) -> Table:
     """One row for each value."""
     rows = Table(box=None, pad_edge=False)
     rows.add_column("target", no_wrap=True)
@@ -106,8 +106,8 @@ def table(records: list[Record]) -> Table:
     return rows
 
 
-def in_short(summary: Summary) -> str:
-    """The last line."""
+def in_short(summary: PaperSummary) -> str:
+    """The summary, printed as the last line."""
     parts = []
     if summary.median_error is not None:
         parts.append(f"median error of {summary.ratios} held-out ratios {summary.median_error:.1%}")
@@ -126,8 +126,8 @@ def _number(value: Value, unit: str) -> str:
 
 
 @contextmanager
-def _shown(paper: str) -> Iterator[Callable[[Progress], None]]:
-    """Yields what wants to hear of progress: a bar on a terminal, lines elsewhere, on stderr."""
+def _shown(paper: str) -> Iterator[Callable[[LabProgress], None]]:
+    """Show progress on stderr: a bar on a terminal, lines elsewhere. Yields a function to call with it."""
     if not sys.stderr.isatty():
         yield _Lines(paper)
         return
@@ -141,14 +141,14 @@ class _Lines:
     def __init__(self, paper: str) -> None:
         self._paper, self._at = paper, time.monotonic()
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: LabProgress) -> None:
         now = time.monotonic()
         if now - self._at >= LINE_EVERY_S or progress.done == progress.points:
             self._at = now
             print(f"{self._paper}: {_words(progress)}", file=sys.stderr, flush=True)
 
 
-def _words(progress: Progress) -> str:
+def _words(progress: LabProgress) -> str:
     return (
         f"{progress.done} of {progress.points} simulations, {progress.trajectories:,} trajectories, "
         f"{clock(progress.wall_s)}"

@@ -1,4 +1,4 @@
-"""``tailrace run``: start or resume a run, show it, and say how it ended."""
+"""``tailrace run``: starts or resumes a run, shows it, and prints its results."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ from tailrace.cli.errors import CommandError
 from tailrace.cli.outcome import show_outcome
 from tailrace.cli.preflight import check
 from tailrace.contracts import TailraceError
+from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import (
-    ConfigError,
     ControllerError,
     DeadlineError,
     RoleError,
     RunFailedError,
     RunWriteError,
 )
-from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.directory import RunDirectory, check_new
 from tailrace.pipeline.run.status import RunStatus
+from tailrace.rollout.wheel_tag import correct_wheel_tag
 
 INTERRUPTED, FAILED = 130, 1
 Work = Callable[[Callable[[RunStatus], None]], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class RunOptions:
     """The command line of ``tailrace run``."""
 
     target: str | None = None
@@ -48,20 +49,22 @@ class Options:
     faults: tuple[tuple[str, str], ...] = ()
     resume: Path | None = None
     plain: bool = False
+    dry_run: bool = False
 
 
-def run(options: Options) -> int:
-    """Run to the end; returns the exit status.
+def run(options: RunOptions) -> int:
+    """Run to the end. Returns the exit status.
 
     Raises:
-        TailraceError: something was wrong before the run began; nothing was written.
+        TailraceError: the command or the configuration is wrong; no file was written.
     """
     if (options.target is None) == (options.resume is None):
         raise CommandError("expected either a TARGET (an app's name or a TOML file) or --resume RUN")
+    correct_wheel_tag()  # before anyone calls `uv run` a second time
     return _resume(options) if options.resume is not None else _start(options)
 
 
-def _start(options: Options) -> int:
+def _start(options: RunOptions) -> int:
     assert options.target is not None
     config = configuration(
         options.target,
@@ -71,32 +74,38 @@ def _start(options: Options) -> int:
         ray_address=options.ray_address,
         faults=options.faults,
     )
-    try:
-        check(config)
-    except ConfigError as error:
-        raise ConfigError(f"{options.target}: {error}") from error
     root = options.run_dir or Path("runs") / f"{config.app}-{time.strftime('%Y%m%d-%H%M%S')}"
+    gathered = Gathered()
+    with gathered.check():
+        check(config, f"{options.target}: ")
+    with gathered.check():
+        check_new(RunDirectory(root))
+    gathered.done()
+    if options.dry_run:
+        from tailrace.cli.dry_run import show_plan
+
+        show_plan(config, root)
+        return 0
     directory = RunDirectory.create(root, config.model_dump(mode="json"))
 
     def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
         from tailrace.pipeline.run.launch import launch
+        from tailrace.report import write_report
 
-        return launch(config, directory, listener)
+        return launch(config, directory, listener, report=write_report)
 
     try:
         return _supervise(directory, config, work, plain=options.plain)
     except TailraceError:
-        if (
-            not directory.events.exists()
-        ):  # nothing happened: leave nothing behind that a corrected command stumbles over
+        if not directory.events.exists():  # nothing ran: remove the directory, so that a corrected command can use it
             shutil.rmtree(directory.root)
         raise
 
 
-def _resume(options: Options) -> int:
+def _resume(options: RunOptions) -> int:
     assert options.resume is not None
     given = (options.settings, options.run_dir, options.seed, options.executor, options.ray_address, options.faults)
-    if any(value is not None and value != () for value in given):
+    if options.dry_run or any(value is not None and value != () for value in given):
         raise CommandError("--resume goes on with the run's own configuration; expected no other option but --plain")
     directory = RunDirectory.open(options.resume)
     from tailrace.pipeline.config.loading import validate
@@ -106,15 +115,16 @@ def _resume(options: Options) -> int:
 
     def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
         from tailrace.pipeline.run.launch import resume
+        from tailrace.report import write_report
 
-        return resume(directory, listener)
+        return resume(directory, listener, report=write_report)
 
     return _supervise(directory, config, work, plain=options.plain)
 
 
 def _supervise(directory: RunDirectory, config: RunConfig, work: Work, *, plain: bool) -> int:
-    """Show the run; turn an interruption or a failure of it into one line."""
-    before = signal.signal(signal.SIGTERM, _terminated)  # a scheduler's way to press Ctrl-C
+    """Show the run, and print one line if it is interrupted or fails."""
+    before = signal.signal(signal.SIGTERM, _terminated)  # schedulers send SIGTERM; treat it like Ctrl-C
     try:
         with display(plain=plain) as listener:
             summary = work(listener)

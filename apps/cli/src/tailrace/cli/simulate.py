@@ -1,4 +1,4 @@
-"""``tailrace simulate``: a configuration on a modelled fleet, and what is found."""
+"""``tailrace simulate``: simulates a configuration on a modelled fleet and prints the results."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tailrace.cli.complaints import complain, one_line
 from tailrace.cli.errors import CommandError
 from tailrace.cli.progress import shown
 from tailrace.contracts import TailraceError
+from tailrace.fleetsim import run_directory
+from tailrace.fleetsim.advice import advice
 from tailrace.fleetsim.errors import StalledError
-from tailrace.fleetsim.picture import files, words
-from tailrace.fleetsim.picture.advice import advice
-from tailrace.fleetsim.picture.figures import simulated
-from tailrace.fleetsim.picture.watch import Watched
+from tailrace.fleetsim.outcome import rows
+from tailrace.fleetsim.watch import Watched
 from tailrace.pipeline.config.target import configuration
 
 INTERRUPTED, FAILED = 130, 1
@@ -27,7 +27,7 @@ SIMULATIONS = Path("simulations")
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SimulateOptions:
     """The command line of ``tailrace simulate``."""
 
     target: str
@@ -38,61 +38,60 @@ class Options:
     keep_events: bool = True
 
 
-def simulate(options: Options) -> int:
-    """Simulate, print and write; returns the exit status.
+def simulate(options: SimulateOptions) -> int:
+    """Simulate, print the results and write the files. Returns the exit status.
 
     Raises:
-        TailraceError: something is wrong with the command or the configuration; nothing was written.
+        TailraceError: the command or the configuration is wrong; no file was written.
     """
     config = configuration(options.target, settings=options.settings, seed=options.seed)
     name = name_of(options.target)
     root = options.run_dir if options.run_dir is not None else new_directory(name)
-    files.check_new(root)
+    run_directory.check_new(root)
     try:
         with shown(name) as listener:
-            watched, written = files.simulate_into(
+            watched, written = run_directory.simulate_into(
                 root, config, name=name, keep_events=options.keep_events, listener=listener
             )
     except KeyboardInterrupt:
         return complain("interrupted; nothing was written", status=INTERRUPTED)
     except StalledError as error:
-        return complain(f"the simulated run can make no progress: {one_line(error)}; see {root}", status=FAILED)
+        return complain(f"the simulated run makes no progress: {one_line(error)}; see {root}", status=FAILED)
     except TailraceError as error:
         raise CommandError(f"{options.target}: {error}") from error
     if options.as_json:
-        print(json.dumps({**files.plain(watched), "files": {key: str(path) for key, path in written.items()}}))
+        print(json.dumps({**run_directory.plain(watched), "files": {key: str(path) for key, path in written.items()}}))
     else:
         show(watched, written)
     return FAILED if watched.result.failure is not None else 0
 
 
 def show(watched: Watched, written: dict[str, Path], console: Console | None = None) -> None:
-    """Print what was found."""
+    """Print the results."""
     console = console if console is not None else Console()
-    figures = simulated(watched)
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in words.rows(watched, figures):
+    for name, text in rows(watched):
         table.add_row(name, Text(text, style="bold" if name == "throughput" else ""))
     speed = watched.result.trajectories / watched.wall_s if watched.wall_s else 0.0
     table.add_row("simulated in", f"{watched.wall_s:,.1f} s, {speed:,.0f} trajectories/s")
-    table.add_row("written", "\n".join(str(written[name]) for name in ("report", "timeline", "result")))
+    table.add_row("written", "\n".join(str(written[name]) for name in ("report", "result")))
     console.print(Text(f"\n{watched.name}\n", style="bold"))
     console.print(table)
-    for note in figures.notes:
+    for note in watched.figures.notes:
         console.print(Text(f"\n{note}", style="dim"))
-    for warning in advice(watched, figures):
+    for warning in advice(watched):
         console.print(Text(f"\n{warning}", style="yellow"))
 
 
 def name_of(target: str) -> str:
-    """The name of what is simulated: a file's without its ending, or the app's."""
+    """The name of the simulated system: a file's name without its ending, or the app's."""
     return Path(target).stem if target.endswith(".toml") else target
 
 
 def new_directory(name: str) -> Path:
-    """A directory that is not there yet, named for now."""
+    """A path that does not exist yet, with the current time in its name."""
     wanted = SIMULATIONS / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     number, root = 2, wanted
     while root.exists():

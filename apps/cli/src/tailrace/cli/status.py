@@ -26,7 +26,7 @@ def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
     """Show the status of a run.
 
     Raises:
-        RunDirectoryError: there is no run, or it is damaged.
+        RunDirectoryError: the run does not exist or is damaged.
     """
     directory = RunDirectory.open(root)
     found, alive = read_status(directory), directory.running()
@@ -49,17 +49,17 @@ def read_status(directory: RunDirectory) -> RunStatus:
     """The status that the run wrote last; keys of another version are left out.
 
     Raises:
-        RunDirectoryError: it is missing or damaged.
+        RunDirectoryError: the file is missing or damaged.
     """
     if not directory.status.exists():
-        raise RunDirectoryError(f"{directory.status}: no such file; the run has not said anything yet")
+        raise RunDirectoryError(f"{directory.status}: no such file; the run has not written its status yet")
     content: dict[str, Any] = read_json(directory.status)
     known = {field.name for field in dataclasses.fields(RunStatus)}
     return RunStatus(**{key: value for key, value in content.items() if key in known})
 
 
 def view(found: RunStatus, *, alive: bool) -> RenderableType:
-    """The display, and whether anybody is behind it."""
+    """The display, and whether the run's process lives."""
     age_s = max(0.0, time.time() - found.updated_at)
     wall_s = found.wall_s + (age_s if alive and not found.simulated else 0.0)
     return Group(panel(found, wall_s=wall_s), Text(), _life(found, alive, age_s))

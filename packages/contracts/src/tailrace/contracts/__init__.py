@@ -1,4 +1,4 @@
-"""The vocabulary of Tailrace: what crosses the line between the controller and an executor, and plugin protocols.
+"""The vocabulary of Tailrace: the events and commands between controller and executor, and the plugin protocols.
 
 Standard library only. A type is here when two packages need it.
 """
@@ -24,7 +24,7 @@ from tailrace.contracts.commands import (
     Stop,
 )
 from tailrace.contracts.engine import Delta, Engine, EngineFactory, EngineStats, Request, Sampling
-from tailrace.contracts.errors import CodecError, PluginError, TailraceError
+from tailrace.contracts.errors import CodecError, PluginError, TailraceError, expected_one_of
 from tailrace.contracts.events import (
     Accumulated,
     Activity,
@@ -53,6 +53,7 @@ from tailrace.contracts.policies import (
     BatchingPolicy,
     BatchingSource,
     Cycle,
+    Eviction,
     ProvisioningPolicy,
     RecoveryPolicy,
     RelocationPolicy,
@@ -74,7 +75,16 @@ from tailrace.contracts.recovery import (
     StopReplica,
     Suspected,
 )
-from tailrace.contracts.trajectory import Experience, FinishReason, Purpose, Segment, TrajectoryRef
+from tailrace.contracts.trajectory import (
+    Experience,
+    FinishReason,
+    PartialDelta,
+    Purpose,
+    Resume,
+    Segment,
+    TrajectoryRef,
+)
+from tailrace.contracts.tried import Tried
 from tailrace.contracts.views import (
     Candidate,
     Evict,
@@ -93,6 +103,7 @@ from tailrace.contracts.views import (
 )
 
 __all__ = [
+    "expected_one_of",
     "Abort",
     "Accumulate",
     "Accumulated",
@@ -118,6 +129,7 @@ __all__ = [
     "EngineStats",
     "Event",
     "Evict",
+    "Eviction",
     "Experience",
     "Fail",
     "Failure",
@@ -136,6 +148,7 @@ __all__ = [
     "Place",
     "Placement",
     "Placements",
+    "PartialDelta",
     "PluginError",
     "Pool",
     "Progress",
@@ -162,6 +175,7 @@ __all__ = [
     "Score",
     "Scored",
     "ScoringFailed",
+    "Resume",
     "Segment",
     "Snapshot",
     "Start",
@@ -180,6 +194,7 @@ __all__ = [
     "TrainingPolicy",
     "TrajectoryRef",
     "TrajectoryView",
+    "Tried",
     "Unstarted",
     "Up",
     "Why",

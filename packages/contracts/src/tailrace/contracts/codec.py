@@ -1,4 +1,4 @@
-"""Events and commands as plain JSON objects and back: what an event log or a wire carries. Nothing is evaluated."""
+"""Events and commands as plain JSON objects and back, for an event log or a wire. Decoding runs no code from the data."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def encode(message: events.Event | commands.Command) -> dict[str, typing.Any]:
 
 
 def encode_level(value: typing.Any) -> dict[str, typing.Any]:
-    """One level of `encode`, of a message or of a record in one: the ``default`` of a `json.JSONEncoder`.
+    """One level of `encode`, for a message or a record inside one. Pass it as ``default`` of a `json.JSONEncoder`.
 
-    Three times as fast as `encode` followed by `json.dumps`, and gives the same.
+    The text is the same as from `encode` followed by `json.dumps`, in a third of the time.
 
     Raises:
-        TypeError: it is neither a dataclass nor a mapping.
+        TypeError: the value is neither a dataclass nor a mapping.
     """
     if isinstance(value, collections.abc.Mapping):
         return dict(value)
@@ -70,14 +70,14 @@ def _plain(value: typing.Any) -> typing.Any:
 
 
 def _plain_fields(value: typing.Any) -> dict[str, typing.Any]:
-    """Its fields, but for those that are what they are when nobody says anything."""
+    """The fields that differ from their defaults."""
     kind: type = type(value)
     return {name: _plain(found) for name, default in _defaults(kind) if (found := getattr(value, name)) != default}
 
 
 @cache
 def _defaults(kind: type) -> list[tuple[str, typing.Any]]:
-    """The fields of a message, each with its default; `MISSING` is equal to nothing."""
+    """The fields of a message, each with its default; `MISSING`, which equals no value, if it has none."""
     return [
         (field.name, field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
         for field in dataclasses.fields(kind)
@@ -100,7 +100,7 @@ def _build(kind: type, fields: dict[str, typing.Any]) -> typing.Any:
 
 
 def _reader(hint: typing.Any, where: str) -> _Reader:
-    """What makes a value of a type out of JSON. Made once for each field: a log has millions of values."""
+    """A function from JSON to a value of the type. It is built once for each field, since a log has millions of values."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
         read = _reader(next(arg for arg in args if arg is not type(None)), where)

@@ -1,11 +1,11 @@
 """Commands: what the controller asks an executor to do. Metadata only; each carries a sequence number.
 
-A command goes to one member, but for `Abort`, which goes to the data role, the scorer and the replicas that it names. The
-member answers with an event that names the number, or its `Down` takes the answer's place.
+A command goes to one member, except `Abort`, which goes to the data role, the scorer and the replicas that it names. The
+member answers with an event that names the command's number. If the member goes down instead, its `Down` is the answer.
 
-`Route`, `Interrupt` and `Pull` may also carry `after`, the number of the previous one to the same incarnation of the replica,
-0 for the first. A replica carries such a command out once, and only when it has carried out the one before: so a transport
-may delay, reorder and repeat them. Without it they are carried out as they come.
+`Route`, `Interrupt` and `Pull` may also carry `after`: the number of the previous such command to the same incarnation of the
+replica, 0 for the first. The replica then carries out each command once and in that order, even if the transport delays,
+reorders or repeats them. Without `after`, it carries out commands as they arrive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Route:
     """Generate these trajectories on a replica, resuming those that have tokens. Answered by `Finished` for each.
 
     Args:
-        reasons: one for each trajectory, or a single one that is true of all.
+        reasons: one for each trajectory, or a single one for all.
     """
 
     seq: int
@@ -50,12 +50,12 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Drop these trajectories: their tokens leave the store, nobody generates or scores them. Answered by `Discarded`.
+    """Drop these trajectories: the store deletes their tokens, generation and scoring stop. Answered by `Discarded`.
 
-    What begins anew is routed only after that answer: otherwise the store could drop what was just begun.
+    A trajectory that starts again is routed only after that answer; otherwise the store could delete its new tokens.
 
     Args:
-        replicas: those that may hold one of them.
+        replicas: replicas that may hold one of the trajectories.
     """
 
     seq: int
@@ -69,7 +69,7 @@ class Pull:
     """Load a complete, checksummed weight version into a replica. Answered by `Pulled` or `PullFailed`.
 
     Args:
-        sources: addresses of the relays that live, best first. A pull that one of them breaks off goes on with the next.
+        sources: addresses of the live relays, best first. If one breaks off, the pull continues from the next.
     """
 
     seq: int
@@ -84,10 +84,10 @@ class Pull:
 class Publish:
     """Hand the trainer's weights to the relays as a version. Answered by `Published`.
 
-    A version that was handed over before is offered again, to the relays that there are now.
+    The trainer may be asked again for a version that it has handed over before; it then goes to the relays named now.
 
     Args:
-        relays: addresses of the relays that live, by id.
+        relays: addresses of the live relays, by id.
     """
 
     seq: int
@@ -100,8 +100,8 @@ class Checkpoint:
     """Save the trainer's state as a version, in the background. Answered by `Durable`.
 
     Args:
-        keep: versions whose checkpoints stay once this one is durable; all other older ones go. Those are the ones to fall
-            back to, those under way, and versions that trajectories in flight may still need.
+        keep: older versions whose checkpoints are kept once this one is durable; all other older ones are deleted. They are
+            the fallbacks, those still being saved, and versions that trajectories in flight may still need.
     """
 
     seq: int
@@ -121,8 +121,8 @@ class Score:
 class Accumulate:
     """Train on complete groups of the batch that makes `version` before the batch is complete. Answered by `Accumulated`.
 
-    One optimizer step. The batch ends with a `Step` of the same version, whose mini-batches are what remains of it. A trainer
-    that goes down before has forgotten what it accumulated.
+    It is one optimizer step. The batch ends with a `Step` of the same version, whose mini-batches hold the remaining groups.
+    A trainer that goes down before that `Step` loses what it accumulated.
     """
 
     seq: int
@@ -132,9 +132,9 @@ class Accumulate:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Consume a batch and make `version`. Each mini-batch is one optimizer step. Answered by `Stepped`.
+    """Train on a batch and make `version`. Each mini-batch is one optimizer step. Answered by `Stepped`.
 
-    What was accumulated for the same version is part of the batch, and is not named again.
+    Groups that were accumulated for the same version belong to the batch too and are not listed again.
     """
 
     seq: int
@@ -147,8 +147,8 @@ class Place:
     """Where a member may stand.
 
     Args:
-        index: counts the machines, for members of which each machine has one; None leaves the choice to the host.
-        avoid: machines that are given up.
+        index: number of the machine, for a role with one member on each machine; None leaves the choice to the host.
+        avoid: machines that must not be used, since the run has given them up.
     """
 
     index: int | None = None
@@ -168,7 +168,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Let a member of a role tidy up, then end it. Answered by `Down`."""
+    """Let a member of a role clean up, then end it. Answered by `Down`."""
 
     seq: int
     role: str
@@ -178,11 +178,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """Replace a member by a fresh one; what is left of the old one is ended. Answered by `Up`.
+    """Replace a member by a fresh one; if the old process still lives, it is ended. Answered by `Up`.
 
     Args:
-        version: for the trainer, the checkpoint that it resumes from, None for the model that the run began with; for the data
-            role, the version that the trainer goes on from where the whole run starts again, None otherwise.
+        version: for the trainer, the checkpoint to resume from; None for the model that the run began with. For the data
+            role, the version from which the trainer continues if the whole run restarts; None otherwise.
     """
 
     seq: int

@@ -15,9 +15,9 @@ class Sampling:
 
     Args:
         temperature: 0 is greedy.
-        max_tokens: response tokens at most, tokens that were resumed included.
-        stop_token_ids: tokens that end the response, the last of them kept in it.
-        seed: seed of a single request where the engine supports it.
+        max_tokens: most response tokens, including resumed ones.
+        stop_token_ids: tokens that end the response; the one that did is kept in it.
+        seed: seed of this request, if the engine supports one.
     """
 
     temperature: float = 1.0
@@ -33,7 +33,7 @@ class Request:
     Args:
         id: unique among the requests in flight.
         prompt: prompt token ids.
-        kept: response token ids that exist already (resume); generation goes on behind them.
+        kept: response token ids that exist already (resume); generation continues after them.
     """
 
     id: str
@@ -48,7 +48,7 @@ class Delta:
 
     Args:
         tokens: new token ids.
-        logprobs: log-probability (natural log) of each under the policy that drew it: after temperature.
+        logprobs: log-probability (natural log) of each under the distribution that it was drawn from, temperature applied.
         finish: set on the last delta of a request.
     """
 
@@ -88,9 +88,9 @@ class Engine(Protocol):
         ...
 
     def abort(self, ids: Sequence[str]) -> Sequence[Delta]:
-        """Stop requests. Returns a last delta for those that had tokens nobody has seen; after it they are forgotten.
+        """Stop requests and forget them. Returns a last delta for each that has tokens not yet returned.
 
-        A request that finished before the abort took hold yields its finishing delta, so nothing is lost in the race.
+        A request that finished before the abort took effect yields its finishing delta, so no token is lost.
         Unknown ids are ignored.
         """
         ...
@@ -112,7 +112,7 @@ class Engine(Protocol):
 
 
 class EngineFactory(Protocol):
-    """What an entry point of group ``tailrace.engine`` names."""
+    """The type of an entry point in group ``tailrace.engine``."""
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         """Build an engine for a Hugging Face model directory."""

@@ -1,4 +1,4 @@
-"""Events: what an executor tells the controller. Metadata only; an event that answers a command names its number."""
+"""Events: what an executor tells the controller. Metadata only. `answers` is the number of the command that it answers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Snapshot:
         running: trajectories in the decode batch.
         waiting: trajectories queued inside the engine.
         finished: trajectories finished since the replica started.
-        version: the version that it serves, None before its first complete pull.
+        version: the version that the replica serves, None before its first complete pull.
         last_seq: number of the last command that the replica has carried out.
         tokens_per_s: response tokens generated per second since the last snapshot.
-        kv_capacity_tokens: tokens that its KV cache holds; 0 if the engine does not say.
-        in_environment: trajectories that neither run nor queue, since a tool or an environment works on their next turn.
+        kv_capacity_tokens: tokens that its KV cache can hold; 0 if the engine does not say.
+        in_environment: trajectories that wait for a tool or an environment to answer; they neither run nor queue.
         steps: engine steps since the replica started.
     """
 
@@ -41,7 +41,7 @@ class Snapshot:
 
 @record
 class Finished:
-    """A trajectory is complete and its tokens are in the trajectory store."""
+    """A trajectory is complete and the trajectory store has its tokens. `tokens` counts response tokens."""
 
     replica: str
     trajectory: str
@@ -71,7 +71,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullFailed:
-    """A replica could not load a version: no relay and no checkpoint holds it any more, or it arrived damaged."""
+    """A replica could not load a version: no relay or checkpoint has it any more, or it arrived damaged."""
 
     replica: str
     version: int
@@ -140,14 +140,14 @@ class Discarded:
 
 
 class Cause(StrEnum):
-    """What brought a member down.
+    """Why a member went down.
 
     DIED: its process is gone.
     SILENT: it answered nothing for too long, or did not carry out a command in time.
-    BROKE: a call of it raised.
+    BROKE: one of its methods raised.
     STILL: it answered, but did no work for too long.
-    CHECKPOINT: the checkpoint that it was to start from cannot be used.
-    STOPPED: it was told to.
+    CHECKPOINT: the checkpoint that it should start from cannot be used.
+    STOPPED: it was told to stop.
     """
 
     DIED = "died"
@@ -163,7 +163,7 @@ class Down:
     """A member of a role is gone.
 
     Args:
-        reason: one line for a person.
+        reason: one line for people to read.
     """
 
     role: str
@@ -174,14 +174,14 @@ class Down:
 
 @dataclass(frozen=True, slots=True)
 class Up:
-    """A member of a role serves.
+    """A member of a role is up and serves.
 
     Args:
-        version: for the trainer, the version of the checkpoint that it holds; None for the model that the run began with.
-        machine: where it stands, empty if unknown.
-        address: where others reach it, for relays.
-        held: of the data role: finished trajectories, scored or not, that its store holds and that were not consumed.
-        partial: of the data role: the version and the response tokens that its store keeps of unfinished trajectories.
+        version: for the trainer, the version of the checkpoint that it loaded; None for the model that the run began with.
+        machine: the machine it runs on, empty if unknown.
+        address: for a relay, where others reach it.
+        held: for the data role, finished trajectories in its store, scored or not, that were not consumed.
+        partial: for the data role, unfinished trajectories in its store, each with its version and number of response tokens.
     """
 
     role: str
@@ -205,21 +205,21 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passes. Periodic decisions hang on it."""
+    """Sent at regular intervals; periodic decisions are taken then."""
 
 
 @record
 class Activity:
-    """What a member is doing, where its answers alone do not show it.
+    """What a member is doing, reported where its answers alone do not show it.
 
     A replica reports it while its engine stands still with work in flight, the trainer when its phase changes. Waiting for an
     environment is not standing still.
 
     Args:
-        phase: what it is at: "generating", "pulling"; "training", "publishing", "saving", "idle".
-        progress: engine steps of a replica, finished commands of the trainer, since it started.
-        still_s: seconds since the progress last changed while there was work.
-        slowest_s: seconds that its slowest step in this phase took so far.
+        phase: for a replica "generating" or "pulling"; for the trainer "training", "publishing", "saving" or "idle".
+        progress: a replica's engine steps, or the trainer's finished commands, since it started.
+        still_s: seconds for which it had work and its progress did not change.
+        slowest_s: seconds of its slowest step in this phase so far.
     """
 
     role: str
@@ -232,10 +232,10 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The run goes on after its driver died: every role is fresh, and training state is that of a checkpoint.
+    """The run continues after its driver died: every role is new, and the training state comes from a checkpoint.
 
     Args:
-        checkpoints: versions of the checkpoints that exist and look whole.
+        checkpoints: versions whose checkpoints exist and look complete.
     """
 
     checkpoints: tuple[int, ...] = ()

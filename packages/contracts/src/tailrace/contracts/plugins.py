@@ -1,19 +1,18 @@
-"""Plugins by entry point. Built-ins come through the same door as third parties; only the selected one is loaded."""
+"""Plugins by entry point. Built-ins are registered like those of third parties; only the selected one is loaded."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import sys
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from typing import Any
 
-from tailrace.contracts.errors import PluginError
+from tailrace.contracts.errors import PluginError, expected_one_of
 
 
 @functools.cache
-def _registered(group: str, path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - what is found depends on it
-    """The entry points of a group among installed distributions. Reading them takes a twentieth of a second."""
+def _registered(group: str, path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - the result depends on it
+    """The entry points of a group in the installed distributions. Reading them takes 50 ms."""
     return entry_points(group=group)
 
 
@@ -27,17 +26,14 @@ def names(group: str) -> list[str]:
 
 
 def load(group: str, name: str) -> Any:
-    """The object that a plugin names.
+    """The object that a plugin's entry point names.
 
     Raises:
-        PluginError: nobody registers the name, two distributions do, or its module does not import.
+        PluginError: no distribution registers the name, two do, or its module cannot be imported.
     """
     points: list[EntryPoint] = list(_points(group).select(name=name))
     if not points:
-        known = names(group)
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise PluginError(f"found {name!r} in group {group}, expected one of {', '.join(known) or 'nothing'}{hint}")
+        raise PluginError(f"found {name!r} in group {group}, {expected_one_of(name, names(group))}")
     if len({point.value for point in points}) > 1:
         owners = ", ".join(sorted(point.dist.name if point.dist else "?" for point in points))
         raise PluginError(

@@ -1,8 +1,8 @@
-"""The eight axes (design, section 2) as protocols. All of it pure.
+"""The eight axes of a pipeline as protocols. All policies are pure.
 
 A policy is a frozen dataclass registered in the entry-point group of its axis. It keeps no state, reads no clock and draws
-no random number: everything that it depends on is in its arguments. Two axes must remember, and open an object that the
-controller owns: admission opens a gate, batching a source. What is said here of an axis is what its contract suite checks.
+no random number: its answers depend only on its arguments. Two axes must remember something, so they open an object that the
+controller owns: admission opens a gate, batching a source. The contract suite of each axis checks the rules stated here.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tailrace.contracts.views import (
 
 
 class TentativeAdmission(Protocol):
-    """A gate as a planner sees it: it tries what would be admitted, and nothing of that is remembered."""
+    """A copy of a gate's state, on which a planner tries what would be admitted without changing the gate."""
 
     def allows(self, version: int) -> bool:
         """Whether one more group may start at a version."""
@@ -38,7 +38,7 @@ class TentativeAdmission(Protocol):
         """Count a group as started.
 
         Raises:
-            Exception: it is not allowed.
+            Exception: the group is not allowed to start at that version.
         """
         ...
 
@@ -48,47 +48,48 @@ class TentativeAdmission(Protocol):
 
 
 class AdmissionGate(Protocol):
-    """Axis admission, at work: what was started, is complete and was consumed. Pure; the controller is its one owner.
+    """The state of axis admission: which groups were started, completed and consumed. Pure; only the controller owns it.
 
-    A group starts once, at a version that is fixed then, and leaves by `consume` or `drop`. A mistake, such as a start that is
-    not allowed, the completion of a group that is not in flight or a batch that is not ready, is a `TailraceError` that changes
+    A group starts once, at a version that is then fixed, and leaves by `consume` or `drop`. A wrong call (a start that is not
+    allowed, the completion of a group that is not in flight, a batch that is not ready) raises a `TailraceError` and changes
     nothing. If everything in flight completes and new groups start at the trainer's version, batches keep forming.
     """
 
     @property
     def bound(self) -> int | None:
-        """Guaranteed: no group is consumed at a trainer version above its own plus this. None: nothing is guaranteed."""
+        """The guaranteed bound: a group is consumed at most this many trainer versions above its own. None: no guarantee."""
         ...
 
     @property
     def room(self) -> int | None:
-        """Groups that may be open (waiting, generating or complete) at once, a natural limit of the pool; None for none."""
+        """Most groups that may be open at once (waiting, generating or complete), which limits the pool; None: no limit."""
         ...
 
     def tentative(self) -> TentativeAdmission:
-        """A view to plan with, as of now. What it lets in, `start` lets in, and nothing else."""
+        """A copy to plan with, as of now. It allows exactly what `start` allows."""
         ...
 
     def start(self, group: int, version: int) -> None:
-        """The first trajectory of a group is routed to a replica that serves `version`."""
+        """Note that the first trajectory of a group is routed to a replica that serves `version`."""
         ...
 
     def complete(self, group: int) -> None:
-        """A started group has all the rewards that it needs."""
+        """Note that a started group has all the rewards that it needs."""
         ...
 
     def drop(self, group: int) -> None:
-        """A group will not be trained on, started or not, complete or not."""
+        """Note that a group, whatever its state, will not be trained on."""
         ...
 
     def surplus(self) -> Sequence[int]:
-        """Started groups, none of them complete, that came too late for their batch (redundancy): to be aborted."""
+        """Started, incomplete groups to abort, since their batch is complete without them (redundancy)."""
         ...
 
     def expired(self) -> Sequence[int]:
-        """Complete groups that must not be trained on any more, since they are too old: to be dropped. Asked before `ready`.
+        """Complete groups to drop, since they are too old to be trained on. The controller asks before it asks `ready`.
 
-        Empty for an admission that starts nothing which it could not use in time. Nothing that was trained on early expires.
+        It is empty for an admission that starts only groups it can use in time. A group that was trained on early never
+        expires.
         """
         ...
 
@@ -97,59 +98,60 @@ class AdmissionGate(Protocol):
         ...
 
     def trainable(self) -> Sequence[int]:
-        """Complete groups that the next batch may be formed of now, in any order: what may be trained on before it is ready.
+        """Complete groups that may be trained on now, before the next batch is ready, in any order.
 
-        All are within the bound, and once the batch is ready they are enough for it.
-
-        Whichever of them are trained on early and not dropped, `consume` can still take them all, as many as a batch holds:
-        they stay trainable until then, whatever else starts, completes or is dropped.
+        All are within the bound, and once the batch is ready there are enough of them to fill it. A group that is trained on
+        early stays trainable until `consume` takes it, whatever else starts, completes or is dropped; `consume` can take all
+        such groups, up to the size of a batch.
         """
         ...
 
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
-        """The groups of the next batch, complete ones within the bound; the trainer's version becomes one higher.
+        """Take the groups of the next batch, all complete and within the bound; the trainer's version rises by one.
 
         Args:
             candidates: complete groups, in order of completion.
-            sampler: chooses where the gate leaves a choice.
+            sampler: chooses, if more groups are complete than a batch needs and the gate allows any of them.
         """
         ...
 
     def reset(self, version: int, started: Mapping[int, tuple[int, bool]]) -> Sequence[int]:
-        """The trainer is at another version than the gate thought: after a crash, or at the start.
+        """Set the trainer's version and the started groups, after a crash or at the start.
 
         Args:
-            started: groups that exist, with the version they started at and whether they are complete.
+            started: existing groups, each with the version it started at and whether it is complete.
 
         Returns:
-            Those that cannot be consumed within the bound any more, and those of versions that are no more; the gate has
-            forgotten them. It keeps the rest, also if it is reset again.
+            Groups that the gate has dropped, since they can no longer be consumed within the bound or their version no
+            longer exists. It keeps the rest, also through another reset.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """Everything as plain data, for comparison and for a person."""
+        """The whole state as plain data, to compare and to read."""
         ...
 
 
 class AdmissionPolicy(Protocol):
-    """Axis admission: may this group start at a version, and when is a batch trainable."""
+    """Axis admission: may a group start at a version, and when is a batch trainable."""
 
     def gate(self, batch_groups: int) -> AdmissionGate:
-        """A gate for batches of so many groups, with nothing started and the trainer at version 0."""
+        """A gate for batches of `batch_groups` groups, with no group started and the trainer at version 0."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """What sync, relocation and routing decide from: one pass of the snapshot-command cycle (StaleFlow, Algorithm 1).
+    """The input of sync, relocation and routing: one pass of the snapshot-command cycle (StaleFlow, Algorithm 1).
 
     Args:
         replicas: replicas that are up, in the order in which they were first started.
         pool: trajectories that wait for a replica.
-        admits: what admission would say.
-        routing: the routing policy, for a policy that wants to know what it would do.
-        routings: routing decisions of earlier cycles: one for each group that started and each trajectory that went on.
+        admits: a copy of admission's state, to try starts on.
+        progress: how far the run is.
+        routing: the routing policy, for a policy that wants to know where it would place trajectories.
+        routings: routing decisions of earlier cycles: one for each group that started and each trajectory that resumed.
+        turn: number of earlier cycles. A policy that bounds its work per cycle uses it to continue with other replicas.
     """
 
     replicas: Sequence[ReplicaView]
@@ -158,44 +160,46 @@ class Cycle:
     progress: Progress
     routing: RoutingPolicy
     routings: int = 0
+    turn: int = 0
 
 
 class BatchingSource(Protocol):
-    """Axis batching, at work: which prompt comes next, and what became of each. Pure; the controller is its one owner.
+    """The state of axis batching: which prompt comes next, and what became of each. Pure; only the controller owns it.
 
-    A prompt is an index in the stream. A group is one attempt at it, with a number of its own. A prompt has at most one open
-    group, and none after it is done. Sources of one policy share nothing, and answer the same if they are told the same.
+    A prompt is an index in the stream. A group is one attempt at it, with its own number. A prompt has at most one open
+    group, and none after it is done. Sources of one policy share no state, and the same calls get the same answers.
     """
 
     def next(self, progress: Progress) -> Launch | None:
-        """The next group; None if none is to start now. Asked while there is room for one, and again after each end.
+        """The next group; None if none should start now. The controller asks while there is room, and after each group's end.
 
-        Asking changes nothing. None is no answer while no group is generating and less than a batch is complete: nothing would
-        ever happen again.
+        Asking changes nothing. The answer must not be None while no group is generating and less than a batch is complete:
+        the run would stand still for ever.
         """
         ...
 
     def launched(self, group: int, launch: Launch) -> None:
-        """The group that `next` asked for just now has this number."""
+        """Note the number of the group that `next` just asked for."""
         ...
 
     def keeps(self, group: int, rewards: Sequence[float]) -> bool:
-        """A group is complete, with these rewards of the samples that count, in their order: whether it is trained on.
+        """Whether a complete group is trained on; otherwise it ends as filtered.
 
-        Otherwise it ends at once, filtered.
+        Args:
+            rewards: of the samples that count, in their order.
         """
         ...
 
     def ended(self, group: int, end: GroupEnd) -> PromptFate:
-        """A group ended, heard once for each. Returns what becomes of its prompt.
+        """What becomes of the prompt of a group that ended. The controller calls this once for each group.
 
         A prompt is trained on, filtered or failed exactly once, however many groups it took: one that was trained on is done. A
-        source that answers `AGAIN` launches the prompt again later, at the latest some thousand groups on.
+        source that answers `AGAIN` launches the prompt again within a few thousand groups.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """Everything as plain data that JSON can carry, for comparison and for a person."""
+        """The whole state as plain data that JSON can carry, to compare and to read."""
         ...
 
 
@@ -204,7 +208,7 @@ class BatchingPolicy(Protocol):
 
     @property
     def surplus_groups(self) -> int:
-        """Groups generated for every batch beyond those that it needs (batch-level redundancy)."""
+        """Groups generated for each batch beyond the number that it needs (batch-level redundancy)."""
         ...
 
     def open(self) -> BatchingSource:
@@ -213,18 +217,16 @@ class BatchingPolicy(Protocol):
 
 
 class RoutingPolicy(Protocol):
-    """Axis routing: which replica runs it."""
+    """Axis routing: which replica runs a trajectory."""
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
-        """Where trajectories of the pool go now. What is not placed waits for the next cycle.
+        """Where trajectories of the pool go now. A trajectory that is not placed waits for the next cycle.
 
-        A placement respects: the replica serves a version and is not pulling; a trajectory that is `exact` goes to a replica
-        of its very version, another to one at least as new; a group that has not started goes to a replica that is `open`,
-        and only if admission allows the replica's version, where its other trajectories must then be at least as new. Each is
-        placed once. What is counted as started is counted on a fork of `cycle.admits`, which stays as it is, and the order of
-        the replicas makes no difference.
-
-        `Placements` is a quicker answer where groups go whole.
+        Rules: each trajectory is placed at most once, on a replica that serves a version and is not pulling. An `exact`
+        trajectory needs a replica of its own version, any other one at least as new. A group that has not started goes only to
+        an `open` replica whose version admission allows; its other trajectories then need that version or a newer one. Starts
+        are counted on a fork of `cycle.admits`, which itself does not change. The order of the replicas makes no difference.
+        `Placements` is a faster result type where groups are placed whole.
         """
         ...
 
@@ -234,14 +236,14 @@ class SyncPolicy(Protocol):
 
     @property
     def mixes_versions(self) -> bool:
-        """Whether a trajectory may go on under newer weights (partial rollout)."""
+        """Whether a trajectory may continue under newer weights (partial rollout)."""
         ...
 
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
-        """Replicas that pull the newest published version now, each once: of those that are behind it.
+        """Replicas that pull the newest published version now, each named once.
 
-        One with work in flight only if versions may be mixed, and none that is pulling or pinned. `cycle.admits` stays as it
-        is, and the order of the replicas makes no difference to who pulls.
+        Each is behind that version, not pulling and not pinned; it has work in flight only if versions may be mixed.
+        `cycle.admits` does not change, and the order of the replicas makes no difference to who pulls.
         """
         ...
 
@@ -257,18 +259,18 @@ class RelocationPolicy(Protocol):
         """Whether to plan now.
 
         Args:
-            now_s: time.
-            last_s: time of the last plan.
-            stepped: the trainer has just updated the weights.
+            now_s: the time now.
+            last_s: the time of the last plan.
+            stepped: whether the trainer has just updated the weights.
         """
         ...
 
     def plan(self, cycle: Cycle) -> Sequence[Move | Evict]:
-        """Moves and evictions, whatever the order of the replicas.
+        """Moves and evictions. The order of the replicas makes no difference.
 
-        No replica is both a source and a destination, or gives its work away twice, and none of those named pulls or is pinned.
-        What moves goes to a replica of the same version that has room for it: with all that comes, its KV cache and its
-        capacity hold. What is evicted runs there; what is `exact` is evicted only if another replica serves its version.
+        No replica is both a source and a destination, or is a source twice; none of those named pulls or is pinned. A
+        destination serves the source's version, and has KV cache and capacity for everything that moves there. An evicted
+        trajectory runs on the replica named; an `exact` one is evicted only if another replica serves its version.
         """
         ...
 
@@ -280,14 +282,14 @@ class TrainingPolicy(Protocol):
     def streams(self) -> bool:
         """Whether each part of a batch is trained on as soon as it is complete, before the batch is (`Accumulate`).
 
-        The same for as long as the policy is there.
+        A policy always gives the same answer.
         """
         ...
 
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
-        """The optimizer steps of one batch, as groups in order: each group in one of them, and none without groups.
+        """The groups of each optimizer step of one batch, in order. Each group is in one step, and no step is empty.
 
-        Where parts are streamed, only their sizes count, and these follow from the number of groups.
+        Where parts are streamed, only the sizes are used; they must depend on the number of groups alone.
         """
         ...
 
@@ -296,11 +298,11 @@ class ProvisioningPolicy(Protocol):
     """Axis provisioning: who gets which devices, now."""
 
     def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica]:
-        """What to change. Asked at the start, after each step, and when a member came up or went down.
+        """What to change. The controller asks at the start, after each step, and when a member came up or went down.
 
         A replica that is down but will be restarted is still a member; one that is evicted is not. Only replicas are stopped,
-        and none that is stopping. Once what it wants is under way it rests: asked again and again in one moment, it soon says
-        nothing more, and then there is at least one replica that is not stopping.
+        and none that is stopping already. Asked repeatedly in one moment, with its actions carried out, the policy soon
+        answers nothing more; then at least one replica is not stopping.
         """
         ...
 
@@ -310,15 +312,15 @@ class RecoveryPolicy(Protocol):
 
     @property
     def window_s(self) -> float:
-        """Failures that are longer ago do not count any more."""
+        """Seconds after which a failure no longer counts."""
         ...
 
     def on_down(self, failure: Failure) -> RecoveryAction:
-        """What to do about a member that went down. One that it was told to stop is not a failure."""
+        """What to do about a member that went down. It is not asked about a member that was told to stop."""
         ...
 
     def suspects(self, view: FleetView) -> Sequence[Suspected]:
-        """Members that live and yet do not work. Asked when a member reports that it stands still."""
+        """Live members that do no work. The controller asks when a member reports that it stands still."""
         ...
 
 
@@ -326,5 +328,13 @@ class Sampler(Protocol):
     """Which complete groups the trainer consumes. Entry-point group ``tailrace.sampler``."""
 
     def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
-        """Keys of exactly `count` candidates, in the order in which they are trained on."""
+        """Keys of exactly `count` different candidates, in the order in which to train on them."""
+        ...
+
+
+class Eviction(Protocol):
+    """Which complete groups leave a full experience buffer, untrained. Entry-point group ``tailrace.eviction``."""
+
+    def evict(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """Keys of exactly `count` different candidates, all that the buffer holds with the group that came in last."""
         ...

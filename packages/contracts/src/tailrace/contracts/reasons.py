@@ -1,6 +1,6 @@
 """Why something was decided, as data: an enumeration and its numbers, from the policy to the log.
 
-A display makes words of it; nobody parses them.
+Displays turn a reason into words; no code parses those words.
 """
 
 from __future__ import annotations
@@ -13,36 +13,37 @@ from tailrace.contracts.record import record
 
 
 class Why(StrEnum):
-    """Reasons of commands. Each member says which numbers come with it, and whom `Reason.who` names.
+    """Reasons of commands. Each line lists the numbers of a kind, and whom `Reason.who` names.
 
-    CHOSEN: the routing policy placed it; `gain` and `least` in tokens per second where the policy counts them.
-    MOVED: it belongs to a move; `who` is the other replica.
-    EVALUATION: an evaluation is due, or goes on; `version`.
+    CHOSEN: the routing policy placed the trajectory; `gain` and `least` in tokens per second, if the policy computes them.
+    MOVED: the trajectory moves between replicas; `who` is the other replica.
+    EVALUATION: an evaluation is due or continues; `version`.
     BEHIND: an idle replica is behind; `version` is the one to pull.
     ALL_IDLE: every replica is idle, so all pull together; `version`.
-    USEFUL: new weights let the replica start groups that its own may not; `version`.
+    USEFUL: with the new weights the replica may start groups that it may not start now; `version`.
     NEWER: newer weights are published, and running work is interrupted for them; `version`.
-    STRANDED: work of an old version is left, and nobody serves it; `version`.
+    STRANDED: trajectories of an old version wait and no replica serves it; `version`.
     PULLING: the replica is about to pull; `version`.
-    WAITING_TOO_LONG: more wait in the engine than should; `waiting`, `limit`.
-    LOW_THROUGHPUT: another replica does far less than this one, whose work is spread again; `here` and `there` in tokens per
-        second, `who` is the other.
-    STOPPING: the replica is to stop.
-    REPLICA_DOWN: the replica went down with it; `who`.
-    VERSION_GONE: nobody has the weights of its version any more, so it begins anew; `version`.
-    LOST_IN_CRASH: the driver died with the command that dropped it unanswered.
-    TRAINED: it was trained on; `version` is the one that was made.
-    NO_SIGNAL: the batching policy keeps no group of such rewards.
+    WAITING_TOO_LONG: too many trajectories wait in the engine; `waiting`, `limit`.
+    LOW_THROUGHPUT: another replica has far lower throughput, so this one's work is redistributed; `here` and `there` in
+        tokens per second, `who` is the other.
+    STOPPING: the replica stops.
+    REPLICA_DOWN: the replica that ran the trajectory went down; `who`.
+    VERSION_GONE: no one has the weights of its version any more, so the trajectory starts again; `version`.
+    LOST_IN_CRASH: the driver died before the command that dropped the trajectory was answered.
+    TRAINED: it was trained on; `version` is the version that this made.
+    NO_SIGNAL: the batching policy does not train on a group with such rewards.
     SURPLUS_SAMPLE: its group has all the samples that it needs.
     SURPLUS_GROUP: the batch has all the groups that it needs.
+    EVICTED: the buffer is full of groups that were not trained on, and the eviction policy chose this one.
     EXPIRED: it is too old to be trained on within the bound.
-    NOT_SCORED: its verifier broke too often; `attempts`.
+    NOT_SCORED: its verifier failed too often; `attempts`.
     OVER: every batch is trained on.
-    PLANNED: the provisioning policy wants it so.
+    PLANNED: the provisioning policy asked for it.
     FAILED: a member failed; `failures` in the window.
-    DAMAGED: the checkpoint that it was to start from cannot be used, an older one is tried; `version` of the damaged one.
+    DAMAGED: its checkpoint cannot be used, so an older one is tried; `version` of the damaged one.
     STILL: a member stands still with work in flight; `still_s` and `limit_s`.
-    MACHINE: the machine is given up; `who`.
+    MACHINE: its machine is no longer used; `who`.
     POLICY: a policy's own reason; its numbers are the policy's.
     """
 
@@ -65,6 +66,7 @@ class Why(StrEnum):
     NO_SIGNAL = "no-signal"
     SURPLUS_SAMPLE = "surplus-sample"
     SURPLUS_GROUP = "surplus-group"
+    EVICTED = "evicted"
     EXPIRED = "expired"
     NOT_SCORED = "not-scored"
     OVER = "over"
@@ -82,8 +84,8 @@ class Reason:
 
     Args:
         why: the kind of reason.
-        who: the other member or machine that it names, empty for none.
-        numbers: by name, as `Why` lists them.
+        who: the other member or machine concerned; empty for none.
+        numbers: the numbers by name, as `Why` lists them.
     """
 
     why: Why
@@ -92,4 +94,4 @@ class Reason:
 
 
 CHOSEN = Reason(Why.CHOSEN)
-"""What a routing policy says that counts nothing."""
+"""The reason given by a routing policy that computes no gain."""

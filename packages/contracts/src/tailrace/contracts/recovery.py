@@ -1,4 +1,4 @@
-"""What recovery and provisioning see and answer: members, machines, failures, and what to do about them."""
+"""The input and the answers of recovery and provisioning: members, machines, failures and actions."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class MemberView:
     """A member of a role, as policies see it.
 
     Args:
-        machine: where it stands, empty while unknown.
-        phase: what it last said that it is at (`Activity`); empty for nothing.
+        machine: the machine it runs on, empty while unknown.
+        phase: the phase that it last reported (`Activity`); empty if none.
         still_s: seconds for which it has stood still with work in flight.
         slowest_s: seconds of its slowest step in this phase so far.
-        in_flight: trajectories that it holds, for replicas.
+        in_flight: for a replica, the number of trajectories that it holds.
     """
 
     role: str
@@ -45,12 +45,12 @@ class MemberView:
 
 @record
 class MachineView:
-    """A machine on which members stand.
+    """A machine on which members run.
 
     Args:
         site: its datacenter, empty where there is only one.
         device: kind of its devices, empty if unknown.
-        healthy: it was not given up.
+        healthy: whether the run may still use it.
     """
 
     id: str
@@ -61,11 +61,12 @@ class MachineView:
 
 @record
 class FleetView:
-    """Who stands where, and how the run goes.
+    """Which member runs where, and how far the run is.
 
     Args:
-        machines: those on which a member was ever seen, by id.
+        machines: machines on which a member has run, by id.
         members: all members that are not gone, in the order in which they were first started.
+        progress: how far the run is.
         now_s: seconds on the run's clock.
         training_s: mean seconds of the last training steps, 0 before the first.
         step_s: mean seconds between the ends of the last training steps, 0 before the second.
@@ -88,15 +89,15 @@ class Failure:
     """A member went down.
 
     Args:
-        phase: what it last said that it was at; empty for nothing.
+        phase: the phase that it last reported; empty if none.
         step: batches trained on so far.
-        failures: how often this member failed in the policy's window without work of it in between, this time included.
-        role_failures: failures of all members of its role in the window, this one included.
-        machine_failures: failures of all members on its machine in the window, this one included; 0 if that is unknown.
-        first_iteration: no batch has been trained on yet.
-        starting: it failed while it started, so a restart of it failed.
+        failures: failures of this member in the policy's window since it last did work, including this one.
+        role_failures: failures of all members of its role in the window, including this one.
+        machine_failures: failures of all members on its machine in the window, including this one; 0 if unknown.
+        first_iteration: whether no batch has been trained on yet.
+        starting: whether it failed while it started, so that a start or restart failed.
         others: members of the role that are not down.
-        reason: one line for a person.
+        reason: one line for people to read.
     """
 
     role: str
@@ -117,11 +118,11 @@ class Failure:
 class RecoveryAction(StrEnum):
     """What becomes of a member that is down.
 
-    RESTART: a fresh one takes its place.
-    REPLACE: the same, on another machine if there is one.
-    EVICT: it stays away, and others do its work.
-    EVICT_MACHINE: its machine is given up with all members there; each is replaced elsewhere.
-    FAIL: the run ends.
+    RESTART: a fresh member takes its place.
+    REPLACE: a fresh member takes its place, on another machine if there is one.
+    EVICT: it is not restarted, and others do its work.
+    EVICT_MACHINE: its machine is no longer used; all members there are replaced elsewhere.
+    FAIL: the run ends as failed.
     """
 
     RESTART = "restart"
@@ -133,7 +134,7 @@ class RecoveryAction(StrEnum):
 
 @record
 class Suspected:
-    """A member that lives is taken for down: it is ended, and `on_down` says what becomes of it."""
+    """Treat a live member as down: it is ended, and `on_down` says what becomes of it."""
 
     role: str
     id: str
@@ -142,14 +143,14 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class StartReplica:
-    """One more replica."""
+    """Start one more replica."""
 
     reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))
 
 
 @dataclass(frozen=True, slots=True)
 class StopReplica:
-    """One replica less: what runs there goes back to the pool with its tokens."""
+    """Stop one replica. Its trajectories go back to the pool with their tokens."""
 
     replica: str
     reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))

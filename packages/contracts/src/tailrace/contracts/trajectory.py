@@ -1,7 +1,7 @@
 """Trajectories: what a replica generates, a scorer rewards and a trainer consumes.
 
-Invariant (design, 3): the tokens, log-probabilities and versions of a trajectory line up token by token, whatever was
-interrupted, moved or resumed. A `Segment` cannot be built otherwise.
+Invariant: each token of a trajectory has its log-probability and its version, also after interruption, moves and resumption.
+A `Segment` whose lengths differ cannot be built.
 """
 
 from __future__ import annotations
@@ -48,6 +48,58 @@ class Segment:
             raise ValueError(f"a segment of {len(self.tokens)} tokens came with {len(self.logprobs)} log-probabilities")
 
 
+@dataclass(frozen=True, slots=True)
+class PartialDelta:
+    """New response tokens of one trajectory, on their way from a replica to the store.
+
+    Args:
+        trajectory: its id.
+        offset: response tokens before these.
+        version: the weight version that produced them.
+        tokens: token ids, in order.
+        logprobs: the behaviour policy's log-probability of each token (natural log), same length as `tokens`.
+        finish: set with the last tokens: the response is complete.
+
+    Raises:
+        ValueError: the lengths differ, or the offset is negative.
+    """
+
+    trajectory: str
+    offset: int
+    version: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish: FinishReason | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.logprobs):
+            raise ValueError(
+                f"trajectory {self.trajectory}: found {len(self.tokens)} tokens and {len(self.logprobs)} "
+                "log-probabilities, expected one for each token"
+            )
+        if self.offset < 0:
+            raise ValueError(f"trajectory {self.trajectory}: found offset {self.offset}, expected at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """The existing tokens of a trajectory that a replica starts or resumes.
+
+    Args:
+        trajectory: its id.
+        prompt_tokens: prompt token ids.
+        kept_tokens: response token ids that exist already; generation continues after them.
+        kept_logprobs: the behaviour policy's log-probability (natural log) of each.
+        complete: whether the response is complete, so that no token is left to generate.
+    """
+
+    trajectory: str
+    prompt_tokens: tuple[int, ...]
+    kept_tokens: tuple[int, ...] = ()
+    kept_logprobs: tuple[float, ...] = ()
+    complete: bool = False
+
+
 @record
 class TrajectoryRef:
     """A trajectory as the controller knows it: metadata only.
@@ -58,8 +110,8 @@ class TrajectoryRef:
         sample: index within the group, from 0.
         purpose: training or evaluation.
         mode: the evaluation's decoding mode (``"sampled"``, ``"greedy"``, ...); empty for training.
-        kept: response tokens that exist already, to be resumed from the partial-response pool.
-        prompt: index in the prompt stream; for an evaluation, of the problem.
+        kept: number of response tokens in the partial-response pool, from which generation resumes.
+        prompt: index in the prompt stream; for an evaluation, index of the problem.
     """
 
     trajectory: str
@@ -77,11 +129,11 @@ class Experience:
 
     Args:
         trajectory: id of the trajectory.
-        group: index of the group; advantages are normalised within it.
+        group: number of the group; advantages are normalised within it.
         prompt: prompt token ids.
         segments: response tokens with their versions, in order.
         finish: why generation ended.
-        reward: the verifier's reward, None until it was scored.
+        reward: the verifier's reward, None before scoring.
         completed_version: the trainer's version when generation finished (inherent staleness M - K, Laminar section 6).
     """
 

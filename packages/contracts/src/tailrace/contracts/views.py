@@ -1,4 +1,4 @@
-"""What policies see and answer: the state of the run, replicas and the pool, and the decisions taken over them."""
+"""The input and the answers of policies: the state of the run, of replicas and of the pool, and decisions on them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Progress:
     Args:
         version: the trainer's version.
         published: the newest version that replicas may pull.
-        admitted: started so far.
-        generating: admitted and not complete.
-        buffered: complete and not consumed.
-        consumed: trained on.
-        dropped: filtered or failed.
+        admitted: groups started so far.
+        generating: groups started and not complete.
+        buffered: groups complete and not consumed.
+        consumed: groups trained on.
+        dropped: groups filtered or failed.
         batch_groups: groups in one batch.
         last_version: the version at which the run ends.
     """
@@ -48,8 +48,8 @@ class TrajectoryView:
     Args:
         version: the oldest version that it may be generated with (V_traj of StaleFlow, section 4.1); None until its group
             has started.
-        tokens: prompt and response tokens so far, as far as they are known.
-        exact: its tokens must all come from `version`; otherwise any newer version may continue it (partial rollout).
+        tokens: known prompt and response tokens so far.
+        exact: all its tokens must come from `version`; otherwise any newer version may continue it (partial rollout).
     """
 
     trajectory: str
@@ -60,17 +60,17 @@ class TrajectoryView:
 
 
 Pool = Mapping[int | None, Mapping[str, TrajectoryView]]
-"""Trajectories that wait for a replica, by version: oldest first, those that have none last; then in order of arrival.
+"""Trajectories that wait for a replica, by version: oldest first, those without a version last; then in order of arrival.
 
-Those that have none may come as `Unstarted`, which knows them by group.
+Those without a version may come as an `Unstarted`, which stores them by group.
 """
 
 
 class Unstarted(Mapping[str, TrajectoryView]):
     """Groups that have not started, in order of arrival: the last level of a pool.
 
-    A mapping like every other level, whose views are made when they are looked at. A policy that places whole groups reads
-    `groups` instead: there may be tens of thousands of trajectories, and nothing distinguishes those of a group.
+    It is a mapping like every other level, but creates each view when it is read. A policy that places whole groups reads
+    `groups` instead: there may be tens of thousands of trajectories, and those of one group are all alike.
     """
 
     __slots__ = ("_index", "_sizes", "groups")
@@ -86,16 +86,16 @@ class Unstarted(Mapping[str, TrajectoryView]):
         return min(self._sizes, default=0)
 
     def add(self, group: int, members: Sequence[str]) -> None:
-        """A group arrives."""
+        """Add a group that has not started."""
         self.groups[group] = members
         self._sizes[len(members)] = self._sizes.get(len(members), 0) + 1
         self._index = None
 
     def remove(self, group: int) -> None:
-        """A group starts, or is dropped.
+        """Remove a group that starts or is dropped.
 
         Raises:
-            KeyError: it is not here.
+            KeyError: the group is not here.
         """
         size = len(self.groups.pop(group))
         self._sizes[size] -= 1
@@ -118,7 +118,7 @@ class Unstarted(Mapping[str, TrajectoryView]):
         return sum(size * count for size, count in self._sizes.items())
 
     def values(self) -> ValuesView[TrajectoryView]:
-        """The views, each made when its turn comes."""
+        """The views, each created when it is read."""
         return _Views(self)
 
 
@@ -137,19 +137,19 @@ class ReplicaView:
 
     Args:
         version: the version that it serves, None before its first pull.
-        pulling: a pull is under way.
+        pulling: whether a pull is under way.
         in_flight: trajectories that were routed to it and have not come back.
-        capacity: trajectories that one batch of it holds.
+        capacity: most trajectories in its decode batch.
         kv: share of the KV cache in use, 0 to 1, at the last snapshot.
-        kv_before: the same at the previous periodic sample.
-        kv_peak: the highest since it was last given work.
+        kv_before: `kv` at the previous periodic sample.
+        kv_peak: the highest `kv` since it was last given work.
         waiting: trajectories queued inside the engine, at the last snapshot.
-        fresh: a snapshot has arrived that shows every command it was sent: its load can be planned with.
+        fresh: whether its last snapshot shows every command that it was sent, so that its load may be planned with.
         running: trajectories in the decode batch, at the last snapshot.
-        kv_capacity_tokens: tokens that its KV cache holds; 0 if unknown.
-        open: it may be given groups that have not started (axis sync).
-        pinned: it answers an evaluation: its weights and its work stay where they are.
-        trajectories: what is in flight, in order of routing.
+        kv_capacity_tokens: tokens that its KV cache can hold; 0 if unknown.
+        open: whether it may be given groups that have not started (axis sync).
+        pinned: whether it runs an evaluation; then neither its weights nor its work may change.
+        trajectories: the trajectories in flight, in order of routing.
     """
 
     replica: str
@@ -176,7 +176,7 @@ class Launch:
     Args:
         prompt: index in the prompt stream.
         samples: trajectories to launch.
-        needed: scored trajectories that complete the group; the rest are surplus.
+        needed: number of scored trajectories that completes the group; the rest are surplus.
     """
 
     prompt: int
@@ -188,10 +188,10 @@ class GroupEnd(StrEnum):
     """How a group ended.
 
     TRAINED: it was trained on, and the checkpoint that holds it is durable.
-    FILTERED: complete, and not worth training on.
+    FILTERED: it was complete, but the batching policy did not keep it.
     SURPLUS: its batch had all the groups that it needs.
-    EXPIRED: complete, but too old to be trained on within the bound.
-    FAILED: a verifier broke too often.
+    EXPIRED: it was complete, but too old to be trained on within the bound.
+    FAILED: its verifier failed too often.
     """
 
     TRAINED = "trained"
@@ -215,9 +215,9 @@ class Candidate:
     Args:
         key: the group.
         version: the oldest version in it.
-        order: completion order, from 0.
-        rewards: one per trajectory.
-        tokens: response tokens over all trajectories.
+        order: place in the order of completion, from 0.
+        rewards: one reward per trajectory.
+        tokens: response tokens of all its trajectories.
     """
 
     key: int
@@ -232,7 +232,7 @@ class Placement:
     """Route a trajectory of the pool to a replica.
 
     Args:
-        reason: why there; with `Why.CHOSEN`, `gain` is what the policy expects of it and `least` what it asked for at least.
+        reason: why there; with `Why.CHOSEN`, `gain` is the gain that the policy expects, `least` the least that it accepts.
     """
 
     trajectory: str
@@ -241,11 +241,11 @@ class Placement:
 
 
 class Placements(Sequence[Placement]):
-    """Placements in which groups that start go whole: a sequence like any other, whose members are made when looked at.
+    """Placements in which each group that starts goes whole to one replica. It creates each member when it is read.
 
     Args:
-        singles: trajectories one by one, which come first.
-        groups: the trajectories of each group that starts, with its replica.
+        singles: placements of single trajectories, which come first.
+        groups: for each group that starts, its trajectories and its replica.
     """
 
     __slots__ = ("groups", "singles")
@@ -281,7 +281,7 @@ class Placements(Sequence[Placement]):
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Have a replica pull the newest published version; what runs there is interrupted and goes back to the pool."""
+    """Have a replica pull the newest published version. Its trajectories are interrupted and go back to the pool."""
 
     replica: str
     reason: Reason = _POLICY

@@ -1,4 +1,4 @@
-"""What goes wrong in detection, recovery and fault injection."""
+"""Errors of detection, recovery and fault injection."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ class FaulttolError(TailraceError):
 
 
 class HeartbeatError(FaulttolError, ValueError):
-    """The limits of a heartbeat monitor make no sense."""
+    """A limit of a heartbeat monitor is out of its range."""
 
 
 class RecoveryError(FaulttolError, ValueError):
-    """The limits of a recovery policy make no sense."""
+    """A limit of a recovery policy is out of its range."""
 
 
 class FaultError(FaulttolError, ValueError):
-    """A fault to inject is not written as it should be."""
+    """The description of a fault to inject is not valid."""

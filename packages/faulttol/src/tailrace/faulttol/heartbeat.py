@@ -1,14 +1,13 @@
-"""Who has been silent for too long. Pure: time is an argument.
+"""Which members have been silent for too long. Pure: time is an argument.
 
-Life of a member:
+States of a member:
 
     expect ─► heard ──suspect_after_s──► suspected ──down_after_s──► dead, and no longer watched
                 ▲  ▲                         │
                 │  └────────── beat ─────────┘
                 └ beat
 
-A member that came back from the dead is watched again only after a new `expect`: its late beats do not revive it, since
-its work has been given to others by then.
+A dead member is watched again only after a new `expect`. Its late beats do not revive it, since others have its work by then.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Suspicion:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A member has been silent for so long that it is taken for gone.
+    """A member has been silent for so long that it counts as gone.
 
     Args:
         silent_s: seconds since it was last heard.
@@ -50,11 +49,11 @@ class _Watched:
 
 
 class HeartbeatMonitor:
-    """Tells who is silent (Laminar sections 3.3 and 4.3: heartbeat-based failover).
+    """Tells which members are silent (Laminar sections 3.3 and 4.3: heartbeat-based failover).
 
     Args:
         suspect_after_s: silence after which a member is suspected.
-        down_after_s: silence after which it is taken for gone; at least `suspect_after_s`.
+        down_after_s: silence after which it counts as gone; at least `suspect_after_s`.
 
     Raises:
         HeartbeatError: the limits are not ``0 < suspect_after_s <= down_after_s < infinity``.
@@ -72,21 +71,21 @@ class HeartbeatMonitor:
 
     @property
     def members(self) -> tuple[str, ...]:
-        """Who is watched, in the order in which they were expected."""
+        """The watched members, in the order in which they were expected."""
         return tuple(self._watched)
 
     def expect(self, member: str, now: float) -> None:
-        """Watch a member from now on, as if it had just been heard. A member that is watched already starts afresh."""
+        """Watch a member from now on, as if it had just been heard, even if it is watched already."""
         self._watched[member] = _Watched(now)
 
     def beat(self, member: str, now: float) -> bool:
         """Note that a member was heard. Clears a suspicion.
 
         Args:
-            now: when it was heard; a beat older than the last one is no news.
+            now: when it was heard; a beat older than the last one changes nothing.
 
         Returns:
-            Whether the member is watched: a beat from anybody else changes nothing.
+            Whether the member is watched; a beat from any other changes nothing.
         """
         watched = self._watched.get(member)
         if watched is None:
@@ -101,9 +100,9 @@ class HeartbeatMonitor:
         self._watched.pop(member, None)
 
     def check(self, now: float) -> list[Suspicion | Death]:
-        """Who has become silent since the last check. Each suspicion and each death is told once for a silence.
+        """Members that became silent since the last check. Each suspicion and each death is returned once per silence.
 
-        A member that is found silent beyond `down_after_s` at once is told as dead only.
+        A member that the last check found well and this one silent beyond `down_after_s` is returned only as dead.
         """
         news: list[Suspicion | Death] = []
         for member, watched in list(self._watched.items()):
@@ -117,7 +116,7 @@ class HeartbeatMonitor:
         return news
 
     def next_due_s(self) -> float | None:
-        """The earliest time at which `check` can have news; None if nobody is watched. For timers and virtual time."""
+        """The earliest time at which `check` can return something; None if no member is watched."""
         return min(
             (
                 watched.heard_s + (self.down_after_s if watched.suspected else self.suspect_after_s)

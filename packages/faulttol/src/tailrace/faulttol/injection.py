@@ -1,4 +1,4 @@
-"""Faults on a schedule: who is killed, hung or stalled, and when. Pure, so the virtual host and the real ones share it.
+"""Faults on a schedule: which member is killed, hung or stalled, and when. Pure, so all hosts share it.
 
 A fault is written ``[KIND:]ROLE[:MEMBER]@WHEN``, where WHEN is seconds of the run or a step of the trainer:
 
@@ -37,22 +37,23 @@ class FaultKind(StrEnum):
 
     @property
     def signal(self) -> signal.Signals | None:
-        """The signal that does it to a process; None for what happens inside of one."""
+        """The signal that causes this in a process; None for a stall, which happens inside one."""
         return {FaultKind.KILL: signal.SIGKILL, FaultKind.HANG: signal.SIGSTOP}.get(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault to inject: at a time or at a step, one of the two.
+    """A fault to inject, either at a time or at a step.
 
     Args:
-        role: of the member that fails.
-        member: its id; None leaves the choice to whoever injects.
+        kind: what happens.
+        role: the role of the member that fails.
+        member: the member's id; None leaves the choice to whoever injects.
         at_s: seconds since the run began.
-        at_step: steps of the trainer, counted as its version.
+        at_step: the trainer's version.
 
     Raises:
-        FaultError: neither or both of `at_s` and `at_step` are given, one is negative, or what is to stall has no engine.
+        FaultError: neither or both of `at_s` and `at_step` are given, one is negative, or a role without engine stalls.
     """
 
     kind: FaultKind
@@ -80,10 +81,10 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """The fault that a text such as ``"hang:replica:1@60s"`` means.
+    """Read a fault such as ``"hang:replica:1@60s"``.
 
     Raises:
-        FaultError: one line that says what was found and what was expected.
+        FaultError: the text does not describe a fault.
     """
     found = _FORM.fullmatch(text.strip())
     if found is None:
@@ -107,7 +108,7 @@ class FaultSchedule:
     """Faults that wait for their time.
 
     Args:
-        faults: in the order in which those of the same moment happen.
+        faults: the faults; those due at the same moment happen in this order.
     """
 
     def __init__(self, faults: Iterable[Fault]) -> None:

@@ -1,4 +1,4 @@
-"""Real processes: struck by a fault, and never outliving their parent."""
+"""Real processes: fault injection, and children that never outlive their parent."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def strike(pid: int, kind: FaultKind) -> bool:
     """Kill or hang a process.
 
     Returns:
-        Whether it was there to be struck.
+        Whether the process existed.
 
     Raises:
-        ValueError: `pid` is not above 1 (zero and negative numbers mean whole process groups), or no signal does this: what
-            happens inside a process is asked of the process.
-        PermissionError: the process is somebody else's.
+        ValueError: `pid` is not above 1 (zero and negative numbers mean whole process groups), or no signal causes a fault
+            of this kind.
+        PermissionError: the process belongs to another user.
     """
     if pid <= 1:
         raise ValueError(f"found process id {pid}, expected one above 1")
@@ -35,16 +35,15 @@ def strike(pid: int, kind: FaultKind) -> bool:
 
 
 def die_with_parent(parent: int | None = None) -> bool:
-    """Have the kernel kill this process when its parent dies, even if the parent is killed and cleans nothing up.
+    """Have the kernel kill this process when its parent dies, even if the parent is killed without cleaning up.
 
-    The kernel's parent is the *thread* that forked: start such children from a thread that lives as long as they should.
+    To the kernel, the parent is the *thread* that forked: start such children from a thread that lives as long as they should.
 
     Args:
-        parent: process id of the parent, if the child knows it. A parent that died before this call is then noticed, and
-            this process exits at once.
+        parent: process id of the parent, if known. If the parent died before this call, this process exits at once.
 
     Returns:
-        Whether it is in force. Only Linux offers it.
+        Whether the kernel will do so. Only Linux can.
 
     Raises:
         OSError: the kernel refused.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Annotated
 
-from tailrace.contracts import Failure, FleetView, Health, Reason, RecoveryAction, Suspected, Why
+from tailrace.contracts import Failure, FleetView, Health, Reason, RecoveryAction, Suspected, Tried, Why
 from tailrace.faulttol.errors import RecoveryError
 
 ROLES = ("replica", "relay", "scorer", "trainer", "data")
@@ -20,31 +21,30 @@ _REPLACEABLE = ("replica", "relay", "scorer")
 class Isolate:
     """Contain a failure in its role (Laminar, sections 3.3 and 4.3). Plugin ``isolate``.
 
-    Rollouts, relays and the trainer fail alone: the others go on meanwhile. A replica, relay or scorer is restarted in its
-    place, and, if it keeps failing without work in between, evicted: others do its work. The trainer is restarted from its
-    last durable checkpoint, the data role over its store. What cannot be replaced fails the run, as does a role that is not
-    known.
-
-    A replica whose engine stands still inside its living process is suspected, which heartbeats alone would not notice.
+    While one member is down, the others continue. A replica, relay or scorer is restarted in its place. If it fails again and
+    again without doing work in between, it is evicted and others do its work. The trainer is restarted from its last durable
+    checkpoint, the data role with its store. A member that cannot be replaced, or one of an unknown role, fails the run.
+    A replica whose engine stands still inside its living process is suspected; heartbeats alone would not notice it.
 
     Args:
-        max_restarts: restarts of a replica, relay or scorer without work of it in between, before it is evicted, or fails
-            the run where it is the last of its role. The paper tries one.
-        trainer_restarts: the same for the trainer, before the run fails.
-        data_restarts: the same for the data role.
-        window_s: failures that are longer ago do not count any more.
-        still_factor: a replica is suspected when its engine has stood still for longer than this many of its slowest steps,
-        still_s: and for longer than so many seconds, however quick its steps are.
-        machine_failures: failures on one machine in the window with which it is given up, 0 for never. A member that has no
-            restart left does not take its machine along: then the fault is in the member.
+        max_restarts: restarts of a replica, relay or scorer without work in between. After that it is evicted, or the run
+            fails if it is the last of its role. The paper tries one.
+        trainer_restarts: restarts of the trainer without work in between, before the run fails.
+        data_restarts: restarts of the data role without work in between, before the run fails.
+        window_s: seconds after which a failure no longer counts.
+        still_factor: a replica is suspected once its engine has stood still for this many times its slowest step, and for
+            `still_s` seconds at least.
+        still_s: least seconds of standing still before a replica is suspected.
+        machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never. A
+            member without restarts left does not condemn its machine, since the fault is then in the member.
 
     Raises:
-        RecoveryError: a limit makes no sense.
+        RecoveryError: a limit is out of its range.
     """
 
-    max_restarts: int = 3
-    trainer_restarts: int = 3
-    data_restarts: int = 3
+    max_restarts: Annotated[int, Tried((1_000,), rarely=(0, 1, 2, 3))] = 3
+    trainer_restarts: Annotated[int, Tried((1_000,), rarely=(0, 1, 2))] = 3
+    data_restarts: Annotated[int, Tried((1_000,), rarely=(0, 1, 2))] = 3
     window_s: float = 600.0
     still_factor: float = 20.0
     still_s: float = 30.0
@@ -59,7 +59,7 @@ class Isolate:
                 raise RecoveryError(f"found {field.name}={value}, expected {expected}")
 
     def on_down(self, failure: Failure) -> RecoveryAction:
-        """Restart the member while it has restarts left; then others do its work, if there are others."""
+        """Restart the member while it has restarts left; then evict it if there are others, else fail."""
         limit = self._restarts(failure.role)
         if failure.failures > limit:
             others_can = failure.role in _REPLACEABLE and failure.others > 0
@@ -71,7 +71,7 @@ class Isolate:
     def suspects(self, view: FleetView) -> Sequence[Suspected]:
         """Replicas whose engines have stood still with work in flight for too long.
 
-        Loading weights has a deadline of its own, and waiting for an environment is not standing still.
+        Loading weights does not count, since it has its own deadline, nor does waiting for an environment.
         """
         return _standing_still(view, self.still_factor, self.still_s)
 
@@ -83,12 +83,12 @@ class Isolate:
 
 @dataclass(frozen=True, slots=True)
 class RestartTask:
-    """Any failure fails the run, which somebody then restarts as a whole. Plugin ``restart-task``.
+    """Any failure fails the run, which must then be restarted as a whole. Plugin ``restart-task``.
 
-    The usual baseline, which Laminar (section 3.3) and RobustRL compare with.
+    The baseline of Laminar (section 3.3) and RobustRL.
 
     Args:
-        window_s: failures that are longer ago do not count any more, which makes no difference here.
+        window_s: seconds after which a failure no longer counts; it changes nothing here.
         still_factor, still_s: see `Isolate`.
     """
 
@@ -101,7 +101,7 @@ class RestartTask:
         return RecoveryAction.FAIL
 
     def suspects(self, view: FleetView) -> Sequence[Suspected]:
-        """As `Isolate`: a run that waits for an engine that stands still would never end."""
+        """The same as `Isolate`: without it, a run would wait for a stalled engine for ever."""
         return _standing_still(view, self.still_factor, self.still_s)
 
 

@@ -31,27 +31,27 @@ from tailrace.contracts import (
 from tailrace.faulttol.recovery import ROLES
 
 _GIVES_UP = (RecoveryAction.EVICT, RecoveryAction.FAIL)
-_CAUSES = tuple(cause for cause in Cause if cause is not Cause.STOPPED)  # nobody asks about what was told to stop
+_CAUSES = tuple(cause for cause in Cause if cause is not Cause.STOPPED)  # a stopped member is no failure
 _PHASES = ("", "idle", "generating", "pulling", "training", "publishing", "saving")
 
 
 def check_recovery_policy(policy: RecoveryPolicy, *, failures: int = 100, views: int = 300, seed: int = 0) -> None:
-    """Hold a recovery policy to its contract.
+    """Check a recovery policy against its contract.
 
-    * It answers for every role, cause and count, and always the same: it keeps no state, and leaves its arguments alone.
-    * It evicts nobody who has no others, and no machine that is not known.
-    * A member that fails for ever without work in between is not restarted for ever, wherever it is started again, and the
-      last member of a role that fails for ever fails the run.
-    * It suspects members of the view that live, each once, with a reason, and none that has not stood still.
+    * It answers for every role, cause and count, always the same: it keeps no state and does not change its arguments.
+    * It does not evict the last member of a role, or a machine that is unknown.
+    * It does not restart for ever a member that fails without work in between, on whatever machine it starts again. If that
+      member is the last of its role, the run fails.
+    * It suspects only live members of the view that have stood still, each once, with a reason.
 
     Args:
         policy: the policy under test.
         failures: failures in a row after which it must have given up.
-        views: random fleets that it is shown.
-        seed: of those.
+        views: number of random fleets.
+        seed: seed of the random fleets.
 
     Raises:
-        AssertionError: the policy breaks the contract. The message names what it was asked and the seed.
+        AssertionError: the policy breaks the contract. The message shows the policy's input and the seed.
     """
     assert 0 < policy.window_s < math.inf, f"window_s is {policy.window_s}, expected above 0"
     draw = random.Random(seed)
@@ -95,15 +95,15 @@ def _action(policy: RecoveryPolicy, failure: Failure) -> RecoveryAction:
     assert asked == failure, f"on_down changed {failure} into {asked}"
     assert isinstance(action, RecoveryAction), f"on_down answered {action!r}, expected an action, for {failure}"
     if action is RecoveryAction.EVICT:
-        assert failure.others > 0, f"evicted, and nobody else does its work: {failure}"
+        assert failure.others > 0, f"evicted, although it is the last member of its role: {failure}"
     if action is RecoveryAction.EVICT_MACHINE:
-        assert failure.machine, f"its machine is evicted, and nobody knows which: {failure}"
+        assert failure.machine, f"its machine is evicted, although it is unknown: {failure}"
     return action
 
 
-# Where a member stands that fails for the n-th time: name of the machine, and failures there in the window.
+# The machine of a member that fails for the n-th time, and failures on that machine in the window.
 _MACHINES: tuple[Callable[[int], tuple[str, int]], ...] = (
-    lambda count: ("", 0),  # noqa: ARG005 - nobody knows
+    lambda count: ("", 0),  # noqa: ARG005 - the machine is unknown
     lambda count: ("m0", count),
     lambda count: ("m0", 10 * count),
     lambda count: (f"m{count}", 1),
@@ -184,6 +184,6 @@ def _suspicions(policy: RecoveryPolicy, view: FleetView) -> list[Suspected]:
         assert key in members, f"{suspected} is not among the members of {view}"
         assert key not in seen, f"{suspected} is suspected twice"
         seen.add(key)
-        assert members[key].health is not Health.DOWN, f"suspected, and down already: {members[key]}"
-        assert members[key].still_s > 0, f"suspected, and did not stand still: {members[key]}"
+        assert members[key].health is not Health.DOWN, f"suspected, although it is down already: {members[key]}"
+        assert members[key].still_s > 0, f"suspected, although it did not stand still: {members[key]}"
     return suspicions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Result", "simulate"]
+__all__ = ["Result", "simulate", "simulate_into"]
 
 
 def __getattr__(name: str) -> Any:
@@ -12,6 +12,10 @@ def __getattr__(name: str) -> Any:
         from tailrace.fleetsim.run import simulate
 
         return simulate
+    if name == "simulate_into":
+        from tailrace.fleetsim.run_directory import simulate_into
+
+        return simulate_into
     if name == "Result":
         from tailrace.fleetsim.result import Result
 

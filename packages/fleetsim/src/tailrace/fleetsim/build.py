@@ -1,26 +1,28 @@
-"""From a configuration to a fleet. What cannot exist is refused here, with the numbers that clash and what would fit."""
+"""Builds a fleet from a configuration. An impossible fleet is refused, with the numbers in conflict and what would fit."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import random
 from dataclasses import dataclass, replace
 
 from tailrace.fleetsim.config import FleetConfig, RolloutFleet, fleet_config
 from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, TrainingCost, WeightCost
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.fleet import Fleet, Weights
+from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
 from tailrace.fleetsim.hardware import Device, ModelShape, device, load_device, model
 from tailrace.fleetsim.profile.fleet import profiled_fleet
 from tailrace.fleetsim.quantities import failures, parts, samples, warm_up
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.pipeline.config.models import Choice, CostModelConfig, RunConfig
+from tailrace.pipeline.config.policies import load_policy
 from tailrace.pipeline.run.build import build_faults, build_spec
 
 BEYOND = 1_000  # batches that a steady run would still have before it; it stops long before
 
 
-def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
+def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
     """The fleet that a configuration describes.
 
     Raises:
@@ -46,7 +48,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> Fleet:
     batches = spec.steps
     if table.steady is not False:
         spec = dataclasses.replace(spec, steps=spec.steps + BEYOND)
-    return Fleet(
+    return SimulatedFleet(
         spec=spec,
         workload=(table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens),
         decode=decode,
@@ -172,13 +174,14 @@ def _check_lengths(config: RunConfig, split: _Split, decode: DecodeCost, tensor_
 
 
 def _completed(config: RunConfig, table: FleetConfig, decode: DecodeCost, replicas: int) -> RunConfig:
-    """What follows from the fleet: the number of replicas, and the cost model that `tailrace fit-cost` would find there."""
+    """Settings that follow from the fleet: the number of replicas, and the cost model that `tailrace fit-cost` would find."""
     rollout, pipeline = {"replicas": replicas}, {}
     if table.fit_cost:
         fitted = decode.coefficients()
         cost = CostModelConfig(k1=fitted.k1, k2=fitted.k2, k3=fitted.k3, k4=fitted.k4)
         relocation = config.pipeline.relocation
-        if relocation.name == "best-fit" and "roofline_batch" not in relocation.options:
+        takes = inspect.signature(load_policy("relocation", relocation.name)).parameters
+        if "roofline_batch" in takes and "roofline_batch" not in relocation.options:
             options = {**relocation.options, "roofline_batch": max(1, decode.roofline_batch)}
             pipeline = {"relocation": Choice(name=relocation.name, **options)}
         rollout = {**rollout, "cost_model": cost}  # type: ignore[dict-item]
@@ -190,21 +193,21 @@ def _completed(config: RunConfig, table: FleetConfig, decode: DecodeCost, replic
     )
 
 
-def _weights(table: FleetConfig, split: _Split) -> Weights:
+def _weights(table: FleetConfig, split: _Split) -> WeightCosts:
     tensor_s = TENSOR_S if table.weights == "store" else 0.0  # its engines take tensor by tensor
     cost = WeightCost.of(split.model, split.rollout, table.rollout.tensor_parallel, tensor_s=tensor_s)
     nodes = max(1, -(-split.rollout_gpus // split.rollout.gpus_per_node))
     if split.colocated:
-        return Weights(
+        return WeightCosts(
             stall_s=0.0, broadcast_s=0.0, pull_s=cost.reshard_s(min(split.gpus, split.rollout.gpus_per_node))
         )
     if table.weights == "global":
         takes_s = cost.global_sync_s(split.trainer_gpus, split.rollout_gpus)
-        return Weights(stall_s=takes_s, broadcast_s=0.0, pull_s=takes_s)
+        return WeightCosts(stall_s=takes_s, broadcast_s=0.0, pull_s=takes_s)
     far_s = cost.cross_datacenter_s() if table.cross_datacenter else 0.0
     if table.weights == "store":
-        return Weights(stall_s=cost.peer_s(), broadcast_s=far_s, pull_s=cost.pull_s())
-    return Weights(stall_s=cost.push_s(), broadcast_s=far_s + cost.broadcast_s(nodes), pull_s=cost.pull_s())
+        return WeightCosts(stall_s=cost.peer_s(), broadcast_s=far_s, pull_s=cost.pull_s())
+    return WeightCosts(stall_s=cost.push_s(), broadcast_s=far_s + cost.broadcast_s(nodes), pull_s=cost.pull_s())
 
 
 def _slow_replicas(table: FleetConfig, replicas: int, seed: int) -> dict[str, float]:

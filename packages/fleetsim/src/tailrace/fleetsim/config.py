@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.workload.config import WorkloadConfig
+from tailrace.pipeline.config.loading import explain
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -99,7 +100,7 @@ class FailureConfig(_Strict):
     """Failures that come by themselves, each a Poisson process.
 
     Args:
-        per_1000_gpu_days: of devices; 0.47 for Llama 3 405B's cluster, 6.5 per node for Meta's RSC-1.
+        per_1000_gpu_days: failures of devices; 0.47 for Llama 3 405B's cluster, 6.5 per node for Meta's RSC-1.
         slow_share: share of replicas that run at `slow_speed`.
     """
 
@@ -147,14 +148,11 @@ def fleet_config(table: Mapping[str, Any], where: str = "table 'fleet'") -> Flee
     """The table as a model.
 
     Raises:
-        FleetError: one line with the key, what was found and what was expected.
+        FleetError: a key or value is wrong.
     """
     try:
         return FleetConfig.model_validate(dict(table))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(["fleet", *(str(part) for part in first["loc"])])
-        if first["type"] == "extra_forbidden":
-            raise FleetError(f"{where}: found the unknown key {key!r}, expected one that is documented") from None
-        reason = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise FleetError(f"{where}: key {key!r}: found {first['input']!r:.60}, expected: {reason}") from None
+        path = [str(part) for part in first["loc"]]
+        raise FleetError(f"{where}: {explain(FleetConfig, path, first, within='fleet.')}") from None

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from tailrace.fleetsim.fleet import Fleet
+from tailrace.fleetsim.fleet import SimulatedFleet
 
 
 class Computing(Protocol):
-    """Who computes on shared cores."""
+    """A member that computes on shared cores."""
 
     @property
     def cores(self) -> float:
@@ -20,18 +20,18 @@ class Computing(Protocol):
         ...
 
     def share(self, share: float) -> None:
-        """It gets a share of its speed from now on."""
+        """Run at a share of its speed from now on."""
         ...
 
 
 class Cores:
-    """Who computes on shared cores.
+    """The members that compute on shared cores.
 
     Args:
-        fleet: says how many there are; none where every member has devices of its own.
+        fleet: has the number of cores; None if every member has its own devices.
     """
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: SimulatedFleet) -> None:
         self._count = fleet.cores
         self._members: list[Computing] = []
         self._share = 1.0
@@ -42,7 +42,7 @@ class Cores:
         self._members.append(member)
 
     def changed(self) -> None:
-        """Somebody began or stopped computing."""
+        """Update the shares after a member began or stopped computing."""
         self._dirty = self._count is not None
 
     def settle(self) -> None:

@@ -1,4 +1,4 @@
-"""What can be wrong with a simulated fleet, each with one line that says which numbers clash."""
+"""Errors of a simulated fleet. Each message is one line with the numbers in conflict."""
 
 from tailrace.contracts import TailraceError
 
@@ -39,33 +39,12 @@ class WorkError(EngineError):
     """A trajectory that an engine cannot take: here already, nothing to generate, or larger than the KV cache."""
 
 
-class CaseError(FleetsimError, ValueError):
-    """A fuzz case that cannot be read or cannot be: the message says which part, what was found and what was expected."""
-
-
-class InvariantError(FleetsimError, AssertionError):
-    """An invariant of the design does not hold.
-
-    Args:
-        invariant: which one, by name.
-        what: what was found and what was expected.
-    """
-
-    def __init__(self, invariant: str, what: str) -> None:
-        super().__init__(f"{invariant}: {what}")
-        self.invariant, self.what = invariant, what
-
-
 class DriverDiedError(FleetsimError, RuntimeError):
     """The driver of a simulated run dies here, by script."""
 
 
 class ProfileError(FleetsimError, ValueError):
-    """A machine's profile that cannot be read or measured: what was found, where, and what was expected."""
-
-
-class MeasuredError(FleetsimError, ValueError):
-    """A real run that cannot stand beside a simulation."""
+    """A machine's profile cannot be read or measured."""
 
 
 class ReproductionError(FleetsimError, ValueError):

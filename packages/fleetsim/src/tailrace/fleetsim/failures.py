@@ -20,7 +20,7 @@ class FailureRate:
     Args:
         per_gpu_s: deaths of a device per second.
         replica_gpus, trainer_gpus: devices of one replica and of the trainer.
-        seed: of the process.
+        seed: seed of the process.
     """
 
     per_gpu_s: float = 0.0
@@ -29,11 +29,11 @@ class FailureRate:
     seed: int = 0
 
 
-class Failures:
+class RandomFailures:
     """Ends members at random.
 
     Args:
-        replicas: their names now, in order.
+        replicas: the replicas' present names, in order.
         end: ends a member.
     """
 
@@ -45,7 +45,7 @@ class Failures:
         self._next_s: float | None = None
 
     def strike(self) -> None:
-        """What is due now happens. Called at every tick."""
+        """Inject the failures that are due. Called at every tick."""
         rate, replicas = self._rate, self._replicas()
         gpus = rate.trainer_gpus + rate.replica_gpus * len(replicas)
         if not rate.per_gpu_s:

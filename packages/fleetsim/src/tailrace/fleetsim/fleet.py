@@ -1,4 +1,4 @@
-"""What a simulation runs on: costs, devices, delays, a workload and the pipeline, made from a configuration."""
+"""The parts of a simulation, built from a configuration: costs, devices, delays, a workload and the pipeline."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tailrace.faulttol import Fault
 from tailrace.fleetsim.config import DelayConfig, RolloutFleet
-from tailrace.fleetsim.engine import Engine
+from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.failures import FailureRate
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import RunConfig
@@ -29,30 +29,30 @@ class Prefill(Protocol):
     """The cost of prefill on one replica."""
 
     def seconds(self, tokens: int, cached: int = 0) -> float:
-        """Of a context of so many tokens, of which some are cached."""
+        """Seconds of prefill for a context of `tokens`, of which the first `cached` are in the cache."""
         ...
 
 
-class Training(Protocol):
+class FleetTraining(Protocol):
     """The cost of training on all the trainer's devices."""
 
     def preparation_s(self, tokens: int, square_tokens: float) -> float:
-        """Of the forward passes before a mini-batch; the second argument sums the squares of its lengths."""
+        """Seconds of the forward passes before a mini-batch; the second argument is the sum of its squared lengths."""
         ...
 
     def update_s(self, tokens: int, square_tokens: float) -> float:
-        """Of a mini-batch's gradients and its optimizer step."""
+        """Seconds of a mini-batch's gradients and its optimizer step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """What moving a version costs, in seconds.
+class WeightCosts:
+    """The cost of moving a version, in seconds.
 
     Args:
-        stall_s: of the trainer, for one publish.
-        broadcast_s: from the master having it to the last node having it.
-        pull_s: of a replica, from its node's memory, or of the whole global synchronisation.
+        stall_s: stall of the trainer for one publish.
+        broadcast_s: time from when the master has it until the last node has it.
+        pull_s: time of a replica's pull from its node's memory, or of the whole global synchronisation.
     """
 
     stall_s: float
@@ -61,7 +61,7 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class SimulatedFleet:
     """One fleet with its pipeline.
 
     Args:
@@ -69,16 +69,16 @@ class Fleet:
         parts: mini-batches of a batch.
         data_s: seconds to sample a batch and move it to the trainer.
         gpus: devices in all; colocated ones count once.
-        price_per_hour: of all devices.
+        price_per_hour: price of all devices.
         cores: processor cores that replicas and trainer share, less what others take; None if each has its own.
-        replica_cores, trainer_cores: that one of them keeps busy, of shared ones.
+        replica_cores, trainer_cores: number of shared cores that a replica or the trainer keeps busy.
         warm_up: batches that are not measured.
-        batches: after so many the simulation stops; the pipeline's own number may be higher.
+        batches: number of batches after which the simulation stops; the pipeline's own number may be higher.
         slow: speeds of slow replicas.
         failures: members that die by themselves.
         relays: one per machine of those that matter.
         faults: scripted ones.
-        description: for a person.
+        description: the fleet in words.
         config: the configuration, with what follows from the fleet; None if there is none.
     """
 
@@ -86,8 +86,8 @@ class Fleet:
     workload: Workload
     decode: Decode
     prefill: Prefill
-    training: Training
-    weights: Weights
+    training: FleetTraining
+    weights: WeightCosts
     rollout: RolloutFleet
     delays: DelayConfig
     samples: int
@@ -117,9 +117,9 @@ class Fleet:
         """Seconds of a decoding step of a full batch on a full KV cache."""
         return self.decode.fixed_s(self.rollout.max_running) + self.decode.per_token_s * self.kv_capacity_tokens
 
-    def engine(self, now: float) -> Engine:
+    def engine(self, now: float) -> ModelledEngine:
         """A replica's engine, empty."""
-        return Engine(
+        return ModelledEngine(
             self.decode,
             self.prefill,
             max_running=self.rollout.max_running,

@@ -11,17 +11,17 @@ from tailrace.fleetsim.clock import VirtualTime
 from tailrace.pipeline.executor.seam import DONE, Answer, MemberDeadError, RoleSpec
 
 
-class Transport(Protocol):
-    """How messages travel between the executor and a member: late, in another order, twice, or not until later."""
+class MessageTransport(Protocol):
+    """The delivery of messages between the executor and members: delayed, reordered, repeated or held back."""
 
     def commands(
         self, role: str, member: str, commands: Sequence[Command], now: float
     ) -> list[tuple[float, list[Command]]]:
-        """When commands that are handed over now arrive: each one once, or more often."""
+        """Times at which commands sent now arrive, each once or more often."""
         ...
 
     def report(self, role: str, member: str, now: float) -> float:
-        """When a report sent now arrives; those of one member keep their order."""
+        """Time at which a report sent now arrives; reports of one member keep their order."""
         ...
 
     def repeated(self, events: Sequence[Event]) -> list[Event]:
@@ -33,7 +33,7 @@ class Transport(Protocol):
         ...
 
 
-class Model(Protocol):
+class RoleModel(Protocol):
     """A modelled role."""
 
     def begin(self, member: VirtualMember) -> None:
@@ -45,7 +45,7 @@ class Model(Protocol):
         ...
 
     def ready(self, *arguments: Any) -> dict[str, Any]:
-        """It serves from now on. Returns fields of its `Up`. Raises if it cannot."""
+        """Start to serve. Returns fields of its `Up`. Raises if it cannot."""
         ...
 
     def submit(self, commands: Sequence[Command]) -> None:
@@ -77,7 +77,6 @@ class Pending:
         self.done = False
 
     def add_done_callback(self, call: Callable[[Any], None], /) -> None:
-        """See `Answer`."""
         if self.done:
             call(self)
         else:
@@ -88,11 +87,9 @@ class Pending:
         return False
 
     def exception(self) -> BaseException | None:
-        """See `Answer`."""
         return self._error
 
     def result(self) -> Any:
-        """See `Answer`."""
         return self._result
 
     def resolve(self, result: Any, error: BaseException | None = None) -> None:
@@ -122,7 +119,9 @@ class VirtualMember:
 
     pid = None
 
-    def __init__(self, host: VirtualHost, role: str, id_: str, incarnation: int, model: Model, machine: str) -> None:
+    def __init__(
+        self, host: VirtualHost, role: str, id_: str, incarnation: int, model: RoleModel, machine: str
+    ) -> None:
         self._host, self.role, self.id, self.incarnation, self.model = host, role, id_, incarnation, model
         self.machine = machine
         self.dead = self.hung = False
@@ -134,7 +133,6 @@ class VirtualMember:
     # ---- what the executor calls ----------------------------------------------------------------------------------
 
     def call(self, method: str, *arguments: Any) -> Answer:
-        """See `Member`."""
         if method == "events":
             return self._park(arguments[0])
         if method == "submit":
@@ -150,7 +148,6 @@ class VirtualMember:
         return answer
 
     def strike(self, kind: FaultKind) -> None:
-        """See `Member`."""
         if self.dead:
             return
         if kind is FaultKind.KILL:
@@ -167,12 +164,11 @@ class VirtualMember:
         self._host.time.at(self._host.time.now() + self._host.detect_s, self._noticed, why)
 
     def kill(self) -> None:
-        """See `Member`. What it said before may still arrive, as the answer to a question that nobody asks any more."""
+        """What it said before may still arrive, as the answer to a question that nobody asks any more."""
         self._dies()
         self._starting = None
 
     def close(self, timeout_s: float) -> None:
-        """See `Member`."""
         del timeout_s
         self.kill()
 
@@ -273,7 +269,7 @@ class VirtualHost:
         detect_s: seconds until a death is noticed.
         command_s: seconds that a command takes to a member of a role.
         transport: how messages travel; at once if None.
-        machine_of: where a member stands.
+        machine_of: returns a member's machine.
     """
 
     def __init__(
@@ -284,7 +280,7 @@ class VirtualHost:
         tick_s: float,
         detect_s: float = 0.0,
         command_s: Callable[[str], float] = lambda _: 0.0,
-        transport: Transport | None = None,
+        transport: MessageTransport | None = None,
         machine_of: Callable[[str, str, int, Place], str] = lambda role, id_, incarnation, place: "",  # noqa: ARG005
     ) -> None:
         self.time, self.poll_s, self.tick_s, self.detect_s = time, poll_s, tick_s, detect_s

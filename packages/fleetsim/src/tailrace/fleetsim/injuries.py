@@ -1,4 +1,4 @@
-"""What breaks in a simulated fleet beside members that die: pulls, checkpoints, verifiers."""
+"""Faults of a simulated fleet other than dying members: broken pulls, checkpoints and verifiers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Injuries:
-    """What is broken now.
+    """The present faults.
 
     `torn_pulls` counts the next pulls of a replica that arrive damaged, `lost_checkpoints` the next ones that cannot be
     written. `damaged` are checkpoints that cannot be read. Until `scoring_broken_until_s` no verifier works. Only the newest

@@ -28,7 +28,6 @@ class InstantLog:
         self._keep = keep
 
     def append(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        """See `Log`."""
         self.handled += len(events)
         if self._keep:
             self.instants.append((now, events, commands))
@@ -46,16 +45,14 @@ class LogFile(InstantLog):
         self._file = FileLog(path)
 
     def append(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        """See `Log`."""
         super().append(now, events, commands)
         self._file.append(now, events, commands)
 
     def close(self) -> None:
-        """See `FileLog.close`."""
         self._file.close()
 
 
-class EventLog(Sequence[tuple[float, Event]]):
+class MemoryLog(Sequence[tuple[float, Event]]):
     """The events of a run in order, each with its time. Equal logs are equal byte for byte."""
 
     def __init__(self, instants: Sequence[Instant]) -> None:
@@ -75,7 +72,7 @@ class EventLog(Sequence[tuple[float, Event]]):
         return iter(self._flat)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, EventLog) and self.to_bytes() == other.to_bytes()
+        return isinstance(other, MemoryLog) and self.to_bytes() == other.to_bytes()
 
     def __hash__(self) -> int:
         return hash(self.digest())

@@ -34,6 +34,6 @@ def warm_up(table: FleetConfig, spec: PipelineSpec) -> int:
 
 
 def failures(table: FleetConfig, replica_gpus: int, trainer_gpus: int, seed: int) -> FailureRate:
-    """Who dies by itself."""
+    """Members that die at random."""
     rate = table.failures.per_1000_gpu_days / 1000 / DAY_S
     return FailureRate(rate, replica_gpus, trainer_gpus, seed)

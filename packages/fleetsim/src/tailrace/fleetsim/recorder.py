@@ -1,4 +1,4 @@
-"""What a simulated run measures about itself, from the end of its warm-up to its last step."""
+"""Measurements of a simulated run, from the end of its warm-up to its last step."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Totals:
     reprefilled_tokens: int = 0
 
 
-class Meter(Protocol):
-    """A member that counts what it does."""
+class Metered(Protocol):
+    """A member that counts its work."""
 
     def add_to(self, totals: Totals) -> None:
-        """Add what it did so far."""
+        """Add its totals so far."""
         ...
 
 
 @dataclass(slots=True)
-class Row:
+class BatchRow:
     """One batch: when the trainer held its version, tokens with prompts, trajectories by staleness."""
 
     version: int
@@ -53,30 +53,36 @@ class Recorder:
 
     Args:
         warm_up: batches that are not measured.
-        batches: that are recorded.
+        batches: the batches to record.
     """
 
-    def __init__(self, tokens: Tokens, meters: Sequence[Meter], warm_up: int, batches: int) -> None:
+    def __init__(self, tokens: Tokens, meters: Sequence[Metered], warm_up: int, batches: int) -> None:
         self._tokens, self._meters, self._warm_up, self._batches = tokens, meters, warm_up, batches
-        self.rows: list[Row] = []
+        self.rows: list[BatchRow] = []
         self.begin: Totals | None = Totals() if warm_up == 0 else None
         self.end = Totals()
 
     def stepped(self, version: int, batch: list[str], lags: dict[int, int], now: float) -> None:
         """A batch was trained on."""
         tokens, _ = self._tokens.load(batch)
-        self.rows.append(Row(version, now, tokens, lags))
+        self.rows.append(BatchRow(version, now, tokens, lags))
         if self.begin is None and len(self.rows) >= self._warm_up:
             self.begin = self.totals(now)
         if len(self.rows) == self._batches:
             self.end = self.totals(now)
+
+    def rolled_back(self, version: int) -> None:
+        """Forget batches after a version, from which the trainer continues."""
+        self.rows[:] = [row for row in self.rows if row.version <= version]
+        if len(self.rows) < self._warm_up:
+            self.begin = None
 
     def close(self, now: float) -> None:
         """The run is over; one that failed is measured up to its failure."""
         if self.end.at_s == 0.0:
             self.end = self.totals(now)
 
-    def measured(self) -> list[Row]:
+    def measured(self) -> list[BatchRow]:
         """Rows after the warm-up."""
         return self.rows[self._warm_up :]
 

@@ -1,30 +1,22 @@
-"""What a simulation found, measured from the end of its warm-up to its last batch."""
+"""A simulation's results, measured from the end of its warm-up to its last batch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tailrace.fleetsim.log import EventLog
+from tailrace.fleetsim.log import MemoryLog
+from tailrace.fleetsim.recorder import BatchRow
 from tailrace.fleetsim.simulator import Simulation
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One batch: when the trainer held its version, and tokens trained on, prompts included."""
-
-    version: int
-    at_s: float
-    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a simulation found.
+    """A simulation's results.
 
     Args:
         tokens_per_s: tokens of a batch, prompts included, over the time between two steps (Laminar, section 8).
         step_s: mean time between two steps.
-        staleness_max, staleness_mean: over trajectories trained on, by the versions that generated them.
+        staleness_max, staleness_mean: staleness of trajectories trained on, by the versions that generated them.
         staleness: trajectories by staleness.
         utilisation: share of its time that a role is busy, by role: computing, not waiting, publishing or pulling.
         lost_trajectories: admitted, and neither trained on, filtered, failed nor surplus at the end.
@@ -33,10 +25,10 @@ class Result:
         generated_tokens_per_s: response tokens that all replicas generated per second.
         kv_share: share of the KV cache in use while a replica is busy.
         prefill_share: share of a busy replica's time that goes into prefill.
-        latency_mean_s, latency_max_s: from a trajectory's first routing to its last token.
-        pull_mean_s: from a replica's pull command to its weights being complete.
+        latency_mean_s, latency_max_s: seconds from a trajectory's first routing to its last token.
+        pull_mean_s: mean seconds from a replica's `Pull` until its weights are complete.
         stall_s: the trainer's stall for one publish.
-        preparation_share: of a step's time, experience preparation.
+        preparation_share: share of a step's time for experience preparation.
         trajectories: trained on.
         handled_events: events that the controller took in.
         moves: replicas emptied by relocation.
@@ -54,7 +46,7 @@ class Result:
     staleness: dict[int, int]
     utilisation: dict[str, float]
     lost_trajectories: int
-    events: EventLog
+    events: MemoryLog
     duration_s: float
     generated_tokens_per_s: float
     kv_share: float
@@ -71,7 +63,7 @@ class Result:
     gpus: int
     gpu_hours: float
     cost: float | None
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[BatchRow] = field(default_factory=list)
     failure: str | None = None
 
     @property
@@ -105,7 +97,7 @@ def result_of(simulation: Simulation) -> Result:
         staleness=dict(sorted(staleness.items())),
         utilisation={"trainer": _over(trainer_s, window_s), "replica": _over(busy_s, replica_s)},
         lost_trajectories=_lost(simulation),
-        events=EventLog(simulation.log.instants),
+        events=MemoryLog(simulation.log.instants),
         duration_s=simulation.now,
         generated_tokens_per_s=_over(end.generated_tokens - begin.generated_tokens, window_s),
         kv_share=_over(end.kv_share_s - begin.kv_share_s, busy_s),
@@ -122,7 +114,7 @@ def result_of(simulation: Simulation) -> Result:
         gpus=fleet.gpus,
         gpu_hours=fleet.gpus * simulation.now / 3600,
         cost=None if fleet.price_per_hour is None else fleet.price_per_hour * simulation.now / 3600,
-        batches=[Batch(row.version, row.at_s, row.tokens) for row in recorder.rows],
+        batches=recorder.rows,
         failure=view.failure,
     )
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.result import Result, result_of
 from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.executor.executor import Observer
 
 
 def simulate(
-    config: str | Path | RunConfig,
+    config: str | Path | Mapping[str, Any] | RunConfig,
     *,
     seed: int = 0,
     settings: tuple[str, ...] = (),
@@ -23,16 +26,21 @@ def simulate(
     """Run a pipeline on a simulated fleet.
 
     Args:
-        config: a TOML file, the name of an app (its quick start), or a configuration that was read already.
-        seed: of lengths, rewards and failures. The same seed gives the same event log, byte for byte.
+        config: a TOML file, the name of an app (its quick start), or a configuration as a mapping or as it was read already.
+        seed: seed of lengths, rewards and failures. The same seed gives the same event log, byte for byte.
         settings: ``key=value`` laid over a file or quick start.
         observer: sees every event with the commands that followed.
         keep_events: keep the event log in the result; it takes memory.
 
     Raises:
-        TailraceError: one line that says what is wrong with the configuration, or that the run would hang.
+        TailraceError: the configuration is wrong, or the run would hang.
     """
-    read = config if isinstance(config, RunConfig) else configuration(str(config), settings=settings)
+    if isinstance(config, RunConfig):
+        read = config
+    elif isinstance(config, Mapping):
+        read = validate([("configuration", config), *((f"--set {text}", parse_setting(text)) for text in settings)])
+    else:
+        read = configuration(str(config), settings=settings)
     observers = () if observer is None else (observer,)
     simulation = Simulation(build_fleet(read, seed=seed), observers=observers, keep_events=keep_events)
     simulation.run()

@@ -12,13 +12,13 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.errors import StalledError
-from tailrace.fleetsim.failures import Failures
-from tailrace.fleetsim.fleet import Fleet
-from tailrace.fleetsim.host import Transport, VirtualHost
+from tailrace.fleetsim.failures import RandomFailures
+from tailrace.fleetsim.fleet import SimulatedFleet
+from tailrace.fleetsim.host import MessageTransport, VirtualHost
 from tailrace.fleetsim.log import InstantLog
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import Replica
-from tailrace.fleetsim.members.stores import Data, Scorer
+from tailrace.fleetsim.members.stores import Data, ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.world import World
 from tailrace.pipeline.controller.controller import Controller
@@ -46,9 +46,9 @@ class Models:
         """The trainer, not started."""
         return Trainer(self.world, self.relays)
 
-    def new_scorer(self) -> Scorer:
+    def new_scorer(self) -> ScorerModel:
         """The scorer, not started."""
-        return Scorer(self.world)
+        return ScorerModel(self.world)
 
     def new_replica(self, name: str) -> Replica:
         """A replica, not started."""
@@ -75,21 +75,21 @@ class Simulation:
     """One run.
 
     Args:
-        fleet: what it runs on.
+        fleet: the fleet to simulate.
         observers: see events and commands.
         transport: how messages travel; at once if None.
         keep_events: keep the event log, for replays and comparisons.
-        log: where instants are written instead.
+        log: stores the instants instead.
         models: the members; plain ones if None.
-        deadlines: of the executor; what follows from the fleet's delays if None.
+        deadlines: the executor's deadlines; None: derived from the fleet's delays.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: SimulatedFleet,
         *,
         observers: Sequence[Observer] = (),
-        transport: Transport | None = None,
+        transport: MessageTransport | None = None,
         keep_events: bool = True,
         log: InstantLog | None = None,
         models: Models | None = None,
@@ -113,7 +113,7 @@ class Simulation:
         roles = {role: RoleSpec(factory) for role, factory in self.models.factories().items()}
         self.deployment = Deployment("simulated", "", roles, deadlines=self.deadlines)
         self.observers: list[Observer] = [_Idle(self), *observers]
-        self.failures = Failures(fleet.failures, self.world.time, lambda: list(self.models.replicas), self.end)
+        self.failures = RandomFailures(fleet.failures, self.world.time, lambda: list(self.models.replicas), self.end)
         self.controller = Controller(fleet.spec, relays=fleet.relays)
         self.executor = Executor(self.host, self.deployment, observers=self.observers)
 
@@ -128,13 +128,13 @@ class Simulation:
         return self.log.handled
 
     def run(self, first: c.Event | None = None) -> None:
-        """To the end of the run, or to the controller's failure.
+        """Run to the end, or until the controller fails.
 
         Raises:
             StalledError: nothing is under way and nothing will be.
         """
         thresholds = gc.get_threshold()
-        gc.set_threshold(1_000_000, *thresholds[1:])  # millions of objects come and go, and none of them in a cycle
+        gc.set_threshold(10_000_000, *thresholds[1:])  # millions of objects come and go, and none of them in a cycle
         batches, rows = self.fleet.batches or math.inf, self.world.recorder.rows
         try:
             self.executor.run(
@@ -157,7 +157,7 @@ class Simulation:
         self.host.report()
 
     def stalled(self) -> str:
-        """Where everything stands, for a person."""
+        """The state of the simulation in words."""
         view = self.controller.view
         return (
             f"after {self.now:.0f} s nothing is under way: trainer at version {view.version} of {view.steps}, "
@@ -173,7 +173,7 @@ class _Idle:
         self._ticks = 0
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
-        """A durable version frees what nobody can go back behind."""
+        """Free data that is not needed any more once a version is durable."""
         del now, commands, run
         world = self._simulation.world
         for event in events:

@@ -15,14 +15,14 @@ from tailrace.fleetsim.workload.workload import Sample, Workload
 _TRAIN = c.Purpose.TRAIN
 
 
-class Trajectory:
+class SimulatedTrajectory:
     """One trajectory that is not trained on for good yet. Plain, since there are millions of them.
 
     Args:
-        sample: what it will be.
+        sample: its lengths and reward.
         oldest: the oldest version that generated a token of it.
-        begun_s: when it was first given to a replica.
-        group: of the workload; those of evaluations are negative.
+        begun_s: time at which it was first given to a replica.
+        group: number of its group in the workload; negative for evaluations.
 
     `kept` are the response tokens that it has where it does not run, `response` all of them once it is complete, `replica` the
     replica that it was last routed to.
@@ -39,14 +39,14 @@ class Tokens:
     """The trajectories of a simulation.
 
     Args:
-        workload: where they come from.
+        workload: the workload that they come from.
         samples: trajectories launched for a prompt.
         mixes_versions: a trajectory may go on under newer weights; otherwise other tokens than a replica's own are no use.
     """
 
     def __init__(self, workload: Workload, samples: int, *, mixes_versions: bool) -> None:
         self.workload, self.samples, self.mixes_versions = workload, samples, mixes_versions
-        self.trajectories: dict[str, Trajectory] = {}
+        self.trajectories: dict[str, SimulatedTrajectory] = {}
         self.latency_sum_s = self.latency_max_s = 0.0
         self.latencies = 0
         self.reprefilled_tokens = 0
@@ -54,7 +54,7 @@ class Tokens:
         self._first_version: dict[int, int] = {}  # lengths drift with versions, but not those of a group under way
 
     def works(self, refs: Sequence[c.TrajectoryRef], replica: str, version: int, now: float) -> list[Work]:
-        """What an engine is to do for these trajectories, on weights of a version."""
+        """An engine's work for these trajectories, on weights of a version."""
         works = []
         trajectories = self.trajectories
         for ref in refs:
@@ -63,7 +63,7 @@ class Tokens:
             if known is None:
                 group = ref.group if ref.purpose is _TRAIN else -1 - ref.group
                 sample = self._sample(ref, group, version)
-                trajectories[name] = Trajectory(sample, version, now, replica, group)
+                trajectories[name] = SimulatedTrajectory(sample, version, now, replica, group)
                 works.append(Work(name, sample.prompt_tokens, 0, sample.turns))
                 continue
             known.replica = replica
@@ -93,19 +93,19 @@ class Tokens:
         return found
 
     def dropped(self, replica: str, names: Iterable[str]) -> None:
-        """A replica stopped trajectories that nobody wants: a seam for checks."""
+        """Called when a replica stopped trajectories that were dropped; checks override this."""
 
     def consume(self, names: Iterable[str], version: int) -> None:
         """A batch was trained on: a seam for stores that can roll back."""
 
     def roll_back(self, version: int) -> None:
-        """What was consumed for later versions is available again."""
+        """Make trajectories available again that were consumed for later versions."""
 
     def survivors(self, version: int) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
         """Complete trajectories that were not consumed, and the version and tokens of the others, when the driver has died.
 
         Args:
-            version: what was consumed for later ones is there again.
+            version: trajectories consumed for later versions are included.
         """
         self.roll_back(version)
         held = tuple(name for name, known in self.trajectories.items() if known.response)
@@ -113,7 +113,7 @@ class Tokens:
         return held, partial
 
     def keep(self, left: Iterable[tuple[str, int]]) -> None:
-        """Trajectories stopped with so many response tokens."""
+        """Note trajectories that stopped, with their numbers of response tokens."""
         for name, done in left:
             known = self.trajectories.get(name)
             if known is not None:

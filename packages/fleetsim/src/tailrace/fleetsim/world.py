@@ -1,4 +1,4 @@
-"""What the members of a simulated fleet share: its clock, costs, trajectories and weights. One simulation has one.
+"""The state that the members of a simulated fleet share: clock, costs, trajectories and weights; one per simulation.
 
 Fuzzing gives it a store that checks everything, and injuries.
 """
@@ -10,9 +10,9 @@ from typing import Protocol
 
 from tailrace.fleetsim.clock import VirtualTime
 from tailrace.fleetsim.cores import Cores
-from tailrace.fleetsim.fleet import Fleet
+from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.injuries import Injuries
-from tailrace.fleetsim.recorder import Meter, Recorder
+from tailrace.fleetsim.recorder import Metered, Recorder
 from tailrace.fleetsim.tokens import Tokens
 
 
@@ -30,15 +30,15 @@ class World:
     `disk` are the checkpoints.
 
     Args:
-        fleet: what it is made of.
-        tokens: where trajectories are kept; a plain one if None.
-        injuries: what breaks.
+        fleet: the fleet.
+        tokens: the trajectories; None: a new, plain `Tokens`.
+        injuries: the faults.
         reorders: messages may overtake each other.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        fleet: SimulatedFleet,
         *,
         tokens: Tokens | None = None,
         injuries: Injuries | None = None,
@@ -50,7 +50,7 @@ class World:
         self.tokens = tokens or Tokens(fleet.workload, fleet.samples, mixes_versions=mixes)
         self.injuries = injuries or Injuries()
         self.cores = Cores(fleet)
-        self.meters: list[Meter] = []
+        self.meters: list[Metered] = []
         self.pulsing: list[Pulsing] = []
         self.recorder = Recorder(self.tokens, self.meters, fleet.warm_up, fleet.batches or fleet.spec.steps)
         self.disk: dict[int, None] = {}
@@ -69,13 +69,14 @@ class World:
         self.disk = {at: None for at in sorted({*self.disk, version}) if at in kept or at > version}
 
     def durable(self, version: int) -> None:
-        """The run knows of it: what nobody can go back behind needs no tokens any more."""
+        """Note that a version is durable; trajectories that are not needed any more lose their tokens."""
         self._durable = [*self._durable, version][-self.fleet.spec.keep_checkpoints :]
         for made in [made for made in self._trained if made <= self._durable[0]]:
             self.tokens.forget(self._trained.pop(made))
 
     def rolled_back(self, version: int) -> None:
-        """The trainer goes on from a version: later batches were not trained on."""
+        """Undo later batches, since the trainer continues from a version."""
+        self.recorder.rolled_back(version)
         self._durable = [at for at in self._durable if at <= version] or [version]
         for undone in [made for made in self._trained if made > version]:
             del self._trained[undone]

@@ -4,9 +4,12 @@ Layouts and reshard plans are in `tailrace.paramserver.layout`, casts in `tailra
 frameworks in `tailrace.paramserver.bridges`.
 """
 
+from tailrace.paramserver.chunk_size import CHUNK_BYTES, broadcast_chunk_bytes
 from tailrace.paramserver.clients.lease_view import WeightLease
+from tailrace.paramserver.clients.needs import Needs
 from tailrace.paramserver.clients.publisher import Publisher
 from tailrace.paramserver.clients.reader import RelayReader
+from tailrace.paramserver.clients.share import Share, shares
 from tailrace.paramserver.errors import (
     AuthenticationFailed,
     ChunkDamaged,
@@ -29,10 +32,9 @@ from tailrace.paramserver.errors import (
 )
 from tailrace.paramserver.group.broadcast_time import chain_broadcast_time_s, optimal_chunks
 from tailrace.paramserver.group.chain import RelayStatus, relay_status, set_chain
-from tailrace.paramserver.group.chunk_size import broadcast_chunk_bytes
-from tailrace.paramserver.group.member import MemberState, MemberStatus
+from tailrace.paramserver.group.member import MemberStatus, RelayState
 from tailrace.paramserver.group.relay_group import RelayGroup
-from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest, TensorSpec
+from tailrace.paramserver.manifest import Manifest, TensorSpec
 from tailrace.paramserver.relays.process import RelayProcess
 from tailrace.paramserver.relays.server import RelayServer
 from tailrace.paramserver.tensors import RawTensor
@@ -45,8 +47,9 @@ __all__ = [
     "LeaseExpired",
     "Manifest",
     "ManifestInvalid",
-    "MemberState",
+    "RelayState",
     "MemberStatus",
+    "Needs",
     "NotEnoughSharedMemory",
     "ParamServerError",
     "PortInUse",
@@ -63,6 +66,7 @@ __all__ = [
     "RelayStatus",
     "RelayTimeout",
     "RelayUnreachable",
+    "Share",
     "SlotBusy",
     "TensorSpec",
     "TransportUnavailable",
@@ -76,4 +80,5 @@ __all__ = [
     "optimal_chunks",
     "relay_status",
     "set_chain",
+    "shares",
 ]

@@ -1,4 +1,4 @@
-"""Copies between buffers that let other threads run, with a checksum on the way if wanted.
+"""Copies between buffers without the interpreter lock, with an optional checksum.
 
 A verified copy goes block by block: copy 512 KiB, then hash what was just written while it is still in the core's own
 cache, so hashing costs no second trip to memory. What is hashed are the bytes that the caller gets, not those they were
@@ -14,14 +14,12 @@ from types import TracebackType
 
 import xxhash
 
-from tailrace.paramserver.errors import ChunkDamaged
-
 #: Copied, then hashed, at a time: with its source it fits in the second-level cache of current server cores.
 BLOCK_BYTES = 512 * 2**10
 
 
 class Address:
-    """Where a C-contiguous buffer lies in memory, which stays there while the context is open.
+    """The address of a C-contiguous buffer, valid while the context is open.
 
     Raises:
         BufferError: the buffer has gaps, or is read-only and `writable` was asked for.
@@ -55,7 +53,7 @@ def copy(into: memoryview, source: memoryview) -> None:
 
 
 def hashed_copy(into: memoryview, source: memoryview) -> int:
-    """Copy a buffer; the xxh3 64-bit checksum of what was written.
+    """Copy a buffer. Returns the xxh3 64-bit checksum of the written bytes.
 
     Raises:
         ValueError, BufferError: see `copy`.
@@ -67,19 +65,6 @@ def hashed_copy(into: memoryview, source: memoryview) -> int:
         return hasher.value()
 
 
-def verified_copy(into: memoryview, source: memoryview, expected_xxh3: int) -> None:
-    """Copy a buffer and compare the checksum of what was written with the expected one.
-
-    Raises:
-        ChunkDamaged: they differ; `into` holds the damaged bytes.
-        ValueError, BufferError: see `copy`.
-    """
-    if (found := hashed_copy(into, source)) != expected_xxh3:
-        raise ChunkDamaged(
-            f"found the checksum {found:016x} in {source.nbytes} copied bytes, expected {expected_xxh3:016x}"
-        )
-
-
 class Hasher:
     """The checksum of bytes that come in pieces, some of which are copied on the way. Addresses are trusted."""
 
@@ -87,7 +72,7 @@ class Hasher:
         self._hash = xxhash.xxh3_64()
 
     def copy(self, into: int, source: int, nbytes: int) -> None:
-        """Copy from address to address, and count what was written."""
+        """Copy from address to address, and add the written bytes to the checksum."""
         if nbytes == 0:
             return
         written = at(into, nbytes)

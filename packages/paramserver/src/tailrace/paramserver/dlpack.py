@@ -60,7 +60,7 @@ def export(
         shape: dimensions.
         view: its bytes, flat. The capsule keeps them alive.
         max_version: the newest DLPack that the consumer knows; None is before 1.0.
-        dl_device: where the consumer wants it; only host memory can be had.
+        dl_device: the device that the consumer asks for; only host memory can be had.
         copy: True gives the consumer memory of its own.
 
     Raises:
@@ -114,7 +114,7 @@ def numpy_view(value: Any) -> Any:
     try:
         return numpy.from_dlpack(value)
     except _FOREIGN:
-        return None  # torch may know the dtype; if not, it says what is wrong
+        return None  # torch may know the dtype; if not, it raises a clear error
 
 
 def torch_view(name: str, value: Any) -> Any:
@@ -155,7 +155,7 @@ def _numpy_array(dtype: str, shape: tuple[int, ...], view: memoryview) -> Any:
 
 
 def _mark_read_only(capsule: Any) -> None:
-    """torch cannot set the flag itself. Until somebody consumes the capsule, its contents are ours."""
+    """Set the flag, which torch cannot do itself. Until the capsule is consumed, this code owns its contents."""
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     address = pointer(capsule, b"dltensor_versioned")

@@ -1,4 +1,4 @@
-"""What a version consists of: tensors, where each lies, and how the bytes are cut into chunks.
+"""The content of a version: its tensors, their places, and how the bytes are cut into chunks.
 
 A manifest that comes over a wire is untrusted until `Manifest.from_wire` has accepted it; nothing is allocated or
 written before that.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import xxhash
 
@@ -34,7 +34,6 @@ DTYPES: dict[str, int] = {
     "float8_e5m2": 1,
 }
 ALIGNMENT = 64  # of every tensor's first byte: a cache line, and enough for any dtype
-CHUNK_BYTES = 32 * 2**20  # Laminar, Appendix C
 _MAX_TENSORS = 1_000_000
 _MAX_CHUNKS = 1_000_000
 _MAX_NAME = 1024
@@ -42,16 +41,31 @@ _MAX_DIMENSIONS = 16
 _MAX_INTEGER = 2**62
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """One tensor of a version.
+class Part(NamedTuple):
+    """Which part of a tensor a spec is, where the ranks of a trainer publish their own shards.
 
     Args:
-        name: Hugging Face parameter name.
+        tensor: Hugging Face parameter name.
+        whole: dimensions of the tensor.
+        start: position of the part's first element in it.
+    """
+
+    tensor: str
+    whole: tuple[int, ...]
+    start: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a version, or a box of one.
+
+    Args:
+        name: Hugging Face parameter name; of a part something else that is unique.
         dtype: a key of `DTYPES`.
         shape: dimensions.
-        offset: of its first byte in the version, a multiple of 64.
+        offset: offset of its first byte in the version, a multiple of 64.
         nbytes: its size, row-major and without gaps.
+        part: for a part of a tensor, its number.
     """
 
     name: str
@@ -59,6 +73,18 @@ class TensorSpec:
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    part: Part | None = None
+
+    @property
+    def box(self) -> tuple[tuple[int, int], ...]:
+        """Which elements of its tensor it is."""
+        start = (0,) * len(self.shape) if self.part is None else self.part.start
+        return tuple((first, first + size) for first, size in zip(start, self.shape, strict=True))
+
+    def to_wire(self) -> list[Any]:
+        """The spec as a JSON array."""
+        found = [self.name, self.dtype, list(self.shape), self.offset, self.nbytes]
+        return found if self.part is None else [*found, self.part.tensor, list(self.part.whole), list(self.part.start)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +97,7 @@ class Manifest:
             publication is identified by its version and stamp together; the newest is the one with the largest stamp.
         chunk_bytes: size of every chunk but the last.
         total_bytes: size of the version.
-        tensors: in order of publication, which is also the order of their offsets.
+        tensors: the tensors in order of publication, which is also the order of their offsets.
         tied: other names of tensors that share memory with one in `tensors`: such a tensor is stored once.
     """
 
@@ -84,7 +110,7 @@ class Manifest:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What identifies the publication."""
+        """The key that identifies the publication."""
         return (self.version, self.stamp)
 
     @property
@@ -109,7 +135,7 @@ class Manifest:
             "stamp": self.stamp,
             "chunk_bytes": self.chunk_bytes,
             "total_bytes": self.total_bytes,
-            "tensors": [[t.name, t.dtype, list(t.shape), t.offset, t.nbytes] for t in self.tensors],
+            "tensors": [spec.to_wire() for spec in self.tensors],
             "tied": dict(self.tied),
         }
 
@@ -118,7 +144,7 @@ class Manifest:
         """The manifest in a JSON object.
 
         Args:
-            data: what `to_wire` made, or anything else.
+            data: the result of `to_wire`, or any other value.
             max_bytes: the largest version to accept.
 
         Raises:
@@ -189,8 +215,10 @@ def _name(value: object) -> str:
 
 
 def _tensor(item: object) -> TensorSpec:
-    if not isinstance(item, list) or len(item) != 5:
-        raise ManifestInvalid("a tensor is a list of name, dtype, shape, offset and nbytes")
+    if not isinstance(item, list) or len(item) not in (5, 8):
+        raise ManifestInvalid(
+            "a tensor is a list of name, dtype, shape, offset, nbytes and, for a part, of what it is a part"
+        )
     name, dtype, dimensions = _name(item[0]), item[1], item[2]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ManifestInvalid(f"{name!r}: found the dtype {str(dtype)[:40]!r}, expected one of {', '.join(DTYPES)}")
@@ -202,4 +230,13 @@ def _tensor(item: object) -> TensorSpec:
         raise ManifestInvalid(f"{name!r}: found {nbytes} bytes, expected {byte_size(dtype, shape)} for {dtype} {shape}")
     if offset % ALIGNMENT:
         raise ManifestInvalid(f"{name!r}: found the offset {offset}, expected a multiple of {ALIGNMENT}")
-    return TensorSpec(name, dtype, shape, offset, nbytes)
+    return TensorSpec(name, dtype, shape, offset, nbytes, _part(name, shape, *item[5:]) if item[5:] else None)
+
+
+def _part(name: str, shape: tuple[int, ...], tensor: object, whole: object, start: object) -> Part:
+    sizes = [_integer(size, f"{name!r} whole") for size in whole] if isinstance(whole, list) else []
+    first = [_integer(at, f"{name!r} start") for at in start] if isinstance(start, list) else []
+    fits = len(sizes) == len(first) == len(shape)
+    if not fits or any(at + size > end for at, size, end in zip(first, shape, sizes, strict=True)):
+        raise ManifestInvalid(f"{name!r}: found the part of {shape} at {first} of {sizes}, expected one inside of it")
+    return Part(_name(tensor), tuple(sizes), tuple(first))

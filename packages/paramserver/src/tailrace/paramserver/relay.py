@@ -1,4 +1,4 @@
-"""``python -m tailrace.paramserver.relay``: one relay in a process of its own.
+"""``python -m tailrace.paramserver.relay``: one relay in its own process.
 
 The token comes from the environment variable TAILRACE_RELAY_TOKEN or from the first line of standard input, never from
 the command line, where every user of the host could read it. The first line of standard output is a JSON object: the
@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stall_s=options.stall_s,
             transports=_names(options.transports),
             codecs=_names(options.codecs),
+            always_encode=options.always_encode,
         )
     except (ParamServerError, ValueError) as error:
         _say(to_wire(error) if isinstance(error, ParamServerError) else {"error": "", "message": str(error)})
@@ -87,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--stall-s", type=float, default=STALL_S, help="longest time without progress in a transfer")
     parser.add_argument("--transports", default=None, help="for chunks, best first, by comma; '' for none but TCP")
     parser.add_argument("--codecs", default=None, help="to use where they are faster, by comma; '' for none")
+    parser.add_argument("--always-encode", action="store_true", help="use codecs where they are slower, too")
     parser.add_argument("--parent-pid", type=int, default=None, help="exit when this parent process is gone")
     return parser
 

@@ -12,6 +12,7 @@ from typing import Any
 from tailrace.paramserver import dlpack
 from tailrace.paramserver.copying import copy
 from tailrace.paramserver.errors import ManifestInvalid
+from tailrace.paramserver.flat import flat_torch
 from tailrace.paramserver.manifest import DTYPES, TensorSpec, byte_size
 
 _FORMATS = {"?": "bool", "B": "uint8", "b": "int8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32"}
@@ -56,13 +57,19 @@ class RawTensor:
             self.dtype, tuple(self.shape), view, max_version=max_version, dl_device=dl_device, copy=copy
         )
 
+    def as_torch(self) -> Any:
+        """A torch tensor that shares its memory."""
+        import torch
+
+        return flat_torch(memoryview(self.data)).view(getattr(torch, self.dtype)).reshape(self.shape)
+
     def __dlpack_device__(self) -> tuple[int, int]:
         """Host memory."""
         return dlpack.CPU
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """A tensor on its way into a version. `Publisher.publish` takes one in place of a tensor, too.
 
     Args:
@@ -79,7 +86,7 @@ class Source:
     alive: Callable[[], object]
 
 
-def source(name: str, value: Any) -> Source:
+def source(name: str, value: Any) -> TensorSource:
     """What to copy for a torch tensor, a `RawTensor`, a C-contiguous buffer, or an array that speaks DLPack.
 
     Arrays in host memory (numpy, jax, ...) are read where they are. Those on a device (cupy, jax, ...) are read by torch,
@@ -88,7 +95,7 @@ def source(name: str, value: Any) -> Source:
     Raises:
         ManifestInvalid: the dtype is not supported, a buffer has gaps, or the library that can read it is missing.
     """
-    if isinstance(value, Source):
+    if isinstance(value, TensorSource):
         return value
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -115,7 +122,7 @@ def as_torch(spec: TensorSpec, version: Any) -> Any:
     return part.view(getattr(torch, spec.dtype)).reshape(spec.shape)
 
 
-def _torch_source(torch: Any, name: str, tensor: Any) -> Source:
+def _torch_source(torch: Any, name: str, tensor: Any) -> TensorSource:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in DTYPES:
         raise ManifestInvalid(f"{name!r}: found the dtype {dtype}, expected one of {', '.join(DTYPES)}")
@@ -129,10 +136,10 @@ def _torch_source(torch: Any, name: str, tensor: Any) -> Source:
             flat.view(tensor.dtype).reshape(shape).copy_(tensor.detach())
 
     memory = (str(tensor.device), tensor.data_ptr(), dtype, shape, tensor.stride())
-    return Source(dtype, shape, byte_size(dtype, shape), copy_to, memory, weakref.ref(tensor))
+    return TensorSource(dtype, shape, byte_size(dtype, shape), copy_to, memory, weakref.ref(tensor))
 
 
-def _dlpack_source(name: str, value: Any) -> Source:
+def _dlpack_source(name: str, value: Any) -> TensorSource:
     array = dlpack.numpy_view(value) if dlpack.on_host(name, value) else None
     if array is None:
         tensor = dlpack.torch_view(name, value)
@@ -149,16 +156,16 @@ def _dlpack_source(name: str, value: Any) -> Source:
             numpy.copyto(numpy.frombuffer(view, dtype).reshape(shape), array)
 
     memory = ("cpu", array.__array_interface__["data"][0], dtype, shape, array.strides)
-    return Source(dtype, shape, byte_size(dtype, shape), copy_to, memory, _weakly(value))
+    return TensorSource(dtype, shape, byte_size(dtype, shape), copy_to, memory, _weakly(value))
 
 
-def _buffer_source(name: str, dtype: str, shape: tuple[int, ...], view: memoryview, owner: Any) -> Source:
+def _buffer_source(name: str, dtype: str, shape: tuple[int, ...], view: memoryview, owner: Any) -> TensorSource:
     nbytes = _check_size(repr(name), dtype, shape, view)
 
     def copy_to(target: memoryview) -> None:
         copy(target, view)
 
-    return Source(dtype, shape, nbytes, copy_to, (id(owner), dtype, shape), _weakly(owner))
+    return TensorSource(dtype, shape, nbytes, copy_to, (id(owner), dtype, shape), _weakly(owner))
 
 
 def _check_size(what: str, dtype: str, shape: tuple[int, ...], view: memoryview) -> int:

@@ -1,1 +1,8 @@
-"""The pure controller, its event log, the local and Ray executors, the run directory, metrics and the report."""
+"""The pure controller, the executor, hosts in threads and on Ray, and the run directory."""
+
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.errors import PipelineError
+from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
+
+__all__ = ["AXES", "Controller", "EvaluationPlan", "PipelineError", "PipelineSpec", "RunView"]

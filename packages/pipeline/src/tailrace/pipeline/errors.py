@@ -1,6 +1,7 @@
-"""What can go wrong in a pipeline, each with one line for the person at the terminal."""
+"""Errors of a pipeline. Each has a message of one line for the user, except `ConfigListError`."""
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 
 from tailrace.contracts import Cause, TailraceError
@@ -11,15 +12,32 @@ class PipelineError(TailraceError):
 
 
 class ControllerError(PipelineError, ValueError):
-    """An event does not fit the controller's state: a bug in an executor, or a log from another version."""
+    """An event contradicts the controller's state: a bug in an executor, or a log of another version."""
 
 
 class PolicyError(PipelineError, ValueError):
-    """A policy's options make no sense."""
+    """An option of a policy is out of its range."""
 
 
 class ConfigError(PipelineError, ValueError):
     """A configuration cannot be used: unknown key, wrong type or unit, missing file."""
+
+
+class ConfigListError(ConfigError):
+    """A configuration has several faults.
+
+    Args:
+        lines: one line for each fault.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = tuple(lines)
+
+
+def config_error(lines: Sequence[str]) -> ConfigError:
+    """The error for the faults of a configuration: at least one line, one for each."""
+    return ConfigError(lines[0]) if len(lines) == 1 else ConfigListError(lines)
 
 
 class RunDirectoryError(PipelineError, OSError):
@@ -27,9 +45,9 @@ class RunDirectoryError(PipelineError, OSError):
 
 
 class RunWriteError(RunDirectoryError):
-    """A file of a run directory could not be written: the disk is full, or broken. The file is as it was before.
+    """A file of a run directory could not be written: the disk is full or broken. The file was not changed.
 
-    Made of `errno`, `strerror` (the reason) and `filename` (the path), as any `OSError`.
+    Its arguments are `errno`, `strerror` (the reason) and `filename` (the path), as of any `OSError`.
     """
 
     def __str__(self) -> str:
@@ -37,7 +55,7 @@ class RunWriteError(RunDirectoryError):
 
 
 class LogWriteError(RunWriteError):
-    """The event log could not be written. It ends with a whole line, so the run can go on from it."""
+    """The event log could not be written. It ends with a complete line, so the run can be resumed from it."""
 
     def __str__(self) -> str:
         what = "free space" if self.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else "mend that"
@@ -45,22 +63,22 @@ class LogWriteError(RunWriteError):
 
 
 class RoleError(PipelineError, RuntimeError):
-    """A role could not start or broke."""
+    """A role could not start, or failed."""
 
 
 class CheckpointUnusableError(RoleError):
-    """The checkpoint that the trainer was to start from cannot be used; another one may be."""
+    """The checkpoint that the trainer should start from cannot be used; an older one may be."""
 
     cause = Cause.CHECKPOINT
 
 
 class DeadlineError(PipelineError, TimeoutError):
-    """Something was waited for longer than its deadline. The message names it."""
+    """A wait passed its deadline. The message says what it waited for."""
 
 
 class RunFailedError(PipelineError, RuntimeError):
-    """The controller gave the run up. The message is its reason."""
+    """The controller ended the run as failed. The message is its reason."""
 
 
 class PluginAnswerError(PipelineError, RuntimeError):
-    """A policy answered what its contract forbids. The message names the policy, the method and the answer."""
+    """A policy gave an answer that its contract forbids. The message names the policy, the method and the answer."""

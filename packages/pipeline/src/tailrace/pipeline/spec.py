@@ -1,4 +1,4 @@
-"""A pipeline: one policy on each of the eight axes, and the quantities that they work with."""
+"""A pipeline: one policy on each of the eight axes, and the quantities that they use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from tailrace.contracts import (
     AdmissionPolicy,
     BatchingPolicy,
+    Eviction,
     ProvisioningPolicy,
     RecoveryPolicy,
     RelocationPolicy,
@@ -22,8 +23,8 @@ class EvaluationPlan:
     """When to evaluate and how.
 
     Args:
-        size: held-out problems.
-        every: versions between evaluations in `modes`; 0 for none in between.
+        size: number of held-out problems.
+        every: batches between evaluations; 0: evaluate only at the start and at the end.
         modes: decoding modes of every evaluation.
         first: further modes at the start (the controls of the warm start).
         last: further modes at the end.
@@ -41,22 +42,27 @@ AXES = ("admission", "batching", "routing", "sync", "relocation", "training", "p
 
 @dataclass(frozen=True, slots=True)
 class PipelineSpec:
-    """What a `Controller` is made of.
+    """The policies and quantities of a `Controller`.
 
     Args:
-        sampler: which complete groups a batch takes.
+        sampler: chooses the complete groups of a batch.
         steps: batches to train on.
         batch_groups: groups in a batch.
-        replica_batch: trajectories that one replica generates as one batch.
-        buffer_groups: groups that may be waiting for a replica, generating or waiting for the trainer at once
-            (back-pressure); None leaves it to admission, (bound + 1) batches for a bound, or is 4 batches if that has no limit.
-        cycle_s: seconds at least between decisions that nothing but new load calls for. With hundreds of replicas, a second.
-        cycle_trajectories: trajectories of the pool that one decision looks at; the rest follows in the next ones, so that a
-            large backlog holds nothing up.
+        replica_batch: most trajectories that one replica generates at once.
+        buffer_groups: most groups that are open at once, waiting for a replica, generating or waiting for the trainer
+            (back-pressure). None: admission's limit, (bound + 1) batches for a bound, or `open_batches`. With `eviction`:
+            most complete groups that wait for the trainer.
+        open_batches: most batches of groups that are open at once, if neither admission nor `buffer_groups` limits them. It
+            limits staleness too, since groups that are generated ahead are trained on later.
+        eviction: chooses the complete groups that leave untrained when more than `buffer_groups` wait. Replicas then never
+            wait for the trainer. None: replicas are held back instead.
+        cycle_s: least seconds between two decisions for changes of load alone; with hundreds of replicas, use 1.
+        cycle_trajectories: most trajectories of the pool that one decision looks at. The rest follows in the next ones, so
+            that a large backlog does not hold up other decisions.
         checkpoint_every: batches between checkpoints.
         keep_checkpoints: newest checkpoints that the trainer can go back to; if one is damaged, an older one is used.
-        scoring_attempts: how often a broken verifier is tried before the group is reported as failed.
-        failed_groups_limit: so many failed groups end the run: then the verifier is wrong, not a response.
+        scoring_attempts: how often a failing verifier is tried before the group is reported as failed.
+        failed_groups_limit: number of failed groups that ends the run, since the verifier is then wrong, not a response.
     """
 
     admission: AdmissionPolicy
@@ -72,6 +78,8 @@ class PipelineSpec:
     batch_groups: int
     replica_batch: int
     buffer_groups: int | None = None
+    open_batches: int = 4
+    eviction: Eviction | None = None
     cycle_s: float = 0.0
     cycle_trajectories: int = 8_192
     checkpoint_every: int = 1

@@ -3,17 +3,17 @@
 from tailrace.contracts import Move
 from tailrace.repack.consolidation import consolidate
 from tailrace.repack.errors import FitError, LoadError, RepackError
-from tailrace.repack.interrupting import Interrupting
 from tailrace.repack.load import ReplicaLoad
-from tailrace.repack.marginal import ideal_gain, marginal_gain
+from tailrace.repack.marginal_gain import ideal_gain, marginal_gain
+from tailrace.repack.marginal_throughput import MarginalThroughput
 from tailrace.repack.migration import Migration
 from tailrace.repack.relocation import BestFit, NoRelocation
 from tailrace.repack.routing import LeastLoaded, RoundRobin
+from tailrace.repack.sync import Barrier, Interrupting, OnIdle, WhenUseful
 from tailrace.repack.throughput import ThroughputModel
-from tailrace.repack.usefulness import WhenUseful
-from tailrace.repack.waterfall import MarginalThroughput
 
 __all__ = [
+    "Barrier",
     "BestFit",
     "FitError",
     "Interrupting",
@@ -23,6 +23,7 @@ __all__ = [
     "Migration",
     "Move",
     "NoRelocation",
+    "OnIdle",
     "RepackError",
     "ReplicaLoad",
     "RoundRobin",

@@ -1,7 +1,7 @@
-"""Bins ordered by load, for best fit under a second limit in about sqrt(n) steps where a plain scan takes n.
+"""Bins ordered by load, for best fit under a limit on requests in about sqrt(n) steps; a plain scan takes n.
 
-The bins lie in ascending order in short blocks, and each block knows the fewest requests in it: a search from the fullest
-bin downwards skips every block in which no bin has room for the requests.
+The bins are in ascending order of load, in short blocks. Each block stores the fewest requests of its bins, so a search from
+the fullest bin downwards skips every block in which no bin has room for the requests.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-# (load, minus the rank, requests): of equal loads, the one of lowest rank is the greatest, hence found first.
+# (load, minus the rank, requests): among equal loads the lowest rank sorts last, so a search downwards finds it first.
 Bin = tuple[float, int, int]
 
 _BLOCK = 32
@@ -19,7 +19,7 @@ class LoadOrderedBins:
     """Bins in ascending order of load.
 
     Args:
-        bins: in ascending order.
+        bins: the bins in ascending order of load.
     """
 
     def __init__(self, bins: Sequence[Bin]) -> None:
@@ -27,7 +27,7 @@ class LoadOrderedBins:
         self._fewest = [_fewest(block) for block in self._blocks]
 
     def add(self, entry: Bin) -> None:
-        """Put a bin in."""
+        """Add a bin."""
         position = self._position(entry)
         if position == len(self._blocks):
             if not self._blocks:
@@ -43,7 +43,7 @@ class LoadOrderedBins:
             self._fewest[position] = min(self._fewest[position], entry[2])
 
     def remove(self, entry: Bin) -> bool:
-        """Take a bin out. Returns whether it was there."""
+        """Remove a bin. Returns whether it was there."""
         position = self._position(entry)
         if position == len(self._blocks):
             return False
@@ -72,14 +72,14 @@ class LoadOrderedBins:
                 self._fewest[-1] = _fewest(block)
 
     def fullest(self, requests: int) -> Bin | None:
-        """The bin of greatest load that holds at most so many requests."""
+        """The bin of greatest load among those that hold at most this many requests."""
         for position in range(len(self._blocks) - 1, -1, -1):
             if self._fewest[position] <= requests:
                 return next(entry for entry in reversed(self._blocks[position]) if entry[2] <= requests)
         return None
 
     def _position(self, entry: Bin) -> int:
-        """The block that holds the bin if any does: the first whose greatest is not below it."""
+        """The only block that may hold the bin: the first whose greatest bin is not below it."""
         low, high = 0, len(self._blocks)
         while low < high:
             middle = (low + high) // 2

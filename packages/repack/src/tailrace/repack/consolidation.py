@@ -1,13 +1,12 @@
-"""Best-fit trajectory consolidation (Laminar, Algorithm 1): which replicas are released, and who takes their trajectories.
+"""Best-fit trajectory consolidation (Laminar, Algorithm 1): which replicas are released, and where their trajectories go.
 
 Where the paper leaves a choice:
 
 * ramp-down is latched, see `tailrace.repack.load`;
-* a replica that was chosen as a destination is pinned: it is never a source in the same plan. As printed, its own load
-  could leave while what was planned onto it stays;
-* each weight version is planned by itself, and `headroom` keeps room for what moved trajectories still generate.
-
-Equal KV usage is ordered by replica name and, among equally full destinations, the first in that order wins: the plan does
+* a replica that was chosen as a destination is never a source in the same plan. As printed, the algorithm could move its
+  own load away and leave there what was planned onto it;
+* each weight version is planned by itself, and `headroom` keeps room for the tokens that moved trajectories still generate.
+Replicas of equal KV usage are ordered by name, and of equally full destinations the first by name is taken. So the plan does
 not depend on the order of the loads.
 """
 
@@ -36,16 +35,16 @@ def consolidate(
         loads: replicas, in any order and of any versions. Each name once.
         kv_threshold: C_max, 0.99 of the KV cache in the paper; in the unit of the loads.
         roofline_batch: B, trajectories that decode together at little more latency than one.
-        headroom: KV usage to leave free below `kv_threshold` on every destination, in the same unit.
-        literal: choose candidates by the rule as printed instead of the latch.
+        headroom: KV usage to keep free below `kv_threshold` on every destination, in the same unit.
+        literal: choose candidates by the rule as printed, without the latch.
 
     Returns:
         Moves in the order in which they were planned, the oldest version first. No replica is both a source and a
-        destination, and both serve the same version. After the plan each destination is at no more than
-        ``kv_threshold - headroom`` and `roofline_batch` requests.
+        destination, and both serve the same version. After the plan each destination has at most
+        ``kv_threshold - headroom`` of KV usage and `roofline_batch` requests.
 
     Raises:
-        LoadError: a replica is there twice, or a limit makes no sense.
+        LoadError: a replica occurs twice, or a limit is out of its range.
     """
     groups = candidates_by_version(
         loads, kv_threshold=kv_threshold, roofline_batch=roofline_batch, headroom=headroom, literal=literal
@@ -85,8 +84,8 @@ def candidates_by_version(
 def _plan(candidates: Sequence[ReplicaLoad], capacity: float, batch: int) -> list[Move]:
     """Lines 6 to 13 over one version's candidates, in ascending order of KV usage.
 
-    Sources come in ascending order and bins only fill up, so a bin that is too full for one source is too full for every
-    later one and is forgotten. What remains is a search under the request limit alone.
+    Sources come in ascending order and bins only fill up. So a bin that is too full for one source is too full for every
+    later one and is dropped; the search then needs to check only the limit on requests.
     """
     bins = LoadOrderedBins(sorted((load.kv_used, -rank, load.requests) for rank, load in enumerate(candidates)))
     pinned: set[int] = set()

@@ -1,4 +1,4 @@
-"""Policies that plan with the cost of a decoding step."""
+"""The base of policies that plan with the cost of a decoding step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace.repack.throughput import ThroughputModel
 
 @dataclass(frozen=True, slots=True)
 class Costed:
-    """The coefficients of the cost model, in tokens of KV cache. `ThroughputModel.fit` finds them.
+    """The coefficients of the cost model, with the KV cache counted in tokens. `ThroughputModel.fit` finds them.
 
     Args:
         k1: seconds of a decoding step for each token in the KV cache.
@@ -19,7 +19,7 @@ class Costed:
         k4: seconds of fixed overhead.
 
     Raises:
-        LoadError: a coefficient is negative, or a step would take no time.
+        LoadError: a coefficient is negative, or k2 and k4 are both 0, so that a step would take no time.
     """
 
     k1: float
@@ -34,5 +34,5 @@ class Costed:
 
     @property
     def model(self) -> ThroughputModel:
-        """The cost model, in tokens."""
+        """The cost model, with the KV cache counted in tokens."""
         return ThroughputModel(self.k1, self.k2, self.k3, self.k4)

@@ -1,4 +1,4 @@
-"""What goes wrong in planning."""
+"""Errors of planning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class RepackError(TailraceError):
 
 
 class LoadError(RepackError, ValueError):
-    """A load, or a limit that it is planned against, cannot be right."""
+    """A load or a limit of planning is out of its range."""
 
 
 class FitError(RepackError, ValueError):

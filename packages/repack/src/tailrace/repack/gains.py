@@ -1,14 +1,14 @@
-"""The replica that gains most by a trajectory, exactly, without asking every replica.
+"""Finds the replica that gains most from one more trajectory, exactly, without asking every replica (StaleFlow, equation 3).
 
-Replicas that serve one version and run equally many trajectories n form a class, in ascending order of their KV cache. With
-D the latency of a step now and a what the trajectory adds to it, the gain of equation 3 is
+Replicas that serve one version and run the same number n of trajectories form a class, in ascending order of their KV cache.
+With D the latency of a step now and a the latency that the trajectory adds, the gain of equation 3 is
 
     h(n, a, D) = (n + 1) / (D + a) - n / D = (D - n a) / (D (D + a)).
 
-* It rises with D up to a (n + sqrt(n^2 + n)) and falls from there: the best of a class is one of the two replicas beside that
-  point, which a bisection finds.
-* It falls with n and with a, and a does not fall with n. So h at the best D that a class might have bounds this class and
-  all with more trajectories: the search goes upwards in n and stops when they cannot beat what was found.
+* It rises with D up to D = a (n + sqrt(n^2 + n)) and falls from there. So the best replica of a class is one of the two on
+  either side of that point, which a bisection finds.
+* It falls with n and with a, and a does not fall with n. So h at the best possible D bounds the gains of a class and of all
+  classes with more trajectories. The search goes upwards in n and stops when that bound is below the best gain found.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from tailrace.contracts import ReplicaView
 from tailrace.repack.throughput import ThroughputModel
 
-# (tokens in the KV cache, place in the order of names)
+# (tokens in the KV cache, index of the replica in the order of names)
 _Member = tuple[int, int]
-# Latency of matrix multiplication with so many trajectories and with one more, and the difference; the first with the
-# overhead; best D over a.
+# Latency of matrix multiplication with n and with n + 1 trajectories, their difference, the first plus the overhead k4, and
+# the best D divided by a.
 _Shape = tuple[float, float, float, float, float]
-# Place in the order, members; what they have in common: trajectories, KV budget, whether they are open, and their shape.
+# Place in the order of classes, members, then what all members share: trajectories, KV budget, whether open, and `_Shape`.
 _Class = tuple[int, list[_Member], int, float, bool, float, float, float, float, float]
-# Of a replica: version, trajectories, tokens in the KV cache, and the most that may run there before one more.
+# State of a replica: version, trajectories, tokens in the KV cache, and the most trajectories with which it can take one more.
 _State = tuple[int, int, int, int]
 
 _REFRESH = 256
@@ -51,11 +51,12 @@ class _Group:
     """The replicas of one version.
 
     Args:
-        classes: by place in the order, which ascends in the number of trajectories.
-        order: the same classes, in order.
-        least_kv: no member's KV cache is smaller.
-        refused: lengths, and whether only open replicas counted, that nothing is gained enough by until something changes.
-        size: replicas, those included that can take nothing more.
+        classes: the classes by their place in the order, which ascends with the number of trajectories.
+        order: the same classes as a list, in order.
+        least_kv: a lower bound of the members' KV caches, in tokens.
+        refused: searches (length, whether only open replicas count) that found no sufficient gain and will find none until
+            something changes.
+        size: number of replicas, including those that can take nothing more.
     """
 
     classes: dict[int, _Class] = field(default_factory=dict)
@@ -65,17 +66,17 @@ class _Group:
     size: int = 0
 
     def refresh(self) -> None:
-        """Find the least KV cache again; between refreshes it is only known to be no greater."""
+        """Make `least_kv` exact again; between refreshes it may be too low."""
         self.least_kv = min((members[0][0] for _, members, *_ in self.order), default=0)
 
 
 class GainIndex:
-    """Replicas by version, with what they run, to be searched for the largest marginal gain.
+    """Replicas by version and load, to be searched for the largest marginal gain.
 
-    What is done to it after `mark` can be undone by `rollback`.
+    `rollback` undoes every change since `mark`.
 
     Args:
-        model: with k1 in seconds for each token.
+        model: the cost model, with k1 in seconds for each token of KV cache.
         views: replicas that can be planned with, in order of name.
     """
 
@@ -118,15 +119,16 @@ class GainIndex:
         return sorted(version for version, group in self._groups.items() if group.size)
 
     def best(self, version: int, length: int, least: float, opened: bool) -> tuple[float, int] | None:
-        """The largest gain among the replicas of a version, and whose it is: the first by name of equals.
+        """The largest gain among the replicas of a version, and the replica; of equals, the first by name.
 
         Args:
+            version: the version that the replicas serve.
             length: tokens of the trajectory.
-            least: what is gained at least, which must follow from the length: refusals are remembered.
-            opened: only replicas that are open count.
+            least: least sufficient gain, in tokens per second. It must depend on the length alone, since failures are stored.
+            opened: whether only open replicas count.
 
         Returns:
-            None if nobody gains as much.
+            The gain in tokens per second and the index of the replica in `views`; None if no gain is sufficient.
         """
         group = self._groups[version]
         if (length, opened) in group.refused:
@@ -151,7 +153,7 @@ class GainIndex:
                 if not k1:
                     index = min(index for _, index in members[:end])
                 elif (turn := (top - fixed) / k1) > kv:
-                    # The peak is at `turn` tokens: the best are the last below it and the first from it on.
+                    # The gain peaks at `turn` tokens, so only the members next to it on either side can be best.
                     place = bisect_left(members, (turn, -1), 0, end)
                     kv, index = members[bisect_left(members, (members[place - 1][0], -1), 0, place)]
                     if place < end:
@@ -168,28 +170,28 @@ class GainIndex:
         return best, chosen
 
     def bound(self, running: int, kv: int, length: int) -> float:
-        """No replica that runs at least so many trajectories, with at least so many tokens, gains more by a trajectory."""
+        """An upper bound of the gain of any replica with at least `running` trajectories and `kv` tokens."""
         _, _, more, fixed, peak = self._shape(running)
         rise = self._k1 * length + more
         top = max(rise * peak, self._k1 * kv + fixed)
         return (top - running * rise) / (top * (top + rise)) + self._slack
 
     def reachable(self, version: int, length: int, least: float) -> bool:
-        """Whether some replica of a version might gain `least`, now or after it was given more work."""
+        """Whether some replica of a version might gain `least`, now or after it was given more work; may be True wrongly."""
         group = self._groups[version]
         return bool(group.order) and self.bound(group.order[0][2], group.least_kv, length) >= least
 
     def give(self, index: int, length: int) -> None:
-        """A trajectory that fits goes to a replica."""
+        """Add a trajectory, which must fit, to a replica."""
         version, running, kv, limit = self._states[index]
         self._set(index, (version, running + 1, kv + length, limit))
 
     def empty(self, index: int, version: int) -> None:
-        """A replica has pulled a version and holds nothing."""
+        """Set a replica to an empty one that has just pulled a version."""
         self._set(index, (version, 0, 0, self.views[index].capacity))
 
     def mark(self) -> None:
-        """A point to come back to."""
+        """Remember the state for `rollback`."""
         self._log = []
 
     def rollback(self) -> None:
@@ -234,13 +236,13 @@ class GainIndex:
         return group
 
     def _new_class(self, group: _Group, place: int, running: int) -> _Class:
-        """The class of a place in the order, of which there is none yet."""
+        """Create the class at a place in the order."""
         made = group.classes[place] = (place, [], running, *self._kinds[place % self._stride], *self._shape(running))
         insort(group.order, made)
         return made
 
     def _shape(self, running: int) -> _Shape:
-        """What depends on the number of trajectories alone."""
+        """The values that depend only on the number of trajectories."""
         shape = self._shapes.get(running)
         if shape is None:
             now, then = max(self._k2, self._k3 * running), max(self._k2, self._k3 * (running + 1))

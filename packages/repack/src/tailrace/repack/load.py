@@ -1,4 +1,4 @@
-"""The load of a replica as consolidation sees it, and who is a candidate (Laminar section 5.2, Algorithm 1, line 3)."""
+"""The load of a replica for consolidation, and which replicas are candidates (Laminar section 5.2, Algorithm 1, line 3)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ class ReplicaLoad:
     KV usage may be a share of the cache, bytes or tokens, as long as `kv_threshold` is in the same unit.
 
     Args:
-        replica: its name; a plan is over distinct names.
+        replica: the replica's name, unique within a plan.
         version: the weight version that it serves.
         kv_used: KV cache in use.
-        kv_used_before: the same at the previous periodic sample (C_prev; every 5 s by default).
-        requests: its unfinished trajectories (N_reqs), those queued inside the engine included.
-        kv_peak: the highest usage since it was last given work, where that is known.
+        kv_used_before: KV cache in use at the previous periodic sample (C_prev; every 5 s by default).
+        requests: its unfinished trajectories (N_reqs), including those queued inside the engine.
+        kv_peak: the highest usage since it was last given work; None if unknown.
         waiting: trajectories queued inside the engine.
-        ramp_down: usage has fallen below its peak since it was last given work; None derives it, see `ramping_down`.
+        ramp_down: whether usage has fallen below its peak since it was last given work; None: see `ramping_down`.
 
     Raises:
-        LoadError: a usage that is negative or not finite, or a negative count.
+        LoadError: a usage is negative or not finite, or a count is negative.
     """
 
     replica: str
@@ -51,11 +51,11 @@ class ReplicaLoad:
 
     @property
     def ramping_down(self) -> bool:
-        """Whether usage has fallen below the highest that is known of: `ramp_down`, else `kv_peak`, else the last sample.
+        """Whether usage has fallen: as `ramp_down` says, else compared with `kv_peak`, else with the previous sample.
 
-        A few long trajectories grow their KV cache at every step, so usage between two samples may rise although the
-        replica is in its long tail. The latch (`ramp_down` or `kv_peak`) sees through that; the five plain fields cannot,
-        and then this is the comparison that Algorithm 1 prints.
+        Each step of a few long trajectories grows their KV cache, so usage may rise between two samples although the replica
+        is in its long tail. `ramp_down` and `kv_peak` are not misled by that. Without them, this is the comparison of
+        Algorithm 1 as printed.
         """
         if self.ramp_down is not None:
             return self.ramp_down
@@ -66,10 +66,11 @@ def is_candidate(load: ReplicaLoad, *, kv_threshold: float, roofline_batch: int,
     """Whether a replica is in its long tail, so that it may be released or may take others in.
 
     Args:
-        kv_threshold: C_max.
+        load: the replica's load.
+        kv_threshold: C_max, in the unit of the load.
         roofline_batch: B.
         literal: the rule as printed: C_used < min(C_max, C_prev) and N_reqs < B. Otherwise ramp-down is latched and the
-            engine's queue must be empty. A replica without trajectories has nothing to move either way.
+            engine's queue must be empty. Under both rules, a replica without trajectories is no candidate.
     """
     if not 0 < load.requests < roofline_batch or load.kv_used >= kv_threshold:
         return False

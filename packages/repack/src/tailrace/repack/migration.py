@@ -1,13 +1,12 @@
-"""Migration back to the pool (StaleFlow, Algorithm 5): excess waiting work, and the work of a replica that is far ahead.
+"""Migration back to the pool (StaleFlow, Algorithm 5), from replicas with long queues or far higher throughput than others.
 
-What is evicted goes back to the pool, and the routing policy redistributes it. Where the paper leaves a choice:
-
-* excess is evicted from the tail of the waiting queue: what was routed last;
-* when the least throughput is 0 the ratio is not defined: then the replica that is ahead is emptied only if the pool has
-  nothing that may be routed, which the idle replica could be given instead, and if it has more than one trajectory;
-* a cycle of cool-down: plans are a period apart, and only replicas whose snapshot shows every earlier command are compared,
-  so that no load is acted on twice;
-* nothing is taken from the replica ahead that no other replica may continue.
+Evicted trajectories go back to the pool, and the routing policy places them again. Where the paper leaves a choice:
+* excess is evicted from the tail of the waiting queue, the latest routed first;
+* if the least throughput is 0, the ratio is not defined. Then the fastest replica is emptied only if it has more than one
+  trajectory and the pool has none that may be routed, since the idle replica could be given those instead;
+* plans are a period apart, and only replicas whose snapshot shows every earlier command are compared, so that a load is not
+  acted on twice;
+* a trajectory that no other replica may continue stays where it is.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from tailrace.contracts import Cycle, Evict, Reason, ReplicaView, TrajectoryView, Why
+from tailrace.contracts import Cycle, Evict, Reason, ReplicaView, TrajectoryView, Tried, Why
 from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.gains import kv_tokens, planned_with
@@ -25,21 +25,21 @@ from tailrace.repack.routable import may_run_at
 
 @dataclass(frozen=True, slots=True)
 class Migration(Costed):
-    """Evict what waits too long and what is too unevenly spread (StaleFlow, section 5.3). Plugin ``migration``.
+    """Evict trajectories from long queues and from replicas that are far ahead (StaleFlow, section 5.3). Plugin ``migration``.
 
     Args:
         k1, k2, k3, k4: see `Costed`.
-        phi_wait: trajectories that may wait inside an engine.
-        phi_throughput: how many times the least throughput the highest may be.
-        period_s: plan so often.
+        phi_wait: most trajectories that may wait inside an engine.
+        phi_throughput: largest allowed ratio of the highest throughput to the lowest.
+        period_s: seconds between two plans.
 
     Raises:
         LoadError: a value is out of its range.
     """
 
-    phi_wait: int = 3
-    phi_throughput: float = 5.0
-    period_s: float = 1.0
+    phi_wait: Annotated[int, Tried((0, 1, 3))] = 3
+    phi_throughput: Annotated[float, Tried((1.0, 1.5, 5.0))] = 5.0
+    period_s: Annotated[float, Tried((0.2, 1.0, 4.0))] = 1.0
 
     def __post_init__(self) -> None:
         Costed.__post_init__(self)
@@ -51,7 +51,7 @@ class Migration(Costed):
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
 
     def due(self, now_s: float, last_s: float, stepped: bool) -> bool:  # noqa: ARG002 - the protocol's arguments
-        """Every `period_s`."""
+        """Whether `period_s` has passed."""
         return now_s - last_s >= self.period_s
 
     def plan(self, cycle: Cycle) -> Sequence[Evict]:
@@ -84,7 +84,7 @@ class Migration(Costed):
         return evictions
 
     def _excess(self, view: ReplicaView, takers: _Takers) -> tuple[str, ...]:
-        """Case 1: what waits beyond `phi_wait`, the latest routed first."""
+        """Case 1: trajectories that wait beyond `phi_wait`, the latest routed first."""
         excess = view.waiting - self.phi_wait
         found: list[str] = []
         if excess > 0:
@@ -96,7 +96,7 @@ class Migration(Costed):
         return tuple(found)
 
     def _ahead(self, views: Sequence[ReplicaView], cycle: Cycle) -> tuple[ReplicaView, Reason] | None:
-        """Case 2: the replica of the highest throughput, if it is too far from the least."""
+        """Case 2: the replica of the highest throughput, if its ratio to the lowest is too large."""
         if len(views) < 2:
             return None
         model = self.model

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from tailrace.contracts import Cycle, Move
+from tailrace.contracts import Cycle, Move, Tried
 from tailrace.repack.consolidation import consolidate
 from tailrace.repack.errors import LoadError
 from tailrace.repack.load import ReplicaLoad
@@ -31,20 +32,20 @@ class BestFit:
 
     Args:
         kv_threshold: share of the KV cache that may be in use after a move (C_max).
-        roofline_batch: trajectories on one replica after a move (B). The paper gives no value; 240 to 300 is where decoding
-            turns compute-bound on an H800. A replica's own capacity lowers it.
-        headroom: share of the KV cache to keep free for the growth of what moves, 0 to 0.2.
-        period_s: plan so often, and after every update of the trainer.
+        roofline_batch: most trajectories on one replica after a move (B). The paper gives no value; on an H800 decoding turns
+            compute-bound at 240 to 300. A replica's own capacity may lower it.
+        headroom: share of the KV cache to keep free for the growth of moved trajectories, 0 to 0.2.
+        period_s: seconds between two plans; there is also one after every update of the trainer.
         literal: choose candidates by the rule as printed in Algorithm 1.
 
     Raises:
         LoadError: a value is out of its range.
     """
 
-    kv_threshold: float = 0.99
-    roofline_batch: int = 256
-    headroom: float = 0.0
-    period_s: float = 5.0
+    kv_threshold: Annotated[float, Tried((0.5, 0.9, 0.99))] = 0.99
+    roofline_batch: Annotated[int, Tried((4, 16, 64))] = 256
+    headroom: Annotated[float, Tried((0.0, 0.1))] = 0.0
+    period_s: Annotated[float, Tried((0.5, 2.0, 5.0))] = 5.0
     literal: bool = False
 
     def __post_init__(self) -> None:
@@ -60,14 +61,14 @@ class BestFit:
             raise LoadError(f"found period_s={self.period_s!r}, expected seconds above 0")
 
     def due(self, now_s: float, last_s: float, stepped: bool) -> bool:
-        """Every `period_s`, and right after the trainer has updated the weights (Laminar section 5.1)."""
+        """Whether `period_s` has passed or the trainer has just updated the weights (Laminar section 5.1)."""
         return stepped or now_s - last_s >= self.period_s
 
     def plan(self, cycle: Cycle) -> Sequence[Move]:
-        """Algorithm 1 over the replicas whose load is known and settled.
+        """Algorithm 1 over the replicas whose load is known and settled; N_reqs is a view's `in_flight`.
 
-        A replica that pulls weights, has no version yet, runs nothing, queues inside its engine, was given work since its
-        last snapshot, or is pinned is neither a source nor a destination. A view's `in_flight` is N_reqs.
+        A replica takes no part while it pulls weights, has no version, runs nothing, has a queue inside its engine, was given
+        work since its last snapshot, or is pinned.
         """
         settled = [
             view
@@ -88,8 +89,7 @@ class BestFit:
             for view in settled
             if view.version is not None
             and view.kv < self.kv_threshold
-            and view.kv
-            < (view.kv_before if self.literal else view.kv_peak)  # the rest is no candidate, and most are not
+            and view.kv < (view.kv_before if self.literal else view.kv_peak)  # drops most views early
         ]
         if len(loads) < 2:
             return []

@@ -1,4 +1,4 @@
-"""Whether something in the pool may run at a version, whatever it would gain (StaleFlow, Algorithm 2)."""
+"""Whether any trajectory of the pool may run at a version, regardless of the gain (StaleFlow, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from tailrace.contracts import Cycle
 
 
 def may_run_at(version: int, cycle: Cycle, *, opened: bool) -> bool:
-    """Whether something in the pool may run on a replica that serves a version (Algorithm 2).
+    """Whether any trajectory of the pool may run on a replica that serves a version (Algorithm 2).
 
-    Admission is only asked: a version is given to a group when its first trajectory is routed.
+    Asking admission changes nothing: a group gets its version only when its first trajectory is routed.
 
     Args:
-        opened: the replica may be given groups that have not started.
+        version: the version that the replica serves.
+        cycle: the pool and admission.
+        opened: whether the replica may be given groups that have not started.
     """
     for oldest, queue in cycle.pool.items():
         if not queue:

@@ -1,8 +1,8 @@
-"""Axis routing: which replica runs what waits in the pool. Entry-point group ``tailrace.routing``.
+"""Axis routing: which replica runs each trajectory of the pool. Entry-point group ``tailrace.routing``.
 
-Round robin and least loaded walk the pool in order of age. What has a version, since it was interrupted or lost its replica,
-goes to any replica that may continue it, however full. A group that has not started goes whole to one replica that is open
-and has room; it is passed over if there is none, and later groups may still go.
+Round robin and least loaded walk the pool in order of age. A trajectory that was interrupted or lost its replica has a
+version; it goes to any replica that may continue it, however full. A group that has not started goes whole to one open replica
+that has room. If there is none, the group is skipped and later groups may still be placed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tailrace.contracts import Cycle, Placement, Placements, ReplicaView, Tentat
 class RoundRobin:
     """Each replica in turn, in order of name. Plugin ``round-robin``.
 
-    A turn is a group that starts or a trajectory that goes on: the first of a cycle is number `cycle.routings`.
+    Each group that starts and each trajectory that resumes takes one turn; the first turn of a cycle is `cycle.routings`.
     """
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
@@ -32,9 +32,9 @@ class RoundRobin:
 
 @dataclass(frozen=True, slots=True)
 class LeastLoaded:
-    """The replica with the smallest share of its capacity taken. Plugin ``least-loaded``.
+    """The replica with the smallest share of its capacity in use. Plugin ``least-loaded``.
 
-    Among equals, the one that uses the least of its KV cache, then the first by name.
+    Among equals, the one with the smallest share of its KV cache in use, then the first by name.
     """
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
@@ -48,22 +48,22 @@ def _serving(cycle: Cycle) -> list[ReplicaView]:
 
 
 def queues(cycle: Cycle) -> Iterable[tuple[int | None, Mapping[str, TrajectoryView]]]:
-    """The pool's queues, the oldest version first and what has none last (the multi-level queue of StaleFlow, 5.3)."""
+    """The pool's queues, oldest version first, the one without a version last (StaleFlow, section 5.3)."""
     return sorted(cycle.pool.items(), key=lambda item: (item[0] is None, item[0] or 0))
 
 
 class _Choice(Protocol):
-    """How a replica is chosen among those that serve some versions."""
+    """How a replica is chosen among those that serve one of several versions."""
 
     replicas: Sequence[ReplicaView]
 
     @abstractmethod
     def anywhere(self, versions: Sequence[int]) -> str | None:
-        """A replica for one trajectory that goes on."""
+        """A replica for one trajectory that resumes."""
 
     @abstractmethod
     def with_room(self, versions: Sequence[int], count: int) -> tuple[str, int] | None:
-        """An open replica for a group of so many trajectories, and its version."""
+        """An open replica for a group of `count` trajectories, and its version."""
 
 
 def _place_all(cycle: Cycle, choice: _Choice) -> Placements:
@@ -91,7 +91,7 @@ def _place_groups(
     versions: Sequence[int],
     choice: _Choice,
 ) -> list[tuple[Sequence[str], str]]:
-    """Groups that have not started. Rooms and admissions only shrink: what found no place will find none later."""
+    """Place groups that have not started. Room and admission only shrink, so a group that was skipped is not tried again."""
     placed: list[tuple[Sequence[str], str]] = []
     groups, smallest = by_group(queue)
     allowed = [version for version in versions if admits.allows(version)]
@@ -114,7 +114,7 @@ def _place_groups(
 
 
 def by_group(queue: Mapping[str, TrajectoryView]) -> tuple[Mapping[int, Sequence[str]], int]:
-    """The members of each group that waits, in order of arrival, and the size of the smallest."""
+    """The members of each waiting group, in order of arrival, and the size of the smallest group."""
     if isinstance(queue, Unstarted):
         return queue.groups, queue.smallest
     groups: dict[int, list[str]] = {}
@@ -124,14 +124,14 @@ def by_group(queue: Mapping[str, TrajectoryView]) -> tuple[Mapping[int, Sequence
 
 
 class _Rooms:
-    """What each replica holds by now, and how many more an open one has room for."""
+    """How many trajectories each replica holds by now, and for how many more an open one has room."""
 
     def __init__(self, replicas: Sequence[ReplicaView]) -> None:
         self.replicas = replicas
         self.held = [view.in_flight for view in replicas]
 
     def has_room(self, index: int, count: int) -> bool:
-        """A group that is larger than the whole replica goes to one that holds nothing, or it would wait for ever."""
+        """Whether a group fits. One larger than a replica's capacity fits an empty replica, or it would wait for ever."""
         view = self.replicas[index]
         return view.open and (self.held[index] + count <= view.capacity or self.held[index] == 0)
 
@@ -175,12 +175,12 @@ class _Turns(_Rooms):
         return view.replica, view.version
 
 
-# Share of the capacity taken, share of the KV cache, place in the order of names, held when it was entered.
+# Share of the capacity in use, share of the KV cache, index in the order of names, trajectories held at entry.
 _Entry = tuple[float, float, int, int]
 
 
 class _Loads(_Rooms):
-    """A heap for each version; an entry is out of date when the replica has been given something since."""
+    """A heap for each version. An entry is out of date if the replica has been given work since."""
 
     def __init__(self, replicas: Sequence[ReplicaView]) -> None:
         super().__init__(replicas)
@@ -221,7 +221,7 @@ class _Loads(_Rooms):
         return heap[0]
 
     def _top_with_room(self, version: int, count: int) -> _Entry | None:
-        # Rooms only shrink: what was refused once is refused for good.
+        # Room only shrinks: a count that was refused once stays refused.
         if count >= self._refused.get(version, count + 1):
             return None
         heap, aside, found = self._heaps[version], [], None

@@ -2,18 +2,18 @@
 
     step_latency_s = k1 * kv_bytes + max(k2, k3 * running) + k4
 
-Attention reads the KV cache; matrix multiplication is bound by reading the weights (k2) or, past k2 / k3 trajectories, by
-computing (k3 for each trajectory); k4 is what every step costs. Laminar's roofline batch B is the turning point.
+Attention reads the KV cache (k1). Matrix multiplication is bound by reading the weights (k2) or, above k2 / k3 trajectories,
+by computing (k3 for each trajectory). k4 is a fixed overhead. Laminar's roofline batch B is the turning point k2 / k3.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from tailrace.repack.errors import FitError, LoadError
+from tailrace.repack.least_squares import least_squares
 
 Sample = tuple[float, int, float]
 
@@ -23,7 +23,7 @@ class ThroughputModel:
     """How long one decoding step of a replica takes.
 
     Args:
-        k1: seconds for each byte of KV cache in use. Any other unit does, if `kv_bytes` is always in it.
+        k1: seconds for each byte of KV cache in use. Another unit may be used if `kv_bytes` is always in that unit.
         k2: seconds to read the weights.
         k3: seconds of computing for each running trajectory.
         k4: seconds of fixed overhead.
@@ -53,18 +53,18 @@ class ThroughputModel:
 
     @property
     def roofline_batch(self) -> int | None:
-        """The most trajectories that decode as fast as one, at least 1; None if computing was never seen to matter."""
+        """Most trajectories that decode as fast as one, at least 1; None if k3 is 0, so that computing never matters."""
         return max(1, math.floor(self.k2 / self.k3)) if self.k3 else None
 
     @classmethod
     def fit(cls, samples: Sequence[Sample]) -> ThroughputModel:
         """The model with the least squared error.
 
-        Every split of the samples into few (memory-bound) and many (compute-bound) running trajectories is a linear problem;
-        the best is taken. Samples of one kind only leave the other unseen: then k3 is 0, with k4 part of k2, or k2 is 0.
+        Each split of the samples into few (memory-bound) and many (compute-bound) running trajectories is a linear problem;
+        the best split is taken. If all samples are memory-bound, k3 is 0 and k2 includes k4; if all are compute-bound, k2 is 0.
 
         Args:
-            samples: (kv_bytes, running, step_latency_s), with several different `kv_bytes`.
+            samples: (kv_bytes, running, step_latency_s) of each sample, with several different `kv_bytes`.
 
         Raises:
             FitError: the samples do not determine the coefficients, or contradict the model.
@@ -72,12 +72,12 @@ class ThroughputModel:
         if len(samples) < 2 or not all(math.isfinite(kv) and math.isfinite(latency) for kv, _, latency in samples):
             raise FitError(f"found {len(samples)} samples, expected at least 2, of finite numbers")
         counts = sorted({running for _, running, _ in samples})
-        # Where several splits explain the samples, the first: one that claims no turning point that was not seen.
+        # If several splits fit equally well, the first is taken: the one that assumes no turning point between samples.
         splits = [counts[-1], counts[0] - 1, *counts[:-1]]
         models = [model for most in splits if (model := _fit_split(samples, most)) is not None]
         if not models:
             raise FitError(
-                f"found {len(samples)} samples that no model with coefficients of at least 0 is determined by; "
+                f"found {len(samples)} samples that determine no model with coefficients of at least 0; "
                 "measure at several KV usages for each of several running counts"
             )
         errors = [_squared_error(model, samples) for model in models]
@@ -94,38 +94,13 @@ def _fit_split(samples: Sequence[Sample], most: int) -> ThroughputModel | None:
     # Unknowns: k1, k2 + k4 (memory-bound samples), k3 and k4 (compute-bound samples).
     rows = [((kv, 1.0, 0.0, 0.0) if running <= most else (kv, 0.0, float(running), 1.0)) for kv, running, _ in samples]
     used = [column for column in range(4) if any(row[column] for row in rows)]
-    found = _least_squares([[row[column] for column in used] for row in rows], [latency for _, _, latency in samples])
+    found = least_squares([[row[column] for column in used] for row in rows], [latency for _, _, latency in samples])
     if found is None:
         return None
     k1, memory, k3, k4 = (dict(zip(used, found, strict=True)).get(column, 0.0) for column in range(4))
     k2 = memory - k4 if 1 in used else 0.0
-    # Rounding may leave a coefficient that is zero in truth a hair below it.
+    # Rounding may leave a coefficient slightly below 0 that is really 0.
     slack = 1e-9 * max(abs(latency) for _, _, latency in samples)
     if min(k1 * max(1.0, max(abs(kv) for kv, _, _ in samples)), k2, k3, k4) < -slack:
         return None
     return ThroughputModel(*(max(0.0, value) for value in (k1, k2, k3, k4)))
-
-
-def _least_squares(rows: Sequence[Sequence[float]], targets: Sequence[float]) -> list[float] | None:
-    """The solution with the least squared error by orthogonalisation; None if the columns are not independent."""
-    size = len(rows[0])
-    scales = [math.sqrt(math.fsum(row[column] ** 2 for row in rows)) for column in range(size)]
-    basis: list[list[float]] = []
-    upper = [[0.0] * size for _ in range(size)]
-    for column in range(size):
-        vector = [row[column] / scales[column] for row in rows]
-        # Twice, since the first pass leaves what cancellation has spoilt.
-        for _, (index, other) in itertools.product(range(2), enumerate(basis)):
-            share = math.fsum(a * b for a, b in zip(vector, other, strict=True))
-            upper[index][column] += share
-            vector = [a - share * b for a, b in zip(vector, other, strict=True)]
-        norm = math.sqrt(math.fsum(value * value for value in vector))
-        if norm < 1e-9:
-            return None
-        upper[column][column] = norm
-        basis.append([value / norm for value in vector])
-    solution = [math.fsum(a * b for a, b in zip(vector, targets, strict=True)) for vector in basis]
-    for row in reversed(range(size)):
-        rest = math.fsum(upper[row][column] * solution[column] for column in range(row + 1, size))
-        solution[row] = (solution[row] - rest) / upper[row][row]
-    return [value / scale for value, scale in zip(solution, scales, strict=True)]

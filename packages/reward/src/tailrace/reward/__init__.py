@@ -1,4 +1,4 @@
-"""Verifiers by name, generated verifiable tasks with a real long tail, and the scorer that applies them.
+"""Verifiers by name, the scorer that applies them, and generated verifiable tasks, one with long-tailed response lengths.
 
 `Scorer` applies verifiers in worker processes with deadlines. ``tailrace.reward.verifiers`` holds the verifiers and their
 protocol, ``tailrace.reward.extraction`` finds answers in responses, ``tailrace.reward.tasks`` generates tasks and
@@ -6,13 +6,13 @@ demonstrations.
 """
 
 from tailrace.reward.errors import RewardError, ScorerClosedError, ScoringError
-from tailrace.reward.scorer import Failure, Score, ScoreItem, Scorer
+from tailrace.reward.scorer import ScoreItem, Scorer, ScoringFailure, ScoringResult
 from tailrace.reward.verifiers import Verifier, load_verifier, verifier_names
 
 __all__ = [
-    "Failure",
+    "ScoringFailure",
     "RewardError",
-    "Score",
+    "ScoringResult",
     "ScoreItem",
     "Scorer",
     "ScorerClosedError",

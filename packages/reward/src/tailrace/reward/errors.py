@@ -1,4 +1,4 @@
-"""What can go wrong while rewarding."""
+"""Errors of scoring and of generated tasks."""
 
 from tailrace.contracts import TailraceError
 
@@ -9,6 +9,10 @@ class RewardError(TailraceError):
 
 class ScoringError(RewardError, RuntimeError):
     """A verifier could not judge a response: an infrastructure failure, never a reward of zero."""
+
+
+class UnknownVerifierError(RewardError, LookupError):
+    """A reference names no function."""
 
 
 class UnknownTaskError(RewardError, LookupError):
@@ -32,4 +36,4 @@ class MissingExtraError(RewardError, ImportError):
 
 
 class TooFewQuestionsError(RewardError, ValueError):
-    """A task cannot give so many distinct questions."""
+    """A task has fewer distinct questions than were asked for."""

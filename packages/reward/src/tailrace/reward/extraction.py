@@ -1,4 +1,4 @@
-"""Finds the final answer in a response. Never raises: a response is whatever a model wrote."""
+"""Finds the final answer in a response. Never raises, since a response may be any text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def tagged(response: str) -> str | None:
 
 
 def boxed(response: str) -> str | None:
-    r"""The text of the last ``\boxed{...}``, whose braces may nest, or None if there is none or it never closes."""
+    r"""The text of the last ``\boxed{...}``; braces may nest. None if there is none or it does not close."""
     start = response.rfind(_BOXED)
     if start < 0:
         return None
@@ -32,13 +32,13 @@ def boxed(response: str) -> str | None:
 
 
 def last_number(response: str) -> str | None:
-    """The last number in the text, as it is written there, or None."""
+    """The last number in the text, as written there, or None."""
     found = _NUMBER.findall(response)
     return found[-1] if found else None
 
 
 def final_answer(response: str) -> str | None:
-    r"""The answer tag, or else the box, or else None. A box inside the tag counts as the answer."""
+    r"""The text of the answer tag, else of the box, else None. A box inside the tag counts as the answer."""
     inside = tagged(response)
     if inside is None:
         return boxed(response)

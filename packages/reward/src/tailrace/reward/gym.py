@@ -1,4 +1,4 @@
-"""The one place that imports reasoning-gym, an optional and slow import (seconds)."""
+"""Imports reasoning-gym, an optional package whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tailrace.reward.errors import MissingExtraError
 
 
 def import_reasoning_gym() -> Any:
-    """The package reasoning_gym.
+    """Import and return the package reasoning_gym.
 
     Raises:
-        MissingExtraError: it is not installed.
+        MissingExtraError: the package is not installed.
     """
     try:
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""One scoring worker as its scorer sees it: a child process that is killed when it misses a deadline."""
+"""One scoring worker of a scorer: a child process that is killed when it misses a deadline."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _READ_BYTES = 1 << 16
 
 
 class WorkerProcess:
-    """A worker that starts on its first request. Not thread-safe: one thread talks to it.
+    """A worker process that starts on its first request. Not thread-safe.
 
     After `WorkerTimeoutError` or `WorkerDiedError` the process is gone; the next request starts a fresh one.
 
     Args:
-        local: verifier name to ``module:attribute``, beside the installed verifiers.
-        start_timeout_s: how long starting, and importing one verifier, may take.
+        local: verifiers in addition to the installed ones: name to ``module:function`` or ``file.py:function``.
+        start_timeout_s: deadline for starting the process, and for importing one verifier.
     """
 
     def __init__(self, local: Mapping[str, str], start_timeout_s: float) -> None:
@@ -42,12 +42,12 @@ class WorkerProcess:
     def verify(
         self, verifier: str, response: str, answer: str, metadata: Mapping[str, Any], timeout_s: float
     ) -> dict[str, Any]:
-        """The worker's reply, ``{"reward": ...}`` or ``{"error": ...}``. Importing the verifier has a deadline of its own.
+        """The worker's reply, ``{"reward": ...}`` or ``{"error": ...}``. Importing the verifier has its own deadline.
 
         Raises:
             WorkerTimeoutError: no reply within `timeout_s`; the worker was killed.
             WorkerDiedError: the process ended before it replied.
-            TypeError: `metadata` holds something that JSON cannot carry.
+            TypeError: `metadata` has a value that JSON cannot carry.
         """
         request = {"verifier": verifier, "response": response, "answer": answer, "metadata": dict(metadata)}
         line = json.dumps(request).encode()
@@ -59,7 +59,7 @@ class WorkerProcess:
         return self._ask(line, timeout_s, f"the verifier {verifier!r}")
 
     def stop(self) -> None:
-        """Kill the process and whatever it started, and reap it."""
+        """Kill the process and its children, and reap it."""
         process, self._process = self._process, None
         self._loaded.clear()
         if process is None:
@@ -101,7 +101,7 @@ class WorkerProcess:
 
     @staticmethod
     def _exchange(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> dict[str, Any]:
-        """Send a line and read one. Neither direction may block past the deadline, however long the response is."""
+        """Send a line and read one. Neither direction blocks past the deadline, however long the lines are."""
         assert process.stdin is not None and process.stdout is not None  # noqa: PT018 (opened as pipes above)
         sending, reply = memoryview(line), bytearray()
         os.set_blocking(process.stdin.fileno(), False)

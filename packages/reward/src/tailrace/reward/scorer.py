@@ -1,7 +1,7 @@
 """Applies verifiers to finished trajectories.
 
 Consumes: trajectories with their response text. Waits for: verifiers, each in a worker process with a deadline.
-Yields: for each trajectory a reward, or a failure that says why there is none. A failure is never a reward of zero.
+Yields: for each trajectory a reward or a failure with its reason. A failure is never a reward of zero.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tailrace.reward.process import WorkerProcess
 
 @dataclass(frozen=True, slots=True)
 class ScoreItem:
-    """What is scored.
+    """A response to score.
 
     Args:
-        trajectory: its id.
+        trajectory: the trajectory's id.
         response_text: the decoded response, without the prompt.
         answer: the reference answer of its prompt.
         verifier: name of the verifier.
-        metadata: what the data row says beside it, JSON values only.
+        metadata: the row's metadata; JSON values only.
     """
 
     trajectory: str
@@ -37,7 +37,7 @@ class ScoreItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ScoringResult:
     """A trajectory's reward."""
 
     trajectory: str
@@ -45,8 +45,8 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """The verifier could not judge: it raised, hung, died, or gave something that is no finite number."""
+class ScoringFailure:
+    """The verifier could not judge: it raised, hung, died, or returned something other than a finite number."""
 
     trajectory: str
     reason: str
@@ -55,12 +55,12 @@ class Failure:
 class Scorer:
     """A pool of worker processes that verify responses. Thread-safe; close it, or use it as a context manager.
 
-    A verification that misses its deadline costs its worker, which is replaced, and one `Failure`; the others go on.
+    If a verification misses its deadline, its worker is replaced and its item becomes a `ScoringFailure`; the others continue.
 
     Args:
-        verifiers: verifiers of your own beside the installed ones: name to ``"module:attribute"``. A data row can only name
-            verifiers that are here or installed.
-        workers: processes.
+        verifiers: your own verifiers in addition to the installed ones: name to ``"module:function"`` or
+            ``"file.py:function"``. A data row can name only these and installed verifiers.
+        workers: number of worker processes.
         timeout_s: deadline of one verification.
         start_timeout_s: deadline for starting a worker and importing a verifier in it.
     """
@@ -84,10 +84,10 @@ class Scorer:
         self._lock = threading.Lock()
         self._closed = False
 
-    def score(self, items: Sequence[ScoreItem]) -> list[Score | Failure]:
+    def score(self, items: Sequence[ScoreItem]) -> list[ScoringResult | ScoringFailure]:
         """One outcome for each item, in order.
 
-        Returns within ``start_timeout_s + timeout_s`` for each item of the longest queue, whatever the verifiers do.
+        Takes at most ``start_timeout_s + timeout_s`` for each item of the longest queue, whatever the verifiers do.
 
         Raises:
             ScorerClosedError: the scorer was closed.
@@ -95,7 +95,7 @@ class Scorer:
         with self._lock:
             if self._closed:
                 raise ScorerClosedError("the scorer is closed; make a new one")
-            outcomes: list[Score | Failure | None] = [None] * len(items)
+            outcomes: list[ScoringResult | ScoringFailure | None] = [None] * len(items)
             queue = deque(enumerate(items))
             if len(items) == 1 or len(self._workers) == 1:
                 self._drain(self._workers[0], queue, outcomes)
@@ -105,11 +105,11 @@ class Scorer:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the workers that run."""
+        """Process ids of the running workers."""
         return tuple(worker.pid for worker in self._workers if worker.pid is not None)
 
     def close(self) -> None:
-        """Stop the workers. Waits for a `score` under way; calling it again does nothing."""
+        """Stop the workers, after a running `score` has returned. Calling it again does nothing."""
         with self._lock:
             self._closed = True
             for worker in self._workers:
@@ -123,7 +123,9 @@ class Scorer:
     ) -> None:
         self.close()
 
-    def _drain_together(self, queue: deque[tuple[int, ScoreItem]], outcomes: list[Score | Failure | None]) -> None:
+    def _drain_together(
+        self, queue: deque[tuple[int, ScoreItem]], outcomes: list[ScoringResult | ScoringFailure | None]
+    ) -> None:
         broken: list[BaseException] = []
 
         def run(worker: WorkerProcess) -> None:
@@ -144,7 +146,10 @@ class Scorer:
             raise broken[0]
 
     def _drain(
-        self, worker: WorkerProcess, queue: deque[tuple[int, ScoreItem]], outcomes: list[Score | Failure | None]
+        self,
+        worker: WorkerProcess,
+        queue: deque[tuple[int, ScoreItem]],
+        outcomes: list[ScoringResult | ScoringFailure | None],
     ) -> None:
         while True:
             try:
@@ -153,13 +158,13 @@ class Scorer:
                 return
             outcomes[index] = self._score(worker, item)
 
-    def _score(self, worker: WorkerProcess, item: ScoreItem) -> Score | Failure:
+    def _score(self, worker: WorkerProcess, item: ScoreItem) -> ScoringResult | ScoringFailure:
         try:
             reply = worker.verify(item.verifier, item.response_text, item.answer, item.metadata, self._timeout_s)
         except (WorkerTimeoutError, WorkerDiedError) as error:
-            return Failure(item.trajectory, str(error))
+            return ScoringFailure(item.trajectory, str(error))
         except TypeError as error:
-            return Failure(item.trajectory, f"the row's metadata is no JSON: {error}")
+            return ScoringFailure(item.trajectory, f"the row's metadata is no JSON: {error}")
         if "error" in reply:
-            return Failure(item.trajectory, f"verifier {item.verifier!r}: {reply['error']}")
-        return Score(item.trajectory, reply["reward"])
+            return ScoringFailure(item.trajectory, f"verifier {item.verifier!r}: {reply['error']}")
+        return ScoringResult(item.trajectory, reply["reward"])

@@ -1,4 +1,4 @@
-"""The contract of a verifier, to be run on your own: ``check_verifier(mine, right=..., wrong=..., answer=...)``."""
+"""Contract suite for verifiers: run ``check_verifier(mine, right=..., wrong=..., answer=...)`` on your own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace.reward.verifiers.protocol import Verifier
 
-# What models write when they do not write an answer.
+# Responses without a proper answer, as models write them.
 ODD_RESPONSES = (
     "",
     " \n\t",
@@ -34,14 +34,14 @@ ODD_RESPONSES = (
 def check_verifier(
     verifier: Verifier, *, right: str, wrong: str, answer: str, metadata: Mapping[str, Any] | None = None
 ) -> None:
-    """Check what a scorer relies on.
+    """Check the rules of `Verifier` on which a scorer relies.
 
     Args:
-        verifier: what is checked.
-        right: a response that answers rightly.
-        wrong: one that does not.
+        verifier: the verifier to check.
+        right: a response with the right answer.
+        wrong: a response with a wrong answer.
         answer: the reference answer.
-        metadata: the row's metadata; it reaches a verifier as JSON.
+        metadata: the row's metadata; a verifier gets it as parsed JSON.
 
     Raises:
         AssertionError: the verifier breaks the contract; the message says how.

@@ -1,13 +1,12 @@
-"""The process in which verifiers run: one JSON request per line on stdin, one JSON reply per line on the channel it was given.
+"""The process in which verifiers run: one JSON request per line on stdin, one JSON reply per line on stdout.
 
-A verifier can hang, exhaust memory or crash the interpreter. Here it takes a process with it that the scorer replaces.
+A verifier can hang, exhaust memory or crash the interpreter. That affects only this process, which the scorer replaces.
 
 Started by the scorer as ``python -m tailrace.reward.worker``.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
@@ -15,19 +14,17 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 from tailrace.reward.verifiers.protocol import Verifier, load_verifier
+from tailrace.reward.verifiers.reference import load_reference
 
 _ORPHAN_CHECK_S = 1.0
 
 
 def resolve(name: str, local: Mapping[str, str]) -> Verifier:
-    """The verifier that a name means: first the scorer's own ``module:attribute`` references, then installed ones."""
-    if name not in local:
-        return load_verifier(name)
-    module, _, attribute = local[name].partition(":")
-    return cast(Verifier, getattr(importlib.import_module(module), attribute))
+    """The verifier of a name, from the scorer's own references, else from the installed ones."""
+    return load_reference(local[name]) if name in local else load_verifier(name)
 
 
 def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mapping[str, str]) -> dict[str, Any]:
@@ -53,7 +50,7 @@ def _leave_when_orphaned(parent: int) -> None:
 def main() -> None:
     """Serve requests until stdin closes or the scorer's process is gone."""
     threading.Thread(target=_leave_when_orphaned, args=(os.getppid(),), daemon=True).start()
-    # Replies leave through a private copy of stdout, so that a verifier that prints cannot garble them.
+    # Replies go through a private copy of stdout, so that a verifier's prints cannot garble them.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
         local: dict[str, str] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}

@@ -1,6 +1,6 @@
 """Rollout engines (vLLM, transformers continuous batching) behind one protocol, and the replica worker that drives them.
 
-Importing this package imports no engine: those load when `build_engine` names them.
+Importing this package imports no engine; `build_engine` imports the one that it is asked for.
 """
 
 from tailrace.rollout.errors import (
@@ -24,9 +24,9 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.generation import Generation, generate
 from tailrace.rollout.options import EngineOptions
 from tailrace.rollout.order import ReplicaCommand
-from tailrace.rollout.ports import PartialDelta, Resume, SamplingTable, TrajectorySource, WeightSource
+from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
-from tailrace.rollout.selection import build_engine, select_engine
+from tailrace.rollout.selection import build_engine, import_engine, select_engine
 
 __all__ = [
     "CloseTimeoutError",
@@ -41,21 +41,20 @@ __all__ = [
     "ModelLoadError",
     "MonotonicClock",
     "OptionError",
-    "PartialDelta",
     "ReplicaCommand",
     "ReplicaCrashedError",
     "ReplicaNotReadyError",
     "ReplicaWorker",
     "RequestError",
-    "Resume",
     "RolloutError",
     "RouteConflictError",
-    "SamplingTable",
+    "SamplingRule",
     "SourceMismatchError",
     "TrajectorySource",
     "WeightSource",
     "WeightsError",
     "build_engine",
     "generate",
+    "import_engine",
     "select_engine",
 ]

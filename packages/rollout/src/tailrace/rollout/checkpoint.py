@@ -1,4 +1,4 @@
-"""The parameter names of a Hugging Face model directory: what a complete set of weights consists of."""
+"""The parameter names of a Hugging Face model directory, which a complete set of weights must have."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _HEADER_CEILING_BYTES = 100 << 20
 
 
 def parameter_names(model_path: str) -> frozenset[str]:
-    """Names that must arrive before a weight version is complete; empty where the directory has no safetensors.
+    """Names that must arrive before a weight version is complete; empty if the directory has no safetensors files.
 
-    The output layer of a model with tied embeddings is the embedding itself and is not asked for.
+    With tied embeddings, the output layer is the embedding, so its name is not included.
 
     Raises:
-        ModelLoadError: a file is there and cannot be read.
+        ModelLoadError: a file exists and cannot be read.
     """
     directory = Path(model_path)
     try:

@@ -10,7 +10,7 @@ def resolve_device(options: EngineOptions) -> str:
     """``"cpu"`` or ``"cuda"``.
 
     Raises:
-        DeviceMissingError: CUDA was asked for and is not there.
+        DeviceMissingError: CUDA was asked for and this machine has none.
     """
     import torch
 
@@ -23,7 +23,7 @@ def resolve_device(options: EngineOptions) -> str:
 
 
 def resolve_dtype(options: EngineOptions, device: str) -> str:
-    """The dtype's name: float32 on CPU and bfloat16 on CUDA unless it was chosen."""
+    """The dtype's name: the chosen one, else float32 on CPU and bfloat16 on CUDA."""
     if options.dtype != "auto":
         return options.dtype
     return "bfloat16" if device == "cuda" else "float32"

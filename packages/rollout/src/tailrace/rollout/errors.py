@@ -1,4 +1,4 @@
-"""What goes wrong in a rollout replica, one class each."""
+"""Errors of a rollout replica."""
 
 from tailrace.contracts import TailraceError
 
@@ -16,7 +16,7 @@ class EngineMissingError(RolloutError, LookupError):
 
 
 class ModelLoadError(RolloutError, OSError):
-    """A model directory is not there, or the engine cannot load what is in it."""
+    """A model directory does not exist, or the engine cannot load its model."""
 
 
 class DeviceMissingError(RolloutError, RuntimeError):
@@ -24,11 +24,11 @@ class DeviceMissingError(RolloutError, RuntimeError):
 
 
 class RequestError(RolloutError, ValueError):
-    """A request that the engine cannot take: an id in use, an empty prompt, or more tokens than the model holds."""
+    """The engine cannot take a request: its id is in use, its prompt is empty or too long for the model."""
 
 
 class EngineBusyError(RolloutError, RuntimeError):
-    """Weights may only be replaced when no request is in flight."""
+    """Weights were to be replaced while requests are in flight."""
 
 
 class WeightsError(RolloutError, ValueError):
@@ -36,7 +36,7 @@ class WeightsError(RolloutError, ValueError):
 
 
 class EngineDiedError(RolloutError, RuntimeError):
-    """The engine failed while it generated. It serves nothing any more."""
+    """The engine failed while it generated and is no longer usable."""
 
 
 class GenerationTimeoutError(RolloutError, TimeoutError):
@@ -48,7 +48,7 @@ class ReplicaCrashedError(RolloutError, RuntimeError):
 
 
 class ReplicaNotReadyError(RolloutError, RuntimeError):
-    """A replica was given work before its first complete pull, or after a load that broke off midway."""
+    """A replica was given work before its first complete pull, or after a pull that failed midway."""
 
 
 class RouteConflictError(RolloutError, RuntimeError):
@@ -56,7 +56,7 @@ class RouteConflictError(RolloutError, RuntimeError):
 
 
 class SourceMismatchError(RolloutError, ValueError):
-    """The trajectory source answered something else than it was asked."""
+    """The trajectory source's answer does not match the request."""
 
 
 class FlushTimeoutError(RolloutError, TimeoutError):

@@ -1,9 +1,9 @@
-"""Tokens to the trajectory source, then events to the controller, in this order, beside the decoding thread.
+"""Sends tokens to the trajectory source, then events to the controller, in a thread beside the decoding thread.
 
     worker ── batch (deltas, events) ──► bounded queue ──► append to the source ──► acknowledged ──► outbox ── events() ──►
 
-Invariant: an event that says a trajectory finished or was interrupted leaves only after the source has acknowledged all its
-tokens. Otherwise the controller could score, move or train on a trajectory whose end is lost when this replica dies.
+Invariant: an event that a trajectory finished or was interrupted is sent only after the source has acknowledged all its
+tokens. Otherwise the controller could score, move or train on a trajectory whose last tokens are lost if this replica dies.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Event, Finished, Interrupted
+from tailrace.contracts import Event, Finished, Interrupted, PartialDelta
 from tailrace.rollout.errors import FlushTimeoutError
-from tailrace.rollout.ports import PartialDelta, TrajectorySource
+from tailrace.rollout.ports import TrajectorySource
 
 _DEPTH = 64
 
 
-class Outbox:
+class EventQueue:
     """Events that wait to be collected. Several threads may use it."""
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ class Outbox:
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """Record what stopped the replica; the first cause counts."""
+        """Record the error that stopped the replica; only the first is kept."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     @property
     def error(self) -> BaseException | None:
-        """What stopped the replica, if anything did."""
+        """The error that stopped the replica; None if none did."""
         return self._error
 
     def take(self, timeout_s: float) -> list[Event]:
-        """All events; waits for the first until the deadline, or until the replica fails."""
+        """All waiting events; waits for the first until the deadline, or until the replica fails."""
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._error is not None, timeout_s)
             events = list(self._events)
@@ -57,13 +57,13 @@ class Outbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """What leaves a replica at once.
+class FlushedBatch:
+    """Tokens and events that leave a replica together.
 
     Args:
         begun: trajectories that this replica took over since the last batch.
-        deltas: tokens, at most one delta for each trajectory.
-        events: sent once the source has acknowledged the tokens.
+        deltas: new tokens, at most one delta for each trajectory.
+        events: events to send once the source has acknowledged the tokens.
     """
 
     begun: tuple[str, ...]
@@ -76,23 +76,23 @@ class Flusher:
 
     Args:
         replica: name of the replica.
-        source: where tokens go.
-        outbox: where events go.
-        rejected: called, in this thread, with ids that the source does not take from this replica any more.
-        timeout_s: how long one batch may take before the replica counts as broken.
+        source: takes the tokens.
+        outbox: takes the events.
+        rejected: called in this thread with ids whose tokens the source no longer takes from this replica.
+        timeout_s: deadline of the source for one batch; after it the replica fails.
     """
 
     def __init__(
         self,
         replica: str,
         source: TrajectorySource,
-        outbox: Outbox,
+        outbox: EventQueue,
         rejected: Callable[[Sequence[str]], None],
         timeout_s: float,
     ) -> None:
         self._replica, self._source, self._outbox = replica, source, outbox
         self._rejected, self._timeout_s = rejected, timeout_s
-        self._batches: queue.Queue[Batch | None] = queue.Queue(_DEPTH)
+        self._batches: queue.Queue[FlushedBatch | None] = queue.Queue(_DEPTH)
         self._appending_since: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"flusher-{replica}", daemon=True)
 
@@ -100,11 +100,11 @@ class Flusher:
         """Start the thread."""
         self._thread.start()
 
-    def put(self, batch: Batch) -> None:
-        """Queue a batch. Waits where the source is behind.
+    def put(self, batch: FlushedBatch) -> None:
+        """Queue a batch. Waits while the queue is full.
 
         Raises:
-            FlushTimeoutError: the source is behind for longer than the deadline.
+            FlushTimeoutError: the queue stays full for longer than the deadline.
         """
         try:
             self._batches.put(batch, timeout=self._timeout_s)
@@ -112,7 +112,7 @@ class Flusher:
             raise self._late() from error
 
     def check(self) -> None:
-        """Raise `FlushTimeoutError` if the source has been silent on a batch for longer than the deadline."""
+        """Raise `FlushTimeoutError` if the source has not acknowledged a batch within the deadline."""
         since = self._appending_since
         if since is not None and time.monotonic() - since > self._timeout_s:
             raise self._late()
@@ -122,7 +122,7 @@ class Flusher:
         return self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
-        """Flush what is queued and stop. Returns whether that was done before the deadline."""
+        """Flush the queue and stop. Returns whether that was done before the deadline."""
         deadline = time.monotonic() + timeout_s
         if self._thread.is_alive():
             try:
@@ -138,7 +138,7 @@ class Flusher:
         )
 
     def _run(self) -> None:
-        lost: set[str] = set()  # rejected, and not taken over again since
+        lost: set[str] = set()  # rejected and not taken over again since
         try:
             while (batch := self._batches.get()) is not None:
                 lost.difference_update(batch.begun)
@@ -152,7 +152,7 @@ class Flusher:
                         self._rejected(newly)
                 self._outbox.put([event for event in batch.events if not _concerns(event, lost)])
         except BaseException as error:
-            # Not swallowed: the worker stops on it and events() raises it.
+            # Not swallowed: the worker stops on this error, and events() raises it.
             self._outbox.fail(error)
 
 

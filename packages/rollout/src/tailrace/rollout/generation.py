@@ -1,4 +1,4 @@
-"""Using an engine alone: requests in, whole responses out."""
+"""Generates whole responses with an engine alone, without a replica."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Generation:
     """A complete response.
 
     Args:
-        tokens: new token ids, tokens that were resumed not included.
-        logprobs: log-probability of each.
+        tokens: new token ids, without resumed ones.
+        logprobs: log-probability (natural log) of each token.
         finish: why it ended.
     """
 
@@ -26,10 +26,10 @@ class Generation:
 
 
 def generate(engine: Engine, requests: Sequence[Request], timeout_s: float) -> dict[str, Generation]:
-    """Run requests to their end.
+    """Generate the complete responses of requests, by request id.
 
     Raises:
-        GenerationTimeoutError: some were not complete after `timeout_s`; they are aborted.
+        GenerationTimeoutError: some requests were not complete after `timeout_s`; they are aborted.
     """
     deadline = time.monotonic() + timeout_s
     tokens: dict[str, list[int]] = {request.id: [] for request in requests}

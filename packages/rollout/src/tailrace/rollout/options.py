@@ -1,15 +1,15 @@
-"""Engine options: one strict table for every built-in engine."""
+"""Engine options, the same for every built-in engine."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import expected_one_of
 from tailrace.rollout.errors import ModelLoadError, OptionError
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -21,15 +21,14 @@ class EngineOptions:
     """How an engine is set up.
 
     Args:
-        device: ``"auto"`` (CUDA where there is one), ``"cpu"`` or ``"cuda"``.
+        device: ``"auto"`` (CUDA if available), ``"cpu"`` or ``"cuda"``.
         dtype: ``"auto"`` (float32 on CPU, bfloat16 on CUDA), ``"float32"``, ``"bfloat16"`` or ``"float16"``.
-        max_num_seqs: requests in one decode batch; more than that wait. None is what suits the engine: 256, but 32 for
-            transformers on CPU, whose attention there costs the square of the batch.
-        max_model_len: prompt and response tokens of one request at most; None is what the model allows.
-        max_batch_tokens: tokens of one forward pass at most, prompts included. None is what suits the engine: 2048, but
-            512 for transformers on CPU.
+        max_num_seqs: most requests in one decode batch; others wait. None: 256, but 32 for transformers on CPU, where the
+            cost of attention grows with the square of the batch.
+        max_model_len: most prompt and response tokens of one request; None: the model's limit.
+        max_batch_tokens: most tokens of one forward pass, including prompts. None: 2048, but 512 for transformers on CPU.
         kv_cache_bytes: size of the KV cache. None: on CPU room for `max_num_seqs` requests of full length, at most
-            1 GiB; on CUDA what `gpu_memory_utilization` leaves.
+            1 GiB; on CUDA the memory that `gpu_memory_utilization` allows.
         gpu_memory_utilization: share of the device's memory for weights and KV cache, 0 to 1.
         block_tokens: tokens in one block of the KV cache; None is the engine's own choice.
         prefix_cache: keep the KV blocks of prompts for later requests with the same beginning (vLLM only).
@@ -38,7 +37,7 @@ class EngineOptions:
         seed: seed of sampling.
 
     Raises:
-        OptionError: a value that is out of range.
+        OptionError: a value is out of range.
     """
 
     device: str = "auto"
@@ -69,17 +68,15 @@ class EngineOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, Any]) -> EngineOptions:
-        """The options of a mapping, strictly.
+        """Read the options from a mapping.
 
         Raises:
-            OptionError: an unknown key or a value out of range.
+            OptionError: a key is unknown, or a value is out of range.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for key in options:
             if key not in known:
-                close = difflib.get_close_matches(str(key), known, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else f", expected one of {', '.join(known)}"
-                raise OptionError(f"engine option {key!r} is unknown{hint}")
+                raise OptionError(f"engine option {key!r} is unknown, {expected_one_of(str(key), known)}")
         return cls(**options)
 
 
@@ -89,14 +86,14 @@ def _choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What the size of a KV cache depends on.
+class CacheShape:
+    """The sizes of a model that determine the size of its KV cache.
 
     Args:
         layers: decoder layers.
-        kv_heads: key-value heads of each.
+        kv_heads: key-value heads of each layer.
         head_dim: width of a head.
-        max_len: tokens that the position embedding covers.
+        max_len: most tokens of the position embedding.
     """
 
     layers: int
@@ -105,11 +102,11 @@ class ModelShape:
     max_len: int
 
     @classmethod
-    def read(cls, model_path: str) -> ModelShape:
+    def read(cls, model_path: str) -> CacheShape:
         """The shape of a Hugging Face model directory.
 
         Raises:
-            ModelLoadError: there is no such directory, or its config.json is missing or not that of a decoder.
+            ModelLoadError: the directory does not exist, or its config.json is missing or does not describe a decoder.
         """
         path = Path(model_path) / "config.json"
         try:
@@ -128,11 +125,11 @@ class ModelShape:
             raise ModelLoadError(f"{path} does not describe a decoder: {type(error).__name__}: {error}") from error
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes that the keys and values of one token take, for a resolved dtype."""
+        """Bytes of the keys and values of one token. `dtype` must not be ``"auto"``."""
         return 2 * self.layers * self.kv_heads * self.head_dim * _ITEM_BYTES[dtype]
 
     def cpu_kv_bytes(self, options: EngineOptions, dtype: str, block_tokens: int, max_num_seqs: int) -> int:
-        """Bytes of KV cache on CPU: full room for the batch up to 1 GiB, and never less than one full request."""
+        """Bytes of KV cache on CPU: room for the whole batch up to 1 GiB, but at least for one request of full length."""
         if options.kv_cache_bytes is not None:
             return options.kv_cache_bytes
         block_bytes = self.kv_bytes_per_token(dtype) * block_tokens

@@ -1,7 +1,7 @@
-"""Commands in order, once each, over a transport that may delay, reorder and repeat them (StaleFlow, section 5.2).
+"""Puts commands in order, once each, although the transport may delay, reorder or repeat them (StaleFlow, section 5.2).
 
-Each command names the one before it (`after`), so a gap shows: what is behind a gap waits until it is filled. The chain of a
-replica begins at 0 with each incarnation and each controller. A command that names none is carried out when it comes.
+Each command names the one before it (`after`). If that one is missing, the command waits for it. A replica's chain begins at 0
+with each incarnation and each controller. A command without `after` is carried out on arrival.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Order:
         return len(self._held_back)
 
     def add(self, command: ReplicaCommand) -> None:
-        """A command has arrived."""
+        """Take a command that arrived."""
         if isinstance(command, Abort) or command.after is None:
             self._ready.append(command)
             return
@@ -44,12 +44,12 @@ class Order:
             self.last_seq = following.seq
 
     def restart(self) -> None:
-        """Another controller takes over: its chain begins at 0, and what the last one sent and did not arrive is void."""
+        """Begin a new chain at 0 for another controller. Commands that wait for an earlier one are dropped."""
         self.last_seq = 0
         self._held_back.clear()
 
     def take(self) -> list[ReplicaCommand]:
-        """What can be carried out now, in order."""
+        """Remove and return the commands that can be carried out now, in order."""
         commands = list(self._ready)
         self._ready.clear()
         return commands

@@ -4,13 +4,13 @@
                                    │  one round: carry out commands, engine.step(), collect reports
                                    └─ source.begin (prompts, kept tokens), weights.load (a version)
 
-The worker waits for: a command, when nothing is in flight; the flusher, when the source is far behind. Both have deadlines.
-It may also be stuck in the engine for ever, which whoever asks for `events` tells in its place (see `Standstill`).
+The worker waits for a command if nothing is in flight, and for the flusher if the source is far behind. Both have deadlines.
+The engine may also never return; then the thread that calls `events` reports it, since the worker cannot (see `Standstill`).
 
 Invariants:
-* Commands are carried out once and in the order in which they were given, whatever the transport did to them (see `Order`).
+* Each command is carried out once, in the order in which they were given, even if the transport reorders them (see `Order`).
 * Tokens are in the source before the controller hears that their trajectory finished or stopped (see `Flusher`).
-* What a replica generates and serves is of one version, which it holds completely (see `Workload`).
+* A replica generates with one version only, whose weights it has completely (see `ReplicaWork`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from collections.abc import Sequence
 
 from tailrace.contracts import Clock, Engine, Event
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
-from tailrace.rollout.flusher import Flusher, Outbox
+from tailrace.rollout.flusher import EventQueue, Flusher
 from tailrace.rollout.order import Order, ReplicaCommand
-from tailrace.rollout.ports import SamplingTable, TrajectorySource, WeightSource
+from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
 from tailrace.rollout.standstill import GENERATING, IDLE, Standstill
-from tailrace.rollout.workload import Workload
+from tailrace.rollout.workload import ReplicaWork
 
 
 class MonotonicClock:
@@ -39,20 +39,21 @@ class MonotonicClock:
 
 
 class ReplicaWorker:
-    """Carries out commands on an engine and reports events. The engine is its own from here on: `close` closes it.
+    """Carries out commands on an engine and reports events. It owns the engine; `close` closes it.
 
     Args:
         replica: name of the replica.
         engine: a rollout engine that serves no version yet.
-        source: prompts and kept tokens; takes new tokens.
-        weights: weight versions.
+        source: gives prompts and kept tokens, takes new tokens.
+        weights: gives weight versions.
         sampling: how a trajectory's tokens are drawn.
-        flush_s: tokens are handed to the source this often.
-        snapshot_s: a `Snapshot` is sent this often, and whenever everything in flight has finished.
+        flush_s: seconds between two batches of tokens to the source.
+        snapshot_s: seconds between two `Snapshot` events; there is also one when everything in flight has finished.
         pull_timeout_s: deadline of a pull.
         flush_timeout_s: deadline of the source for one batch of tokens.
-        still_report_s: an `Activity` is sent this often while the engine has work and yields nothing, and one when it moves.
-        clock: paces all of these.
+        still_report_s: seconds between two `Activity` events while the engine has work and yields no token; there is one
+            more when it continues.
+        clock: the clock for all of these.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class ReplicaWorker:
         source: TrajectorySource,
         weights: WeightSource,
         *,
-        sampling: SamplingTable,
+        sampling: SamplingRule,
         flush_s: float = 0.1,
         snapshot_s: float = 0.25,
         pull_timeout_s: float = 120.0,
@@ -77,12 +78,12 @@ class ReplicaWorker:
         self._rejected: deque[str] = deque()
         self._closing = False
         self._stalled = False
-        self._outbox = Outbox()
+        self._outbox = EventQueue()
         self._flusher = Flusher(replica, source, self._outbox, self._reject, flush_timeout_s)
         self._standstill = Standstill(replica, still_report_s, clock)
-        # From here on: the worker thread's own.
+        # Only the worker thread uses the attributes below.
         self._reports = Reports(replica, self._flusher, self._standstill, clock, flush_s=flush_s, snapshot_s=snapshot_s)
-        self._work = Workload(
+        self._work = ReplicaWork(
             replica,
             engine,
             source,
@@ -97,7 +98,7 @@ class ReplicaWorker:
         self._thread.start()
 
     def submit(self, command: ReplicaCommand) -> None:
-        """Take a command, which is carried out when those given before it have been. Returns at once, from any thread.
+        """Take a command, to be carried out after those before it. Returns at once; any thread may call it.
 
         Raises:
             ReplicaCrashedError: the worker has stopped.
@@ -110,18 +111,19 @@ class ReplicaWorker:
         raise self._crash(f"replica {self._replica!r} does not take {type(command).__name__} {command.seq}")
 
     def adopt(self) -> None:
-        """Another controller takes over, which numbers its commands anew. To be called when nothing is in flight."""
+        """Prepare for another controller, which numbers its commands anew. Call it only when nothing is in flight."""
         with self._wake:
             self._order.restart()
             self._work.last_seq = 0
 
     def events(self, timeout_s: float) -> list[Event]:
-        """Everything that happened since the last call; waits until something has, or returns an empty list at the deadline.
+        """All events since the last call; waits for the first until the deadline, then returns an empty list.
 
-        That the engine stands still is told here, from the caller's thread: the worker's may be stuck in it.
+        The caller's thread checks here whether the engine stands still, since the worker's thread may be stuck in it.
 
         Raises:
-            ReplicaCrashedError: the worker stopped on an error, its cause; all events from before it have been returned.
+            ReplicaCrashedError: the worker stopped on an error, which is the cause of this one. All earlier events have been
+                returned.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -130,7 +132,7 @@ class ReplicaWorker:
             if self._outbox.error is None:
                 events += self._standstill.news()
             else:
-                events += self._outbox.take(0)  # what came between the two looks
+                events += self._outbox.take(0)  # events that came since the first take
                 if not events:
                     raise self._crash(f"replica {self._replica!r} crashed")
             if events or not left_s:
@@ -142,18 +144,18 @@ class ReplicaWorker:
 
     @property
     def dropped(self) -> int:
-        """Trajectories that the source had dropped or given to somebody else while they were on their way or running here."""
+        """Number of routed or running trajectories that the source dropped or gave to another replica."""
         return self._work.dropped
 
     def stall(self) -> None:
-        """From now on the engine stands still, with whatever is or comes in flight, until `close`: the scripted fault."""
+        """Inject a fault: the engine stands still from now on until `close`, whatever is in flight."""
         self._stalled = True
 
     def close(self, timeout_s: float) -> None:
-        """Stop generation, hand all tokens over and close the engine. What happened until then can still be collected.
+        """Stop generation, hand all tokens over and close the engine. `events` still returns what happened until then.
 
         Raises:
-            CloseTimeoutError: the worker or the source did not come to an end before the deadline.
+            CloseTimeoutError: the worker or the source did not finish before the deadline.
         """
         deadline = time.monotonic() + timeout_s
         with self._wake:
@@ -176,7 +178,7 @@ class ReplicaWorker:
             if self._outbox.error is None:
                 self._work.stop()
         except BaseException as error:
-            # Not swallowed: events() raises it.
+            # Not swallowed: events() raises this error.
             self._outbox.fail(error)
         finally:
             try:
@@ -186,7 +188,7 @@ class ReplicaWorker:
             self._standstill.at(IDLE)
 
     def _round(self) -> bool:
-        """One round; false when the replica is to close."""
+        """Do one round. Returns False when the replica should close."""
         with self._wake:
             if not (len(self._work) or self._order.ready or self._rejected or self._closing):
                 self._wake.wait(self._reports.snapshot_due_s)

@@ -1,13 +1,12 @@
-"""What a replica has to tell and has not handed to its flusher yet: tokens, then events, a snapshot among them."""
+"""The tokens and events (snapshots included) that a replica has not handed to its flusher yet."""
 
 from __future__ import annotations
 
 from collections.abc import Set
 from dataclasses import dataclass
 
-from tailrace.contracts import Clock, Delta, EngineStats, Event, Finished, FinishReason, Snapshot
-from tailrace.rollout.flusher import Batch, Flusher
-from tailrace.rollout.ports import PartialDelta
+from tailrace.contracts import Clock, Delta, EngineStats, Event, Finished, FinishReason, PartialDelta, Snapshot
+from tailrace.rollout.flusher import FlushedBatch, Flusher
 from tailrace.rollout.standstill import Standstill
 
 
@@ -21,15 +20,15 @@ class _Unsent:
 
 
 class Reports:
-    """Collects, and hands over from time to time. Not thread-safe: it is the worker thread's own.
+    """Collects tokens and events and hands them to the flusher at intervals. Not thread-safe: only the worker uses it.
 
     Args:
         replica: name of the replica.
-        flusher: who takes what is handed over; it may make the worker wait.
-        standstill: counts engine steps, and hears of that waiting.
-        clock: paces both.
-        flush_s: what was collected is handed over this often.
-        snapshot_s: a `Snapshot` is made this often.
+        flusher: takes batches; it may make the worker wait.
+        standstill: counts engine steps, and is told of that waiting.
+        clock: the clock for both intervals.
+        flush_s: seconds between two batches.
+        snapshot_s: seconds between two `Snapshot` events.
     """
 
     def __init__(
@@ -50,11 +49,11 @@ class Reports:
         return max(0.0, self._snapshot_at + self._snapshot_s - self._clock.now())
 
     def began(self, trajectory: str) -> None:
-        """This replica took a trajectory over."""
+        """Note that this replica took a trajectory over."""
         self._begun.append(trajectory)
 
     def tokens(self, delta: Delta, offset: int, version: int) -> None:
-        """A trajectory got tokens of a version, the first of them at this index of its response."""
+        """Add new tokens of a trajectory. `offset` is the index of the first one in its response."""
         unsent = self._unsent.get(delta.id)
         if unsent is None:
             unsent = self._unsent[delta.id] = _Unsent(offset, version, [], [])
@@ -64,22 +63,22 @@ class Reports:
         self._tokens_since_snapshot += len(delta.tokens)
 
     def event(self, event: Event) -> None:
-        """Something happened. It is told once all tokens from before are safe."""
+        """Add an event. It is sent once all earlier tokens are in the source."""
         self._finished += isinstance(event, Finished)
         self._events.append(event)
 
     def finished_since(self, seq: int) -> set[str]:
-        """Trajectories that finished, are not told of yet, and were routed by a command after this one."""
+        """Trajectories routed by a command after this one that finished and whose `Finished` is not sent yet."""
         ended = (event for event in self._events if isinstance(event, Finished))
         return {event.trajectory for event in ended if (event.answers or 0) > seq}
 
     def forget(self, trajectories: Set[str]) -> None:
-        """These are none of ours any more: their tokens and events go nowhere."""
+        """Drop the tokens and events of trajectories that no longer belong to this replica."""
         self._unsent = {id_: unsent for id_, unsent in self._unsent.items() if id_ not in trajectories}
         self._events = [event for event in self._events if getattr(event, "trajectory", None) not in trajectories]
 
     def snapshot(self, stats: EngineStats, in_flight: int, version: int | None, last_seq: int) -> None:
-        """Tell how things stand, behind all that was collected."""
+        """Add a `Snapshot` after everything collected so far."""
         now = self._clock.now()
         elapsed_s = now - self._snapshot_at
         self._events.append(
@@ -100,12 +99,12 @@ class Reports:
         self.flush()
 
     def flush_if_due(self) -> None:
-        """Hand over what was collected if that was long enough ago."""
+        """Flush if `flush_s` has passed since the last flush."""
         if self._clock.now() - self._flushed_at >= self._flush_s:
             self.flush()
 
     def flush(self) -> None:
-        """Hand over what was collected.
+        """Hand everything collected to the flusher.
 
         Raises:
             FlushTimeoutError: the trajectory source is behind for longer than the deadline.
@@ -118,5 +117,5 @@ class Reports:
             for id_, made in self._unsent.items()
         )
         with self._standstill.elsewhere():
-            self._flusher.put(Batch(tuple(self._begun), deltas, tuple(self._events)))
+            self._flusher.put(FlushedBatch(tuple(self._begun), deltas, tuple(self._events)))
         self._begun, self._unsent, self._events = [], {}, []

@@ -1,4 +1,4 @@
-"""Requests that bring tokens along: what is left to generate, and whether anything is."""
+"""Requests that resume from existing tokens: how many tokens are left to generate, and whether the response is complete."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def finished_with(tokens: tuple[int, ...], sampling: Sampling) -> FinishReason |
 
 
 def tokens_left(request: Request, max_model_len: int) -> int:
-    """Tokens that an engine may still generate: the request's limit and the model's, tokens that were kept counted."""
+    """Tokens that an engine may still generate within the limits of request and model, which count kept tokens."""
     return min(
         request.sampling.max_tokens - len(request.kept),
         max_model_len - len(request.prompt) - len(request.kept),
@@ -26,10 +26,10 @@ def tokens_left(request: Request, max_model_len: int) -> int:
 
 
 def check_request(request: Request, in_flight: Container[str], max_model_len: int) -> None:
-    """Refuse what no engine can carry out.
+    """Refuse a request that no engine can carry out.
 
     Raises:
-        RequestError: the id is in flight, the prompt is empty or as long as the model's context.
+        RequestError: the id is in flight, or the prompt is empty or fills the model's context.
     """
     if request.id in in_flight:
         raise RequestError(f"request {request.id!r} is in flight already; ids must be unique until they finish")

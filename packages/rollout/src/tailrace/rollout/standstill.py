@@ -1,9 +1,9 @@
-"""Since when an engine yields nothing though it has work, told by another thread than the one that may be stuck in it.
+"""Measures how long an engine with work has yielded no token; another thread than the engine's reports it.
 
     worker thread ── at(phase), moved() ──► Standstill ──► news() ── any thread
 
-What is not the engine's doing is not counted: waiting for others (`elsewhere`), having nothing in the engine (`IDLE`), and time
-in which no thread came here, since then the whole process was suspended.
+Time is not counted while the worker waits for others (`elsewhere`), while the engine has no work (`IDLE`), or while no thread
+calls this object, since then the whole process was suspended.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Standstill:
 
     Args:
         replica: name of the replica.
-        report_s: a standstill is told once it has lasted this long, and then as often.
-        clock: what the time is.
+        report_s: seconds until a standstill is reported, and between later reports of it.
+        clock: the clock.
     """
 
     def __init__(self, replica: str, report_s: float, clock: Clock) -> None:
@@ -33,29 +33,29 @@ class Standstill:
         self._phase = IDLE
         self._elsewhere = False
         self._since = self._looked_at = clock.now()
-        self._told_at: float | None = None  # None where it was not told, or its end was
+        self._told_at: float | None = None  # None if no standstill was reported, or its end was
         self._slowest_s: dict[str, float] = {}
         self._steps = 0
 
     @property
     def look_s(self) -> float:
-        """How often `news` should be asked for."""
+        """Seconds between two calls of `news`, at most."""
         return self._report_s / 4
 
     @property
     def steps(self) -> int:
-        """Engine steps so far that yielded something."""
+        """Engine steps so far that yielded tokens."""
         return self._steps
 
     def at(self, phase: str) -> None:
-        """The engine is at this from now on: `GENERATING`, `PULLING` or `IDLE`. If it was already, nothing changes."""
+        """Set the engine's phase: `GENERATING`, `PULLING` or `IDLE`. Setting the same phase again changes nothing."""
         with self._lock:
             now = self._look()
             if phase != self._phase:
                 self._phase, self._since = phase, now
 
     def moved(self, *, steps: int = 0) -> None:
-        """The engine yielded something, in a number of steps."""
+        """Note that the engine yielded tokens, in a number of steps."""
         with self._lock:
             now = self._look()
             self._slowest_s[self._phase] = max(self._slowest_s.get(self._phase, 0.0), now - self._since)
@@ -64,7 +64,7 @@ class Standstill:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """While the worker waits for somebody else, the engine cannot move."""
+        """Mark the time in which the worker waits for others, so that the engine cannot step."""
         self._set_elsewhere(True)
         try:
             yield
@@ -72,7 +72,7 @@ class Standstill:
             self._set_elsewhere(False)
 
     def news(self) -> list[Activity]:
-        """A standstill that is to be told, or its end; mostly nothing."""
+        """A standstill to report, or its end; usually empty."""
         with self._lock:
             now = self._look()
             still_s = 0.0 if self._phase == IDLE else now - self._since
@@ -93,7 +93,7 @@ class Standstill:
             self._elsewhere = elsewhere
 
     def _look(self) -> float:
-        """The time. What passed since the last look and is not the engine's doing is taken out of its standstill."""
+        """The time now. Takes the time since the last call out of the standstill if the engine was not the cause."""
         now = self._clock.now()
         passed_s = now - self._looked_at
         if self._elsewhere or passed_s > self._report_s + _SUSPENDED_S:

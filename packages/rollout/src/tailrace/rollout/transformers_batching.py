@@ -1,10 +1,10 @@
-"""The transformers engine: continuous batching of transformers 5, on CPU and CUDA, without a dependency beyond it.
+"""The transformers engine: the continuous batching of transformers 5, on CPU and CUDA.
 
     step() ── drains ──► output queue ◄── streams ── manager thread ◄── add_request / cancel_request ── submit() / abort()
 
-A manager draws all its tokens in one way, so sampled and greedy requests have a manager each over the same model. The
-greedy one, with a KV cache of its own, is made at the first greedy request. Its log-probabilities are those of the unscaled
-distribution. Temperatures other than 0 and 1 work request by request.
+A manager either samples or decodes greedily, so there is one of each kind over the same model. The greedy one, with its own KV
+cache, is created at the first greedy request; its log-probabilities are those of the unscaled distribution. Each request may
+have its own temperature.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tailrace.rollout.errors import (
     RequestError,
     WeightsError,
 )
-from tailrace.rollout.options import EngineOptions, ModelShape
+from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 
 _BLOCK_TOKENS = 32
-# Attention on CPU multiplies the queries of a batch with the keys of the whole batch: it costs the square of the batch.
+# Attention on CPU multiplies each query with the keys of the whole batch, so its cost grows with the square of the batch.
 _MAX_NUM_SEQS = {"cpu": 32, "cuda": 256}
 _MAX_BATCH_TOKENS = {"cpu": 512, "cuda": 2048}
 _STEP_WAIT_S = 0.05
@@ -39,7 +39,7 @@ _STOP_TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class _Generation:
-    """One submission: the manager sees `name`, which no earlier submission of the same request had."""
+    """One submission of a request. `name` is its id in the manager, new for each submission of the same request."""
 
     name: str
     request: Request
@@ -62,16 +62,16 @@ class TransformersEngine:
 
     Args:
         model_path: Hugging Face model directory.
-        options: see `EngineOptions`; `prefix_cache` has no effect, since a prefix cache would outlive its weights.
+        options: see `EngineOptions`; `prefix_cache` has no effect, since its entries would outlive a change of weights.
 
     Raises:
         EngineMissingError: torch or transformers is not installed.
-        DeviceMissingError: the device is not there.
+        DeviceMissingError: this machine does not have the device.
         ModelLoadError: transformers cannot load the model.
     """
 
     def __init__(self, model_path: str, options: EngineOptions) -> None:
-        shape = ModelShape.read(model_path)
+        shape = CacheShape.read(model_path)
         try:
             import torch
             from transformers import AutoModelForCausalLM
@@ -108,7 +108,7 @@ class TransformersEngine:
 
         Raises:
             RequestError: an id is in flight, a prompt is empty or too long, or a request has its own seed.
-            EngineDiedError: the manager of such requests has stopped.
+            EngineDiedError: the manager has stopped.
         """
         for request in requests:
             check_request(request, self._generations, self._max_model_len)
@@ -140,7 +140,7 @@ class TransformersEngine:
                 raise _died(manager)
 
     def step(self) -> Sequence[Delta]:
-        """What the managers have generated since the last call; waits up to 50 ms where that is nothing.
+        """All tokens generated since the last call; waits up to 50 ms if there are none.
 
         Raises:
             EngineDiedError: a manager failed.
@@ -169,9 +169,9 @@ class TransformersEngine:
         stopped = [self._generations[id_] for id_ in wanted if id_ in self._generations]
         for manager in self._managers.all():
             names = [generation.name for generation in stopped if generation.manager is manager]
-            # A manager reads new requests before cancellations, once in a round. A pause begins within a round, between
-            # reading and carrying out. So the second round has read every request that was submitted, and at the
-            # third these are gone for certain.
+            # In each round a manager reads new requests, then cancellations. A pause begins within a round, after the
+            # reading and before the work. So the second round has read every submitted request, and by the third the
+            # cancelled ones are certainly gone.
             for round_ in range(3 if names else 0):
                 with _paused(manager):
                     if round_ < 2:
@@ -224,7 +224,7 @@ class TransformersEngine:
         for processor in processors:
             running += len(processor.scheduler.active_requests)
             used += 1.0 - float(processor.cache.compute_free_capacity())
-        # A request that has finished may be gone from the scheduler already while its last tokens wait in the queue.
+        # The scheduler may have forgotten a finished request whose last tokens still wait in the queue.
         return EngineStats(
             kv=min(max(used / max(len(processors), 1), 0.0), 1.0),
             running=running,
@@ -249,7 +249,7 @@ class TransformersEngine:
 
         options = self._options
         manager = self._model.init_continuous_batching(
-            # a temperature other than 1 makes transformers keep the processor that reads each request's own
+            # transformers keeps the processor for per-request temperatures only if this one is not 1
             generation_config=GenerationConfig(
                 do_sample=not greedy, temperature=None if greedy else 0.5, eos_token_id=-1
             ),
@@ -285,7 +285,7 @@ class TransformersEngine:
     def _delta(self, output: Any) -> list[Delta]:
         generation = self._by_name.get(output.request_id)
         if generation is None:
-            return []  # of a request that was aborted
+            return []  # the request was aborted
         if output.error is not None:
             raise EngineDiedError(f"transformers failed on request {generation.request.id!r}: {output.error}")
         tokens, logprobs = output.generated_tokens, output.logprobs
@@ -339,7 +339,7 @@ def _attention(device: str) -> str:
 
 
 def _kv_blocks(
-    shape: ModelShape, options: EngineOptions, device: str, dtype: str, block_tokens: int, max_num_seqs: int
+    shape: CacheShape, options: EngineOptions, device: str, dtype: str, block_tokens: int, max_num_seqs: int
 ) -> int:
     block_bytes = shape.kv_bytes_per_token(dtype) * block_tokens
     if options.kv_cache_bytes is not None or device == "cpu":
@@ -347,7 +347,7 @@ def _kv_blocks(
     import torch
 
     free, total = torch.cuda.mem_get_info()
-    # half of what is left: the other half is for the greedy manager and the activations
+    # half of the free memory; the other half is for the greedy manager and the activations
     usable = int(free - (1 - options.gpu_memory_utilization) * total) // 2
     if usable < block_bytes:
         raise ModelLoadError(
@@ -358,5 +358,5 @@ def _kv_blocks(
 
 
 def build(model_path: str, options: Mapping[str, Any]) -> Engine:
-    """The engine factory of the entry point ``transformers``; raises what the engine and `EngineOptions` raise."""
+    """The engine factory of entry point ``transformers``. Raises the errors of `TransformersEngine` and `EngineOptions`."""
     return TransformersEngine(model_path, EngineOptions.read(options))

@@ -1,7 +1,7 @@
-"""The vLLM engine, in process: one adapter for vLLM on GPU and vLLM on CPU (tried with 0.32).
+"""The vLLM engine of a replica, in process, and how it takes new weights. For vLLM on GPU and on CPU (tried with 0.32).
 
-The engine core is driven directly with token ids, behind vLLM's front end for text: on a model of 0.2 M parameters with
-256 requests that yields a third more tokens per second. A step is synchronous, so an abort loses no token.
+It drives vLLM's engine core directly with token ids, without vLLM's front end for text. With 256 requests on a model of 0.2 M
+parameters this yields a third more tokens per second. A step is synchronous, so an abort loses no token.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from tailrace.rollout.errors import (
     ModelLoadError,
     WeightsError,
 )
-from tailrace.rollout.options import EngineOptions, ModelShape
+from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
-from tailrace.rollout.vllm_process import quiet_setup, updatable_linears
+from tailrace.rollout.vllm_process import own_inspection, quiet_setup, updatable_linears
+from tailrace.rollout.wheel_tag import correct_wheel_tag
 
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
 _MAX_NUM_SEQS = 256
@@ -42,13 +43,14 @@ class VLLMEngine:
 
     Raises:
         EngineMissingError: vLLM is not installed.
-        DeviceMissingError: the device is not there, or the installed vLLM was built for another.
+        DeviceMissingError: this machine does not have the device, or the installed vLLM was built for another.
         ModelLoadError: vLLM cannot load the model.
     """
 
     def __init__(self, model_path: str, options: EngineOptions) -> None:
-        shape = ModelShape.read(model_path)
+        shape = CacheShape.read(model_path)
         self._names_expected = parameter_names(model_path)
+        correct_wheel_tag()
         with quiet_setup():
             try:
                 from vllm import EngineArgs, SamplingParams
@@ -92,7 +94,7 @@ class VLLMEngine:
                     use_tqdm_on_load=False,
                     **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
                 )
-                with updatable_linears():
+                with updatable_linears(), own_inspection():
                     config = args.create_engine_config()
                     self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
             except Exception as error:
@@ -107,8 +109,8 @@ class VLLMEngine:
         self._max_model_len = int(config.model_config.max_model_len)
         self._serial = 0
         self._names: dict[str, str] = {}  # request id -> id inside vLLM, new for each submission
-        self._requests: dict[str, str] = {}  # the other way round
-        self._complete: list[Delta] = []  # of requests that had nothing left to generate
+        self._requests: dict[str, str] = {}  # id inside vLLM -> request id
+        self._complete: list[Delta] = []  # deltas of requests without a token left to generate
         self._warm_up()
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -151,7 +153,7 @@ class VLLMEngine:
             )
 
     def step(self) -> Sequence[Delta]:
-        """One forward pass; a delta for each request that got a token.
+        """Do one forward pass. Returns a delta for each request that got a token.
 
         Raises:
             EngineDiedError: vLLM failed.
@@ -177,7 +179,7 @@ class VLLMEngine:
         return deltas
 
     def abort(self, ids: Sequence[str]) -> Sequence[Delta]:
-        """Stop requests. Every token was returned by `step` already: only complete requests yield a delta."""
+        """Stop requests. Only complete ones yield a delta, since `step` has returned all tokens already."""
         wanted = set(ids)
         names = [self._names.pop(id_) for id_ in wanted if id_ in self._names]
         for name in names:
@@ -197,7 +199,7 @@ class VLLMEngine:
         if self._requests:
             raise EngineBusyError(f"{len(self._requests)} requests are in flight; abort them before the weights change")
         if self._scheduler.has_requests():
-            self._client.get_output()  # lets the worker forget aborted requests, whose blocks the cache still counts
+            self._client.get_output()  # makes the worker free the blocks of aborted requests
 
         seen: set[str] = set()
 
@@ -213,7 +215,8 @@ class VLLMEngine:
             missing = sorted(self._llm.apply_model(load)[0])
         except Exception as error:
             raise WeightsError(f"the weights do not load: {type(error).__name__}: {error}") from error
-        # vLLM fuses q, k, v and gate, up: it takes one of them for the whole, so names are compared before fusion too.
+        # vLLM fuses q, k, v and gate, up, and reports a fused weight as loaded after one of its parts. So compare the names
+        # before fusion too.
         missing += sorted(self._names_expected - seen)
         if missing:
             raise WeightsError(f"found no weights for {len(missing)} parameters, the first is {missing[0]!r}")
@@ -235,8 +238,8 @@ class VLLMEngine:
         self._client.shutdown()
 
     def _adopt_thread(self) -> None:
-        # OpenMP counts threads anew in each thread that calls it, torch only from its first operator on. vLLM's attention
-        # on CPU fails where the two differ, which they do in the first step of a thread that did not build the engine.
+        # In a new thread, OpenMP has its default number of threads until torch's first operator sets it. vLLM's attention on
+        # CPU fails if the two numbers differ, as in the first step of a thread that did not build the engine.
         if self._thread != threading.get_ident():
             import torch
 
@@ -244,7 +247,7 @@ class VLLMEngine:
             self._thread = threading.get_ident()
 
     def _warm_up(self) -> None:
-        # vLLM imports and compiles parts of itself in its first step, which takes seconds.
+        # vLLM imports and compiles parts of itself in its first step, which takes seconds; do that now.
         self.submit([Request("warm-up", (0,), Sampling(max_tokens=2))])
         while self._requests:
             self.step()
@@ -258,6 +261,14 @@ def _finish(id_: str, reason: str) -> FinishReason:
         raise EngineDiedError(f"vLLM ended request {id_!r} with {reason!r}, expected stop or length") from error
 
 
+def import_ahead() -> None:
+    """Import most of vLLM, ahead of `build` in the same process."""
+    with quiet_setup():
+        import vllm.v1.engine.llm_engine
+        import vllm.v1.executor.uniproc_executor
+        import vllm.v1.worker.cpu_worker  # noqa: F401
+
+
 def build(model_path: str, options: Mapping[str, Any]) -> Engine:
-    """The engine factory behind the entry point ``vllm``. Raises what `VLLMEngine` and `EngineOptions` raise."""
+    """The engine factory of entry point ``vllm``. Raises the errors of `VLLMEngine` and `EngineOptions`."""
     return VLLMEngine(model_path, EngineOptions.read(options))

@@ -1,4 +1,4 @@
-"""What vLLM needs of its process: environment variables before its import, and linear layers that can be updated."""
+"""Prepares the process for vLLM: environment variables before its import, and linear layers that can be updated."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine is driven by the replica's thread, token by token
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",  # nothing is sent anywhere
-    "TORCH_CPP_LOG_LEVEL": "ERROR",  # takes effect where torch has not been imported yet
+    "TORCH_CPP_LOG_LEVEL": "ERROR",  # takes effect if torch has not been imported yet
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # replicas and trainer share the cores
 }
 
 
 @contextmanager
 def quiet_setup() -> Iterator[None]:
-    """Import and build vLLM inside: sets what the user has not set, and keeps harmless start-up noise off the console."""
+    """Import and build vLLM in this context. It sets variables that the user has not set and hides harmless warnings."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    # They warn that there is no CUDA and no Triton backend on a CPU machine, the second before vLLM sets its own level.
+    # These warn of missing CUDA and Triton on a CPU machine; the second does so before vLLM sets its log level.
     loggers = [logging.getLogger(name) for name in ("torch.utils.cpp_extension", "vllm.triton_utils.importing")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -38,10 +38,27 @@ def quiet_setup() -> Iterator[None]:
 
 
 @contextmanager
-def updatable_linears() -> Iterator[None]:
-    """Models that are built inside keep plain linear layers on CPU.
+def own_inspection() -> Iterator[None]:
+    """Models that are built inside are looked at in this process, which imports them anyway.
 
-    vLLM on CPU repacks linear weights while it loads a model: loading others later then fails, or, when the embeddings
+    vLLM starts another process for it, whose import of vLLM takes as long as all the rest, the first time on a machine. It
+    does so lest CUDA is initialised before it forks; an engine in process does not fork.
+    """
+    from vllm.model_executor.models import registry
+
+    elsewhere = registry._run_in_subprocess
+    registry._run_in_subprocess = lambda look: look()
+    try:
+        yield
+    finally:
+        registry._run_in_subprocess = elsewhere
+
+
+@contextmanager
+def updatable_linears() -> Iterator[None]:
+    """Models built in this context keep plain linear layers on CPU.
+
+    vLLM on CPU repacks linear weights while it loads a model. Loading other weights later then fails or, if the embeddings
     are tied to the output layer, silently gives wrong logits.
     """
     import torch
@@ -51,7 +68,7 @@ def updatable_linears() -> Iterator[None]:
         layer.cpu_linear = torch.nn.functional.linear
 
     repacking = layers.dispatch_cpu_unquantized_gemm
-    # vLLM on CPU also replaces this function by one that does nothing, for the whole process.
+    # vLLM on CPU also replaces this function by one that does nothing, for the whole process; restore it.
     set_num_threads = torch.set_num_threads
     layers.dispatch_cpu_unquantized_gemm = plain
     try:

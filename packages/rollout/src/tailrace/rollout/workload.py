@@ -1,10 +1,10 @@
-"""What is in flight on an engine, and how commands change it.
+"""The trajectories in flight on an engine, and how commands change them.
 
 Invariants:
-* All tokens that a trajectory gets between `Route` and its end come from one version: weights change only when nothing is in
-  flight, and then every trajectory is taken over anew.
-* A version is served only if its weights arrived completely. From the first tensor of a load until its end the replica
-  serves nothing, and after a load that broke off it refuses work until a pull succeeds.
+* All tokens of a trajectory between its `Route` and its end come from one version: weights change only when no trajectory is
+  in flight.
+* A version is served only if its weights arrived completely. From the first tensor of a load to its end the replica serves no
+  version. After a load that failed midway it refuses work until a pull succeeds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from tailrace.contracts import (
     Pulled,
     PullFailed,
     Request,
+    Resume,
     Route,
 )
 from tailrace.rollout.errors import EngineDiedError, ReplicaNotReadyError, RouteConflictError, SourceMismatchError
 from tailrace.rollout.order import ReplicaCommand
-from tailrace.rollout.ports import ResumeLike, SamplingTable, TrajectorySource, WeightSource
+from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.reports import Reports
 from tailrace.rollout.resumption import finished_with
 from tailrace.rollout.standstill import GENERATING, IDLE, PULLING, Standstill
@@ -41,17 +42,17 @@ class _InFlight:
     tokens: int  # response tokens so far, kept ones included
 
 
-class Workload:
-    """Carries commands out on an engine and drives it. Not thread-safe: it is the worker thread's own.
+class ReplicaWork:
+    """Carries commands out on an engine and drives it. Not thread-safe: only the worker thread uses it.
 
     Args:
         replica: name of the replica.
         engine: a rollout engine that serves no version yet.
-        source: prompts and kept tokens.
-        weights: weight versions.
+        source: gives prompts and kept tokens.
+        weights: gives weight versions.
         sampling: how a trajectory's tokens are drawn.
-        reports: takes what happens.
-        standstill: hears what the engine is at, and that it moves.
+        reports: takes tokens and events.
+        standstill: is told the engine's phase and its steps.
         pull_timeout_s: deadline of a pull.
     """
 
@@ -62,7 +63,7 @@ class Workload:
         source: TrajectorySource,
         weights: WeightSource,
         *,
-        sampling: SamplingTable,
+        sampling: SamplingRule,
         reports: Reports,
         standstill: Standstill,
         pull_timeout_s: float,
@@ -81,14 +82,14 @@ class Workload:
         return len(self._in_flight)
 
     def carry_out(self, command: ReplicaCommand) -> None:
-        """Carry a command out; its answer is among the reports then, or comes when a trajectory ends.
+        """Carry a command out. Its answer is added to the reports now, or when a trajectory ends.
 
         Raises:
-            RolloutError: the command, or what the source says to it, makes no sense.
+            RolloutError: the command cannot be carried out, or the source's answer does not match it.
             Exception: the engine or the source failed.
         """
         self._unshown = True
-        if not isinstance(command, Abort):  # those go to every replica, outside the chain
+        if not isinstance(command, Abort):  # an Abort is outside the chain of commands
             self.last_seq = max(self.last_seq, command.seq)
         match command:
             case Route():
@@ -112,17 +113,17 @@ class Workload:
             self._standstill.at(IDLE)
 
     def reject(self, trajectories: Iterable[str]) -> None:
-        """The source has given these to somebody else."""
+        """Drop trajectories that the source has given to another replica."""
         ids = set(trajectories)
         self.dropped += len(ids)
         self._drop(ids)
         self._note_phase()
 
     def show(self, *, now: bool) -> None:
-        """Hand over a snapshot if it is wanted now, or if the first is due that shows what was carried out; or mere tokens.
+        """Send a snapshot if `now`, or if it is the first that can show the last commands; otherwise flush tokens if due.
 
-        One that shows what was just routed waits until the engine has taken it into its batch: before that it would look
-        like a full KV cache.
+        A snapshot after a `Route` waits until the engine has taken the new requests into its batch. Before that they would
+        count as waiting, as with a full KV cache.
         """
         if now or (self._unshown and not (self._in_flight and self._engine.stats().waiting)):
             self._unshown = False
@@ -131,7 +132,7 @@ class Workload:
             self._reports.flush_if_due()
 
     def stop(self) -> None:
-        """Stop everything in flight, and hand its last tokens over."""
+        """Stop everything in flight and hand over the last tokens."""
         self._record(self._engine.abort(list(self._in_flight)))
         self._reports.flush()
 
@@ -139,7 +140,7 @@ class Workload:
         self._standstill.at(GENERATING if self._in_flight else IDLE)
 
     def _engine_holds_work(self) -> bool:
-        """Whether the engine could move: otherwise tools or environments work on everything in flight."""
+        """Whether the engine has requests; otherwise tools or environments work on everything in flight."""
         stats = self._engine.stats()
         return stats.running + stats.waiting > 0
 
@@ -171,7 +172,7 @@ class Workload:
             self._standstill.at(GENERATING)
         self._engine.submit(requests)
 
-    def _begin(self, route: Route, version: int) -> Sequence[ResumeLike]:
+    def _begin(self, route: Route, version: int) -> Sequence[Resume]:
         with self._standstill.elsewhere():
             resumes = self._source.begin(self._replica, version, route.trajectories)
         ids = [resume.trajectory for resume in resumes]
@@ -188,17 +189,17 @@ class Workload:
         self._record(self._engine.abort(ids))
         for id_ in ids:
             state = self._in_flight.pop(id_, None)
-            if state is not None:  # otherwise it has just finished, which has been recorded
+            if state is not None:  # otherwise it has just finished and is recorded
                 self._reports.event(Interrupted(self._replica, id_, state.tokens, answers=seq))
         self._reports.flush()
 
     def _abort(self, abort: Abort) -> None:
-        """Drop its trajectories, but for those that a later command brought anew: it is not in the chain, it may come late."""
+        """Drop the command's trajectories, except those routed again later: an Abort is outside the chain and may be late."""
         newer = {id_ for id_, state in self._in_flight.items() if state.route > abort.seq}
         self._drop(set(abort.trajectories) - newer - self._reports.finished_since(abort.seq))
 
     def _drop(self, trajectories: set[str]) -> None:
-        """Stop trajectories that are none of ours any more: their tokens and events go nowhere."""
+        """Stop trajectories that no longer belong to this replica and drop their tokens and events."""
         self._reports.forget(trajectories)
         running = sorted(trajectories & self._in_flight.keys())
         if running:

@@ -1,4 +1,4 @@
-"""Bounded staleness: the staleness manager of StaleFlow, groups, and admissions from on-policy to unbounded. All pure."""
+"""Bounded staleness: StaleFlow's staleness manager, groups, and admission policies from on-policy to unbounded. All pure."""
 
 from tailrace.staleness.bounded import Bounded
 from tailrace.staleness.entry import BufferState, Entry

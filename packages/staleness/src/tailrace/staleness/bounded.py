@@ -1,12 +1,15 @@
-"""Axis admission: a strict bound by staleness buffers (StaleFlow). Plugin ``bounded``."""
+"""Axis admission: a strict bound by staleness buffers (StaleFlow). Plugin ``bounded``.
+
+When a batch is trainable is decided by the buffers: see `tailrace.staleness.manager`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from tailrace.contracts import Candidate, Sampler
+from tailrace.contracts import Candidate, Sampler, Tried
 from tailrace.staleness.entry import Entry
 from tailrace.staleness.errors import SamplerError
 from tailrace.staleness.limits import whole
@@ -16,25 +19,23 @@ from tailrace.staleness.tentative import Tentative
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A group starts only if a batch that is consumed in time has a place for it, whatever completes when.
+    """A group starts only if a batch that will be consumed in time has a place for it, in whatever order groups complete.
 
-    Guarantees: every group that is consumed started at most `bound` versions before the trainer's version then; nothing
-    complete is thrown away for its age; at most (bound + 1) * (batch + surplus) groups are open. Short groups do not wait for
+    Guarantees: every consumed group started at most `bound` versions before the trainer's version at consumption; no complete
+    group is dropped for its age; at most (bound + 1) * (batch + surplus) groups are open. Short groups do not wait for
     long ones that may be trained on later.
-
-    Does not guarantee: progress if a group in flight never ends: the batch that it belongs to waits for it, until it is
-    dropped.
+    Does not guarantee: progress if a group in flight never ends. Its batch waits for it until it is dropped.
 
     Args:
         bound: eta of StaleFlow, 0 or more.
-        surplus: groups started for each batch beyond those that it needs; what is late is aborted (section 4.3). Short
+        surplus: groups started for each batch beyond those that it needs; late ones are aborted (section 4.3). Short
             groups are then trained on more often than long ones.
 
     Raises:
         LimitError: a value is out of its range.
     """
 
-    bound: int = 1
+    bound: Annotated[int, Tried((0, 1, 2, 3))] = 1
     surplus: int = 0
 
     def __post_init__(self) -> None:
@@ -42,7 +43,7 @@ class Bounded:
         whole("surplus", self.surplus)
 
     def gate(self, batch_groups: int) -> BoundedGate:
-        """With nothing started and the trainer at version 0.
+        """A gate with no group started and the trainer at version 0.
 
         Raises:
             LimitError: `batch_groups` is below 1.
@@ -51,7 +52,7 @@ class Bounded:
 
 
 class BufferTentative:
-    """A fork of the staleness manager, as planners know admissions."""
+    """A fork of the staleness manager as a `TentativeAdmission`."""
 
     __slots__ = ("_fork",)
 
@@ -76,27 +77,27 @@ class BufferTentative:
 
 
 class BoundedGate:
-    """The staleness manager at work. See `AdmissionGate`."""
+    """An `AdmissionGate` over a staleness manager."""
 
     def __init__(self, manager: StalenessManager[int]) -> None:
         self.manager = manager
 
     @property
     def bound(self) -> int:
-        """Guaranteed."""
+        """The manager's bound, which is guaranteed."""
         return self.manager.bound
 
     @property
     def room(self) -> int:
-        """Entries of all buffers."""
+        """The entries of all buffers."""
         return self.manager.capacity
 
     def tentative(self) -> BufferTentative:
-        """A view to plan with."""
+        """A copy to plan with."""
         return BufferTentative(self.manager.fork())
 
     def start(self, group: int, version: int) -> None:
-        """Reserve.
+        """Reserve an entry for a group.
 
         Raises:
             StalenessError: see `StalenessManager.reserve`.
@@ -104,7 +105,7 @@ class BoundedGate:
         self.manager.reserve(group, version)
 
     def complete(self, group: int) -> None:
-        """Occupy. Ask `surplus` after each.
+        """Occupy an entry with a complete group. Call `surplus` after each.
 
         Raises:
             StalenessError: see `StalenessManager.occupy`.
@@ -112,7 +113,7 @@ class BoundedGate:
         self.manager.occupy(group)
 
     def drop(self, group: int) -> None:
-        """Abort or filter."""
+        """Abort a group in flight, or filter a complete one."""
         kind = self.manager.occupied(group)
         if kind is True:
             self.manager.filter(group)
@@ -124,7 +125,7 @@ class BoundedGate:
         return self.manager.surplus()
 
     def expired(self) -> Sequence[int]:
-        """None: nothing complete can grow too old."""
+        """Always empty: no complete group can become too old."""
         return ()
 
     def ready(self) -> bool:
@@ -132,14 +133,14 @@ class BoundedGate:
         return self.manager.ready()
 
     def trainable(self) -> Sequence[int]:
-        """Occupied entries of the earliest buffer: these move nowhere any more."""
+        """Occupied entries of the earliest buffer, which no longer move."""
         return [entry.key for entry in self.manager.entries(self.manager.version) if entry.occupied]
 
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:  # noqa: ARG002 - no choice left
-        """The earliest buffer, in order of completion. It is what must be consumed now, so the sampler is not asked.
+        """The groups of the earliest buffer, in order of completion. They must be consumed now, so the sampler is not asked.
 
         Raises:
-            NotReadyError: it is not ready.
+            NotReadyError: the buffer is not ready.
             SamplerError: one of its groups is not among the candidates.
         """
         if self.manager.ready():
@@ -155,9 +156,7 @@ class BoundedGate:
         return self.manager.consume()
 
     def reset(self, version: int, started: Mapping[int, tuple[int, bool]]) -> Sequence[int]:
-        """See `StalenessManager.reset`."""
         return self.manager.reset(version, [Entry(key, at, complete) for key, (at, complete) in started.items()])
 
     def state(self) -> dict[str, Any]:
-        """See `StalenessManager.to_state`."""
         return self.manager.to_state()

@@ -1,4 +1,4 @@
-"""The staleness buffers of one manager: who sits where. Moves entries; decides nothing."""
+"""The staleness buffers of one manager: which entry is in which buffer. They store entries and decide nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tailrace.staleness.entry import BufferState, Entry, Key
 
 
 class Cell(Generic[Key]):
-    """Entries that share buffer, version and kind. One object for all of them, so that an entry costs two dict items."""
+    """All entries that share buffer, version and kind. Sharing one object keeps an entry's cost at two dict items."""
 
     __slots__ = ("buffer", "keys", "occupied", "version")
 
@@ -20,7 +20,7 @@ class Cell(Generic[Key]):
 
 
 class Buffer(Generic[Key]):
-    """One staleness buffer. What it holds is trained on when the trainer goes from `version` to `version + 1`."""
+    """One staleness buffer. Its entries are trained on when the trainer goes from `version` to `version + 1`."""
 
     __slots__ = ("occupied", "occupied_count", "reserved", "reserved_count", "version")
 
@@ -32,38 +32,39 @@ class Buffer(Generic[Key]):
         self.occupied_count = 0
 
     def reserved_cell(self, version: int) -> Cell[Key]:
-        """Where reserved entries of a version are."""
+        """The cell of the reserved entries of a version."""
         cell = self.reserved.get(version)
         if cell is None:
             cell = self.reserved[version] = Cell(self, version, False)
         return cell
 
     def occupied_cell(self, version: int) -> Cell[Key]:
-        """Where occupied entries of a version are."""
+        """The cell of the occupied entries of a version."""
         cell = self.occupied.get(version)
         if cell is None:
             cell = self.occupied[version] = Cell(self, version, True)
         return cell
 
     def occupied_keys(self) -> list[Key]:
-        """Oldest version first, then in the order in which they came here."""
+        """Keys of occupied entries, oldest version first, then in order of arrival in this buffer."""
         return [key for version in sorted(self.occupied) for key in self.occupied[version].keys]
 
     def reserved_keys(self) -> list[Key]:
-        """Oldest version first, then in the order in which they came here."""
+        """Keys of reserved entries, oldest version first, then in order of arrival in this buffer."""
         return [key for version in sorted(self.reserved) for key in self.reserved[version].keys]
 
     def entries(self) -> list[Entry[Key]]:
-        """Occupied ones first."""
+        """All entries, occupied ones first."""
         cells = [self.occupied[version] for version in sorted(self.occupied)]
         cells += [self.reserved[version] for version in sorted(self.reserved)]
         return [Entry(key, cell.version, cell.occupied) for cell in cells for key in cell.keys]
 
     def state(self, batch_size: int, entries: int) -> BufferState:
-        """See `BufferState`.
+        """The state of the buffer; see `BufferState`.
 
         Args:
-            entries: entries that the buffer has in all, batch and surplus.
+            batch_size: keys in a batch.
+            entries: size of the buffer: a batch and its surplus.
         """
         if self.occupied_count >= batch_size:
             return BufferState.READY

@@ -1,4 +1,4 @@
-"""What admissions without buffers share: a ledger of open groups, and planning over their number."""
+"""The shared part of admissions without buffers: a ledger of open groups, and planning over their number."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class Open:
     complete: bool = False
 
 
-class Ledger:
+class OpenGroups:
     """Open groups in order of their start, and the trainer's version.
 
     Args:
-        name: of the admission, for error messages.
+        name: the admission's name, for error messages.
+        batch_groups: groups in a batch.
     """
 
     def __init__(self, name: str, batch_groups: int) -> None:
@@ -40,20 +41,20 @@ class Ledger:
         self.version = 0
         self.groups: dict[int, Open] = {}
         self.completed = 0  # complete groups
-        self.complete_at: Counter[int] = Counter()  # the same by version
+        self.complete_at: Counter[int] = Counter()  # complete groups by version
 
     def start(self, group: int, version: int, allowed: bool) -> None:
         """Open a group.
 
         Raises:
             VersionError: the version is negative or newer than the trainer's.
-            DuplicateError: the group is open.
-            StalenessBoundExceeded: it is not allowed.
+            DuplicateError: the group is open already.
+            StalenessBoundExceeded: `allowed` is False.
         """
         check_start(group, version, self.version, self.groups, self.describe)
         if not allowed:
             raise StalenessBoundExceeded(
-                f"group {group} at version {version}: found no room for it, expected `allows`; {self.describe()}"
+                f"group {group} at version {version}: found no room, expected a start that `allows` permits; {self.describe()}"
             )
         self.groups[group] = Open(version)
 
@@ -61,7 +62,7 @@ class Ledger:
         """Mark a group as complete.
 
         Raises:
-            UnknownEntryError: it is not open, or complete already.
+            UnknownEntryError: the group is not open, or is complete already.
         """
         known = self.groups.get(group)
         if known is None or known.complete:
@@ -81,7 +82,7 @@ class Ledger:
             self.complete_at[known.version] -= 1
 
     def take(self, batch: Sequence[int]) -> Sequence[int]:
-        """Consume groups; the version becomes one higher."""
+        """Consume groups; the version rises by one."""
         for group in batch:
             self.drop(group)
         self.version += 1
@@ -89,10 +90,10 @@ class Ledger:
         return batch
 
     def begin(self, version: int) -> None:
-        """Forget every group; the trainer is at a version.
+        """Forget every group and set the trainer's version.
 
         Raises:
-            LimitError: it is not one.
+            LimitError: the version is not a whole number of at least 0.
         """
         self.version = whole("version", version)
         self.groups = {}
@@ -100,16 +101,16 @@ class Ledger:
         self.complete_at = Counter()
 
     def restore(self, group: int, version: int, complete: bool) -> None:
-        """Open a group that exists already."""
+        """Add a group that was started before a crash or reset."""
         self.groups[group] = Open(version, complete)
         self.completed += complete
         self.complete_at[version] += complete
 
     def offered(self, candidates: Sequence[Candidate]) -> None:
-        """Check what the trainer was offered.
+        """Check the candidates that the trainer was offered.
 
         Raises:
-            SamplerError: a candidate is not complete here.
+            SamplerError: a candidate is not a complete group of this ledger.
         """
         for candidate in candidates:
             known = self.groups.get(candidate.key)
@@ -123,7 +124,7 @@ class Ledger:
         """Check that a batch may be consumed.
 
         Raises:
-            NotReadyError: it may not.
+            NotReadyError: `ready` is False.
         """
         if not ready:
             raise NotReadyError(f"found no complete batch, expected {self.batch_groups} groups; {self.describe()}")
@@ -132,7 +133,7 @@ class Ledger:
         """Check a sampler's choice.
 
         Raises:
-            SamplerError: it is not one batch of different candidates.
+            SamplerError: the choice is not one batch of different candidates.
         """
         batch = list(chosen)
         if not len(batch) == len(set(batch)) == self.batch_groups or not set(batch) <= {
@@ -145,14 +146,14 @@ class Ledger:
         return batch
 
     def plain(self) -> dict[str, object]:
-        """Everything as plain data."""
+        """The whole state as plain data."""
         return {
             "version": self.version,
             "groups": [[group, known.version, known.complete] for group, known in self.groups.items()],
         }
 
     def describe(self) -> str:
-        """Where it stands, in one line."""
+        """The state in one line."""
         return (
             f"{self.name}: trainer at version {self.version}, {len(self.groups)} groups open, {self.completed} of them "
             f"complete, {self.batch_groups} in a batch"
@@ -160,7 +161,14 @@ class Ledger:
 
 
 def check_start(group: int, version: int, newest: int, known: Container[int], where: Callable[[], str]) -> None:
-    """Check that a group may be new at a version.
+    """Check that a group may start at a version.
+
+    Args:
+        group: the group.
+        version: the version it starts at.
+        newest: the trainer's version.
+        known: groups that are open.
+        where: the state in one line, for error messages.
 
     Raises:
         VersionError: the version is negative or newer than the trainer's.
@@ -175,17 +183,18 @@ def check_start(group: int, version: int, newest: int, known: Container[int], wh
 
 
 class CountedTentative:
-    """A gate as a planner sees it, where the number of open groups and a version decide.
+    """A `TentativeAdmission` for gates that decide by a version and the number of open groups.
 
     Args:
-        ledger: as of now; it must not change while the view is in use.
-        admits: whether one more may start at a version when so many are open.
+        ledger: the gate's ledger; it must not change while this object is in use.
+        admits: called with a version and a number of open groups: whether one more group may start.
+        taken: versions of the groups that were taken so far.
     """
 
     __slots__ = ("_admits", "_ledger", "_taken")
 
     def __init__(
-        self, ledger: Ledger, admits: Callable[[int, int], bool], taken: Mapping[int, int] | None = None
+        self, ledger: OpenGroups, admits: Callable[[int, int], bool], taken: Mapping[int, int] | None = None
     ) -> None:
         self._ledger = ledger
         self._admits = admits
@@ -208,7 +217,8 @@ class CountedTentative:
         check_start(group, version, ledger.version, self._taken, ledger.describe)
         if not self.allows(version):
             raise StalenessBoundExceeded(
-                f"group {group} at version {version}: found {len(self._taken)} more taken and no room, expected `allows`; "
+                f"group {group} at version {version}: found no room after {len(self._taken)} starts tried, expected a start "
+                f"that `allows` permits; "
                 f"{ledger.describe()}"
             )
         self._taken[group] = version
@@ -219,30 +229,30 @@ class CountedTentative:
 
 
 class CountedGate(ABC):
-    """What gates over a ledger share: groups open if `_admits`, nothing is surplus. See `AdmissionGate`.
+    """The shared part of gates over a ledger: a group may start if `_admits` says so, and no group is surplus.
 
     Args:
-        name: of the admission.
+        name: the admission's name.
         batch_groups: groups in a batch.
     """
 
     def __init__(self, name: str, batch_groups: int) -> None:
         self._batch = whole("batch_groups", batch_groups, least=1)
-        self._ledger = Ledger(name, batch_groups)
+        self._ledger = OpenGroups(name, batch_groups)
 
     @abstractmethod
     def _admits(self, version: int, count: int) -> bool:
-        """Whether one more group may start at a version when so many are open."""
+        """Whether one more group may start at a version when `count` groups are open."""
 
     def tentative(self) -> CountedTentative:
-        """A view to plan with."""
+        """A copy to plan with."""
         return CountedTentative(self._ledger, self._admits)
 
     def start(self, group: int, version: int) -> None:
         """Open a group.
 
         Raises:
-            StalenessError: see `Ledger.start`.
+            StalenessError: see `OpenGroups.start`.
         """
         self._ledger.start(group, version, self._admits(version, len(self._ledger.groups)))
 
@@ -250,7 +260,7 @@ class CountedGate(ABC):
         """Mark a group as complete.
 
         Raises:
-            UnknownEntryError: it is not in flight.
+            UnknownEntryError: the group is not in flight.
         """
         self._ledger.complete(group)
 
@@ -259,5 +269,5 @@ class CountedGate(ABC):
         self._ledger.drop(group)
 
     def surplus(self) -> Sequence[int]:
-        """None: no more start than are used."""
+        """Always empty: no more groups start than batches need."""
         return ()

@@ -1,4 +1,4 @@
-"""What a staleness buffer shows of itself."""
+"""The public state of a staleness buffer: its entries and its lifecycle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-KeyIn = TypeVar("KeyIn", bound=Hashable, contravariant=True)  # of a protocol that only takes keys
+KeyIn = TypeVar("KeyIn", bound=Hashable, contravariant=True)  # for protocols that only take keys
 
 
 class BufferState(StrEnum):
@@ -17,7 +17,7 @@ class BufferState(StrEnum):
     WAITING = "waiting"
     """It has empty entries."""
     READY = "ready"
-    """A batch of its entries is occupied: it may be consumed."""
+    """A batch of its entries is occupied, so it may be consumed."""
     STUCK = "stuck"
     """It has no empty entry, and waits for reserved ones to complete."""
 
@@ -29,7 +29,7 @@ class Entry(Generic[Key]):
     Args:
         key: the trajectory, or the group where groups are used.
         version: the oldest version that it may have been generated with (V_traj).
-        occupied: it is complete; otherwise reserved, which is in flight.
+        occupied: whether it is complete (occupied) or in flight (reserved).
     """
 
     key: Key

@@ -1,4 +1,4 @@
-"""What goes wrong in keeping staleness bounded. Every error leaves the state as it was."""
+"""Errors of bounded staleness. A call that raises one changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class StalenessError(TailraceError):
 
 
 class StalenessBoundExceeded(StalenessError, RuntimeError):  # noqa: N818 - the name is part of the fixed interface
-    """No buffer that a version may still be trained in has an empty entry."""
+    """No buffer in which a version may still be trained on has an empty entry."""
 
 
 class LimitError(StalenessError, ValueError):
@@ -18,7 +18,7 @@ class LimitError(StalenessError, ValueError):
 
 
 class VersionError(StalenessError, ValueError):
-    """A version that cannot be: negative, newer than the trainer's, or older than its group's."""
+    """A version is negative, newer than the trainer's, or older than its group's."""
 
 
 class DuplicateError(StalenessError, ValueError):
@@ -26,11 +26,11 @@ class DuplicateError(StalenessError, ValueError):
 
 
 class UnknownEntryError(StalenessError, LookupError):
-    """A key has no entry, or its entry is not of the kind that was asked for."""
+    """A key has no entry, or its entry is of the other kind (reserved, occupied)."""
 
 
 class UnknownBufferError(StalenessError, LookupError):
-    """A buffer that was consumed already."""
+    """A buffer was consumed already."""
 
 
 class NotReadyError(StalenessError, RuntimeError):
@@ -38,7 +38,7 @@ class NotReadyError(StalenessError, RuntimeError):
 
 
 class RedundantError(StalenessError, RuntimeError):
-    """A reserved entry came too late: its buffer has all that it needs. It is for `abort`."""
+    """A group completed too late: its buffer is complete without it. Call `abort` for it."""
 
 
 class OutdatedForkError(StalenessError, RuntimeError):
@@ -46,8 +46,8 @@ class OutdatedForkError(StalenessError, RuntimeError):
 
 
 class StateError(StalenessError, ValueError):
-    """A stored state that no manager could have written."""
+    """A stored state is damaged: no manager could have written it."""
 
 
 class SamplerError(StalenessError, ValueError):
-    """A sampler's choice, or what it was offered, is not what the gate holds."""
+    """A sampler's choice, or the candidates it was offered, do not match the gate's state."""

@@ -22,16 +22,16 @@ class _Group:
 
 
 class GroupTracker(Generic[Key]):
-    """Members of groups in flight, beside a manager whose keys are the groups.
+    """The members of groups in flight, for a manager whose keys are the groups.
 
-    The version of a group is fixed when its first member is routed, and its entry reserved then; every later routing, of
-    another member or of a member that goes on elsewhere, needs a replica that is at least as new (a minimum over
-    members could fall after the reserve, and break the bound). So the oldest version in a group is the recorded one.
+    When the first member of a group is routed, the group's version is fixed and its entry reserved. Every later routing, of
+    another member or of one that resumes elsewhere, needs a replica that is at least as new. So the group's version stays the
+    oldest one in it; a minimum over members could fall after the reservation and break the bound.
 
     Args:
-        manager: where groups have their entries. Reserve, occupy, abort, filter and consume groups through the tracker.
-        needed: complete members that make a group complete.
-        size: members that a group may have; more than `needed` is group-level redundancy.
+        manager: the manager. Reserve, occupy, abort, filter and consume groups only through the tracker.
+        needed: number of complete members that completes a group.
+        size: most members of a group; more than `needed` is group-level redundancy.
 
     Raises:
         LimitError: a size is out of its range.
@@ -50,7 +50,7 @@ class GroupTracker(Generic[Key]):
         """The version that was fixed when the group started.
 
         Raises:
-            UnknownEntryError: it has not started.
+            UnknownEntryError: the group has not started.
         """
         return self._get(group).version
 
@@ -63,7 +63,7 @@ class GroupTracker(Generic[Key]):
         return list(self._get(group).running)
 
     def finished(self, group: Key) -> list[Name]:
-        """Complete members, in order of completion: what is trained on.
+        """Complete members, which are trained on, in order of completion.
 
         Raises:
             UnknownEntryError: the group has not started.
@@ -71,16 +71,16 @@ class GroupTracker(Generic[Key]):
         return list(self._get(group).finished)
 
     def can_route(self, group: Key, version: int) -> bool:
-        """Whether a member may run on a replica of this version. A pure predicate: it fixes nothing."""
+        """Whether a member may run on a replica of this version. Changes nothing."""
         known = self._groups.get(group)
         if known is None:
             return self.manager.can_reserve(version)
         return known.version <= version <= self.manager.version
 
     def route(self, group: Key, member: Name, version: int) -> int:
-        """A member starts on a replica of this version, or goes on there (partial rollout, migration).
+        """Start or resume a member on a replica of this version (resume: partial rollout, migration).
 
-        The first one of a group fixes its version and reserves its entry; the others leave the buffers alone.
+        The first member of a group fixes its version and reserves its entry; the others do not change the buffers.
 
         Returns:
             The version of the group.
@@ -113,14 +113,14 @@ class GroupTracker(Generic[Key]):
         return known.version
 
     def finish(self, group: Key, member: Name) -> list[Name]:
-        """A member is complete and rewarded. With the last one needed, the group occupies an entry.
+        """Note that a member is complete and rewarded. With the last one needed, the group occupies an entry.
 
         Returns:
-            Members that still run and are not needed any more: abort them (group-level redundancy).
+            Members that still run and are no longer needed; abort them (group-level redundancy).
 
         Raises:
             UnknownEntryError: the member is not in flight.
-            RedundantError: the group would be complete, but its batch is so without it: `drop` it.
+            RedundantError: this completes the group, but its batch is complete without it; `drop` the group.
         """
         known = self._get(group)
         if member not in known.running:
@@ -137,7 +137,7 @@ class GroupTracker(Generic[Key]):
         return surplus
 
     def lose(self, group: Key, member: Name) -> None:
-        """A member in flight failed; it, or another in its place, may be routed again. The buffers stay as they are.
+        """Forget a member in flight that failed. It, or another in its place, may be routed again. Buffers do not change.
 
         Raises:
             UnknownEntryError: the member is not in flight.
@@ -153,7 +153,7 @@ class GroupTracker(Generic[Key]):
         """Abort a group in flight, or filter a complete one.
 
         Returns:
-            Members that still run: abort them.
+            Members that still run; abort them.
 
         Raises:
             UnknownEntryError: the group has not started.
@@ -167,14 +167,14 @@ class GroupTracker(Generic[Key]):
         return list(known.running)
 
     def surplus(self) -> list[Key]:
-        """Groups in flight whose batch is complete without them: `drop` them (batch-level redundancy)."""
+        """Groups in flight whose batch is complete without them; `drop` them (batch-level redundancy)."""
         return self.manager.surplus()
 
     def consume(self) -> tuple[dict[Key, list[Name]], list[Name]]:
         """Retire the earliest buffer.
 
         Returns:
-            Each group of the batch with its complete members; and members in flight of redundant groups, to be aborted.
+            The complete members of each group of the batch, and the running members of redundant groups, to be aborted.
 
         Raises:
             NotReadyError: the buffer is not ready.

@@ -1,4 +1,4 @@
-"""The staleness manager: a bound on the age of what is trained on, kept by reservation (StaleFlow, section 4)."""
+"""The staleness manager: it bounds the staleness of training data by reservation (StaleFlow, section 4)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tailrace.staleness.tentative import Tentative
 class StalenessManager(Generic[Key]):
     """Virtual staleness buffers, one per batch to come.
 
-    An entry of version V may be trained on up to the trainer's version V + bound. Every entry has, from `reserve` on, a place
-    in a buffer that is consumed in time, so whatever completes when, nothing that `consume` returns is older than the bound.
-    What it tracks is at most (bound + 1) * (batch_size + surplus) keys. Every operation takes O(bound) steps, however many
-    entries there are; `consume` also takes a step for each key that it returns. Not thread-safe.
+    An entry of version V may be trained on up to the trainer's version V + bound. From `reserve` on, every entry has a place
+    in a buffer that is consumed in time. So no key that `consume` returns is older than the bound, in whatever order keys
+    complete. At most (bound + 1) * (batch_size + surplus) keys are tracked. Every operation takes O(bound) steps, however
+    many entries there are; `consume` also takes a step for each key that it returns. Not thread-safe.
 
     Args:
-        bound: eta of StaleFlow: versions by which the trainer may be ahead of what it trains on, 0 or more.
+        bound: eta of StaleFlow: most versions by which the trainer may be ahead of its training data, 0 or more.
         batch_size: keys in a batch, 1 or more. A key is a trajectory, or a group where groups are used.
         version: the trainer's version.
         surplus: entries of each buffer beyond a batch (batch-level redundancy, section 4.3).
@@ -50,7 +50,7 @@ class StalenessManager(Generic[Key]):
 
     @property
     def bound(self) -> int:
-        """Versions by which the trainer may be ahead of what it trains on."""
+        """Most versions by which the trainer may be ahead of its training data."""
         return self._bound
 
     @property
@@ -65,17 +65,17 @@ class StalenessManager(Generic[Key]):
 
     @property
     def version(self) -> int:
-        """The trainer's version, which is that of the earliest unconsumed buffer."""
+        """The trainer's version, which is also the version of the earliest unconsumed buffer."""
         return self._slots.version
 
     @property
     def capacity(self) -> int:
-        """Entries of all unconsumed buffers: the most that can be tracked at once (section 4.2, Discussions)."""
+        """Entries of all unconsumed buffers, hence most keys that can be tracked at once (section 4.2, Discussions)."""
         return (self._bound + 1) * (self._batch_size + self._surplus)
 
     @property
     def changes(self) -> int:
-        """Operations that changed it so far; a fork is of one such moment."""
+        """Number of operations that changed the manager so far; a fork is valid for one such number."""
         return self._changes
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class StalenessManager(Generic[Key]):
     def can_reserve(self, version: int) -> bool:
         """Whether one more trajectory may start at a version: a simulated reserve (the discriminator of section 4.2).
 
-        A pure predicate: nothing is assigned or remembered. False too for a version newer than the trainer's.
+        Changes nothing. False also for a version newer than the trainer's.
         """
         slots = self._slots
         if not 0 <= version <= slots.version:
@@ -101,17 +101,15 @@ class StalenessManager(Generic[Key]):
         return deadline >= 0 and slots.open & ((2 << deadline) - 1) != 0
 
     def reserve(self, key: Key, version: int) -> int:
-        """A trajectory starts: the latest buffer that it may be trained in and that has an empty entry is reserved for it.
-
-        Nothing else moves.
+        """Start a trajectory: reserve an empty entry in the latest buffer in which it may be trained on. No entry moves.
 
         Returns:
             The version of that buffer.
 
         Raises:
-            StalenessBoundExceeded: there is none.
+            StalenessBoundExceeded: no such buffer has an empty entry.
             VersionError: the version is negative or newer than the trainer's.
-            DuplicateError: the key has an entry.
+            DuplicateError: the key has an entry already.
         """
         slots = self._slots
         if not 0 <= version <= slots.version:
@@ -144,15 +142,15 @@ class StalenessManager(Generic[Key]):
         return buffer.version
 
     def occupy(self, key: Key) -> int:
-        """A trajectory is complete and rewarded: its reserved entry is deleted, and the earliest empty one occupied.
+        """Complete a rewarded trajectory: its reserved entry is deleted, and it occupies the earliest empty entry.
 
-        Before that, reserved entries move later into the hole, as far as their versions allow (Figure 7, right).
+        In between, reserved entries move to later buffers to fill the hole, as far as their versions allow (Figure 7, right).
 
         Returns:
-            The version of the buffer that it is trained in, as things stand.
+            The version of the buffer in which it would now be trained on.
 
         Raises:
-            UnknownEntryError: the key has no entry, or it is occupied already.
+            UnknownEntryError: the key has no entry, or its entry is occupied already.
             RedundantError: its buffer is complete without it (see `surplus`).
         """
         slots = self._slots
@@ -189,7 +187,7 @@ class StalenessManager(Generic[Key]):
         return buffer.version
 
     def abort(self, key: Key) -> None:
-        """Drop a reserved entry. Reserved ones before it move later, occupied ones after it forward.
+        """Drop a reserved entry. Earlier reserved entries then move later, and later occupied ones forward.
 
         Raises:
             UnknownEntryError: the key has no reserved entry.
@@ -200,7 +198,7 @@ class StalenessManager(Generic[Key]):
         slots.delete_reserved(key, cell)
         hole = cell.buffer.version - slots.version
         if slots.ready >> hole & 1:
-            cell.buffer.reserved_count -= 1  # it was redundant: its place is no longer an entry
+            cell.buffer.reserved_count -= 1  # it was redundant, so its place is no longer an entry
         else:
             hole = slots.fill_hole(hole)
             slots.buffers[hole].reserved_count -= 1
@@ -208,7 +206,7 @@ class StalenessManager(Generic[Key]):
         self._changes += 1
 
     def filter(self, key: Key) -> None:
-        """Drop an occupied entry. An occupied one of a later buffer moves forward into its place (Figure 8c).
+        """Drop an occupied entry. An occupied entry of a later buffer moves forward into its place (Figure 8c).
 
         Raises:
             UnknownEntryError: the key has no occupied entry.
@@ -228,7 +226,7 @@ class StalenessManager(Generic[Key]):
         return bool(self._slots.ready & 1)
 
     def consume(self) -> list[Key]:
-        """Retire the earliest buffer; the trainer's version becomes one higher. Its redundant entries are dropped.
+        """Retire the earliest buffer and drop its redundant entries; the trainer's version rises by one.
 
         Returns:
             A batch of keys, oldest version first.
@@ -245,10 +243,10 @@ class StalenessManager(Generic[Key]):
         return self._slots.retire()
 
     def state(self, buffer_version: int) -> BufferState:
-        """Of one buffer. A buffer that nothing can be reserved in yet is waiting.
+        """The state of one buffer. A buffer too late for any reservation now is waiting.
 
         Raises:
-            UnknownBufferError: it was consumed.
+            UnknownBufferError: the buffer was consumed.
         """
         slot = self._slot(buffer_version)
         if slot > self._bound:
@@ -256,16 +254,16 @@ class StalenessManager(Generic[Key]):
         return self._slots.buffers[slot].state(self._batch_size, self._slots.size)
 
     def entries(self, buffer_version: int) -> list[Entry[Key]]:
-        """Of one buffer: occupied ones first, then by version, then in the order in which they came there.
+        """The entries of one buffer: occupied ones first, then by version, then in order of arrival there.
 
         Raises:
-            UnknownBufferError: it was consumed.
+            UnknownBufferError: the buffer was consumed.
         """
         slot = self._slot(buffer_version)
         return self._slots.buffers[slot].entries() if slot <= self._bound else []
 
     def surplus(self) -> list[Key]:
-        """Reserved entries of ready buffers: redundant, since they came too late. `consume` drops those of its buffer."""
+        """Reserved entries of ready buffers, which came too late. `consume` drops those of the buffer that it retires."""
         if not self._slots.ready or not self._surplus:
             return []
         return [
@@ -276,7 +274,7 @@ class StalenessManager(Generic[Key]):
         ]
 
     def fork(self) -> Tentative[Key]:
-        """An overlay in which reserves can be tried. It takes O(bound), since a reserve moves nothing."""
+        """An overlay in which reserves can be tried. Takes O(bound), since a reserve moves no entry."""
         slots = self._slots
         empty = tuple(
             slots.size - buffer.occupied_count - buffer.reserved_count if slots.open >> slot & 1 else 0
@@ -285,17 +283,17 @@ class StalenessManager(Generic[Key]):
         return Tentative(self, empty)
 
     def reset(self, version: int, entries: Iterable[Entry[Key]]) -> list[Key]:
-        """Start anew at a version with entries that exist, wherever they were: after a crash or a rollback.
+        """Set the version and place existing entries anew, after a crash or a rollback.
 
-        Complete ones go before those in flight, older before newer. Entries of this very manager all find a place again,
-        except redundant ones.
+        Complete entries are placed before those in flight, older before newer. All of this manager's own entries find a place
+        again, except redundant ones.
 
         Returns:
-            Keys that cannot be trained on within the bound any more, and those of versions newer than the trainer's. They
-            have no entry.
+            Keys without a place: those that can no longer be trained on within the bound, and those of versions newer than
+            the trainer's.
 
         Raises:
-            LimitError: the version is not one.
+            LimitError: the version is not a whole number of at least 0.
             DuplicateError: a key occurs twice.
         """
         whole("version", version)
@@ -308,7 +306,7 @@ class StalenessManager(Generic[Key]):
         fresh: StalenessManager[Key] = StalenessManager(self._bound, self._batch_size, version, self._surplus)
         refused = place_all(fresh, listed)
         if self._surplus and any(entry.occupied and entry.key in refused for entry in listed):
-            # Redundant entries took the place of complete ones: those in flight are what can be spared.
+            # Redundant entries took places of complete ones. Place complete ones first; only those in flight may be refused.
             fresh = StalenessManager(self._bound, self._batch_size, version, self._surplus)
             refused = place_all(fresh, listed, complete_first=True)
         self._slots = fresh._slots
@@ -316,7 +314,7 @@ class StalenessManager(Generic[Key]):
         return [entry.key for entry in listed if entry.key in refused]
 
     def to_state(self) -> dict[str, Any]:
-        """Everything as plain data; JSON can carry it if it can carry the keys (strings or integers)."""
+        """The whole state as plain data, which JSON can carry if the keys are strings or integers."""
         return {
             "version": self.version,
             "bound": self._bound,
@@ -330,10 +328,10 @@ class StalenessManager(Generic[Key]):
 
     @classmethod
     def from_state(cls, state: Any) -> StalenessManager[Key]:
-        """The manager that wrote a state.
+        """A manager with a state that `to_state` returned.
 
         Raises:
-            StateError: no manager could have written it.
+            StateError: no manager could have written this state.
         """
         try:
             manager = cls(state["bound"], state["batch_size"], state["version"], state["surplus"])
@@ -343,7 +341,7 @@ class StalenessManager(Generic[Key]):
         return manager
 
     def describe(self, key: Key | None = None) -> str:
-        """Where it stands, in one line, for an error message or a log; with a key, where that is."""
+        """The state in one line, for an error message or a log; with a key, also the place of its entry."""
         fill = ", ".join(
             f"{buffer.version}: {buffer.occupied_count} occupied + {buffer.reserved_count} reserved of {self._slots.size} "
             f"({buffer.state(self._batch_size, self._slots.size)})"

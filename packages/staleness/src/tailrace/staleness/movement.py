@@ -1,17 +1,14 @@
 """Deletion and movement of entries (StaleFlow, section 4.2 and Figure 7, right), in O(bound) steps.
 
-Buffers are addressed by slot: 0 is the earliest unconsumed one, `bound` the latest. An entry of version V may sit in slots up
+Buffers are addressed by slot: 0 is the earliest unconsumed one, `bound` the latest. An entry of version V may be in slots up
 to its deadline, V + bound - trainer's version. Sets of slots are bit masks, so that a search over buffers is one operation.
-
-What holds between operations, and what breaks if it does not:
-
-* I1: no empty entry lies in a buffer before an occupied one. Else a batch is complete later than it could be.
-* I2: no reserved entry lies before an empty entry that it may move to. Else `can_reserve` refuses what would fit.
-* I3: no reserved entry of a buffer that is not ready lies before an occupied one whose place it may take. It follows from
-  I2, and is why one move of an occupied entry settles everything: the hole that it leaves draws no entry of a buffer that
-  is not ready, so no new hole opens.
-
-A ready buffer has no empty entries, whatever it holds; reserved entries that are left in it are redundant.
+Invariants between operations:
+* I1: no buffer with an empty entry lies before one with an occupied entry. Otherwise a batch completes later than it could.
+* I2: no reserved entry lies before an empty entry that it may move to. Otherwise `can_reserve` refuses a key that would fit.
+* I3: no reserved entry of a buffer that is not ready lies before an occupied one whose place it may take. This follows from
+  I2. Because of it, one move of an occupied entry restores I1 and I2: no entry of a buffer that is not ready may move into
+  the hole that it leaves, so no new hole opens.
+A ready buffer counts as having no empty entries; reserved entries left in it are redundant.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from tailrace.staleness.entry import Key
 
 
 class Slots(Generic[Key]):
-    """Unconsumed buffers, where every key is, and the masks that make both quick to search."""
+    """The unconsumed buffers, the place of every key, and bit masks that make both fast to search."""
 
     __slots__ = ("batch_size", "bound", "buffers", "filled", "holds", "open", "ready", "size", "version", "where")
 
@@ -34,14 +31,14 @@ class Slots(Generic[Key]):
         self.clear(version)
 
     def clear(self, version: int) -> None:
-        """Empty buffers, from a version on."""
+        """Replace all buffers by empty ones, from a version on."""
         self.version = version
         self.buffers: list[Buffer[Key]] = [Buffer(version + slot) for slot in range(self.bound + 1)]
         self.where: dict[Key, Cell[Key]] = {}
         self.open = (2 << self.bound) - 1  # slots with an empty entry
         self.ready = 0  # slots that are ready
         self.filled = 0  # slots with an occupied entry
-        self.holds = [0] * (self.bound + 1)  # by deadline: slots with reserved entries of it
+        self.holds = [0] * (self.bound + 1)  # by deadline: slots that have reserved entries of that deadline
 
     def refresh(self, slot: int) -> None:
         """Set a slot's bits from its counts."""
@@ -68,20 +65,20 @@ class Slots(Generic[Key]):
         self.refresh(slot)
 
     def delete_reserved(self, key: Key, cell: Cell[Key]) -> None:
-        """Forget a reserved entry; counts and masks of empty entries stay as they were."""
+        """Delete a reserved entry without updating counts and masks of empty entries."""
         del cell.keys[key]
         if not cell.keys:
             self.holds[cell.version + self.bound - self.version] &= ~(1 << (cell.buffer.version - self.version))
 
     def fill_hole(self, hole: int) -> int:
-        """Move reserved entries later until the hole has come as far forward as it can.
+        """Move reserved entries later until the hole is as early as it can be.
 
-        The earliest reserved entry that may sit at the hole moves there, then the earliest that may sit at its former place,
-        and so on. Of one buffer the oldest version moves, and of one version what came last. Entries of ready buffers stay:
-        they would leave no empty entry behind.
+        The earliest reserved entry that may move to the hole does so, then the earliest that may move to that one's former
+        place, and so on. Within a buffer the oldest version moves, and within a version the last to arrive. Entries of ready
+        buffers stay, since they would leave no empty entry behind.
 
         Returns:
-            The slot of the hole that is left. Counts are as if nothing had been deleted there yet.
+            The slot of the remaining hole. Counts do not yet show that an entry there was deleted.
         """
         holds = self.holds
         waiting = ~self.ready
@@ -101,11 +98,11 @@ class Slots(Generic[Key]):
                 return hole
             source = found.bit_length() - 1
             self.shift_reserved(source, hole, deadline)
-            # Longer deadlines than the old hole were searched: nothing of them lies before `source`.
+            # Deadlines beyond the old hole were searched already: none of their entries lies before `source`.
             top, hole = hole, source
 
     def shift_reserved(self, source: int, target: int, deadline: int) -> None:
-        """Move the last reserved entry of a deadline from one slot to another, leaving counts alone."""
+        """Move the last reserved entry of a deadline from one slot to another, without updating counts."""
         version = deadline + self.version - self.bound
         origin = self.buffers[source].reserved[version]
         key, _ = origin.keys.popitem()
@@ -117,7 +114,7 @@ class Slots(Generic[Key]):
         self.holds[deadline] |= 1 << target
 
     def settle(self, hole: int) -> None:
-        """Restore I1 and I2 after an entry left a slot where reserved ones had their chance already."""
+        """Restore I1 and I2 after an entry left a slot that no reserved entry can move to any more."""
         last = self.filled.bit_length() - 1
         if last > hole:
             self.advance_occupied(last, hole)
@@ -126,7 +123,7 @@ class Slots(Generic[Key]):
         self.rescue(hole)
 
     def advance_occupied(self, source: int, target: int) -> None:
-        """Move an occupied entry forward: of the oldest version in its buffer, what came last."""
+        """Move an occupied entry forward: the last to arrive of the oldest version in its buffer."""
         origin = self.buffers[source]
         version = min(version for version, cell in origin.occupied.items() if cell.keys)
         key, _ = origin.occupied[version].keys.popitem()
@@ -139,7 +136,7 @@ class Slots(Generic[Key]):
         self.refresh(target)
 
     def rescue(self, slot: int) -> None:
-        """Give empty entries of a slot to redundant ones of earlier, ready buffers."""
+        """Move redundant entries of earlier, ready buffers to empty entries of a slot."""
         bit = 1 << slot
         while self.open & bit:
             below = (bit - 1) & self.ready
@@ -159,7 +156,7 @@ class Slots(Generic[Key]):
             self.refresh(slot)
 
     def retire(self) -> list[Key]:
-        """Take the earliest buffer away, with the redundant entries that are left in it; the version becomes one higher."""
+        """Remove the earliest buffer with its redundant entries; the version rises by one. Returns its occupied keys."""
         buffer = self.buffers.pop(0)
         batch = buffer.occupied_keys()
         for key in batch:
@@ -171,6 +168,6 @@ class Slots(Generic[Key]):
         self.open = self.open >> 1 | 1 << self.bound
         self.ready >>= 1
         self.filled >>= 1
-        # What expired with the buffer lay in it; every other deadline comes one slot nearer.
+        # Entries whose deadline was this buffer were in it; every other deadline comes one slot nearer.
         self.holds = [slots >> 1 for slots in self.holds[1:]] + [0]
         return batch

@@ -1,4 +1,4 @@
-"""Entries that exist already, put back into a manager: after a crash, or from a stored state."""
+"""Puts existing entries back into a manager, after a crash or from a stored state."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ from tailrace.staleness.movement import Slots
 
 
 class Reserving(Protocol[KeyIn]):
-    """What entries are placed in. See `StalenessManager`."""
+    """A manager into which entries can be placed. See `StalenessManager`."""
 
     def can_reserve(self, version: int) -> bool:
-        """Whether one more may start at a version."""
+        """Whether one more key may start at a version."""
         ...
 
     def reserve(self, key: KeyIn, version: int) -> int:
-        """A trajectory starts."""
+        """Start a trajectory."""
         ...
 
     def occupy(self, key: KeyIn) -> int:
-        """It is complete."""
+        """Complete it."""
         ...
 
     def abort(self, key: KeyIn) -> None:
-        """It is dropped before that."""
+        """Drop it before it is complete."""
         ...
 
 
 def place_all(manager: Reserving[Key], entries: Sequence[Entry[Key]], *, complete_first: bool = False) -> set[Key]:
-    """Reserve and occupy in an empty manager, earliest deadline first, complete ones before those in flight.
+    """Reserve and occupy in an empty manager, earliest deadline first, complete entries before those in flight.
 
     Args:
-        complete_first: occupy complete ones before any other is reserved. Otherwise all are reserved first, which finds a
-            place for whatever has one, but may find complete ones redundant if buffers have a surplus.
+        manager: an empty manager.
+        entries: the entries to place.
+        complete_first: occupy complete entries before any other is reserved. Otherwise all are reserved first. That finds a
+            place for every entry that can have one, but with a surplus it may make complete entries redundant.
 
     Returns:
-        Keys that found no place.
+        Keys without a place.
     """
     complete = sorted((entry for entry in entries if entry.occupied), key=lambda entry: entry.version)
     running = sorted((entry for entry in entries if not entry.occupied), key=lambda entry: entry.version)
@@ -72,10 +74,10 @@ def broken(found: str) -> StateError:
 
 
 def read_state(slots: Slots[Key], state: Any) -> None:
-    """Fill empty slots from a stored state, entry by entry where they were.
+    """Fill empty slots from a stored state, each entry in its former place.
 
     Raises:
-        StateError: an entry cannot be where it is said to be.
+        StateError: an entry cannot have been in its stated place.
     """
     buffers = state.get("buffers")
     if not isinstance(buffers, list) or len(buffers) != slots.bound + 1:
@@ -104,10 +106,10 @@ def read_state(slots: Slots[Key], state: Any) -> None:
 
 
 def check_settled(slots: Slots[Key]) -> None:
-    """Hold slots to I1 and I2 (see `tailrace.staleness.movement`).
+    """Check invariants I1 and I2 of slots (see `tailrace.staleness.movement`).
 
     Raises:
-        StateError: one of them is broken.
+        StateError: one of them does not hold.
     """
     last = slots.filled.bit_length() - 1
     if slots.open & ((1 << max(0, last)) - 1):

@@ -1,4 +1,4 @@
-"""Gates whose batches a sampler chooses, in whatever order groups complete."""
+"""Gates whose batches a sampler chooses among the complete groups."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tailrace.staleness.counting import CountedGate
 
 
 class SampledGate(CountedGate):
-    """A batch is trainable as soon as enough groups are complete. See `AdmissionGate`.
+    """An `AdmissionGate` whose batch is trainable as soon as enough groups are complete.
 
     Args:
-        name: of the admission.
+        name: the admission's name.
         batch_groups: groups in a batch.
-        cap: groups that may be open at once; None for no limit.
-        max_age: versions by which a complete group may be behind the trainer when it is consumed; None for no limit.
+        cap: most groups that may be open at once; None for no limit.
+        max_age: most versions by which a complete group may be behind the trainer at consumption; None for no limit.
     """
 
     def __init__(self, name: str, batch_groups: int, *, cap: int | None = None, max_age: int | None = None) -> None:
@@ -26,7 +26,7 @@ class SampledGate(CountedGate):
 
     @property
     def bound(self) -> int | None:
-        """The age at which complete groups are refused, if there is one; a cap guarantees nothing for a group."""
+        """`max_age`; None without it, since a cap bounds no group's staleness."""
         return self._max_age
 
     @property
@@ -41,7 +41,7 @@ class SampledGate(CountedGate):
         return (self._cap is None or count < self._cap) and self._fresh(version)
 
     def expired(self) -> Sequence[int]:
-        """Complete groups above the age."""
+        """Complete groups older than `max_age`."""
         if self._max_age is None or all(
             self._fresh(version) for version, count in self._ledger.complete_at.items() if count
         ):
@@ -51,22 +51,22 @@ class SampledGate(CountedGate):
         ]
 
     def ready(self) -> bool:
-        """Whether a batch of groups is complete and not expired."""
+        """Whether enough groups for a batch are complete and not expired."""
         if self._max_age is None:
             return self._ledger.completed >= self._batch
         count = sum(count for version, count in self._ledger.complete_at.items() if self._fresh(version))
         return count >= self._batch
 
     def trainable(self) -> Sequence[int]:
-        """Complete groups that are not expired, which they can only become with the next version."""
+        """Complete groups that are not expired; they cannot expire before the next version."""
         groups = self._ledger.groups.items()
         return [group for group, known in groups if known.complete and self._fresh(known.version)]
 
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
-        """What the sampler chooses of the candidates that are not expired.
+        """The groups that the sampler chooses among the candidates that are not expired.
 
         Raises:
-            NotReadyError: too few are complete.
+            NotReadyError: too few groups are complete.
             SamplerError: the sampler's choice is not a batch, or a candidate is not complete.
         """
         self._ledger.require(self.ready())
@@ -75,7 +75,7 @@ class SampledGate(CountedGate):
         return self._ledger.take(self._ledger.picked(sampler.pick(fresh, self._batch), fresh))
 
     def reset(self, version: int, started: Mapping[int, tuple[int, bool]]) -> Sequence[int]:
-        """Refuses versions newer than the trainer's, and those above the age if there is one; a cap refuses nothing."""
+        """Refuse groups of versions newer than the trainer's and those older than `max_age`; the cap refuses none."""
         self._ledger.begin(version)
         refused = []
         for group, (at, complete) in started.items():
@@ -86,7 +86,7 @@ class SampledGate(CountedGate):
         return refused
 
     def state(self) -> dict[str, Any]:
-        """Open groups in order of their start."""
+        """The open groups in order of their start, as plain data."""
         return {
             "admission": self._ledger.name,
             "batch_groups": self._batch,

@@ -9,43 +9,43 @@ from tailrace.staleness.errors import DuplicateError, OutdatedForkError, Stalene
 
 
 class Forked(Protocol[KeyIn]):
-    """What an overlay needs of the manager that it is a fork of. See `StalenessManager`."""
+    """The manager under an overlay. See `StalenessManager`."""
 
     @property
     def bound(self) -> int:
-        """Versions by which the trainer may be ahead."""
+        """Most versions by which the trainer may be ahead."""
         ...
 
     @property
     def version(self) -> int:
-        """The trainer's."""
+        """The trainer's version."""
         ...
 
     @property
     def changes(self) -> int:
-        """Operations that changed it so far."""
+        """Number of operations that changed the manager so far."""
         ...
 
     def __contains__(self, key: object) -> bool: ...
 
     def reserve(self, key: KeyIn, version: int) -> int:
-        """A trajectory starts."""
+        """Start a trajectory."""
         ...
 
     def describe(self) -> str:
-        """Where it stands."""
+        """The state in one line."""
         ...
 
 
 class Tentative(Generic[Key]):
-    """Reserves that have not happened. Commit them, or drop the object and nothing was.
+    """Reserves that are only tried. Commit them, or drop the object to leave the manager unchanged.
 
-    A reserve moves no entry, so the number of empty entries of each buffer is all that it needs.
+    A reserve moves no entry, so the overlay needs only the number of empty entries of each buffer.
 
     Args:
-        manager: what it is a fork of.
-        empty: empty entries by buffer, earliest first.
-        parent: the overlay that it is a fork of, if any, and how many reserves that had made then.
+        manager: the manager that this is a fork of.
+        empty: empty entries of each buffer, earliest first.
+        parent: the overlay that this is a fork of, if any, and the number of its reserves at that moment.
     """
 
     __slots__ = ("_bound", "_changes", "_empty", "_manager", "_parent", "_seen", "_taken", "_version")
@@ -72,12 +72,12 @@ class Tentative(Generic[Key]):
         """Reserve in the overlay alone.
 
         Returns:
-            The version of the buffer that it would land in.
+            The version of the buffer in which the entry would be.
 
         Raises:
-            StalenessBoundExceeded: there is none.
+            StalenessBoundExceeded: no buffer has an empty entry for that version.
             VersionError: the version is negative or newer than the trainer's.
-            DuplicateError: the key has an entry, here or in the manager.
+            DuplicateError: the key has an entry already, here or in the manager.
         """
         if not 0 <= version <= self._version:
             raise VersionError(
@@ -96,17 +96,17 @@ class Tentative(Generic[Key]):
         return self._version + slot
 
     def fork(self) -> Tentative[Key]:
-        """An overlay of this overlay as it is now. Committing it applies what was taken here before, too."""
+        """An overlay of this overlay as it is now. Its commit also reserves what was taken here before the fork."""
         return Tentative(self._manager, tuple(self._empty), (self, len(self._taken)))
 
     def commit(self) -> list[Key]:
-        """Reserve in the manager what was taken, in the same buffers.
+        """Reserve the taken keys in the manager, in the same buffers.
 
         Returns:
             The keys, in the order in which they were taken.
 
         Raises:
-            OutdatedForkError: the manager changed since the fork, or this was committed before. Nothing is reserved.
+            OutdatedForkError: the manager changed since the fork, or this was committed before. No key is reserved.
         """
         if self._manager.changes != self._changes:
             raise OutdatedForkError(

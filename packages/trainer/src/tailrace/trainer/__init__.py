@@ -1,5 +1,4 @@
-"""GRPO with clip-higher on FSDP2, for any Hugging Face causal LM: losses, gradients, checkpoints,
-supervised warm start.
+"""GRPO with clip-higher on FSDP2, for any Hugging Face causal LM: losses, gradients, checkpoints, supervised warm start.
 
 Importing this loads no torch; `TrainerWorker` and `load_weights_file` load it on first use.
 """

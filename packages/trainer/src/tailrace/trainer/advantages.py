@@ -13,11 +13,11 @@ def group_advantages(
 ) -> list[float]:
     """The advantage of each trajectory within its group: ``(r - mean) / std`` (GRPO, arXiv:2402.03300, section 4.1.2).
 
-    The standard deviation is the population's. A group whose rewards are all equal says nothing: its advantages are 0.
+    The standard deviation is the population's. If all rewards of a group are equal, its advantages are 0.
 
     Args:
         groups: the group of each trajectory, in any order.
-        rewards: one per trajectory.
+        rewards: the reward of each trajectory.
         divide_by_std: False only subtracts the mean (Dr. GRPO, arXiv:2503.20783).
     """
     members: dict[Hashable, list[float]] = {}
@@ -27,20 +27,23 @@ def group_advantages(
     for group, values in members.items():
         mean = math.fsum(values) / len(values)
         std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
-        # Rewards such as 0.1 leave a rounding error as "std" when they are all equal: compare the rewards themselves.
+        # Equal rewards such as 0.1 have a tiny nonzero std by rounding, so compare the rewards themselves.
         scale = 0.0 if min(values) == max(values) else (1.0 / std if divide_by_std else 1.0)
         moments[group] = (mean, scale)
     return [(reward - moments[group][0]) * moments[group][1] for group, reward in zip(groups, rewards, strict=True)]
 
 
 def token_weights(lengths: Sequence[int], normalisation: Normalisation) -> list[float]:
-    """The weight of every token of each response, such that the loss of a mini-batch is the weighted sum over its tokens.
+    """The weight of each response's tokens, such that the loss of a mini-batch is the weighted sum over its tokens.
 
     ``"token"``: ``1 / sum(lengths)`` (DAPO, arXiv:2503.14476, equation 12). ``"sequence"``: ``1 / (responses * length)``
-    (GRPO, arXiv:2402.03300, equation 3). An empty response has no tokens to weigh and is not counted.
+    (GRPO, arXiv:2402.03300, equation 3). Empty responses are not counted.
+    Since the weights refer to the whole mini-batch, the gradient is a sum over tokens, and the gradients of any split into
+    micro-batches or ranks add up to it.
 
-    Since the weights refer to the whole mini-batch, the gradient is a sum over tokens: any split into micro-batches or
-    ranks adds up to the gradient of the whole.
+    Args:
+        lengths: tokens of each response.
+        normalisation: ``"token"`` or ``"sequence"``.
     """
     if normalisation == "token":
         total = sum(lengths)

@@ -1,4 +1,4 @@
-"""Experiences checked and turned into samples."""
+"""Checks experiences and turns them into samples."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from tailrace.contracts import Experience
 from tailrace.trainer.advantages import group_advantages, token_weights
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.errors import BatchError
-from tailrace.trainer.layout import Sample
+from tailrace.trainer.layout import TrainingSample
 
 
-def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerConfig) -> list[list[Sample]]:
-    """The samples of each mini-batch. Groups are normalised over the whole batch, also where mini-batches part them.
+def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerConfig) -> list[list[TrainingSample]]:
+    """The samples of each mini-batch. Advantages are normalised over whole groups, even if mini-batches split a group.
 
     Raises:
-        BatchError: a mini-batch without tokens, a trajectory without a reward or a prompt, or log-probabilities of 0 or
-            less that are not finite.
+        BatchError: a mini-batch has no response token, a trajectory has no reward or no prompt, or a log-probability is not
+            finite.
     """
     batch = [experience for mini_batch in mini_batches for experience in mini_batch]
     rewards = [_reward(experience) for experience in batch]
@@ -30,7 +30,7 @@ def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerCo
             config.normalisation,
         )
         samples = [
-            Sample(experience.prompt, experience.tokens, weight, experience.logprobs, advantage)
+            TrainingSample(experience.prompt, experience.tokens, weight, experience.logprobs, advantage)
             for experience, weight, advantage in zip(mini_batch, weights, advantages, strict=False)
         ]
         result.append([sample for sample in samples if sample.response])
@@ -39,15 +39,15 @@ def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerCo
     return result
 
 
-def supervised_samples(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Sample]:
+def supervised_samples(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[TrainingSample]:
     """Samples whose loss is the mean over all response tokens.
 
     Raises:
-        BatchError: there is no response token, or a prompt is empty.
+        BatchError: no sequence has a response token, or a prompt is empty.
     """
     weights = token_weights([len(response) for _, response in sequences], "token")
     samples = [
-        Sample(tuple(prompt), tuple(response), weight)
+        TrainingSample(tuple(prompt), tuple(response), weight)
         for (prompt, response), weight in zip(sequences, weights, strict=True)
         if response
     ]

@@ -1,7 +1,8 @@
-"""Checkpoints of the trainer's whole state: copied to host memory at once, written in the background."""
+"""Checkpoints of the trainer's whole state: copied to host memory first, then written in the background."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import threading
@@ -28,10 +29,10 @@ _POLL_S = 0.01
 
 
 class CheckpointWriter:
-    """Writes one checkpoint at a time on a thread of its own.
+    """Writes one checkpoint at a time, on its own thread.
 
-    Each rank writes its shards. Rank 0 also writes the full weights, and once every rank's file is there it completes the
-    directory; ranks meet in the file system, which all must share, so that no collective runs beside training.
+    Each rank writes its shards, and the full weights of its share of the parameters. Once every rank's files are there, rank 0
+    completes the directory; ranks meet in the file system, which all must share, so that no collective runs beside training.
     """
 
     def __init__(self, model_path: Path, state: ShardedPolicy, rank: int, world_size: int, timeout_s: float) -> None:
@@ -43,14 +44,14 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
 
     def save(self, directory: Path, version: int) -> Future[Path]:
-        """See `TrainerWorker.save`."""
+        """Begin to write this rank's part. Returns once it is copied to host memory; the future waits until it is durable."""
         self._wait_for_previous()
         directory = directory.absolute()
         partial = partial_directory(directory)
         unmade = _make_anew(partial) if self._rank == 0 else None  # others wait: it is raised behind the barrier
         dist.barrier()
         shards = self._snapshot()
-        full = _full_weights(self._state, self._rank)
+        full = _full_weights(self._state, self._rank, _owners(self._state, self._world_size))
         manifest = {"version": version, "steps": self._state.steps, "world_size": self._world_size}
         future: Future[Path] = Future()
 
@@ -59,9 +60,9 @@ class CheckpointWriter:
                 if unmade is not None:
                     raise unmade
                 self._write(directory, partial, shards, full, manifest)
-            except BaseException as error:  # it is handed to whoever waits
+            except BaseException as error:  # the future hands it to whoever waits
                 if self._rank == 0:
-                    shutil.rmtree(partial, ignore_errors=True)  # a disk that is full gets its room back
+                    shutil.rmtree(partial, ignore_errors=True)  # free its space, since the disk may be full
                 future.set_exception(_named(error, directory))
             else:
                 future.set_result(directory)
@@ -71,7 +72,7 @@ class CheckpointWriter:
         return future
 
     def close(self) -> None:
-        """Wait for the checkpoint that is being written."""
+        """Wait until the checkpoint under way is written."""
         self._wait_for_previous()
 
     def _wait_for_previous(self) -> None:
@@ -107,14 +108,18 @@ class CheckpointWriter:
     ) -> None:
         from safetensors.torch import save_file
 
-        mine = partial / _state_file(self._rank, self._world_size)
+        if full or self._rank == 0:
+            _write_weights(partial / _weights_file(self._rank, self._world_size), full)
+        mine = partial / _state_file(self._rank, self._world_size)  # the last file of a rank
         growing = partial / f".{mine.name}"
         save_file(shards, str(growing))
         sync(growing)
         os.replace(growing, mine)  # noqa: PTH105 - replace, so that others see a whole file
         if self._rank:
             return
-        _write_model(partial, self._model_path, full, self._state)
+        copy_model_files(self._model_path, partial, str(self._state.dtype).removeprefix("torch."))
+        if self._world_size > 1:
+            _write_index(partial, self._state, self._world_size)
         deadline = time.monotonic() + self._timeout_s
         for rank in range(self._world_size):
             awaited = partial / _state_file(rank, self._world_size)
@@ -138,7 +143,7 @@ def _make_anew(partial: Path) -> OSError | None:
 
 
 def _named(error: BaseException, directory: Path) -> BaseException:
-    """What a file system or a library says of a write does not name the checkpoint."""
+    """An error with the name of the checkpoint, which a file system's or a library's error lacks."""
     from safetensors import SafetensorError
 
     if isinstance(error, TrainerError) or not isinstance(error, OSError | SafetensorError):
@@ -149,37 +154,59 @@ def _named(error: BaseException, directory: Path) -> BaseException:
 
 
 def export_model(directory: Path, model_path: Path, state: ShardedPolicy, rank: int) -> None:
-    """See `TrainerWorker.export`."""
-    full = _full_weights(state, rank)
+    """Write the whole model in Hugging Face form, from rank 0. Every rank calls it."""
+    full = _full_weights(state, rank, _owners(state, 1))
     if rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        _write_model(directory, model_path, full, state)
+        copy_model_files(model_path, directory, str(state.dtype).removeprefix("torch."))
+        _write_weights(directory / _weights_file(0, 1), full)
 
 
-def _full_weights(state: ShardedPolicy, rank: int) -> dict[str, Tensor]:
-    """Copies of the full weights in host memory, on rank 0; the others only take part in gathering them."""
+def _owners(state: ShardedPolicy, world_size: int) -> dict[str, int]:
+    """Which rank writes which parameter in full: the largest first, each to the rank with the least so far."""
+    loads, owners = [0] * world_size, dict[str, int]()
+    for name, parameter in sorted(state.parameters.items(), key=lambda item: (-item[1].numel(), item[0])):
+        owners[name] = loads.index(min(loads))
+        loads[owners[name]] += parameter.numel()
+    return owners
+
+
+def _full_weights(state: ShardedPolicy, rank: int, owners: dict[str, int]) -> dict[str, Tensor]:
+    """Copies of the full weights that this rank writes, in host memory. All ranks take part in gathering, one at a time."""
     full = {}
     for name, tensor in state.full_parameters():
-        if rank == 0:
+        if owners[name] == rank:
             full[name] = tensor.to("cpu", state.dtype, copy=True).contiguous()
     return full
 
 
-def _write_model(directory: Path, model_path: Path, full: dict[str, Tensor], state: ShardedPolicy) -> None:
+def _write_weights(path: Path, full: dict[str, Tensor]) -> None:
     from safetensors.torch import save_file
 
-    copy_model_files(model_path, directory, str(state.dtype).removeprefix("torch."))
-    save_file(full, str(directory / "model.safetensors"), metadata={"format": "pt"})
+    save_file(full, str(path), metadata={"format": "pt"})
+    sync(path)
+
+
+def _write_index(directory: Path, state: ShardedPolicy, world_size: int) -> None:
+    """Where Hugging Face looks for the weights of a model in several files."""
+    files = {name: _weights_file(owner, world_size) for name, owner in _owners(state, world_size).items()}
+    total = sum(parameter.numel() for parameter in state.parameters.values()) * state.dtype.itemsize
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _weights_file(rank: int, world_size: int) -> str:
+    return "model.safetensors" if world_size == 1 else f"model-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
 def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -> int:
-    """See `TrainerWorker.load`."""
+    """Load a checkpoint into this rank. Returns its version."""
     from safetensors import safe_open
 
     manifest = verify(directory)
     saved, steps = manifest.get("world_size"), manifest.get("steps")
     if not isinstance(saved, int) or not isinstance(steps, int) or saved < 1:
-        raise CheckpointError(f"{directory}: found no state of a trainer in it, expected a checkpoint of one")
+        raise CheckpointError(f"{directory}: found no trainer state, expected a checkpoint of a trainer")
     shards = [_state_file(r, saved) for r in range(saved)]
     if missing := [name for name in shards if name not in manifest["files"]]:
         raise CheckpointError(f"found no {missing[0]} in {directory}; the checkpoint is damaged, use another")
@@ -187,7 +214,7 @@ def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -
     names = {key.removeprefix("parameter/") for key in files[0].keys() if key.startswith("parameter/")}  # noqa: SIM118
     if names != set(state.shards):
         odd = sorted(names ^ set(state.shards))[0]
-        raise CheckpointError(f"{directory} is of another model: {odd!r} is in one of the two only")
+        raise CheckpointError(f"{directory} is of another model: only one of the two has {odd!r}")
     state.reset_optimizer()
     has_moments = any(key.startswith("exp_avg/") for key in files[0].keys())  # noqa: SIM118
     for name, shard in state.shards.items():
@@ -219,7 +246,7 @@ def _first_row(shape: torch.Size, rank: int, world_size: int) -> int:
 
 
 def _rows(files: list[Any], key: str, full_shape: tuple[int, ...], start: int, like: Tensor) -> Tensor:
-    """Rows ``start`` to ``start + len(like)`` of a tensor whose rows are spread over `files`, on the device of `like`."""
+    """Rows ``start`` to ``start + len(like)`` of a tensor whose rows are split over `files`, on the device of `like`."""
     wanted = len(like)
     parts = []
     offset = 0

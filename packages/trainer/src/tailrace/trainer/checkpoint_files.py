@@ -1,11 +1,11 @@
-"""What a checkpoint directory holds, and how one becomes complete. No torch.
+"""The files of a checkpoint directory, and how one is completed. No torch.
 
     config.json, tokenizer files    copied from the model's directory
-    model.safetensors               the weights, Hugging Face names
+    model.safetensors               the weights, Hugging Face names; of several ranks model-R-of-N.safetensors and an index
     state-R-of-N.safetensors        rank R's shards of parameters and moments, its random state
     trainer.json                    version, steps, and size and CRC-32 of every file above
 
-It is written under a hidden name, synced, and renamed: a directory of the right name is complete.
+A checkpoint is written under a hidden name, synced, and renamed. So a directory with its final name is complete.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"
 
 
 def partial_directory(directory: Path) -> Path:
-    """Where `directory` grows until it is complete."""
+    """The hidden directory in which the files of `directory` are written."""
     return directory.parent / f".{directory.name}.partial"
 
 
 def checkpoints(root: str | Path) -> dict[int, Path]:
-    """The checkpoints below a directory that look whole, by version in ascending order.
+    """The checkpoints in a directory that look complete, by version in ascending order.
 
-    Half-written ones are not among them, nor are those whose manifest cannot be read, or of which a file is missing or has
-    another size than it should. Their checksums are compared when one is loaded.
+    Checkpoints are left out if they are half-written, if their manifest cannot be read, or if a file is missing or has the
+    wrong size. Checksums are compared only when a checkpoint is loaded.
     """
     found: dict[int, Path] = {}
     for path in sorted(Path(root).glob(f"*/{MANIFEST}")):
@@ -53,10 +53,10 @@ def checkpoints(root: str | Path) -> dict[int, Path]:
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a checkpoint: its version, its files, and what else was said about it.
+    """The manifest of a checkpoint: its version, its files and other metadata.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or it is not one of ours.
+        CheckpointError: the manifest is missing, damaged or of another format.
     """
     path = directory / MANIFEST
     try:
@@ -74,10 +74,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 
 def verify(directory: Path) -> dict[str, Any]:
-    """Compare every file of a checkpoint with its manifest, and return that.
+    """Compare every file of a checkpoint with its manifest, and return the manifest.
 
     Raises:
-        CheckpointError: a file is missing or differs, or there is no manifest to compare with.
+        CheckpointError: a file is missing or differs, or the manifest is missing or damaged.
     """
     manifest = read_manifest(directory)
     _check_sizes(directory, manifest)
@@ -123,7 +123,7 @@ def fingerprint(path: Path) -> dict[str, int]:
 
 
 def copy_model_files(source: Path, destination: Path, dtype: str) -> None:
-    """Copy configuration and tokenizer of a model directory, not its weights, and set the dtype of its weights."""
+    """Copy the configuration and tokenizer of a model directory, without weights, and set the dtype in the configuration."""
     for path in sorted(source.iterdir()):
         weights = path.suffix in _NOT_COPIED or path.name.endswith(".index.json")
         if path.is_file() and not weights and path.name != MANIFEST and not path.name.startswith("."):
@@ -135,7 +135,7 @@ def copy_model_files(source: Path, destination: Path, dtype: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Force a file or the entries of a directory to disk."""
+    """Force a file, or a directory's list of entries, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -144,7 +144,7 @@ def sync(path: Path) -> None:
 
 
 def complete(partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
-    """Describe and sync every file of `partial`, then rename it to `directory`, in place of what was there."""
+    """Write the manifest of `partial`, sync every file, then rename it to `directory`, replacing an existing one."""
     files = sorted(path for path in partial.iterdir() if path.name != MANIFEST)
     for path in files:
         sync(path)
@@ -157,7 +157,7 @@ def complete(partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def put_in_place(partial: Path, directory: Path) -> None:
-    """Rename a finished directory to its name. At no moment does a half-written one bear that name."""
+    """Rename a finished directory to its final name. At no moment does a half-written directory have that name."""
     replaced = directory.parent / f".{directory.name}.replaced"
     if directory.exists():
         if replaced.exists():

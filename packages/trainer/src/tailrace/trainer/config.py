@@ -16,28 +16,28 @@ class TrainerConfig:
 
     Args:
         lr: learning rate after the warm-up.
-        betas: AdamW's.
-        weight_decay: AdamW's, decoupled.
+        betas: AdamW's betas.
+        weight_decay: AdamW's decoupled weight decay.
         warmup_steps: optimizer steps over which the rate rises linearly to `lr`.
         clip_low: the importance ratio is clipped below at ``1 - clip_low``.
         clip_high: the importance ratio is clipped above at ``1 + clip_high`` (clip-higher, DAPO section 3.1).
-        normalisation: ``"token"`` weighs every response token of a mini-batch alike (DAPO equation 12);
-            ``"sequence"`` weighs every response alike, whatever its length (GRPO equation 3).
+        normalisation: ``"token"`` weighs all response tokens of a mini-batch equally (DAPO equation 12);
+            ``"sequence"`` weighs all responses equally, whatever their length (GRPO equation 3).
         divide_by_std: divide advantages by the standard deviation of the group's rewards (GRPO); False only centres them.
-        temperature: sampling temperature of the rollout; log-probabilities are taken after it, as the engine recorded them.
-        grad_clip_norm: the gradient's 2-norm is clipped to it; 0 does not clip.
-        micro_batch_tokens: tokens of one forward pass, padding included. A longer trajectory makes a pass of its own.
-        shared_prompt_tokens: responses to one prompt share a single copy of it in rows of at most this many tokens;
-            0 gives every response a row of its own.
-        entropy: also report the policy's entropy.
-        dtype: what the forward and backward passes compute in; parameters and optimizer state are float32 throughout.
-        device: ``"auto"`` takes CUDA where there is some.
-        threads: CPU threads of torch; 0 leaves them alone.
-        seed: of torch's generators (dropout).
+        temperature: sampling temperature of the rollout. Log-probabilities include it, as those that the engine recorded do.
+        grad_clip_norm: largest 2-norm of the gradient, which is clipped to it; 0 does not clip.
+        micro_batch_tokens: most tokens of one forward pass, including padding. A longer trajectory has its own pass.
+        shared_prompt_tokens: responses to one prompt share one copy of it in rows of at most this many tokens;
+            0 gives every response its own row.
+        entropy: whether to report the policy's entropy too.
+        dtype: dtype of the forward and backward passes; parameters and optimizer state are always float32.
+        device: the device; ``"auto"`` takes CUDA if available.
+        threads: CPU threads of torch; 0 leaves torch's setting.
+        seed: seed of torch's generators (dropout).
         timeout_s: deadline of every collective operation and of a checkpoint.
 
     Raises:
-        TrainerConfigError: a value outside its range.
+        TrainerConfigError: a value is outside its range.
     """
 
     lr: float = 1e-6

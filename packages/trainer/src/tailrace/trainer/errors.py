@@ -1,4 +1,4 @@
-"""What the trainer raises on purpose."""
+"""Errors of the trainer."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class TrainerConfigError(TrainerError, ValueError):
 
 
 class BatchError(TrainerError, ValueError):
-    """A batch cannot be trained on: no reward, no tokens, or log-probabilities that do not line up."""
+    """A batch cannot be trained on: it lacks a reward or tokens, or a log-probability is not finite."""
 
 
 class NonFiniteGradientError(TrainerError, ArithmeticError):
-    """The gradient holds an infinity or a NaN. The weights were not touched."""
+    """The gradient has an infinity or a NaN. The weights were not changed."""
 
 
 class CheckpointError(TrainerError, RuntimeError):
@@ -34,19 +34,19 @@ class ModelError(TrainerError, ValueError):
 
 
 class DeviceError(TrainerError, RuntimeError):
-    """The device that was asked for is not there."""
+    """This machine does not have the device that was asked for."""
 
 
 class ProcessGroupError(TrainerError, RuntimeError):
-    """The process group that exists is not the one that was asked for."""
+    """A process group with another rank or world size exists already."""
 
 
 class WarmStartError(TrainerError, RuntimeError):
-    """A warm start failed in one of its processes."""
+    """A process of a warm start failed."""
 
 
 class WarmStartTimeoutError(TrainerError, TimeoutError):
-    """A warm start was not done in time."""
+    """A warm start missed its deadline."""
 
 
 class WarmStartCancelledError(TrainerError, RuntimeError):

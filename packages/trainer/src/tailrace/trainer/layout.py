@@ -1,8 +1,8 @@
-"""How responses are laid out for the forward passes: rows, ranks, micro-batches. Plain Python, no torch.
+"""Arranges responses for the forward passes in rows, ranks and micro-batches. Plain Python, no torch.
 
-A row is one prompt followed by one or more responses to it. Samples of a group share their prompt, so a row of several
-responses computes it once; a mask and restarted positions keep the responses from seeing one another. Any layout gives
-the same gradient (`advantages.token_weights`); this one is chosen for speed.
+A row is one prompt followed by one or more responses to it. A row of several responses computes their common prompt once. A
+mask and restarted positions keep the responses from attending to one another. Any arrangement gives the same gradient (see
+`advantages.token_weights`); this one is chosen for speed.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrainingSample:
     """A response to train on.
 
     Args:
-        prompt: token ids.
-        response: token ids, at least one.
-        weight: of each of its tokens in the loss.
+        prompt: prompt token ids.
+        response: response token ids, at least one.
+        weight: weight of each response token in the loss.
         behaviour: log-probability of each token when it was drawn; empty for supervised samples.
-        advantage: of the response.
+        advantage: the response's advantage.
     """
 
     prompt: tuple[int, ...]
@@ -31,63 +31,63 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PackedRow:
     """A prompt and the responses that share it."""
 
     prompt: tuple[int, ...]
-    samples: tuple[Sample, ...]
+    samples: tuple[TrainingSample, ...]
 
     @property
     def length(self) -> int:
-        """Tokens, without padding."""
+        """Number of tokens, without padding."""
         return len(self.prompt) + sum(len(sample.response) for sample in self.samples)
 
 
-EMPTY = Row((0,), (Sample((0,), (0,), 0.0, (0.0,)),))
-"""Weighs nothing. A rank that has run out of micro-batches computes it, to take part in the others' collectives."""
+EMPTY = PackedRow((0,), (TrainingSample((0,), (0,), 0.0, (0.0,)),))
+"""A row of weight 0. A rank without micro-batches left computes it, to take part in the others' collectives."""
 
 OVERHEAD_TOKENS = 128
-"""What a forward and backward pass costs besides its tokens, in tokens: measured on one CPU core with a small model."""
+"""Fixed cost of a forward and backward pass, in tokens; measured on one CPU core with a small model."""
 
 
-def make_rows(samples: Iterable[Sample], shared_prompt_tokens: int) -> list[Row]:
-    """Rows of at most `shared_prompt_tokens` tokens; a response that does not fit beside others has a row of its own."""
-    by_prompt: dict[tuple[int, ...], list[Sample]] = {}
+def make_rows(samples: Iterable[TrainingSample], shared_prompt_tokens: int) -> list[PackedRow]:
+    """Rows of at most `shared_prompt_tokens` tokens. A response that does not fit with others has its own row."""
+    by_prompt: dict[tuple[int, ...], list[TrainingSample]] = {}
     for sample in samples:
         by_prompt.setdefault(sample.prompt, []).append(sample)
-    rows: list[Row] = []
+    rows: list[PackedRow] = []
     for prompt, members in by_prompt.items():
         members.sort(key=lambda sample: len(sample.response))
-        current: list[Sample] = []
+        current: list[TrainingSample] = []
         length = len(prompt)
         for sample in members:
             if current and length + len(sample.response) > shared_prompt_tokens:
-                rows.append(Row(prompt, tuple(current)))
+                rows.append(PackedRow(prompt, tuple(current)))
                 current, length = [], len(prompt)
             current.append(sample)
             length += len(sample.response)
-        rows.append(Row(prompt, tuple(current)))
+        rows.append(PackedRow(prompt, tuple(current)))
     return rows
 
 
-def deal(rows: Sequence[Row], ranks: int) -> list[list[Row]]:
-    """Each rank's rows: longest first, dealt back and forth, so that ranks get about the same tokens and lengths."""
-    hands: list[list[Row]] = [[] for _ in range(ranks)]
+def deal(rows: Sequence[PackedRow], ranks: int) -> list[list[PackedRow]]:
+    """Each rank's rows. Rows are dealt longest first, back and forth, so that ranks get about the same tokens and lengths."""
+    hands: list[list[PackedRow]] = [[] for _ in range(ranks)]
     for index, row in enumerate(sorted(rows, key=lambda row: row.length, reverse=True)):
         turn, seat = divmod(index, ranks)
         hands[seat if turn % 2 == 0 else ranks - 1 - seat].append(row)
     return hands
 
 
-def micro_batches(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
-    """Rows of like length together, each micro-batch at most `token_budget` tokens with padding, or a single row.
+def micro_batches(rows: Sequence[PackedRow], token_budget: int) -> list[list[PackedRow]]:
+    """Micro-batches of rows of similar length, each of at most `token_budget` tokens with padding, or of a single row.
 
-    Of all ways to cut the rows, sorted by length, the one that computes least, when a micro-batch costs its padded tokens
-    and `OVERHEAD_TOKENS` (dynamic programming: a long tail must not be what short rows are padded to).
+    The rows are sorted by length and cut by dynamic programming, such that the sum of padded tokens and of `OVERHEAD_TOKENS`
+    per micro-batch is least. So short rows are not padded to the long tail.
     """
     ordered = sorted(rows, key=lambda row: row.length, reverse=True)
     lengths = [row.length for row in ordered]
-    # cheapest[i]: cost of the rows from i on; cut[i]: where their first micro-batch ends.
+    # cheapest[i]: least cost of the rows from i on; cut[i]: where their first micro-batch ends.
     cheapest = [0] * (len(ordered) + 1)
     cut = [0] * len(ordered)
     for start in range(len(ordered) - 1, -1, -1):
@@ -106,9 +106,9 @@ def micro_batches(rows: Sequence[Row], token_budget: int) -> list[list[Row]]:
 
 
 def plan(
-    samples: Sequence[Sample], *, ranks: int, token_budget: int, shared_prompt_tokens: int
-) -> list[list[list[Row]]]:
-    """The micro-batches of each rank, the same number for every rank; the same on every rank that computes it."""
+    samples: Sequence[TrainingSample], *, ranks: int, token_budget: int, shared_prompt_tokens: int
+) -> list[list[list[PackedRow]]]:
+    """The micro-batches of each rank, equally many for every rank. Every rank that calls this gets the same result."""
     hands = deal(make_rows(samples, shared_prompt_tokens), ranks)
     batches = [micro_batches(hand, token_budget) for hand in hands]
     count = max(len(batch) for batch in batches)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 24
-"""Logits that exist at one time, at most: 64 MiB in float32."""
+"""Most logits that exist at one time: 64 MiB in float32."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """The backward pass computes each chunk of logits again, unless there is just one, which is kept."""
+    """Log-probabilities by chunks of logits. The backward pass recomputes each chunk; a single chunk is kept."""
 
     @staticmethod
     def forward(
@@ -72,15 +72,15 @@ def token_logprobs(
     """``log softmax(hidden @ weight.T / temperature)[targets]``, in bounded memory.
 
     Args:
-        hidden: ``[tokens, width]``.
-        weight: of the output layer, ``[vocabulary, width]``.
+        hidden: hidden states, ``[tokens, width]``.
+        weight: weight of the output layer, ``[vocabulary, width]``.
         targets: token ids, ``[tokens]``.
-        temperature: of the softmax.
-        entropy: also return the entropy of each softmax.
+        temperature: temperature of the softmax.
+        entropy: whether to return the entropy of each softmax too.
 
     Returns:
         Log-probabilities ``[tokens]`` in float32, differentiable in `hidden` and `weight`; entropies ``[tokens]`` in nats,
-        not differentiable, empty unless they were asked for.
+        not differentiable, empty without `entropy`.
     """
     logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy)
     return logprobs, spread

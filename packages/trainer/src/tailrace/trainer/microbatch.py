@@ -10,24 +10,24 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tailrace.trainer.layout import EMPTY, Row
+from tailrace.trainer.layout import EMPTY, PackedRow
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Inputs of one forward pass and what its loss needs.
+    """Inputs of one forward pass and of its loss.
 
     Args:
         input_ids: ``[rows, length]``, padded on the right with token 0.
-        position_ids: ``[rows, length]``; None where every row is a plain sequence.
-        mask: additive attention mask ``[rows, 1, length, length]``; None where causality is all it takes, since padding
-            on the right is never seen by what stands on the left.
+        position_ids: ``[rows, length]``; None if every row is a plain sequence.
+        mask: additive attention mask ``[rows, 1, length, length]``; None if causal attention suffices, which never attends
+            to the padding on the right.
         index: ``[tokens]``, the position in the flattened input whose output predicts each response token.
         targets: ``[tokens]``, the response tokens.
         behaviour: ``[tokens]``, their log-probabilities when they were drawn; empty for supervised samples.
-        advantages: ``[tokens]``.
-        weights: ``[tokens]``, weight in the loss.
-        counted: 0 for the row that only keeps a rank in step, else 1.
+        advantages: ``[tokens]``, the advantage of each token's response.
+        weights: ``[tokens]``, weight of each token in the loss.
+        counted: 0 for the row of weight 0 that only takes part in collectives, else 1.
     """
 
     input_ids: Tensor
@@ -41,13 +41,13 @@ class MicroBatch:
     counted: int
 
 
-def to_tensors(rows: Sequence[Row], device: torch.device, mask_dtype: torch.dtype = torch.float32) -> MicroBatch:
+def to_tensors(rows: Sequence[PackedRow], device: torch.device, mask_dtype: torch.dtype = torch.float32) -> MicroBatch:
     """Build the tensors of a micro-batch."""
     length = max(row.length for row in rows)
     shared = any(len(row.samples) > 1 for row in rows)
     ids: npt.NDArray[np.int64] = np.zeros((len(rows), length), dtype=np.int64)
     positions: npt.NDArray[np.int64] = np.zeros((len(rows), length), dtype=np.int64)
-    # Which response a token belongs to: 0 for the prompt, which all of the row sees, -1 for padding.
+    # The response of each token: 0 for the prompt, which all responses attend to, -1 for padding.
     segments: npt.NDArray[np.int32] = np.full((len(rows), length), -1, dtype=np.int32)
     samples = [sample for row in rows for sample in row.samples]
     sizes = [len(sample.response) for sample in samples]

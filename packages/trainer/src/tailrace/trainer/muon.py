@@ -1,7 +1,7 @@
 """Muon in float32, for the warm start of small models.
 
-torch ships a Muon too, which orthogonalises in bfloat16: on a CPU without matrix units that takes seventeen times as long
-(88 ms against 5 ms a step for 0.2 million parameters), more than the rest of the step.
+torch's own Muon orthogonalises in bfloat16. On a CPU without matrix units that takes seventeen times as long (88 ms against
+5 ms a step for 0.2 million parameters), more than the rest of the step.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _ITERATIONS = 5
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """The nearest semi-orthogonal matrices, roughly: five Newton-Schulz steps (Jordan et al. 2024).
+    """Approximations of the nearest semi-orthogonal matrices by five Newton-Schulz steps (Jordan et al. 2024).
 
     Args:
-        matrices: batch x rows x columns.
+        matrices: matrices of one shape, ``[batch, rows, columns]``.
     """
     a, b, c = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
@@ -33,12 +33,12 @@ def orthogonalised(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalised. Matrices of one shape are updated together.
+    """Updates by orthogonalised Nesterov momentum. Matrices of one shape are updated together.
 
     Args:
-        matrices: whole two-dimensional parameters; a shard of one would be orthogonalised wrongly.
-        lr: learning rate; a matrix with more rows than columns takes the square root of the ratio more.
-        momentum: of the running mean of gradients.
+        matrices: whole two-dimensional parameters; a shard would be orthogonalised wrongly.
+        lr: learning rate; for a matrix with more rows than columns it is multiplied by the square root of their ratio.
+        momentum: decay of the running mean of gradients.
     """
 
     def __init__(self, matrices: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95) -> None:
@@ -69,9 +69,9 @@ class MuonWithAdamW:
     """Muon for the matrices inside the layers, AdamW for embeddings and norms, under one learning rate.
 
     Args:
-        parameters: by Hugging Face name.
-        betas: AdamW's.
-        weight_decay: AdamW's.
+        parameters: the parameters by Hugging Face name.
+        betas: AdamW's betas.
+        weight_decay: AdamW's weight decay.
         muon_lr_scale: Muon's learning rate as a multiple of AdamW's.
     """
 
@@ -87,11 +87,11 @@ class MuonWithAdamW:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """AdamW's groups and Muon's, whose ``lr_scale`` multiplies the rate that is set."""
+        """The groups of AdamW and of Muon. A group's ``lr_scale`` multiplies the learning rate."""
         return [*self._adamw.param_groups, *self._muon.param_groups]
 
     def step(self) -> None:
-        """Update everything."""
+        """Update all parameters."""
         self._muon.step()
         self._adamw.step()
 

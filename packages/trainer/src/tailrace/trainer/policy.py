@@ -1,4 +1,4 @@
-"""A Hugging Face causal LM as the policy: log-probabilities of response tokens and nothing else."""
+"""A Hugging Face causal LM as the policy: it computes log-probabilities of response tokens."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from tailrace.trainer.errors import ModelError
-from tailrace.trainer.layout import Row, Sample
+from tailrace.trainer.layout import PackedRow, TrainingSample
 from tailrace.trainer.logprobs import token_logprobs
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
 
 logger = logging.getLogger(__name__)
 PREFIX = "lm."
-"""What this module adds to Hugging Face's parameter names."""
+"""The prefix that this module adds to Hugging Face's parameter names."""
 _PROBE_TOLERANCE = 1e-4
 
 
 class Policy(nn.Module):
     """Computes log-probabilities of response tokens.
 
-    Two shortcuts are taken where a probe shows that the model allows them: the output layer is applied to response
-    positions only, a chunk at a time (not if the model scales or caps its logits), and responses share their prompt's
-    row (not if the model ignores a 4-dimensional mask or attends within a window).
+    It takes two shortcuts if a probe shows that the model allows them. The output layer is applied only to response
+    positions, chunk by chunk (not if the model scales or caps its logits). Responses share their prompt's row (not if the
+    model ignores a 4-dimensional mask or attends within a window).
 
     Args:
         lm: any ``AutoModelForCausalLM``.
@@ -39,7 +39,7 @@ class Policy(nn.Module):
         self.shares_prompts = False
 
     def forward(self, batch: MicroBatch, temperature: float, entropy: bool) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and entropies of the micro-batch's response tokens, see `token_logprobs`."""
+        """Log-probabilities and entropies of the micro-batch's response tokens; see `token_logprobs` for their shapes."""
         inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
         if batch.mask is not None:
             inputs |= {"attention_mask": batch.mask, "position_ids": batch.position_ids}
@@ -50,7 +50,7 @@ class Policy(nn.Module):
         logits = self.lm(**inputs).logits.flatten(0, 1)[batch.index].float() / temperature
         table = logits.log_softmax(-1)
         spread = -(table.exp() * table).sum(-1).detach() if entropy else table.new_zeros(0)
-        # FSDP hangs its backward hook on the output, which must not be a view.
+        # FSDP puts its backward hook on the output, which must not be a view.
         return table.gather(1, batch.targets[:, None])[:, 0].clone(), spread
 
     def probe(self) -> None:
@@ -61,9 +61,9 @@ class Policy(nn.Module):
         draw = random.Random(0)
         device = self.lm.get_input_embeddings().weight.device
         prompt = tuple(draw.randrange(vocabulary) for _ in range(5))
-        samples = [Sample(prompt, tuple(draw.randrange(vocabulary) for _ in range(n)), 1.0) for n in (3, 2, 4)]
-        alone = to_tensors([Row(prompt, (sample,)) for sample in samples], device)
-        together = to_tensors([Row(prompt, tuple(samples))], device)
+        samples = [TrainingSample(prompt, tuple(draw.randrange(vocabulary) for _ in range(n)), 1.0) for n in (3, 2, 4)]
+        alone = to_tensors([PackedRow(prompt, (sample,)) for sample in samples], device)
+        together = to_tensors([PackedRow(prompt, tuple(samples))], device)
         with torch.no_grad():
             truth, _ = self(alone, 1.0, False)
             head = self.lm.get_output_embeddings()
@@ -77,7 +77,7 @@ class Policy(nn.Module):
         try:
             found, _ = self(batch, 1.0, False)
         except (TypeError, ValueError, RuntimeError, AttributeError, KeyError, IndexError) as error:
-            # A model that does not take the inputs of a shortcut goes without it: slower, as correct.
+            # A model that rejects the inputs of a shortcut goes without it, which is slower but as correct.
             logger.info("%s does not take a shortcut: %s", type(self.lm).__name__, error)
             return False
         return bool((found - truth).abs().max() < _PROBE_TOLERANCE)

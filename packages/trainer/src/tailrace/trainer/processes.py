@@ -13,10 +13,10 @@ from tailrace.trainer.errors import DeviceError, ProcessGroupError, TrainerConfi
 
 
 def resolve_device(name: str, rank: int) -> torch.device:
-    """The device of a rank: ``"auto"`` takes CUDA where there is some.
+    """The device of a rank; ``"auto"`` takes CUDA if available.
 
     Raises:
-        DeviceError: CUDA was asked for and there is none.
+        DeviceError: CUDA was asked for and is not available.
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -28,17 +28,17 @@ def resolve_device(name: str, rank: int) -> torch.device:
 
 
 def join(rank: int, world_size: int, rendezvous: str | None, device: torch.device, timeout_s: float) -> bool:
-    """Join the process group, or use the one that exists.
+    """Join the process group, or use an existing one.
 
     Args:
-        rank: 0 to ``world_size - 1``.
+        rank: this rank, 0 to ``world_size - 1``.
         world_size: number of ranks.
         rendezvous: ``file://`` or ``tcp://`` URL, the same for all ranks; None for a world of one.
-        device: of this rank.
+        device: this rank's device.
         timeout_s: deadline of the rendezvous and of every collective operation.
 
     Returns:
-        Whether this call made the group, so that the caller must leave it.
+        Whether this call created the group, so that the caller must leave it.
 
     Raises:
         TrainerConfigError: `rank`, `world_size` and `rendezvous` do not fit together.
@@ -71,5 +71,5 @@ def join(rank: int, world_size: int, rendezvous: str | None, device: torch.devic
 
 
 def _stay_on_loopback() -> None:
-    # Left alone, gloo binds to whatever the host name resolves to.
+    # By default gloo binds to the address that the host name resolves to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")

@@ -12,20 +12,21 @@ from torch import Tensor
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from tailrace.paramserver.layout import Layout, from_fsdp2
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.errors import NonFiniteGradientError, TrainerConfigError
 from tailrace.trainer.muon import MuonWithAdamW
 from tailrace.trainer.policy import PREFIX, Policy
 
 SMALL_MODEL_PARAMETERS = 50_000_000
-"""Up to here the model is one FSDP unit: gathering it layer by layer would cost more than it saves."""
+"""Up to this size the model is one FSDP unit, since gathering it layer by layer would cost more than it saves."""
 
 
 class ShardedPolicy:
     """Parameters, gradients and AdamW state, each rank holding its share of every parameter's first dimension.
 
-    The optimizer works on plain tensors that are views of the shards: the same arithmetic as on the distributed tensors,
-    without their dispatch on every operation.
+    The optimizer works on plain tensors that are views of the shards. The arithmetic is the same as on distributed tensors,
+    without their dispatch cost on every operation.
     """
 
     def __init__(self, policy: Policy, config: TrainerConfig, device: torch.device, world_size: int) -> None:
@@ -47,7 +48,7 @@ class ShardedPolicy:
         self.module: Any = fully_shard(policy, mesh=mesh, mp_policy=precision)
         for module in self.module.modules():
             if hasattr(module, "set_gradient_divide_factor"):
-                # Token weights already refer to the whole mini-batch: ranks' gradients are added, not averaged.
+                # Token weights refer to the whole mini-batch already, so ranks' gradients are added, not averaged.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         self.module.train()
@@ -73,10 +74,13 @@ class ShardedPolicy:
         self.steps = 0
 
     def use_muon(self, lr_scale: float) -> None:
-        """Muon for the layers' matrices from now on, with so many times the learning rate; see `MuonWithAdamW`.
+        """Use Muon for the layers' matrices from now on; see `MuonWithAdamW`.
+
+        Args:
+            lr_scale: Muon's learning rate as a multiple of AdamW's.
 
         Raises:
-            TrainerConfigError: matrices are sharded, and Muon needs whole ones.
+            TrainerConfigError: matrices are sharded, but Muon needs whole ones.
         """
         if dist.get_world_size() > 1:
             raise TrainerConfigError("found Muon with several processes, expected one: it needs whole matrices")
@@ -87,20 +91,20 @@ class ShardedPolicy:
 
     @contextlib.contextmanager
     def micro_batch(self, *, last: bool) -> Iterator[Any]:
-        """Forward and backward within. Gradients of a small model cross ranks once, behind its last micro-batch."""
+        """Run a forward and backward pass in this context. A small model's gradients are summed over ranks after the last."""
         if self._whole:
             self.module.set_requires_gradient_sync(last)
             self.module.set_reshard_after_backward(last)
         yield self.module
 
     def apply_gradients(self, lr: float) -> float:
-        """Clip, step, drop the gradients.
+        """Clip the gradients, do an optimizer step and drop the gradients.
 
         Returns:
-            The norm of the whole gradient before clipping.
+            The 2-norm of the whole gradient before clipping.
 
         Raises:
-            NonFiniteGradientError: nothing was changed; gradients are dropped.
+            NonFiniteGradientError: a gradient is not finite. The weights are unchanged; gradients are dropped.
         """
         gradients = []
         for name, parameter in self.parameters.items():
@@ -128,9 +132,14 @@ class ShardedPolicy:
         return norm
 
     def drop_gradients(self) -> None:
-        """Forget gradients of a step that did not finish."""
+        """Drop the gradients of a step that did not finish."""
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    def layout(self) -> Layout:
+        """Which rank holds which part of which parameter, in the dtype that is computed in; without communication."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return from_fsdp2(self.parameters).in_dtypes(lambda _: dtype)
 
     def full_parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Unsharded float32 parameters under Hugging Face names, tied ones once. Every rank must run through them."""

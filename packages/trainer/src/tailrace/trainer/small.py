@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
-    """Shape of a small Qwen3 with tied embeddings. Sizes are in elements; the defaults make 0.2 million parameters."""
+    """Shape of a small Qwen3 with tied embeddings. Sizes are in elements; the defaults give 0.2 million parameters."""
 
     hidden: int = 64
     layers: int = 3
@@ -40,11 +40,10 @@ def build_model(
     """Write a randomly initialised Qwen3 as a Hugging Face model directory.
 
     Args:
-        directory: is made; a tokenizer that is there already stays, and gives the end and padding tokens if they are not
-            given.
+        directory: directory to create. A tokenizer in it is kept, and supplies the end and padding tokens if they are None.
         vocab_size: tokens of the tokenizer.
         hidden, layers, heads, kv_heads, head_dim, mlp, max_positions, rope_theta: see `SmallModel`.
-        seed: of the weights; torch's own generator is left as it was.
+        seed: seed of the weights; torch's own generator is not changed.
         eos_token_id: token that ends a response.
         pad_token_id: token for padding.
 
@@ -81,7 +80,7 @@ def build_model(
 
 
 def build_small(directory: str | Path, shape: SmallModel, *, vocab_size: int, seed: int) -> Path:
-    """`build_model` with its shape as one value."""
+    """Call `build_model` with the shape as one value."""
     return build_model(directory, vocab_size=vocab_size, seed=seed, **asdict(shape))
 
 

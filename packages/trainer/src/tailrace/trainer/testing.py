@@ -1,4 +1,4 @@
-"""For tests of a backend: hand-made experiences and a slow, obvious reference of the loss."""
+"""For tests of a backend: random experiences and a slow, simple reference of the loss."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def make_experiences(
 
 
 def reference_loss(lm: Any, mini_batch: Sequence[Experience], config: TrainerConfig) -> Any:
-    """The GRPO loss of a mini-batch: one trajectory at a time, one token at a time, straight from the papers.
+    """The GRPO loss of a mini-batch, computed token by token as in the papers.
 
     ``J = 1/G sum_i 1/|o_i| sum_t min(r A, clip(r) A)`` (GRPO equation 3, ``"sequence"``) or
     ``J = 1/sum|o_i| sum_i sum_t min(r A, clip(r) A)`` (DAPO equation 10, ``"token"``); the loss is ``-J``.
 
     Args:
-        lm: a causal LM of Hugging Face.
+        lm: a Hugging Face causal LM.
         mini_batch: whole groups.
         config: clip ranges, normalisation, temperature.
 

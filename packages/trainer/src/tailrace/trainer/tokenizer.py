@@ -1,4 +1,4 @@
-"""A tokenizer trained on the spot: byte-pair encoding in which digits, operators and tags stay whole, or whole words."""
+"""Trains a tokenizer: byte-pair encoding that keeps digits, operators and tags whole, or whole words."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def train_tokenizer(
 ) -> int:
     """Train a tokenizer and write ``tokenizer.json`` and ``tokenizer_config.json``, which ``AutoTokenizer`` loads.
 
-    Every text made of digits, operators, tags and characters that `texts` contain decodes to itself. Any other character
-    becomes the unknown token. Transformers is not needed.
+    Encoding and decoding restores every text of digits, operators, tags and characters that occur in `texts`. Any other
+    character becomes the unknown token. Needs no transformers.
 
     Args:
-        texts: what to learn from.
-        directory: is made.
-        vocab_size: tokens at most, special tokens and tags included; fewer if `texts` do not yield as many.
-        tags: tokens that are never split and stay when special tokens are skipped in decoding.
-        split_digits: each digit is a token of its own.
+        texts: texts to learn from.
+        directory: directory to create.
+        vocab_size: most tokens, including special tokens and tags; fewer if `texts` do not yield as many.
+        tags: tokens that are never split and remain when decoding skips special tokens.
+        split_digits: whether each digit is its own token.
         operators: characters that are never merged with others.
-        attach_space: a space in front of a digit or an operator may become part of its token, which makes texts such as
+        attach_space: whether a space before a digit or an operator may be part of its token. This makes texts such as
             ``7 + 5`` about half as long and the vocabulary larger.
-        words: every word with the space in front of it is one token instead, numbers with their sign included; the
-            parameters from `split_digits` on do not apply. Only words of `texts` can be read and written.
+        words: whether every word with the space before it is one token, including signed numbers. `split_digits`,
+            `operators` and `attach_space` then do not apply, and only words of `texts` can be encoded.
 
     Returns:
         The number of tokens.
@@ -74,7 +74,7 @@ def _word_level(texts: Iterable[str], vocab_size: int, tags: Sequence[str]) -> T
 
 
 def _between(texts: Iterable[str], tags: Sequence[str]) -> Iterator[str]:
-    """What stands between tags, which are added whole: to learn their letters would waste vocabulary."""
+    """The texts between tags. Tags are added whole, so learning their letters would waste vocabulary."""
     tag = re.compile("|".join(map(re.escape, tags)) or "(?!)")
     return (part for text in texts for part in tag.split(text))
 
@@ -90,7 +90,7 @@ def _byte_pairs(
         pieces.append(rf"{space}[{re.escape(operators)}]")
     steps = [pre_tokenizers.Split(Regex("|".join(pieces)), "isolated")] if pieces else []
     tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    # GPT-2's own split would part a space from what follows it, hence two steps.
+    # GPT-2's own split would separate a space from the next character, hence two steps.
     words = Regex(r" ?\p{L}+| ?\d+| ?[^\s\p{L}\d]+|\s+(?!\S)|\s+")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

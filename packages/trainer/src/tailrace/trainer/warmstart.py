@@ -1,10 +1,11 @@
-"""Supervised warm start and continued fine-tuning, in processes of their own, so that the caller needs no torch.
+"""Supervised warm start and continued fine-tuning, in separate processes, so that the caller needs no torch.
 
     caller: job.json -> starts one process per rank -> reads progress lines of rank 0 -> puts the result in place
     rank:   reads job.json -> (tokenizer, model) -> supervised steps -> rank 0 writes the model directory
 
-Ranks end when their standard input closes, so that none outlives its caller, however that ends.
-Run by hand: ``python -m tailrace.trainer.warmstart JOB.json OUT_DIR CACHE_DIR`` with what `WarmStartJob.to_json` writes.
+Ranks end when their standard input closes, so that none outlives its caller, however the caller ends.
+Run by hand: ``python -m tailrace.trainer.warmstart JOB.json OUT_DIR CACHE_DIR``; JOB.json is the output of
+`WarmStartJob.to_json`.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ Cancel = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """What the model learns from until a step.
+class DemonstrationStage:
+    """A stage of the warm start: the examples to learn from until a step.
 
     Args:
-        until_step: the first step that no longer belongs to the stage.
+        until_step: the first step after the stage.
         examples: pairs of prompt and response text; the end token is appended to the response.
     """
 
@@ -50,7 +51,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerShape:
-    """See `tailrace.trainer.tokenizer.train_tokenizer`."""
+    """What `tailrace.trainer.tokenizer.train_tokenizer` makes.
+
+    Args:
+        vocab_size: most tokens, including special tokens and tags.
+        tags: tokens that are never split.
+        split_digits: each digit is a token of its own.
+        operators: characters that are never merged with others.
+        attach_space: a space in front of a digit or an operator may become part of its token.
+        words: every word with the space in front of it is one token; the options from `split_digits` on do not apply.
+    """
 
     vocab_size: int = 149
     tags: tuple[str, ...] = TAGS
@@ -67,21 +77,22 @@ class WarmStartConfig:
     Args:
         steps: optimizer steps.
         batch: examples of one step, over all processes.
-        optimizer: ``"adamw"``, or ``"muon"`` for the layers' matrices, which learns arithmetic in half the steps; one process.
+        optimizer: ``"adamw"``, or ``"muon"`` for the layers' matrices, which learns arithmetic in half the steps but needs
+            one process.
         muon_lr_scale: Muon's learning rate as a multiple of `lr`.
-        lr: peak learning rate, which falls linearly to `lr_end` after the warm-up and the steps on which it is held.
-        hold: share of the steps until which the peak is held.
-        bucket: batches that are drawn together, so that each holds examples of similar length and little padding.
+        lr: peak learning rate. After the warm-up and `hold` it falls linearly to `lr_end`.
+        hold: share of the steps after which the learning rate begins to fall.
+        bucket: number of batches drawn together and divided by length, so that each needs little padding.
         lr_end: learning rate of the last step.
-        warmup_steps: steps over which it rises linearly to the peak.
-        betas: AdamW's.
-        weight_decay: AdamW's.
-        grad_clip_norm: 0 does not clip.
-        micro_batch_tokens: tokens of one forward pass.
+        warmup_steps: steps over which the learning rate rises linearly to the peak.
+        betas: AdamW's betas.
+        weight_decay: AdamW's weight decay.
+        grad_clip_norm: largest 2-norm of the gradient; 0 does not clip.
+        micro_batch_tokens: most tokens of one forward pass.
         processes: data-parallel processes.
-        threads: CPU threads of each.
-        seed: of weights and order.
-        device: see `TrainerConfig`.
+        threads: CPU threads of each process.
+        seed: seed of the weights and of the order of examples.
+        device: the device, ``"cpu"`` or ``"cuda"``; ``"auto"`` takes CUDA if available.
     """
 
     steps: int = 1150
@@ -126,7 +137,7 @@ class WarmStartConfig:
 class WarmStartJob:
     """Everything that determines the result of a warm start."""
 
-    stages: Sequence[Stage]
+    stages: Sequence[DemonstrationStage]
     config: WarmStartConfig = field(default_factory=WarmStartConfig)
     model: SmallModel = field(default_factory=SmallModel)
     tokenizer: TokenizerShape = field(default_factory=TokenizerShape)
@@ -144,20 +155,23 @@ class WarmStartJob:
             )
 
     def texts(self) -> Sequence[str]:
-        """What the tokenizer learns from: `tokenizer_texts`, or all examples."""
+        """The texts that the tokenizer learns from: `tokenizer_texts`, or all examples."""
         return self.tokenizer_texts or [text for stage in self.stages for pair in stage.examples for text in pair]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; `from_json` reads them."""
+        """The job as plain values, for `from_json`."""
         return {"kind": "warm_start", **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> WarmStartJob:
-        """The job that `to_json` described."""
+        """The job from the values of `to_json`."""
         config, tokenizer = dict(data["config"]), dict(data["tokenizer"])
         config["betas"], tokenizer["tags"] = tuple(config["betas"]), tuple(tokenizer["tags"])
         return cls(
-            [Stage(stage["until_step"], [(p, r) for p, r in stage["examples"]]) for stage in data["stages"]],
+            [
+                DemonstrationStage(stage["until_step"], [(p, r) for p, r in stage["examples"]])
+                for stage in data["stages"]
+            ],
             WarmStartConfig(**config),
             SmallModel(**data["model"]),
             TokenizerShape(**tokenizer),
@@ -172,12 +186,12 @@ class WarmStartJob:
 
 @dataclass(frozen=True, slots=True)
 class WarmStartResult:
-    """A model directory.
+    """The result of a warm start.
 
     Args:
-        directory: where it is.
-        cached: it came from the cache.
-        seconds: that the call took.
+        directory: the model directory.
+        cached: whether it came from the cache.
+        seconds: seconds that the call took.
     """
 
     directory: Path
@@ -189,7 +203,7 @@ def warm_start(
     out_dir: str | Path,
     cache_dir: str | Path,
     *,
-    demonstrations: Sequence[Stage],
+    demonstrations: Sequence[DemonstrationStage],
     config: WarmStartConfig | None = None,
     model: SmallModel | None = None,
     tokenizer: TokenizerShape | None = None,
@@ -200,26 +214,26 @@ def warm_start(
 ) -> WarmStartResult:
     """Build a tokenizer and a small model, fine-tune it on demonstrations and put its directory at `out_dir`.
 
-    The result is kept under `cache_dir`, keyed by everything that determines it. A second call copies it; a damaged entry
-    is built again, with a warning.
+    The result is cached under `cache_dir`, with everything that determines it as the key. A second call copies it; a damaged
+    entry is built again, with a warning.
 
     Args:
-        out_dir: model directory to make; replaced if it exists.
-        cache_dir: cache, may be shared by runs.
+        out_dir: model directory to create; replaced if it exists.
+        cache_dir: cache directory; runs may share it.
         demonstrations: stages in order; the last must reach ``config.steps``.
         config: settings of the steps.
         model: shape of the model.
         tokenizer: settings of the tokenizer.
-        tokenizer_texts: what the tokenizer learns from; the demonstrations if empty.
+        tokenizer_texts: texts that the tokenizer learns from; the demonstrations if empty.
         progress: called with ``step``, ``steps``, ``loss`` (nats per response token), ``lr``, ``tokens_per_s`` (response
             tokens), ``seconds``, ``seconds_left``.
         cancel: polled several times a second; True ends the work.
-        timeout_s: deadline of the whole.
+        timeout_s: deadline of the whole call.
 
     Raises:
-        WarmStartError: a process failed; the message holds the end of what it printed.
-        WarmStartTimeoutError: not done in time.
-        WarmStartCancelledError: `cancel` answered True.
+        WarmStartError: a process failed; the message has the end of its output.
+        WarmStartTimeoutError: the deadline passed.
+        WarmStartCancelledError: `cancel` returned True.
     """
     job = WarmStartJob(
         demonstrations,
@@ -254,18 +268,18 @@ def continue_sft(
     cancel: Cancel | None = None,
     timeout_s: float | None = None,
 ) -> WarmStartResult:
-    """Fine-tune a model for a given time at a constant rate: what the same compute gives without RL.
+    """Fine-tune a model for a given time at a constant learning rate, to compare with RL on the same compute.
 
     Args:
         model_dir: model and tokenizer to start from.
-        out_dir: model directory to make; replaced if it exists.
+        out_dir: model directory to create; replaced if it exists.
         examples: pairs of prompt and response text.
-        seconds: of training, loading and saving not counted.
+        seconds: seconds of training, without loading and saving.
         lr: learning rate, after ``config.warmup_steps``.
         config: batch, processes, seed and optimizer; its steps, lr and decay do not apply.
         progress: see `warm_start`; ``steps`` is absent.
         cancel: see `warm_start`.
-        timeout_s: deadline of the whole; ten minutes more than `seconds` unless given.
+        timeout_s: deadline of the whole call; None: `seconds` and ten minutes.
 
     Raises:
         WarmStartError, WarmStartTimeoutError, WarmStartCancelledError: see `warm_start`.
@@ -323,7 +337,7 @@ def _copy(entry: Path, out_dir: Path) -> None:
 
 
 def main() -> None:
-    """Command line: build what a job file describes."""
+    """Command line: build the model that a job file describes."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("job", type=Path, help="JSON file, see WarmStartJob.to_json")
     parser.add_argument("out_dir", type=Path)

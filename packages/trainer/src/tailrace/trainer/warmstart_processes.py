@@ -1,4 +1,4 @@
-"""The processes of a warm start, as their caller sees them: started, listened to, ended with it."""
+"""Starts the processes of a warm start, reads their progress and ends them with the caller."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def run_ranks(
     cancel: Callable[[], bool] | None,
     timeout_s: float,
 ) -> Path:
-    """Run a job in `processes` ranks that meet inside `work`; see `warm_start` for the arguments and the errors.
+    """Run a job in `processes` ranks with `work` as their directory; see `warm_start` for the arguments and the errors.
 
     Returns:
         The model directory that rank 0 wrote, inside `work`.

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _warm_start(work: Path, rank: int, world_size: int, job: WarmStartJob) -> None:
-    # Every rank builds the same model: it is quicker than waiting for another, and needs no extra rendezvous.
+    # Every rank builds the same model, which is faster than waiting for one rank and needs no extra rendezvous.
     start = work / f"start-{rank}"
     shape = job.tokenizer
     train_tokenizer(
@@ -76,7 +76,7 @@ def _continue(work: Path, rank: int, world_size: int, data: dict[str, Any]) -> N
     started = time.monotonic()
     step = 0
     while True:
-        # Ranks' clocks differ: all stop when rank 0 says so.
+        # Ranks' clocks differ, so all stop when rank 0 says so.
         over = tensor([int(time.monotonic() - started >= data["seconds"])])
         distributed.broadcast(over, 0)
         if over.item():
@@ -88,7 +88,7 @@ def _continue(work: Path, rank: int, world_size: int, data: dict[str, Any]) -> N
 
 
 def encode(directory: Path, examples: Sequence[Sequence[str]]) -> list[Pair]:
-    """Token ids of prompt and response; the end token closes the response."""
+    """Token ids of each example's prompt and response; the response ends with the end token."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -105,10 +105,13 @@ def encode(directory: Path, examples: Sequence[Sequence[str]]) -> list[Pair]:
 
 
 def shuffled_batches(examples: Sequence[Pair], batch: int, seed: int, bucket: int = 1) -> Iterator[list[Pair]]:
-    """Batches without end; every example once before any comes again.
+    """Endless batches; every example comes once before any comes again.
 
     Args:
-        bucket: batches that are drawn together and divided by length of the response.
+        examples: the examples as token ids.
+        batch: examples in a batch.
+        seed: seed of the order.
+        bucket: number of batches drawn together and divided by length of the response.
     """
     draw = random.Random(seed)
     pending: list[Pair] = []
@@ -149,7 +152,7 @@ def _finish(worker: TrainerWorker, work: Path) -> None:
 
 
 class _Reporter:
-    """Prints progress lines on rank 0, a few a second."""
+    """Prints progress lines on rank 0, a few per second."""
 
     def __init__(self, rank: int, steps: int | None, seconds: float = 0.0) -> None:
         self._rank, self._steps, self._seconds = rank, steps, seconds
@@ -175,7 +178,7 @@ class _Reporter:
 
 
 def _end_with_caller() -> None:
-    # Unbuffered: a daemon thread inside a buffered read would hold its lock while the interpreter shuts down.
+    # An unbuffered read: in a buffered one, this daemon thread would hold its lock while the interpreter shuts down.
     while os.read(0, 1):
         continue
     os._exit(1)
@@ -185,5 +188,5 @@ if __name__ == "__main__":
     main()
     sys.stdout.flush()
     sys.stderr.flush()
-    # The work is on disk. Gloo's threads sometimes abort the interpreter's own way out ("terminate called").
+    # The work is on disk. On a normal exit, gloo's threads sometimes abort the interpreter ("terminate called").
     os._exit(0)

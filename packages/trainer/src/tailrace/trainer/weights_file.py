@@ -14,10 +14,10 @@ from tailrace.trainer.errors import CheckpointError
 def load_weights_file(directory: str | Path) -> Iterator[tuple[str, Tensor]]:
     """Tensors of a Hugging Face model directory or a checkpoint, under Hugging Face names, on the CPU.
 
-    Reads ``model.safetensors``, or the files that ``model.safetensors.index.json`` names. Needs no trainer.
+    Reads ``model.safetensors``, or the files that ``model.safetensors.index.json`` names.
 
     Raises:
-        CheckpointError: neither is there, or a file is damaged.
+        CheckpointError: neither file exists, or a file is damaged.
     """
     from safetensors import SafetensorError, safe_open
 

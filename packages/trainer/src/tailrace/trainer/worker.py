@@ -1,12 +1,12 @@
 """One rank of the trainer.
 
-Every rank is given the same batch and takes its share, so nothing has to be scattered:
+Every rank gets the same batch and takes its share, so no data has to be scattered:
 
     experiences -> samples (advantages, token weights) -> rows -> this rank's micro-batches
                 -> forward, backward for each -> gradients summed over ranks -> clip -> AdamW
 
-A sample's token weights refer to the whole mini-batch. Therefore the summed gradient is that of one process that computes
-the mini-batch at once, however it is split (design, invariant 5).
+A sample's token weights refer to the whole mini-batch. Therefore the summed gradient equals that of one process that computes
+the mini-batch at once, however it is split.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tailrace.contracts import Experience
+from tailrace.paramserver.layout import Layout
 from tailrace.trainer.batch import grpo_samples, supervised_samples
 from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.grpo import clipped_surrogate
-from tailrace.trainer.layout import Sample, plan
+from tailrace.trainer.layout import TrainingSample, plan
 from tailrace.trainer.microbatch import MicroBatch, to_tensors
 from tailrace.trainer.policy import load_policy
 from tailrace.trainer.processes import join, resolve_device
@@ -41,16 +42,16 @@ class TrainerWorker:
     Methods marked *collective* must be called on every rank, in the same order.
 
     Args:
-        model_path: directory of a Hugging Face causal LM; a checkpoint's directory is one.
+        model_path: directory of a Hugging Face causal LM, for example a checkpoint.
         config: settings, the same on every rank.
         rank: this process, from 0.
         world_size: number of ranks.
         rendezvous: ``file://`` or ``tcp://`` URL at which ranks meet; None for a world of one.
 
     Raises:
-        ModelError: no causal LM there.
-        DeviceError: CUDA asked for and absent.
-        TrainerConfigError, ProcessGroupError: rank, world size and rendezvous do not fit.
+        ModelError: the directory has no causal LM.
+        DeviceError: CUDA was asked for and is not available.
+        TrainerConfigError, ProcessGroupError: rank, world size and rendezvous do not fit together.
     """
 
     def __init__(
@@ -82,18 +83,18 @@ class TrainerWorker:
         return self._state.steps
 
     def step(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
-        """One optimizer step of GRPO for each mini-batch. Collective.
+        """Do one optimizer step of GRPO for each mini-batch. Collective.
 
         Returns:
-            The same on every rank. Means over response tokens: ``clip_fraction``, ``approx_kl`` (nats, against the
+            Metrics, the same on every rank. Means over response tokens: ``clip_fraction``, ``approx_kl`` (nats, against the
             behaviour policy), ``ratio_mean``, ``entropy`` (nats, if asked for). Means over mini-batches: ``loss``,
             ``grad_norm`` (before clipping). Over the batch: ``reward_mean``, ``tokens`` (response tokens),
             ``response_tokens_mean``, ``response_tokens_max``, ``trajectories``, ``lr`` (of the last step). Seconds of this
             rank: ``step_s``, ``forward_s``, ``backward_s``, ``optimizer_s`` (on CUDA the time to launch, not to finish).
 
         Raises:
-            BatchError: nothing was changed.
-            NonFiniteGradientError: mini-batches before the bad one have been applied.
+            BatchError: the batch cannot be trained on. Nothing was changed.
+            NonFiniteGradientError: a gradient is not finite. Mini-batches before it have been applied.
         """
         started = time.perf_counter()
         batches = grpo_samples(mini_batches, self.config)
@@ -101,7 +102,7 @@ class TrainerWorker:
         for samples in batches:
             tokens = sum(len(sample.response) for sample in samples)
             for name, value in self._optimise(samples, self._scheduled_lr(), supervised=False).items():
-                # Token means are weighted by tokens, the others count mini-batches.
+                # Means over tokens are weighted by tokens, the others by mini-batches.
                 share = tokens if name in _SUMS[1:] else 1.0
                 totals[name] = totals.get(name, 0.0) + value * share
         batch = [experience for mini_batch in mini_batches for experience in mini_batch]
@@ -120,7 +121,7 @@ class TrainerWorker:
         return metrics
 
     def sft_step(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], *, lr: float) -> dict[str, float]:
-        """One supervised step: cross-entropy, mean over the response tokens of all sequences. Collective.
+        """Do one supervised step on the mean cross-entropy over the response tokens of all sequences. Collective.
 
         Args:
             sequences: pairs of prompt and response token ids.
@@ -130,8 +131,8 @@ class TrainerWorker:
             ``loss`` (nats per token), ``grad_norm``, ``tokens``, ``lr`` and the seconds that `step` reports.
 
         Raises:
-            BatchError: nothing was changed.
-            NonFiniteGradientError: nothing was changed.
+            BatchError: the sequences cannot be trained on. Nothing was changed.
+            NonFiniteGradientError: the gradient is not finite. Nothing was changed.
         """
         started = time.perf_counter()
         samples = supervised_samples(sequences)
@@ -140,19 +141,28 @@ class TrainerWorker:
         return metrics | {"lr": lr, "tokens": float(tokens), "step_s": time.perf_counter() - started}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full tensors under Hugging Face names, tied parameters once, in the dtype that is computed in. Collective.
+        """Full tensors under Hugging Face names, tied parameters once, in the dtype of the forward pass. Collective.
 
-        Every rank must run through all of them. In a world of one they are the trainer's own memory: copy what must
+        Every rank must iterate over all of them. In a world of one they are the trainer's own memory; copy a tensor that must
         outlast the next step.
         """
         for name, tensor in self._state.full_parameters():
             yield name, tensor.to(self._state.dtype)
 
-    def save(self, directory: str | Path, version: int) -> Future[Path]:
-        """Checkpoint everything. Collective; returns once the state is copied to host memory.
+    def layout(self) -> Layout:
+        """Which rank holds which part of which parameter; ranks are called ``rank0``, ``rank1``, ... The same on every rank."""
+        return self._state.layout()
 
-        The directory appears, complete and durable, when rank 0's future is done; before that nothing is there. It is at
-        once a Hugging Face model directory, the weights of `version` (`load_weights_file`) and what `load` reads.
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        """This rank's part of every parameter, as `layout` describes it; in the dtype that is computed in. One at a time."""
+        for name, shard in self._state.shards.items():
+            yield name, shard.to(self._state.dtype)
+
+    def save(self, directory: str | Path, version: int) -> Future[Path]:
+        """Write a checkpoint of the whole state. Collective; returns once the state is copied to host memory.
+
+        When rank 0's future is done, the directory is complete and durable; before that it does not exist. It is a Hugging
+        Face model directory with the weights of `version`, for `load_weights_file`, and also the state for `load`.
 
         Raises:
             CheckpointTimeoutError: the previous checkpoint is still being written at the deadline.
@@ -160,15 +170,15 @@ class TrainerWorker:
         return self._checkpoints.save(Path(directory), version)
 
     def load(self, directory: str | Path) -> int:
-        """Restore weights, optimizer, schedule and random state, bit for bit, saved by any number of ranks.
+        """Restore weights, optimizer and schedule, bit for bit, from a checkpoint of any number of ranks. Collective.
 
-        Random state is restored where the number of ranks is the same. Collective.
+        Random state is restored only if the number of ranks is the same.
 
         Returns:
             The version of the checkpoint.
 
         Raises:
-            CheckpointError: absent, damaged, or of another model.
+            CheckpointError: the checkpoint is missing, damaged, or of another model.
         """
         return restore(Path(directory), self._state, self.rank, self.world_size)
 
@@ -181,15 +191,15 @@ class TrainerWorker:
         self._state.reset_optimizer()
 
     def use_muon(self, lr_scale: float) -> None:
-        """Supervised steps with Muon, for a warm start in a world of one. Its state is not in checkpoints: `export` only.
+        """Use Muon for supervised steps, in a world of one. Checkpoints lack its state, so use `export` instead of `save`.
 
         Args:
-            lr_scale: Muon's learning rate as a multiple of the step's, which embeddings and norms take.
+            lr_scale: Muon's learning rate as a multiple of the step's, which applies to embeddings and norms.
         """
         self._state.use_muon(lr_scale)
 
     def close(self) -> None:
-        """Finish the checkpoint that is being written and leave the process group."""
+        """Wait for the checkpoint under way and leave the process group."""
         self._checkpoints.close()
         if self._leaves_group and dist.is_initialized():
             dist.destroy_process_group()
@@ -205,7 +215,7 @@ class TrainerWorker:
         config = self.config
         return config.lr * min(1.0, (self._state.steps + 1) / max(1, config.warmup_steps))
 
-    def _optimise(self, samples: Sequence[Sample], lr: float, *, supervised: bool) -> dict[str, float]:
+    def _optimise(self, samples: Sequence[TrainingSample], lr: float, *, supervised: bool) -> dict[str, float]:
         mine = plan(
             samples,
             ranks=self.world_size,

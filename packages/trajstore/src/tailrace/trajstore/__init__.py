@@ -1,12 +1,9 @@
-"""The data module of asynchronous RL: prompt pool, partial-response pool and experience buffer. Standard library only."""
+"""The data module of asynchronous RL: prompts, trajectories until they were trained on, samplers, eviction. No dependency."""
 
-from tailrace.trajstore.buffer import ExperienceBuffer
+from tailrace.contracts import PartialDelta, Resume
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
-    BufferFullError,
-    BufferLookupError,
     ParquetSupportError,
-    PolicyError,
     PromptFileError,
     StoreBusyError,
     StoreClosedError,
@@ -16,15 +13,13 @@ from tailrace.trajstore.errors import (
     TrajstoreError,
     UnknownTrajectoryError,
 )
-from tailrace.trajstore.eviction import Eviction, Oldest, Stalest
-from tailrace.trajstore.prompts import Prompt, PromptPool
+from tailrace.trajstore.eviction import Oldest, Stalest
+from tailrace.trajstore.prompts import Prompt, PromptPool, check_prompts
 from tailrace.trajstore.records import (
     Assignment,
     ConsumedTrajectory,
-    PartialDelta,
     PartialResponse,
     Recovery,
-    Resume,
     Status,
     StoreStats,
 )
@@ -34,11 +29,7 @@ from tailrace.trajstore.store import TrajectoryStore
 __all__ = [
     "AlreadyConsumedError",
     "Assignment",
-    "BufferFullError",
-    "BufferLookupError",
     "ConsumedTrajectory",
-    "Eviction",
-    "ExperienceBuffer",
     "Fifo",
     "Lifo",
     "Newest",
@@ -46,11 +37,11 @@ __all__ = [
     "ParquetSupportError",
     "PartialDelta",
     "PartialResponse",
-    "PolicyError",
     "Prompt",
     "PromptFileError",
     "PromptPool",
     "Recovery",
+    "check_prompts",
     "Resume",
     "RewardVariance",
     "Stalest",

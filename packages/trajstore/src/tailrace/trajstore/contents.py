@@ -1,4 +1,4 @@
-"""Finished trajectories read back: deltas joined into segments, each token with its version and log-probability."""
+"""Reads finished trajectories: deltas are joined into segments, each token with its version and log-probability."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ from tailrace.trajstore.errors import TrajectoryStateError
 from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
 from tailrace.trajstore.records import Status
 
-EXPERIENCE_COLUMNS = "id, num, grp, prompt, finish, reward, completed_version, metadata, purpose, status, trimmed"
-CONTENT_COLUMNS = "num, prompt, finish, metadata, purpose, trimmed"
+EXPERIENCE_COLUMNS = "id, num, grp, prompt, finish, reward, completed_version, metadata, purpose, status"
+CONTENT_COLUMNS = "num, prompt, finish, metadata, purpose"
 
 
 def experience_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Experience:
     """The experience of a row of `EXPERIENCE_COLUMNS`.
 
     Raises:
-        TrajectoryStateError: the trajectory is not finished, has failed, was discarded or trimmed.
+        TrajectoryStateError: the trajectory is not finished, or was discarded.
     """
-    name, num, group, prompt, finish, reward, completed_version, metadata, purpose, status, trimmed = row
-    if finish is None or status in (Status.FAILED, Status.DISCARDED):
+    name, num, group, prompt, finish, reward, completed_version, metadata, purpose, status = row
+    if finish is None or status == Status.DISCARDED:
         raise TrajectoryStateError(
             f"trajectory {name}: found {status}, expected complete or consumed, to read an experience"
-        )
-    if trimmed:
-        raise TrajectoryStateError(
-            f"trajectory {name}: its tokens were trimmed, since it is consumed for a durable version"
         )
     return Experience(
         trajectory=str(name),
@@ -44,7 +40,7 @@ def experience_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Exper
 
 
 def segments_of(connection: sqlite3.Connection, num: int) -> Iterator[Segment]:
-    """Deltas of one version behind each other become one segment."""
+    """The segments of a trajectory. Consecutive deltas of one version become one segment."""
     version: int | None = None
     tokens: list[int] = []
     logprobs: list[float] = []
@@ -62,14 +58,14 @@ def segments_of(connection: sqlite3.Connection, num: int) -> Iterator[Segment]:
 
 
 def content_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
-    """A row of `CONTENT_COLUMNS` with its tokens, as JSON can say it; null for tokens that were trimmed."""
-    num, prompt, finish, metadata, purpose, trimmed = row
-    segments = None if trimmed else list(segments_of(connection, num))
+    """A row of `CONTENT_COLUMNS` with its tokens, as JSON values."""
+    num, prompt, finish, metadata, purpose = row
+    segments = list(segments_of(connection, num))
     return {
         "prompt": unpack_tokens(prompt),
-        "tokens": None if segments is None else [token for segment in segments for token in segment.tokens],
-        "versions": None if segments is None else [segment.version for segment in segments for _ in segment.tokens],
-        "logprobs": None if segments is None else [value for segment in segments for value in segment.logprobs],
+        "tokens": [token for segment in segments for token in segment.tokens],
+        "versions": [segment.version for segment in segments for _ in segment.tokens],
+        "logprobs": [value for segment in segments for value in segment.logprobs],
         "finish": finish,
         "metadata": {**json.loads(metadata), "purpose": purpose},
     }

@@ -1,7 +1,7 @@
-"""The SQLite file under a trajectory store: opened by one process, safe to call from any thread.
+"""The SQLite file of a trajectory store: opened by one process, safe to call from any thread.
 
-A transaction is acknowledged when it returns. In the write-ahead log it then survives the death of the process; whether it
-also survives the death of the machine is the choice of `synchronous`.
+A transaction is acknowledged when it returns. It is then in the write-ahead log and survives the death of the process.
+`synchronous` decides whether it also survives the death of the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tailrace.trajstore.errors import StoreBusyError, StoreClosedError, StoreFor
 Synchronous = Literal["off", "normal", "full"]
 
 _APPLICATION_ID = 0x54524C53  # "TRLS"
-_FORMAT = 1
+_FORMAT = 3
 _CHUNK = 500  # ids in one query; SQLite's lowest limit on parameters is 999
 
 _SCHEMA = """
@@ -30,7 +30,7 @@ CREATE TABLE trajectory (
     id TEXT NOT NULL UNIQUE,
     grp INTEGER NOT NULL,
     purpose TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('partial', 'complete', 'consumed', 'failed', 'discarded')),
+    status TEXT NOT NULL CHECK (status IN ('partial', 'complete', 'consumed', 'discarded')),
     owner TEXT,
     begun_version INTEGER NOT NULL,
     prompt BLOB NOT NULL,
@@ -40,11 +40,10 @@ CREATE TABLE trajectory (
     reason TEXT,
     tokens INTEGER,
     oldest_version INTEGER,
-    completed_version INTEGER,
-    trimmed INTEGER NOT NULL DEFAULT 0
+    completed_version INTEGER
 );
 CREATE INDEX trajectory_by_status ON trajectory (status);
--- Response tokens as they came, a row for each delta.
+-- Response tokens as they arrived, one row for each delta.
 CREATE TABLE delta (
     num INTEGER NOT NULL REFERENCES trajectory,
     start INTEGER NOT NULL,
@@ -54,12 +53,15 @@ CREATE TABLE delta (
     logprobs BLOB NOT NULL,
     PRIMARY KEY (num, start)
 ) WITHOUT ROWID;
--- The primary key is what makes consuming a trajectory twice impossible.
+-- The primary key makes it impossible to consume a trajectory twice.
 CREATE TABLE consumption (
     num INTEGER PRIMARY KEY REFERENCES trajectory,
     version INTEGER NOT NULL
 );
 CREATE INDEX consumption_by_version ON consumption (version);
+-- Trajectories that were trimmed: their number by final status and, for those that were trained on, by length.
+CREATE TABLE trimmed (status TEXT NOT NULL, tokens INTEGER NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (status, tokens))
+    WITHOUT ROWID;
 CREATE TABLE setting (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
 
@@ -71,11 +73,11 @@ class Database:
         path: the database file; None keeps everything in memory.
         synchronous: ``normal`` survives the death of the process, ``full`` also that of the machine; ``off`` leaves flushing to
             the system.
-        open_timeout_s: how long to wait for another process to let go of the file.
+        open_timeout_s: how long to wait until another process closes the file.
 
     Raises:
-        StoreBusyError: another process still has it open.
-        StoreFormatError: the file is something else, or of another format version.
+        StoreBusyError: another process still has the file open.
+        StoreFormatError: the file is not a trajectory store, or has another format version.
     """
 
     def __init__(self, path: Path | None, *, synchronous: Synchronous, open_timeout_s: float) -> None:
@@ -111,7 +113,7 @@ class Database:
         self._connection.execute(f"PRAGMA synchronous = {synchronous.upper()}")
         self._connection.execute("PRAGMA foreign_keys = ON")
         if not tables:
-            # One transaction, so that a kill in between leaves an empty file and not half a schema.
+            # One transaction, so that a kill leaves an empty file and not half a schema.
             self._connection.executescript(
                 f"BEGIN IMMEDIATE; PRAGMA application_id = {_APPLICATION_ID}; "
                 f"PRAGMA user_version = {_FORMAT}; {_SCHEMA} COMMIT;"
@@ -119,7 +121,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write: everything or, if anything raises, nothing."""
+        """A write transaction: all of it happens or, if the body raises, nothing."""
         with self._lock:
             connection = self._ready()
             connection.execute("BEGIN IMMEDIATE")
@@ -133,7 +135,7 @@ class Database:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[sqlite3.Connection]:
-        """Keep every other thread out: to read, or to change memory together with the file."""
+        """Keep other threads out, to read or to change memory together with the file."""
         with self._lock:
             yield self._ready()
 
@@ -143,7 +145,7 @@ class Database:
         return self._connection
 
     def close(self) -> None:
-        """Close the file and let other processes in. A second close does nothing."""
+        """Close the file, so that another process may open it. A second close does nothing."""
         with self._lock:
             self._open = False
             if hasattr(self, "_connection"):
@@ -154,7 +156,7 @@ class Database:
 
 
 def select_ids(connection: sqlite3.Connection, query: str, ids: Iterable[str]) -> Iterator[tuple[Any, ...]]:
-    """Rows of a query whose text holds ``{ids}`` where the placeholders of the ids go."""
+    """The rows of a query, in whose text ``{ids}`` stands for the placeholders of the ids."""
     wanted = list(ids)
     for start in range(0, len(wanted), _CHUNK):
         chunk = wanted[start : start + _CHUNK]
@@ -162,7 +164,7 @@ def select_ids(connection: sqlite3.Connection, query: str, ids: Iterable[str]) -
 
 
 def _take(path: Path, timeout_s: float) -> int:
-    """Lock the file beside the database. The kernel lets go of the lock when the process dies, however it dies."""
+    """Lock the file beside the database. The kernel releases the lock when the process dies, however it dies."""
     lock = path.with_name(path.name + ".lock")
     try:
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""What goes wrong in the data module."""
+"""Errors of the data module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class TrajstoreError(TailraceError):
 
 
 class PromptFileError(TrajstoreError, ValueError):
-    """A prompt file is missing, empty or not what it should be. The message names file, line, found and expected."""
+    """A prompt file is missing, empty or malformed. The message names the file and line, what was found and expected."""
 
 
 class ParquetSupportError(TrajstoreError, ImportError):
@@ -18,11 +18,11 @@ class ParquetSupportError(TrajstoreError, ImportError):
 
 
 class StoreBusyError(TrajstoreError, TimeoutError):
-    """Another process has the store open: it has a single writer."""
+    """Another process has the store open; only one process may."""
 
 
 class StoreFormatError(TrajstoreError, ValueError):
-    """A file is not a trajectory store, or was written by another version of it."""
+    """A file is not a trajectory store, or has another format version."""
 
 
 class StoreClosedError(TrajstoreError, RuntimeError):
@@ -37,7 +37,7 @@ class UnknownTrajectoryError(TrajstoreError, KeyError):
 
 
 class TrajectoryStateError(TrajstoreError, RuntimeError):
-    """A trajectory is not in a state that allows what was asked for."""
+    """A trajectory is not in a state that allows the call."""
 
 
 class AlreadyConsumedError(TrajectoryStateError):
@@ -45,16 +45,4 @@ class AlreadyConsumedError(TrajectoryStateError):
 
 
 class TrajectoryDataError(TrajstoreError, ValueError):
-    """Tokens, log-probabilities, rewards or metadata that cannot be stored."""
-
-
-class BufferFullError(TrajstoreError, RuntimeError):
-    """The experience buffer is full and evicts nothing: hold back until a batch was taken out."""
-
-
-class BufferLookupError(TrajstoreError, LookupError):
-    """The experience buffer does not hold what was asked for."""
-
-
-class PolicyError(TrajstoreError, ValueError):
-    """A sampler or an eviction policy broke its contract."""
+    """Tokens, log-probabilities, rewards or metadata cannot be stored."""

@@ -1,24 +1,11 @@
-"""Which groups leave a full experience buffer. Entry-point group ``tailrace.eviction``."""
+"""Which complete groups leave a full experience buffer (Laminar, section 3.1). Entry-point group ``tailrace.eviction``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from tailrace.contracts import Candidate
-
-
-class Eviction(Protocol):
-    """What an entry point of group ``tailrace.eviction`` names: a frozen dataclass, pure."""
-
-    def evict(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
-        """Keys of exactly `count` groups that leave.
-
-        Args:
-            candidates: what the buffer holds, with the group that comes in as the last.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def pack_tokens(tokens: Sequence[int]) -> bytes:
 
 
 def unpack_tokens(data: bytes) -> tuple[int, ...]:
-    """What `pack_tokens` packed."""
+    """The token ids that `pack_tokens` packed."""
     return tuple(_from_bytes(_ID_CODE, data))
 
 
@@ -45,7 +45,7 @@ def pack_logprobs(logprobs: Sequence[float], precision: Precision) -> bytes:
 
 
 def unpack_logprobs(data: bytes, count: int) -> tuple[float, ...]:
-    """What `pack_logprobs` packed for so many tokens, whatever its precision was."""
+    """The log-probabilities that `pack_logprobs` packed for `count` tokens, in either precision."""
     return tuple(_from_bytes("d" if len(data) == 8 * count else "f", data))
 
 

@@ -1,14 +1,12 @@
-"""The partial-response pool: tokens of trajectories that are being generated, streamed in as they come.
+"""The partial-response pool: tokens of unfinished trajectories, stored as replicas send them.
 
-Consumes: assignments and deltas of owners (replicas). Waits for: nothing. What it guards:
-
-* One owner. Whoever began a trajectory last owns it, and the deltas of anybody else are refused. Otherwise a replica that was
-  taken for dead could go on writing behind its successor's back.
+Consumes: assignments and deltas of owners (replicas). Waits for: nothing. Invariants:
+* One owner. The replica that began a trajectory last owns it, and deltas of any other are refused. Otherwise a replica that was
+  declared dead could write into a trajectory that its successor generates.
 * One version. Tokens of another version are dropped when a trajectory is begun again, unless versions may be mixed.
-* No gap and no overlap. A delta is stored only at the end of what exists; the same delta sent again is accepted and changes
-  nothing, so a caller that lost the answer may simply repeat the call.
-
-What is partial is also kept in memory (ids, owner, length), so that an append reads nothing.
+* No gap and no overlap. A delta is stored only after the last stored token. The same delta sent again is accepted and changes
+  nothing, so a caller that lost the answer may repeat the call.
+Ids, owners and lengths of partial trajectories are also kept in memory, so that an append reads nothing from the file.
 """
 
 from __future__ import annotations
@@ -18,10 +16,11 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from tailrace.contracts import PartialDelta, Resume
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError
 from tailrace.trajstore.packing import Precision, pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
-from tailrace.trajstore.records import Assignment, PartialDelta, PartialResponse, Resume, Status
+from tailrace.trajstore.records import Assignment, PartialResponse, Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,10 @@ class PartialResponsePool:
     """Part of `TrajectoryStore`.
 
     Args:
-        count: called with the name of a statistic and what to add to it.
+        database: the store's database.
+        mixed_versions: whether several versions may write one trajectory.
+        precision: how log-probabilities are stored.
+        count: called with the name of a statistic and the amount to add.
     """
 
     def __init__(
@@ -65,7 +67,6 @@ class PartialResponsePool:
             self._entries = {row[0]: _Entry(*row[1:]) for row in rows}
 
     def begin(self, owner: str, version: int, items: Sequence[Assignment]) -> list[Resume]:
-        """See `TrajectoryStore.begin`."""
         repeated = len(items) - len({item.trajectory for item in items})
         if repeated:
             raise TrajectoryDataError(f"found {repeated} trajectories twice in one call, expected each once")
@@ -94,7 +95,7 @@ class PartialResponsePool:
                         "an id names one trajectory of one run"
                     )
                 if found.status in (Status.COMPLETE, Status.CONSUMED):
-                    resumes.append(replace(_kept(connection, item, found.num), status=found.status))
+                    resumes.append(replace(_kept(connection, item, found.num), complete=True))
                     continue
                 entries[item.trajectory], resume = self._adopt(connection, owner, version, item, found, counts)
                 resumes.append(resume)
@@ -112,7 +113,7 @@ class PartialResponsePool:
         found: _Known,
         counts: list[tuple[str, int]],
     ) -> tuple[_Entry, Resume]:
-        """Hand a trajectory that exists to a new owner, without tokens that must not be kept."""
+        """Give an existing trajectory to a new owner and drop tokens that must not be kept."""
         old = self._entries.get(item.trajectory)
         drop = old is None or (old.version != version and not self._mixed)
         counts.append(("resumed" if old is not None else "revived", 1))
@@ -124,7 +125,7 @@ class PartialResponsePool:
             connection.execute("DELETE FROM delta WHERE num = ?", (found.num,))
         connection.execute(
             "UPDATE trajectory SET status = 'partial', owner = ?, begun_version = ?, purpose = ?, metadata = ?, finish = NULL, "
-            "reward = NULL, reason = NULL, tokens = NULL, oldest_version = NULL, completed_version = NULL, trimmed = 0 "
+            "reward = NULL, reason = NULL, tokens = NULL, oldest_version = NULL, completed_version = NULL "
             "WHERE num = ?",
             (owner, version, str(item.purpose), _json(item), found.num),
         )
@@ -135,7 +136,6 @@ class PartialResponsePool:
         return _Entry(found.num, found.group, owner, version, kept, oldest), resume
 
     def append(self, owner: str, deltas: Sequence[PartialDelta], trainer_version: int) -> list[str]:
-        """See `TrajectoryStore.append`."""
         refused: dict[str, None] = {}
         rows: list[tuple[int, int, int, int, bytes, bytes]] = []
         finished: list[tuple[str, int, int, int, int]] = []
@@ -184,7 +184,7 @@ class PartialResponsePool:
         return list(refused)
 
     def _extends(self, owner: str, delta: PartialDelta, entry: _Entry) -> bool:
-        """Whether a delta goes on where the trajectory ends, from its owner and its version."""
+        """Whether a delta continues at the trajectory's end and has its owner and version."""
         if entry.owner != owner or delta.offset != entry.length:
             return False
         if delta.version != entry.version and not self._mixed:
@@ -192,7 +192,7 @@ class PartialResponsePool:
         return bool(delta.tokens) or delta.finish is not None
 
     def _is_stored(self, connection: sqlite3.Connection, owner: str, delta: PartialDelta) -> bool:
-        """Whether a delta is there already, from the same owner: a repetition whose first answer was lost."""
+        """Whether the same owner's delta is stored already: a repeated call whose first answer was lost."""
         row = connection.execute(
             "SELECT t.owner, t.status, t.finish, t.tokens, d.version, d.tokens, d.logprobs FROM trajectory t "
             "LEFT JOIN delta d ON d.num = t.num AND d.start = ? WHERE t.id = ?",
@@ -201,7 +201,7 @@ class PartialResponsePool:
         if row is None:
             return False
         stored_owner, status, finish, length, version, tokens, logprobs = row
-        if stored_owner != owner or status in (Status.FAILED, Status.DISCARDED):
+        if stored_owner != owner or status == Status.DISCARDED:
             return False
         if delta.finish is not None and (finish != delta.finish or length != delta.offset + len(delta.tokens)):
             return False
@@ -215,7 +215,7 @@ class PartialResponsePool:
         )
 
     def forget(self, trajectories: Sequence[str]) -> None:
-        """Drop entries of trajectories that are not partial any more."""
+        """Drop the in-memory entries of trajectories that are no longer partial."""
         for trajectory in trajectories:
             self._entries.pop(trajectory, None)
 
@@ -226,7 +226,6 @@ class PartialResponsePool:
         self._entries = {name: replace(entry, owner=None) for name, entry in self._entries.items()}
 
     def partials(self) -> list[PartialResponse]:
-        """See `TrajectoryStore.partials`."""
         with self._database.locked():
             return [
                 PartialResponse(name, entry.group, entry.owner, entry.version, entry.length)
@@ -259,5 +258,5 @@ def _json(item: Assignment) -> str:
         return json.dumps(dict(item.metadata))
     except (TypeError, ValueError) as error:
         raise TrajectoryDataError(
-            f"trajectory {item.trajectory}: found metadata that JSON cannot say: {error}"
+            f"trajectory {item.trajectory}: found metadata that JSON cannot carry: {error}"
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from tailrace.trajstore.errors import PromptFileError
 from tailrace.trajstore.prompt_files import Located, read_rows
 
-_KEPT_EPOCHS = 2  # a pipeline looks at the epoch it is in and, around its end, at the next
+_KEPT_EPOCHS = 2  # a pipeline reads the current epoch and, around its end, the next
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,12 @@ class Prompt:
     """One element of the stream.
 
     Args:
-        index: place in the stream, from 0. It is the index of the group that is generated from it.
-        row: which row of the files it is, from 0.
-        epoch: how often the stream had gone through all rows before it.
+        index: place in the stream, from 0.
+        row: number of its row in the files, from 0.
+        epoch: number of passes over all rows before it.
         prompt: the question.
-        answer: what a verifier compares a response with.
-        verifier: name of the verifier for this row, if the row has one.
+        answer: the reference answer.
+        verifier: name of the row's verifier; None if the row names none.
         metadata: the other columns of the row.
     """
 
@@ -47,19 +47,19 @@ class _Row:
 
 
 class PromptPool:
-    """Prompts by index, over epochs without end. Each epoch has every row once.
+    """Prompts by index, over endless epochs. Each epoch has every row once.
 
-    The element at an index depends on the rows and the seed alone, so after a crash the stream goes on where it was.
+    The prompt at an index depends only on the rows and the seed, so the stream continues unchanged after a crash.
 
     Args:
         rows: objects with at least a prompt and an answer.
-        shuffle_seed: reshuffles every epoch, reproducibly; None keeps the order of the rows.
+        shuffle_seed: seed of the shuffles, one for each epoch; None keeps the order of the rows.
         prompt_column: name of the column with the question.
         answer_column: name of the column with the answer: text, or a number, which is written out.
         verifier_column: name of the column with the verifier's name. A row may leave it out.
 
     Raises:
-        PromptFileError: there are no rows, or a row lacks a column or has something else in it than text.
+        PromptFileError: there are no rows, or a row lacks a column or has a value of the wrong type in it.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class PromptPool:
         answer_column: str = "answer",
         verifier_column: str = "verifier",
     ) -> PromptPool:
-        """Prompts of a JSON Lines or Parquet file, or of several one behind the other. Blank lines are passed over.
+        """Prompts of a JSON Lines or Parquet file, or of several files in order. Blank lines are skipped.
 
         Raises:
-            PromptFileError: one line that names file, line, what was found and what was expected.
+            PromptFileError: a file is missing, empty or malformed, or a row is.
             ParquetSupportError: the extra for Parquet is not installed.
         """
         paths = [path] if isinstance(path, Path | str) else list(path)
@@ -104,18 +104,18 @@ class PromptPool:
         self._orders: dict[int, list[int]] = {}
 
     def __len__(self) -> int:
-        """Rows, hence prompts in an epoch. The stream itself has no end."""
+        """Number of rows, which is the number of prompts in an epoch. The stream itself is endless."""
         return len(self._rows)
 
     def __iter__(self) -> Iterator[Prompt]:
-        """The stream from its beginning, without end."""
+        """The endless stream from its beginning."""
         return (self[index] for index in itertools.count())
 
     def __getitem__(self, index: int) -> Prompt:
         """The prompt at a place in the stream.
 
         Raises:
-            IndexError: the index is negative: an endless stream has no end to count from.
+            IndexError: the index is negative.
         """
         if index < 0:
             raise IndexError(f"found the prompt index {index}, expected at least 0")
@@ -129,10 +129,41 @@ class PromptPool:
         if order is None:
             order = list(range(len(self._rows)))
             random.Random(f"{self._seed}/{epoch}").shuffle(order)
-            # A new dictionary, so that threads that read the old one see either state whole.
+            # Replace the dictionary, so that other threads read either the old or the new state.
             kept = list(self._orders.items())[1 - _KEPT_EPOCHS :]
             self._orders = dict([*kept, (epoch, order)])
         return order
+
+
+def check_prompts(
+    path: Path | str, *, inspect: Callable[[Prompt], str | None] = lambda _: None
+) -> tuple[list[PromptFileError], dict[str, str]]:
+    """Check every row of a file of prompts, also after rows that are wrong.
+
+    Args:
+        path: the file.
+        inspect: returns a further fault of a prompt, or None.
+
+    Returns:
+        The faults, and the place of the first row of each distinct prompt.
+
+    Raises:
+        PromptFileError: the file is missing, empty or of an unknown kind.
+        ParquetSupportError: the extra for Parquet is not installed.
+    """
+    faults: list[PromptFileError] = []
+    places: dict[str, str] = {}
+    for number, (where, found) in enumerate(read_rows(Path(path), faults)):
+        try:
+            row = _row(where, found, ("prompt", "answer", "verifier"))
+        except PromptFileError as fault:
+            faults.append(fault)
+            continue
+        places.setdefault(row.prompt, where)
+        wrong = inspect(Prompt(number, number, 0, row.prompt, row.answer, row.verifier, row.metadata))
+        if wrong is not None:
+            faults.append(PromptFileError(f"{where}: {wrong}"))
+    return faults, places
 
 
 def _row(where: str, row: dict[str, Any], columns: tuple[str, str, str]) -> _Row:

@@ -11,7 +11,7 @@ from tailrace.contracts import Candidate
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """First completed, first trained on: the default. Plugin ``fifo``."""
+    """First completed, first trained on. The default. Plugin ``fifo``."""
 
     def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
         """The groups that were completed first."""
@@ -29,7 +29,7 @@ class Lifo:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Newest weight version first, and of one version the first completed. Plugin ``newest``."""
+    """Newest weight version first; within a version, the first completed. Plugin ``newest``."""
 
     def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
         """The groups of the newest versions."""
@@ -38,9 +38,9 @@ class Newest:
 
 @dataclass(frozen=True, slots=True)
 class RewardVariance:
-    """Greatest variance of rewards first: groups from which a group-relative advantage learns most. Plugin ``reward-variance``.
+    """Greatest variance of rewards first, which gives the largest group-relative advantages. Plugin ``reward-variance``.
 
-    Groups whose rewards are all alike give no gradient and wait until nothing else is left.
+    Groups whose rewards are all equal give no gradient and wait until no other group is left.
     """
 
     def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
@@ -50,7 +50,7 @@ class RewardVariance:
 
 
 def _variance(rewards: Sequence[float]) -> Fraction:
-    """Population variance, exact: equal rewards must give zero, and the order of the rewards must not matter."""
+    """Population variance, exact, so that equal rewards give 0 and the order of the rewards does not matter."""
     if not rewards:
         return Fraction(0)
     values = [Fraction(reward) for reward in rewards]

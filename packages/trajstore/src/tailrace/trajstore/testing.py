@@ -1,6 +1,6 @@
 """Contract suites for samplers and eviction policies: run them on your own class. Standard library only.
 
-Each case is drawn from a seed that a failure names.
+Each case is drawn from a seed; a failure's message names the seed.
 """
 
 from __future__ import annotations
@@ -8,12 +8,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from tailrace.contracts import Candidate, Sampler
-from tailrace.trajstore.eviction import Eviction
+from tailrace.contracts import Candidate, Eviction, Sampler
 
 
 def random_candidates(random_numbers: random.Random, count: int) -> list[Candidate]:
-    """Complete groups of several versions, completed in an order of their own."""
+    """Complete groups of several versions, in a random order of completion."""
     keys = random_numbers.sample(range(1000), count)
     return [
         Candidate(
@@ -28,7 +27,12 @@ def random_candidates(random_numbers: random.Random, count: int) -> list[Candida
 
 
 def check_sampler(sampler: Sampler, *, seed: int = 0, cases: int = 300) -> None:
-    """Hold a sampler to its contract: exactly `count` of the keys that it was shown, none twice, the same every time.
+    """Check a sampler's contract: it picks exactly `count` different keys of the candidates, the same every time.
+
+    Args:
+        sampler: the sampler.
+        seed: the first case's seed; later cases count up.
+        cases: number of cases.
 
     Raises:
         AssertionError: the sampler breaks the contract; the message names the seed.
@@ -37,7 +41,12 @@ def check_sampler(sampler: Sampler, *, seed: int = 0, cases: int = 300) -> None:
 
 
 def check_eviction(eviction: Eviction, *, seed: int = 0, cases: int = 300) -> None:
-    """Hold an eviction policy to its contract, which is that of a sampler.
+    """Check an eviction policy's contract, which is that of a sampler.
+
+    Args:
+        eviction: the policy.
+        seed: the first case's seed; later cases count up.
+        cases: number of cases.
 
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.

@@ -1,6 +1,7 @@
 """Contract suites of the axes that no component owns: run them on your own class. Standard library only.
 
-Each case is drawn from a seed that a failure names. The rules stand in the protocols of `tailrace.contracts.policies`.
+Each case is drawn from a seed; a failure's message names the seed. The protocols in `tailrace.contracts.policies` state the
+rules.
 """
 
 from tailrace.contracts.testing.batching import check_batching_policy

@@ -12,16 +12,17 @@ _STEPS, _PATIENCE = 200, 2000
 
 
 def check_batching_policy(policy: BatchingPolicy, *, seed: int = 0, cases: int = 60) -> int:
-    """Hold a batching policy and its sources to the rules of `BatchingPolicy` and `BatchingSource`.
+    """Check a batching policy and its sources against the rules of `BatchingPolicy` and `BatchingSource`.
 
-    Groups complete in any order, are filtered, trained on, superfluous, too old or unscored, and what the source says becomes
-    of their prompts is kept account of.
+    Groups complete in any order; they are filtered, trained on, surplus, too old or not scored. The suite tracks what the
+    source says becomes of their prompts.
 
     Args:
-        seed: of the first case; later ones count up.
+        seed: the first case's seed; later cases count up.
+        cases: number of cases.
 
     Returns:
-        Prompts that nothing more comes of, over all cases, so that a caller can tell that the suite was not idle.
+        Prompts that were done, over all cases. A caller can check that the suite was not idle.
 
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.
@@ -37,7 +38,7 @@ def check_batching_policy(policy: BatchingPolicy, *, seed: int = 0, cases: int =
 
 
 class BatchingDrive:
-    """One source in a run, beside another that is told the same and a third that is told nothing."""
+    """Drives one source through a run. A second source gets the same calls, a third gets none, for comparison."""
 
     def __init__(self, policy: BatchingPolicy, seed: int) -> None:
         self.where = f"seed {seed}, {policy!r}"
@@ -53,7 +54,7 @@ class BatchingDrive:
         self.next_group = self.random.choice([0, 1, 1000])
         self.generating: dict[int, Launch] = {}
         self.buffered: dict[int, Launch] = {}
-        self.trained: dict[int, Launch] = {}  # and no durable checkpoint holds it yet
+        self.trained: dict[int, Launch] = {}  # groups that no durable checkpoint holds yet
         self.open: set[int] = set()  # prompts that have a group
         self.deferred: set[int] = set()
         self.done: set[int] = set()
@@ -74,7 +75,7 @@ class BatchingDrive:
         )
 
     def step(self) -> None:
-        """Groups start while there is room; then something happens."""
+        """Start groups while there is room, then do something at random."""
         self.fill()
         chance = self.random.random()
         if chance < 0.75 and self.generating:
@@ -120,7 +121,7 @@ class BatchingDrive:
         return launch
 
     def check_launch(self, launch: Launch) -> None:
-        """A prompt that may start, and numbers that make sense."""
+        """Check that the prompt may start and that the numbers are in range."""
         assert isinstance(launch, Launch), f"{self.where}: `next` answers {launch!r}, expected a Launch or None"
         assert launch.prompt >= 0, f"{self.where}: {launch} has no prompt of the stream"
         assert 1 <= launch.needed <= launch.samples, f"{self.where}: {launch} cannot complete"
@@ -128,7 +129,7 @@ class BatchingDrive:
         assert launch.prompt not in self.done, f"{self.where}: {launch}, and its prompt was done"
 
     def complete(self, group: int) -> None:
-        """A group has all the rewards that it needs."""
+        """Give a group all the rewards that it needs."""
         launch = self.generating.pop(group)
         self.buffered[group] = launch
         same = self.random.random() < 0.3
@@ -140,7 +141,7 @@ class BatchingDrive:
             self.end(self.buffered, group, GroupEnd.FILTERED)
 
     def consume(self) -> None:
-        """A batch that is complete is trained on; what was to be surplus to it is dropped."""
+        """Train on a complete batch and drop the groups that are surplus to it."""
         if len(self.buffered) < self.batch:
             return
         for group in list(self.buffered)[: self.batch]:
@@ -152,12 +153,12 @@ class BatchingDrive:
             self.end(self.generating, group, GroupEnd.SURPLUS)
 
     def make_durable(self) -> None:
-        """A checkpoint holds all that was trained on."""
+        """Report all groups that were trained on as held by a durable checkpoint."""
         for group in list(self.trained):
             self.end(self.trained, group, GroupEnd.TRAINED)
 
     def end(self, groups: dict[int, Launch], group: int, how: GroupEnd) -> None:
-        """A group ended; its prompt is done or comes again."""
+        """End a group and note whether its prompt is done or comes again."""
         prompt = groups.pop(group).prompt
         self.dropped += how is not GroupEnd.TRAINED
         fate = self.source.ended(group, how)
@@ -172,7 +173,7 @@ class BatchingDrive:
         (self.done if fate is PromptFate.DONE else self.deferred).add(prompt)
 
     def check_deferred_prompts(self) -> None:
-        """What is to come again does, if the run goes on."""
+        """Check that every deferred prompt is launched again if the run continues."""
         waiting, started = set(self.deferred), self.admitted
         while waiting & self.deferred and self.admitted - started < _PATIENCE:
             self.fill()
@@ -184,18 +185,18 @@ class BatchingDrive:
         assert not left, f"{self.where}: prompts {left!r:.200} were to come again, and {_PATIENCE} other groups started"
 
     def check_sources_apart(self) -> None:
-        """What happened to one source did nothing to another."""
-        assert self.bystander.state() == self.untouched, f"{self.where}: a source changed that nobody told anything"
+        """Check that calls to one source changed no other."""
+        assert self.bystander.state() == self.untouched, f"{self.where}: a source changed although it got no call"
         assert self.policy.open().state() == self.untouched, f"{self.where}: a new source is not at the beginning"
         assert self.policy.surplus_groups == self.surplus, f"{self.where}: surplus_groups changed"
 
     def compare(self, what: str) -> None:
-        """Both sources were told the same."""
+        """Check that both sources, which got the same calls, have the same state."""
         one, other = self.plain_state(), self.plain_state(self.twin)
         assert one == other, f"{self.where}: after `{what}` {one:.200} is not {other:.200}, and the same happened"
 
     def plain_state(self, source: BatchingSource | None = None) -> str:
-        """The source's state, which has to be plain data."""
+        """The source's state as JSON; fails if it is not plain data."""
         state = (source or self.source).state()
         try:
             return json.dumps(state, sort_keys=True)

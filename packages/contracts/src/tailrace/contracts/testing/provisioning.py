@@ -16,13 +16,14 @@ _STEPS, _ROUNDS = 60, 100
 
 
 def check_provisioning_policy(policy: ProvisioningPolicy, *, seed: int = 0, cases: int = 60) -> int:
-    """Hold a provisioning policy to the rules of `ProvisioningPolicy.plan`, in runs whose members come, fail and go.
+    """Check a provisioning policy against the rules of `ProvisioningPolicy.plan`, in runs whose members come, fail and go.
 
     Args:
-        seed: of the first case; later ones count up.
+        seed: the first case's seed; later cases count up.
+        cases: number of cases.
 
     Returns:
-        Actions over all cases, so that a caller can tell that the suite was not idle.
+        Actions over all cases. A caller can check that the suite was not idle.
 
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.
@@ -39,7 +40,7 @@ def check_provisioning_policy(policy: ProvisioningPolicy, *, seed: int = 0, case
 
 
 class ProvisioningDrive:
-    """A fleet that does what the policy says, and to which things happen."""
+    """A fleet that does what the policy says, and in which members come, fail and go at random."""
 
     def __init__(self, policy: ProvisioningPolicy, seed: int) -> None:
         self.where = f"seed {seed}, {policy!r}"
@@ -55,30 +56,32 @@ class ProvisioningDrive:
         self.members = [self.member(role, "0", Health.UP) for role in ("data", "trainer", "scorer", "relay")]
 
     def member(self, role: str, name: str, health: Health) -> MemberView:
-        """A member somewhere."""
+        """A member on a random machine."""
         machine = self.random.choice([*self.machines]) if health is Health.UP else ""
         return MemberView(role, name, health, machine)
 
     def view(self) -> FleetView:
-        """What the policy sees."""
+        """The policy's input."""
         batch, last = 4, 100
         progress = Progress(self.version, self.version, 0, 0, 0, self.version * batch, 0, batch, last)
         step_s = 30.0 if self.version > 1 else 0.0
         return FleetView(self.machines, tuple(self.members), progress, self.now_s, 10.0 * (self.version > 0), step_s)
 
     def settle(self) -> None:
-        """Ask, and do what is said, until nothing is."""
+        """Ask the policy and carry out its actions until it answers none."""
         for _ in range(_ROUNDS):
             plan = self.plan()
             if not plan:
                 working = [member for member in self.replicas() if member.health is not Health.STOPPING]
-                assert working, f"{self.where}: it rests, and no replica is there or starts; {self.replicas()!r:.200}"
+                assert working, (
+                    f"{self.where}: it plans nothing, and no replica is up or starting; {self.replicas()!r:.200}"
+                )
                 return
             self.carry_out(plan)
         raise AssertionError(f"{self.where}: after {_ROUNDS} plans in one moment it still wants {plan!r:.200}")
 
     def plan(self) -> Sequence[StartReplica | StopReplica]:
-        """What the policy says, which depends on the view alone."""
+        """The policy's answer; fails if it depends on anything but the view."""
         view = self.view()
         before = copy.deepcopy(view)
         plan = list(self.policy.plan(view))
@@ -88,7 +91,7 @@ class ProvisioningDrive:
         return plan
 
     def carry_out(self, plan: Sequence[StartReplica | StopReplica]) -> None:
-        """Start and stop, once each is found to be possible."""
+        """Check each action, then start and stop replicas."""
         for action in plan:
             self.actions += 1
             if isinstance(action, StartReplica):
@@ -104,7 +107,7 @@ class ProvisioningDrive:
             check_reason(action.reason, self.where)
 
     def happen(self) -> None:
-        """A member comes up, fails, is restarted, evicted or gone; or the trainer has made a step."""
+        """One random event: a member comes up, fails, is restarted, evicted or gone, or the trainer has made a step."""
         self.now_s += self.random.random() * 60
         if self.random.random() < 0.2:
             self.version += 1
@@ -122,11 +125,11 @@ class ProvisioningDrive:
             self.members.remove(member)
 
     def replicas(self) -> list[MemberView]:
-        """Replicas that are there."""
+        """Replicas that are members now."""
         return [member for member in self.members if member.role == "replica"]
 
     def change(self, member: MemberView, health: Health) -> None:
-        """A member is something else now."""
+        """Set a member's health."""
         place = self.members.index(member)
         machine = member.machine or self.random.choice([*self.machines])
         self.members[place] = dataclasses.replace(member, health=health, machine=machine)

@@ -1,4 +1,4 @@
-"""Whether a reason says what its kind promises."""
+"""Checks that a reason has the numbers and the name that its kind promises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.DAMAGED: frozenset({"version"}),
     Why.STILL: frozenset({"still_s", "limit_s"}),
 }
-"""The numbers that come with a kind of reason, where any do. `CHOSEN` has its own only where the policy counts them."""
+"""The numbers of each kind of reason that has any. `CHOSEN` has them only if the policy computes a gain."""
 
 NAMES_ANOTHER = frozenset({Why.MOVED, Why.LOW_THROUGHPUT, Why.REPLICA_DOWN, Why.MACHINE})
 """Kinds whose `who` is another member or a machine."""
@@ -32,13 +32,14 @@ _COUNTED = frozenset({"gain", "least"})
 
 
 def check_reason(reason: Reason, where: str) -> None:
-    """Hold a reason to what `Why` says of its kind; a policy's own (`Why.POLICY`) may have any numbers.
+    """Check a reason against `Why`; a policy's own reason (`Why.POLICY`) may have any numbers.
 
     Args:
-        where: begins the message.
+        reason: the reason.
+        where: the beginning of an error message.
 
     Raises:
-        AssertionError: a number is missing, too much or not finite, or nobody is named who should be.
+        AssertionError: a number is missing, unexpected or not finite, or `who` is empty for a kind that needs it.
     """
     assert isinstance(reason, Reason), f"{where}: found the reason {reason!r}, expected a Reason"
     assert isinstance(reason.why, Why), f"{where}: found {reason.why!r}, expected a member of Why"

@@ -8,13 +8,14 @@ from tailrace.contracts.policies import TrainingPolicy
 
 
 def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int = 300) -> int:
-    """Hold a training policy to the rules of `TrainingPolicy`: each group of a batch is trained on once.
+    """Check a training policy against the rules of `TrainingPolicy`: each group of a batch is trained on once.
 
     Args:
-        seed: of the first case; later ones count up.
+        seed: the first case's seed; later cases count up.
+        cases: number of cases.
 
     Returns:
-        Parts over all cases, so that a caller can tell that the suite was not idle.
+        Optimizer steps over all cases. A caller can check that the suite was not idle.
 
     Raises:
         AssertionError: the policy breaks the contract; the message names the seed.

@@ -1,4 +1,4 @@
-"""What fits into the devices' memory: weights and KV cache of a replica, the state of a trainer."""
+"""Checks what fits into the devices' memory: weights and KV cache of a replica, the state of a trainer."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tailrace.fleetsim.hardware.devices import Device
 from tailrace.fleetsim.hardware.models import ModelShape
 
 TRAINING_BYTES_PER_PARAM = 16.0
-"""Weights and gradients in bf16, weights and two moments of Adam in float32. Activations come on top of it."""
+"""Weights and gradients in bf16, weights and two moments of Adam in float32. Activations are not included."""
 
 
 def kv_shards(model: ModelShape, tensor_parallel: int) -> int:
-    """Devices over which a replica's KV cache is spread. With more devices than key-value heads, heads are repeated."""
+    """Number of devices over which a replica's KV cache is sharded. With more devices than key-value heads, heads repeat."""
     return min(tensor_parallel, model.kv_heads)
 
 
 def check_parallel(model: ModelShape, device: Device, tensor_parallel: int) -> None:
-    """Refuse a tensor parallelism that the model does not divide into, or that the device has no constants for.
+    """Refuse a tensor parallelism that does not divide the model's heads or for which the device has no constants.
 
     Raises:
-        FleetError: it is one of these.
+        FleetError: the tensor parallelism is impossible.
     """
     sizes = _parallel_sizes(model, device)
     if tensor_parallel not in sizes:
@@ -35,7 +35,7 @@ def check_parallel(model: ModelShape, device: Device, tensor_parallel: int) -> N
 
 
 def kv_capacity_tokens(model: ModelShape, device: Device, tensor_parallel: int) -> int:
-    """Tokens that a replica's KV cache holds in the memory that the weights leave.
+    """Tokens that fit into a replica's KV cache, in the memory that the weights leave.
 
     Raises:
         FleetError: the tensor parallelism is impossible.
@@ -62,10 +62,10 @@ def kv_capacity_tokens(model: ModelShape, device: Device, tensor_parallel: int) 
 def check_training_fits(
     model: ModelShape, device: Device, gpus: int, bytes_per_param: float = TRAINING_BYTES_PER_PARAM
 ) -> None:
-    """Refuse fewer devices than the fully sharded state of training needs.
+    """Refuse a number of devices into which the fully sharded training state does not fit.
 
     Raises:
-        FleetError: there is no device.
+        FleetError: `gpus` is below 1.
         DoesNotFitError: the state does not fit.
     """
     if gpus < 1:

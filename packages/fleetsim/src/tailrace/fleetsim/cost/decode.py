@@ -1,9 +1,9 @@
-"""What a decoding step of a replica costs.
+"""Cost of a replica's decoding step.
 
     step_s = fixed_s(running) + per_token_s * tokens in the KV cache
 
-The first part is weights, arithmetic, all-reduce and overhead, the second attention. Both are linear or constant while the
-same trajectories run, so that many steps have a closed form.
+The first part is for weights, arithmetic, all-reduce and overhead, the second for attention. While the same trajectories run,
+the first is constant and the second linear, so that the time of many steps has a closed form.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ import math
 from collections.abc import Callable
 
 from tailrace.fleetsim.cost.capacity import check_parallel, kv_capacity_tokens, kv_shards
-from tailrace.fleetsim.cost.coefficients import fit_coefficients
 from tailrace.fleetsim.cost.steps import FittedStep, RooflineStep
+from tailrace.fleetsim.cost.throughput_fit import fit_coefficients
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware.devices import Device
 from tailrace.fleetsim.hardware.models import ModelShape
 from tailrace.repack import ThroughputModel
 
 MAX_RUNNING = 65_536
-"""The largest batch whose cost is asked for; more is a mistake somewhere."""
+"""The largest batch whose cost may be asked for; a larger one must be a mistake."""
 
 
 class DecodeCost:
     """Decoding of one model on one replica's devices.
 
     Args:
-        step: seconds of a step without attention, of the number of running trajectories.
+        step: seconds of a step without attention, as a function of the number of running trajectories.
         per_token_s: seconds of a step for each token in the KV cache.
-        kv_capacity_tokens: tokens that the KV cache holds.
-
-    `overhead_s` is what every step costs, `weights_s` reading all weights, `row_s` the arithmetic of one trajectory.
+        kv_capacity_tokens: tokens that fit into the KV cache.
+    `overhead_s` is the fixed cost of a step, `weights_s` that of reading all weights, `row_s` that of one trajectory's
+    arithmetic.
 
     Raises:
         FleetError: a number is negative or not finite.
@@ -61,12 +61,15 @@ class DecodeCost:
 
     @classmethod
     def of(cls, model: ModelShape, device: Device, tensor_parallel: int, *, row_floor: bool = True) -> DecodeCost:
-        """On so many devices of this kind.
+        """The cost of a model on `tensor_parallel` devices.
 
-        A measurement of the model that came with the device takes precedence over the roofline.
+        If the device comes with a measurement of the model, it is used instead of the roofline.
 
         Args:
-            row_floor: the device's least cost of a dense model's step, see ``devices.toml``.
+            model: the model.
+            device: the kind of device.
+            tensor_parallel: number of devices of a replica.
+            row_floor: apply the device's least cost of a dense model's step, see ``devices.toml``.
 
         Raises:
             FleetError: the tensor parallelism is impossible.
@@ -84,11 +87,11 @@ class DecodeCost:
 
     @classmethod
     def fitted(cls, k1: float, k2: float, k3: float, k4: float, kv_capacity_tokens: int) -> DecodeCost:
-        """As it was measured: k1 K + max(k2, k3 n) + k4, with K in tokens (StaleFlow, equation 11, SF-2)."""
+        """A measured cost: k1 K + max(k2, k3 n) + k4, with K in tokens (StaleFlow, equation 11)."""
         return cls(FittedStep(k2, k3, k4), per_token_s=k1, kv_capacity_tokens=kv_capacity_tokens)
 
     def fixed_s(self, running: int) -> float:
-        """Seconds of a step that do not depend on the KV cache. One list access, for it is asked at every batch change.
+        """Seconds of a step that do not depend on the KV cache. A list access, since every change of a batch calls it.
 
         Raises:
             FleetError: more than `MAX_RUNNING` trajectories.
@@ -99,7 +102,7 @@ class DecodeCost:
             return self.fixed_table(running)[running]
 
     def fixed_table(self, most: int) -> list[float]:
-        """`fixed_s` of 0 to at least `most` trajectories, as the list behind it. It is not to be changed.
+        """`fixed_s` of 0 to at least `most` trajectories: the internal list, which must not be changed.
 
         Raises:
             FleetError: `most` is negative or over `MAX_RUNNING`.
@@ -117,21 +120,21 @@ class DecodeCost:
         return self.fixed_s(running) + self.per_token_s * kv_tokens
 
     def steps_s(self, running: int, kv_tokens: float, steps: int) -> float:
-        """Seconds of so many steps without a change of the batch; the KV cache grows by `running` tokens with each."""
+        """Seconds of several steps of one batch; each step adds `running` tokens to the KV cache."""
         grown = running * steps * (steps - 1) / 2
         return steps * self.step_s(running, kv_tokens) + self.per_token_s * grown
 
     @property
     def roofline_batch(self) -> int:
-        """Trajectories from which arithmetic costs more than reading the weights (Laminar's B, LAM-5); at least 1."""
+        """Number of trajectories from which arithmetic costs more than reading the weights (Laminar's B); at least 1."""
         return max(1, math.floor(self.weights_s / self.row_s)) if self.row_s else MAX_RUNNING
 
     def coefficients(self, *, most_running: int = 128, longest: int = 40_960) -> ThroughputModel:
-        """StaleFlow's cost model fitted to this one, with KV sizes in tokens: what a policy is given (equation 2).
+        """StaleFlow's cost model fitted to this one, for policies; KV sizes are in tokens (equation 2).
 
         Args:
-            most_running: the largest batch that is looked at.
-            longest: tokens of the longest context that is looked at.
+            most_running: the largest batch to fit to.
+            longest: tokens of the longest context to fit to.
 
         Raises:
             FitError: this cost contradicts the model.

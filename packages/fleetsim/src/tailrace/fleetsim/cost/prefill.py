@@ -1,4 +1,4 @@
-"""What prefill costs: a prompt's, or a context's that comes back after an interruption."""
+"""Cost of prefill, for a prompt or for a context that resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PrefillCost:
 
     @classmethod
     def of(cls, model: ModelShape, device: Device, tensor_parallel: int) -> PrefillCost:
-        """On so many devices of this kind: all arithmetic at the device's prefill rate.
+        """The cost of a model on `tensor_parallel` devices, with all arithmetic at the device's prefill rate.
 
         Raises:
             FleetError: the tensor parallelism is impossible.
@@ -38,13 +38,13 @@ class PrefillCost:
     def fitted(
         cls, seconds_per_token: float, seconds_per_square_token: float = 0.0, overhead_s: float = 0.0
     ) -> PrefillCost:
-        """As it was measured."""
+        """A measured cost."""
         return cls(seconds_per_token, seconds_per_square_token, overhead_s)
 
     def seconds(self, tokens: int, cached: int = 0) -> float:
-        """Of a context of so many tokens, the first `cached` of which are in the KV cache already.
+        """Seconds for a context of `tokens`, of which the first `cached` are in the KV cache already.
 
-        Cached tokens are not multiplied again, but the others attend to them.
+        Cached tokens are not computed again, but the others attend to them.
         """
         if tokens <= cached:
             return 0.0

@@ -1,4 +1,4 @@
-"""The part of a decoding step that does not depend on the KV cache, as a function of the running trajectories."""
+"""The cost of a decoding step without the KV cache, as a function of the number of running trajectories."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tailrace.fleetsim.hardware.devices import Device
 from tailrace.fleetsim.hardware.models import ModelShape
 
 EXPERT_BANDWIDTH_SHARE = 0.85
-"""Of the memory bandwidth, when single experts are read: some 6.2 us an expert, flat up to 128 tokens, on a GPU of
-1.79 TB/s (LLMServingSim's tables)."""
+"""Share of the memory bandwidth that reading single experts achieves: some 6.2 us per expert, constant up to 128 tokens, on a
+GPU of 1.79 TB/s (LLMServingSim's tables)."""
 
 
 def roofline_s(memory_s: float, compute_s: float, exponent: float) -> float:
-    """Seconds of a matrix multiplication that takes so long to read and so long to compute.
+    """Seconds of a matrix multiplication, from the time to read its weights and the time to compute.
 
-    The exponent says how well the two overlap: infinity is the larger of both, 1 their sum.
+    The exponent says how well the two overlap: infinity gives the larger of both, 1 their sum.
     """
     larger, smaller = max(memory_s, compute_s), min(memory_s, compute_s)
     if smaller <= 0.0 or math.isinf(exponent):
@@ -29,14 +29,14 @@ class RooflineStep:
     """A step on a modelled device.
 
     Args:
-        overhead_s: scheduling, launches, and the latency of every all-reduce.
-        dense_s: to read what every token is multiplied with.
-        experts_s: to read all experts.
-        expert_share: of the experts, those that one token goes through.
-        row_s: arithmetic for one trajectory.
-        exponent: of `roofline_s`.
-        floor_s: the least that the matrix multiplications take.
-        allreduce_row_s: to reduce one trajectory's activations in all layers.
+        overhead_s: seconds of scheduling, kernel launches, and the latency of every all-reduce.
+        dense_s: seconds to read the weights that every token uses.
+        experts_s: seconds to read all experts.
+        expert_share: share of the experts that one token uses.
+        row_s: seconds of arithmetic for one trajectory.
+        exponent: exponent of `roofline_s`.
+        floor_s: least seconds of the matrix multiplications.
+        allreduce_row_s: seconds to reduce one trajectory's activations in all layers.
     """
 
     overhead_s: float
@@ -50,7 +50,7 @@ class RooflineStep:
 
     @classmethod
     def of(cls, model: ModelShape, device: Device, tensor_parallel: int, *, row_floor: bool = True) -> RooflineStep:
-        """The constants of a model on so many devices, whose tensor parallelism was checked before."""
+        """The constants of a model on `tensor_parallel` devices, a number that was checked before."""
         size = tensor_parallel
         row_s = 2.0 * model.gemm_params / (size * device.gemm_flops[size])
         overhead_s = device.cpu_s + model.layers * device.element_s
@@ -87,7 +87,7 @@ class RooflineStep:
 
 @dataclass(frozen=True, slots=True)
 class FittedStep:
-    """A step as it was measured (StaleFlow, equation 11): max(k2, k3 n) + k4."""
+    """A measured step: max(k2, k3 n) + k4 (StaleFlow, equation 11)."""
 
     weights_s: float
     row_s: float

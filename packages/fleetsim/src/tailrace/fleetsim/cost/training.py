@@ -1,4 +1,4 @@
-"""What training costs: forward passes that prepare experience, gradients, optimizer steps."""
+"""Cost of training: forward passes that prepare experience, gradients, optimizer steps."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tailrace.fleetsim.hardware.models import ModelShape
 class TrainingCost:
     """Training of one model on all of a trainer's devices.
 
-    A mini-batch enters with its tokens, prompts included, and the sum of the squares of its lengths, which attention follows.
+    A mini-batch is described by its tokens, prompts included, and by the sum of the squares of its lengths, for attention.
 
     Args:
         forward_token_s: seconds of a forward pass' matrix multiplications for a token.
         forward_square_token_s: seconds of its attention over s tokens, divided by s squared.
-        backward: seconds of a backward pass in units of a forward pass.
-        passes: forward passes of experience preparation: old log-probabilities, and a reference model's.
-        optimizer_s: seconds of an optimizer step beside its gradients.
+        backward: time of a backward pass in units of a forward pass.
+        passes: number of forward passes that prepare experience (old log-probabilities, a reference model's).
+        optimizer_s: seconds of an optimizer step without its gradients.
     """
 
     __slots__ = ("backward", "forward_square_token_s", "forward_token_s", "optimizer_s", "passes")
@@ -51,15 +51,21 @@ class TrainingCost:
         critic: bool = False,
         state_bytes_per_param: float = TRAINING_BYTES_PER_PARAM,
     ) -> TrainingCost:
-        """On so many devices of this kind, at a share `mfu` of their peak arithmetic (the device's own if None).
+        """The cost of training a model on `gpus` devices.
 
         Args:
-            critic: a critic of the same size is trained and evaluated too (PPO), on the same devices.
-            state_bytes_per_param: memory of weights, gradients and optimizer, sharded over all devices.
+            model: the model.
+            device: the kind of device.
+            gpus: number of devices.
+            mfu: share of the devices' peak arithmetic that training achieves; None: the device's own.
+            passes: see the class.
+            optimizer_s: see the class.
+            critic: whether a critic of the same size is trained and evaluated too (PPO), on the same devices.
+            state_bytes_per_param: bytes of weights, gradients and optimizer per parameter, sharded over all devices.
 
         Raises:
-            FleetError: no device, or an MFU that is none.
-            DoesNotFitError: the devices cannot hold the state.
+            FleetError: `gpus` is below 1, or `mfu` is not above 0 and at most 1.
+            DoesNotFitError: the state does not fit into the devices.
         """
         share = device.train_mfu if mfu is None else mfu
         if not 0 < share <= 1:
@@ -84,7 +90,7 @@ class TrainingCost:
         passes: float = 1.0,
         optimizer_s: float = 0.0,
     ) -> TrainingCost:
-        """As it was measured."""
+        """A measured cost."""
         return cls(forward_token_s, forward_square_token_s, backward=backward, passes=passes, optimizer_s=optimizer_s)
 
     def forward_s(self, tokens: int, square_tokens: float) -> float:
@@ -96,6 +102,6 @@ class TrainingCost:
         return self.passes * self.forward_s(tokens, square_tokens)
 
     def update_s(self, tokens: int, square_tokens: float, optimizer_steps: int = 1) -> float:
-        """Seconds of gradients, and of the optimizer steps that they are applied in."""
+        """Seconds of the gradients of a batch and of its optimizer steps."""
         gradients_s = (1.0 + self.backward) * self.forward_s(tokens, square_tokens)
         return gradients_s + optimizer_steps * self.optimizer_s

@@ -1,4 +1,4 @@
-"""What it costs to move a version: over relays, from a parameter server, between devices, between datacenters."""
+"""Cost of moving a version: over relays, from a parameter server, between devices, between datacenters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tailrace.fleetsim.hardware.models import ModelShape
 from tailrace.paramserver import CHUNK_BYTES, chain_broadcast_time_s, optimal_chunks
 
 RELAY_HOP_BANDWIDTH = 100e9
-"""Bytes per second of a hop between relays that Laminar's figures imply (LAM-6): more than one NIC, less than all of them."""
+"""Bytes per second of a hop between relays that Laminar's figures imply: more than one NIC, less than all of them."""
 
 TENSOR_S = 2.9e-4
-"""Seconds beside the transfer itself for a tensor that is moved on its own: looked up, allocated, copied, acknowledged.
+"""Seconds without the transfer itself for a tensor that is moved on its own: looked up, allocated, copied, acknowledged.
 
 verl's collective weight transfer moves the 18,867 tensors of Qwen3-30B-A3B between 4 x 8 H100 in about 7 s
 (verl/checkpoint_engine/README.md), 1.6 s of which a 400 Gbps NIC needs for their 61 GB.
@@ -28,16 +28,16 @@ class WeightCost:
     """Moving one model's weights between a trainer and replicas on one kind of node.
 
     Args:
-        params: of the model.
-        weight_bytes: a version, as it generates.
+        params: number of the model's parameters.
+        weight_bytes: bytes of a version as replicas use it.
         tensor_parallel: devices of a replica, each of which takes its share of the version.
-        layers: of the model; collective transfers go layer by layer.
-        tensors: of the model.
-        node: where replicas run.
-        hop_bandwidth: between two relays.
-        chunk_bytes: that relays pass on; None for the optimal size.
-        tensor_s: seconds for each tensor of a pull beside its bytes: 0 for shards that are laid out as the engine has them
-            (Laminar), `TENSOR_S` for an engine that takes tensor by tensor.
+        layers: number of the model's layers; collective transfers go layer by layer.
+        tensors: number of the model's tensors.
+        node: the node on which replicas run.
+        hop_bandwidth: bytes per second between two relays.
+        chunk_bytes: bytes of a chunk that relays pass on; None for the optimal size.
+        tensor_s: seconds for each tensor of a pull without its bytes: 0 for shards in the engine's own layout (Laminar),
+            `TENSOR_S` for an engine that takes tensor by tensor.
     """
 
     params: int
@@ -69,9 +69,9 @@ class WeightCost:
         chunk_bytes: float | None = CHUNK_BYTES,
         tensor_s: float = 0.0,
     ) -> WeightCost:
-        """To replicas on devices of this kind.
+        """The cost for replicas on devices of this kind.
 
-        A hop has the bandwidth that Laminar's figures imply, or what the node's NICs achieve together if that is less.
+        A hop has the bandwidth that Laminar's figures imply, or that of all the node's NICs if that is less.
         """
         node = node or Node.of(device)
         return cls(
@@ -87,16 +87,16 @@ class WeightCost:
         )
 
     def push_s(self) -> float:
-        """The trainer's stall while it publishes: the whole version goes to the master relay (Laminar, section 8.3).
+        """Seconds that the trainer stalls to publish: the whole version goes to the master relay (Laminar, section 8.3).
 
-        It does not depend on how many relays or replicas there are.
+        The time does not depend on the number of relays or replicas.
         """
         return self.weight_bytes / self.hop_bandwidth + self.node.rdma.startup_s
 
     def broadcast_s(self, nodes: int) -> float:
-        """From the master relay having the version to the last of so many nodes, the master's included, having it.
+        """Seconds from when the master relay has the version until the last of `nodes` nodes, including the master's, has it.
 
-        Chain-pipelined, Laminar's equation 1 (Appendix C).
+        The broadcast is chain-pipelined (Laminar's equation 1, Appendix C).
         """
         if self.chunk_bytes is None:
             chunks = optimal_chunks(self.weight_bytes, nodes, self.hop_bandwidth, self.node.rdma.startup_s)
@@ -105,31 +105,22 @@ class WeightCost:
         return chain_broadcast_time_s(self.weight_bytes, nodes, chunks, self.hop_bandwidth, self.node.rdma.startup_s)
 
     def pull_s(self) -> float:
-        """A replica loads a version from its node's memory, all shards at once over PCIe (Laminar, section 4.2)."""
+        """Seconds to load a version from the node's memory, all shards at once over PCIe (Laminar, section 4.2)."""
         shard_bytes = self.weight_bytes / self.tensor_parallel
         return self.node.pcie.transfer_s(shard_bytes, self.tensors) + self.tensors * self.tensor_s
 
-    def mean_pull_s(self, nodes: int, interval_s: float) -> float:
-        """A pull of the newest version at any time, where one is published every `interval_s` seconds.
-
-        Who asks while the version is still on its way down the chain of so many nodes waits for it; asks are taken to be
-        spread evenly, and the version to arrive at the last moment.
-        """
-        late_s = min(self.broadcast_s(nodes), interval_s)
-        return self.pull_s() + late_s * late_s / (2 * interval_s)
-
     def peer_s(self) -> float:
-        """From one machine's memory or devices to another's over all NICs (RobustRL, section 7.4; StaleFlow's push)."""
+        """Seconds from one machine's memory or devices to another's over all NICs (RobustRL, section 7.4; StaleFlow's push)."""
         return self.weight_bytes / self.node.network_bandwidth + self.node.rdma.startup_s
 
     def global_sync_s(self, trainer_gpus: int, rollout_gpus: int) -> float:
-        """Global synchronisation between devices, the baselines' way: trainer and all replicas wait for it.
+        """Seconds of a global synchronisation as in the baselines, for which the trainer and all replicas wait.
 
-        Each device of a replica gets its shard in a collective broadcast from the trainer's device that has it (Laminar,
-        section 8.3), layer by layer.
+        Each device of a replica gets its shard, layer by layer, in a collective broadcast from the trainer's device that has it
+        (Laminar, section 8.3).
 
         Raises:
-            FleetError: no trainer, or too few devices for one replica.
+            FleetError: there is no trainer device, or fewer rollout devices than one replica needs.
         """
         replicas = rollout_gpus // self.tensor_parallel
         if trainer_gpus < 1 or replicas < 1:
@@ -144,9 +135,9 @@ class WeightCost:
         )
 
     def reshard_s(self, shard_gpus: int) -> float:
-        """Colocated: every device of the training shards' group gathers the version, to keep its share of it.
+        """Seconds of resharding on colocated devices: each gathers the version and keeps its share of it.
 
-        Within nodes over NVLink, between them over all NICs, the slower of which counts (they overlap).
+        Transfers within nodes over NVLink and between nodes over all NICs overlap, so that the slower one counts.
 
         Args:
             shard_gpus: devices over which one copy is sharded in training (FSDP size).
@@ -159,16 +150,13 @@ class WeightCost:
         nvlink_s = self.weight_bytes * (within - 1) / within / self.node.nvlink.bandwidth
         return max(network_s, nvlink_s)
 
-    def offload_s(self, gpus: int, state_bytes: float) -> float:
-        """Colocated: so many bytes of training state, spread over the devices, go to host memory, or come back."""
-        return self.node.pcie.transfer_s(state_bytes / gpus)
-
     def cross_datacenter_s(self, link: Link = CROSS_DATACENTER, *, bytes_per_param: float | None = None) -> float:
-        """One version over a line between datacenters.
+        """Seconds for one version over a link between datacenters.
 
         Args:
-            bytes_per_param: as it travels, if not as it generates. StreamRL's figure of under 10 s for 72B over 80 Gbps
-                holds for 1; with bf16's 2 it is 14.5 s (SR-2).
+            link: the link.
+            bytes_per_param: bytes per parameter on the link; None: as replicas use it. StreamRL's figure of under 10 s for
+                72B over 80 Gbps holds for 1; with 2 bytes (bf16) it is 14.5 s.
         """
         return link.transfer_s(self.weight_bytes if bytes_per_param is None else self.params * bytes_per_param)
 

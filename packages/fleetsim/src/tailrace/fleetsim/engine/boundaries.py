@@ -1,22 +1,20 @@
-"""What happens at the boundaries between the steps of a batch, and to a batch between them.
+"""The changes of a batch at the boundaries between its steps.
 
-The rules are those of vLLM's V1 scheduler, but for two: a prefill is not cut into chunks that share a step with decoding, and
-the watermark is that of vLLM's older block manager (V1 has none). At each boundary between two steps, in this order:
-
-1. What has all its tokens leaves; after a turn that is not the last, for the environment.
+The rules are those of vLLM's V1 scheduler, with two exceptions: a prefill is not cut into chunks that share a step with
+decoding, and the watermark is that of vLLM's older block manager (V1 has none). At each boundary between two steps:
+1. Trajectories whose turn is complete leave; after a turn that is not the last, they go to the environment.
 2. While the next step, one token for each trajectory, does not fit in the KV cache, the trajectory that was admitted last
    is preempted: its cache is dropped and it goes to the front of the queue.
-3. What has come back from the environment joins the end of the queue.
-4. The head of the queue is admitted while there are fewer than `max_running` and its context (prompt and tokens so far) and
-   the next step of everybody fit, with the watermark to spare. Its prefill stalls the whole batch; the end of the prefill is
-   a boundary too.
+3. Trajectories that have come back from the environment join the end of the queue.
+4. The head of the queue is admitted while fewer than `max_running` run, and its context (prompt and tokens so far) and the
+   next step of all fit and leave the watermark free. Its prefill stalls the whole batch; the end of the prefill is a
+   boundary too.
 
-Between boundaries the batch does not change, so its steps are a sum in closed form (`steps.py`) and nothing is touched until
-the next boundary that matters: the first finish, a full cache, or an admission. What is asked for in between is computed from
-the start of the batch, so results do not depend on how often anybody asks.
-
-Invariants: the queue's head cannot be admitted now, or the batch ends at the next boundary, where it can (else a trajectory
-would wait beside free memory); a batch that runs has room for its next step (else a step would overfill the cache).
+Between boundaries the batch does not change. So the time of its steps has a closed form (`steps.py`), and no state changes
+until the next boundary that matters: the first finish, a full cache, or an admission. Values asked for in between are computed
+from the start of the batch, so results do not depend on how often they are asked for.
+Invariants: if the queue's head can be admitted at the next boundary, the batch ends there (otherwise a trajectory would wait
+although memory is free); a running batch has room for its next step (otherwise a step would overfill the cache).
 """
 
 from __future__ import annotations
@@ -26,19 +24,19 @@ from collections import deque
 from heapq import heappop, heappush
 from math import inf, nextafter
 
-from tailrace.fleetsim.engine.meter import Totals
+from tailrace.fleetsim.engine.meter import EngineTotals
 from tailrace.fleetsim.engine.state import EngineState, Seat
 from tailrace.fleetsim.engine.steps import steps_s
 from tailrace.fleetsim.engine.work import Work
 
 
 class Boundaries(EngineState):
-    """The rules of an engine: what comes into the batch, what leaves it, and when."""
+    """The rules of an engine: when trajectories enter and leave the batch."""
 
     __slots__ = ()
 
     def _change_batch(self) -> None:
-        """The batch under way has come to its end. This is the hot path, so the closed forms are written out."""
+        """End the current batch and begin the next one. This is the hot path, so the closed forms are written out."""
         now, step, kv, seats = self._ends_s, self._step, self._kv, self._seats
         running = len(seats)
         if running:
@@ -79,11 +77,11 @@ class Boundaries(EngineState):
         self._run_batch()
 
     def _admit(self, step: int, kv: int) -> int:
-        """Admit from the queue what may be; returns the tokens in the KV cache then."""
+        """Admit trajectories from the queue. Returns the tokens in the KV cache afterwards."""
         queue, seats, batch, prefill_of = self._queue, self._seats, self._running, self._prefill_of
         running = len(seats)
         places, backward, order, stall_s = self._max_running - running, -step, self._order, 0.0
-        needed = kv + running + 1  # tokens after the next step, with one more trajectory of no context
+        needed = kv + running + 1  # tokens after the next step, with one more trajectory without context
         admissible = self._admissible_tokens if running else self._capacity
         fresh: list[Seat] = []
         while queue and places:
@@ -115,7 +113,7 @@ class Boundaries(EngineState):
         return kv
 
     def _preempt(self, step: int) -> int:
-        """Preempt the trajectory that was admitted last; returns the tokens that leave the KV cache."""
+        """Preempt the trajectory that was admitted last. Returns the tokens that leave the KV cache."""
         _, seat = self._running.popitem()
         del self._seats[bisect_left(self._seats, seat)]
         work = seat[2]
@@ -128,7 +126,7 @@ class Boundaries(EngineState):
     # ---- between boundaries -----------------------------------------------------------------------------------------
 
     def _admit_next(self, now: float) -> None:
-        """If the head of the queue can be admitted at the next boundary, the batch ends there."""
+        """End the batch at the next boundary if the head of the queue can be admitted there."""
         now_e = self._engine_s(now)
         running = len(self._seats)
         if not running:
@@ -147,7 +145,7 @@ class Boundaries(EngineState):
             self._end_batch_at(boundary, now)
 
     def _take_out(self, leaving: list[Work], now: float) -> None:
-        """Trajectories leave from wherever they are, with their progress; `_works` has forgotten them."""
+        """Remove trajectories from the batch, the queue and the environment, with their progress; `_works` has none of them."""
         now_e = self._engine_s(now)
         done, before, kv = self._steps_done(now_e), self._under_way(now_e), self._kv
         batch, seats, away = self._running, self._seats, self._away
@@ -174,11 +172,18 @@ class Boundaries(EngineState):
         if len(seats) < running:
             self._shrink_batch(now, done, kv + running * done, before)
 
-    def _shrink_batch(self, now: float, done: int, kv: int, before: Totals) -> None:
-        """The batch, `done` steps on, has lost trajectories and holds `kv` tokens now; until now it had done `before`.
+    def _shrink_batch(self, now: float, done: int, kv: int, before: EngineTotals) -> None:
+        """Continue the batch after it lost trajectories.
 
-        A prefill under way takes as long as it would have. A step under way is finished by those that stay, in the time
-        that it takes them, but it is not over yet: it may be at the next instant. With nobody left, either is over.
+
+        A prefill under way takes as long as before. A step under way is finished by the remaining trajectories, in the time
+        that they need, but not before the next instant. If none remain, both end.
+
+        Args:
+            now: the time.
+            done: steps that the batch has done.
+            kv: tokens that it holds now.
+            before: its totals until now.
         """
         now_e = self._engine_s(now)
         if now_e > self._start_e:
@@ -190,14 +195,14 @@ class Boundaries(EngineState):
         if self._seats:
             if now_e - self._start_e >= self._first_s:
                 self._start_e = now_e - self._first_s
-                # Rounding must not make the step count as done: it would be, even while the engine hangs.
+                # Rounding must not make the step count as done, which it would even while the engine hangs.
                 while now_e - self._start_e >= self._first_s:
                     self._start_e = nextafter(self._start_e, inf)
             self._end_batch_at(self._steps, now)
         self._meter.restart(before, self._under_way(now_e))
 
     def _send_away(self, work: Work, until: float) -> None:
-        """A trajectory is in the environment until then."""
+        """Put a trajectory into the environment until a time."""
         self._order -= 1
         away = (until, -self._order, work)
         self._away[work.id] = away
@@ -205,7 +210,7 @@ class Boundaries(EngineState):
         self._returns_s = self._returning[0][0]
 
     def _come_back(self, now: float) -> None:
-        """What has been in the environment until now joins the end of the queue."""
+        """Move trajectories whose time in the environment is over to the end of the queue."""
         returning = self._returning
         while returning and returning[0][0] <= now:
             work = heappop(returning)[2]

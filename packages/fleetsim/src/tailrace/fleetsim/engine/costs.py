@@ -1,4 +1,4 @@
-"""What an engine asks of the cost model."""
+"""The protocols of the cost models that an engine uses."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class DecodeTime(Protocol):
 
     @property
     def kv_capacity_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Tokens that fit into the KV cache."""
 
     def fixed_s(self, running: int, /) -> float:
-        """Seconds of a step of so many trajectories that do not depend on the KV cache; above 0."""
+        """Seconds of a step of `running` trajectories that do not depend on the KV cache; above 0."""
 
 
 class PrefillTime(Protocol):

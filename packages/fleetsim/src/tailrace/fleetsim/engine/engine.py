@@ -1,10 +1,10 @@
-"""A rollout engine with continuous boundaries, in virtual time.
+"""A rollout engine with continuous batching, in virtual time.
 
     add ──► queue ──► batch ──► finished              batch ──► environment ──► queue        after a turn
               ▲         │
               └─────────┘  preempted, when the KV cache is full
 
-What happens inside, and in which order, is in `boundaries.py`.
+`boundaries.py` has the rules and their order.
 """
 
 from __future__ import annotations
@@ -13,27 +13,26 @@ from collections.abc import Iterable
 from math import inf
 
 from tailrace.fleetsim.engine.boundaries import Boundaries
-from tailrace.fleetsim.engine.meter import Totals
+from tailrace.fleetsim.engine.meter import EngineTotals
 from tailrace.fleetsim.engine.work import Work
 from tailrace.fleetsim.errors import EngineError, WorkError
 
 
-class Engine(Boundaries):
+class ModelledEngine(Boundaries):
     """One replica's engine.
 
     Args:
-        decode: seconds of a decode step, and what the KV cache holds.
+        decode: seconds of a decode step, and the capacity of the KV cache.
         prefill: seconds of a prefill.
-        max_running: trajectories in a batch at most (vLLM: `max_num_seqs`).
-        start_s: when its clock begins.
+        max_running: most trajectories in a batch (vLLM: `max_num_seqs`).
+        start_s: the time at which its clock begins.
         prefix_cached: share of a context that is still in the cache when it comes back from the environment.
-        watermark: share of the KV cache that an admission must leave free, so that it is not preempted at once (vLLM's
-            block manager: 0.01; 0 for none). It does not apply to the only trajectory of a batch.
-
-    Seconds are of one clock for all engines of a fleet ("wall"); `set_speed` makes this engine slower or faster in it.
+        watermark: share of the KV cache that an admission must leave free, so that the trajectory is not preempted at once
+            (vLLM's block manager: 0.01; 0 for none). It does not apply to the only trajectory of a batch.
+    Seconds are on one clock for all engines of a fleet ("wall"); `set_speed` makes this engine slower or faster on it.
 
     Raises:
-        EngineError: a number that cannot be, or a time before one that was given already.
+        EngineError: a number is out of its range, or a time is before an earlier one.
     """
 
     __slots__ = ()
@@ -41,10 +40,10 @@ class Engine(Boundaries):
     # ---- what comes and goes ----------------------------------------------------------------------------------------
 
     def add(self, works: Iterable[Work], now: float) -> None:
-        """Put trajectories at the end of the queue, in order. None is taken if one cannot be.
+        """Put trajectories at the end of the queue, in order; all of them or, on an error, none.
 
         Raises:
-            WorkError: one is here already, has nothing to generate, or does not fit an empty KV cache.
+            WorkError: a trajectory is here already, has nothing to generate, or does not fit an empty KV cache.
         """
         self.advance(now)
         known, queue, capacity = self._works, self._queue, self._capacity
@@ -58,8 +57,8 @@ class Engine(Boundaries):
                 tokens = work.begin()
                 if tokens > capacity:
                     raise WorkError(
-                        f"trajectory {name} has {tokens} tokens with its prompt, expected at most the {capacity} that the "
-                        f"KV cache holds"
+                        f"trajectory {name} has {tokens} tokens with its prompt, expected at most the {capacity} that fit "
+                        f"into the KV cache"
                     )
                 known[name] = work
                 fresh.append(work)
@@ -83,9 +82,9 @@ class Engine(Boundaries):
             self.advance(now)
 
     def remove(self, ids: Iterable[str], now: float) -> list[tuple[str, int]]:
-        """Take trajectories away: of those that were here, the id and the response tokens so far.
+        """Remove trajectories. Returns the id and the response tokens so far of those that were here.
 
-        A step under way is finished by those that stay, in the time that they need for it, and not before now.
+        A step under way is finished by the remaining trajectories, in the time that they need, and not before now.
         """
         self.advance(now)
         known = self._works
@@ -99,20 +98,20 @@ class Engine(Boundaries):
         return [(work.id, work.done_tokens) for work in leaving]
 
     def clear(self, now: float) -> list[tuple[str, int]]:
-        """Take all away, as `remove`: the batch in order of admission, the queue, the environment. What had finished stays."""
+        """Remove all (see `remove`): batch in order of admission, queue, environment. Finished ones can still be taken."""
         self.advance(now)
         queue = [work.id for work in self._queue]
         return self.remove([*self._running, *queue, *self._away], now)
 
     def take_finished(self) -> list[tuple[float, str, int]]:
-        """What has finished since this was last called: when, the id, its response tokens; in order of time."""
+        """(time, id, response tokens) of each trajectory that finished since the last call, in order of time."""
         finished, self._finished = self._finished, []
         return finished
 
     # ---- time -------------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Do everything up to and at `now`."""
+        """Advance the engine to `now`, including changes at `now`."""
         if not self._now_s <= now < inf:
             raise EngineError(
                 f"found time {now} s, expected a finite time from {self._now_s} s on, where the engine is"
@@ -133,17 +132,19 @@ class Engine(Boundaries):
                     self._admit_next(at)
 
     def next_finish_s(self) -> float:
-        """A time not later than the next finish, and the finish itself unless something else changes the batch first: a
-        full cache, an admission, or a return from the environment that need not wait behind others. Infinity if there is none.
+        """A lower bound of the time of the next finish; infinity if there is none.
+
+        It is exact unless the batch changes before: by a full cache, an admission, or a return from the environment that
+        does not wait behind others.
         """
         if self._ends_s <= self._returns_s or self._queue or len(self._seats) >= self._max_running:
             return self._ends_s
         return self._returns_s
 
     def set_speed(self, factor: float, now: float) -> None:
-        """From now on, the engine does in one second what is modelled as `factor` seconds; 0 hangs it.
+        """From now on, do in one second the work of `factor` modelled seconds; 0 hangs the engine.
 
-        The environment is elsewhere: its latencies keep their length.
+        Latencies of the environment do not change.
         """
         if not 0.0 <= factor < inf:
             raise EngineError(f"found speed {factor}, expected 0 or more")
@@ -162,17 +163,17 @@ class Engine(Boundaries):
 
     @property
     def running(self) -> int:
-        """Trajectories in the batch."""
+        """Number of trajectories in the batch."""
         return len(self._seats)
 
     @property
     def waiting(self) -> int:
-        """Trajectories in the queue."""
+        """Number of trajectories in the queue."""
         return len(self._queue)
 
     @property
     def in_environment(self) -> int:
-        """Trajectories between two turns."""
+        """Number of trajectories between two turns."""
         return len(self._away)
 
     @property
@@ -182,11 +183,11 @@ class Engine(Boundaries):
 
     @property
     def kv_share(self) -> float:
-        """How full the KV cache is."""
+        """Share of the KV cache in use, 0 to 1."""
         return self.kv_tokens / self._capacity
 
-    def totals(self) -> Totals:
-        """All integrals below at once, in wall seconds; the KV cache in token-seconds."""
+    def totals(self) -> EngineTotals:
+        """The integrals below together, in wall seconds; that of the KV cache in token-seconds."""
         return self._meter.wall(self._under_way(self._engine_s(self._now_s)), self._wall_per_engine_s)
 
     @property
@@ -201,7 +202,7 @@ class Engine(Boundaries):
 
     @property
     def busy_s(self) -> float:
-        """Seconds spent on either. A hung engine is not busy."""
+        """Seconds spent on prefill and decode steps. A hung engine is not busy."""
         totals = self.totals()
         return totals.prefill_s + totals.decode_s
 

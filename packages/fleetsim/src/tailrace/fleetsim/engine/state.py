@@ -1,4 +1,4 @@
-"""The state of an engine, and the batch under way in closed form."""
+"""The state of an engine, and its current batch in closed form."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections import deque
 from math import inf
 
 from tailrace.fleetsim.engine.costs import DecodeTime, PrefillTime
-from tailrace.fleetsim.engine.meter import Meter, Totals
+from tailrace.fleetsim.engine.meter import EngineMeter, EngineTotals
 from tailrace.fleetsim.engine.steps import kv_token_s, steps_s, steps_within
 from tailrace.fleetsim.engine.work import Work
 from tailrace.fleetsim.errors import EngineError
 
 Seat = tuple[int, int, Work]
 """A trajectory in the batch: minus the step at which its turn ends, minus its number in the order of admission, itself.
-So the end of a sorted list is the next to finish, and what finishes at the same step leaves in the order of admission."""
+So in a sorted list the last is the next to finish, and those that finish at the same step leave in the order of admission."""
 
 
 class EngineState:
-    """Where the trajectories are, the clocks, and the batch under way; `Engine` documents the arguments.
+    """The trajectories, the clocks and the current batch; `Engine` documents the arguments.
 
-    The batch under way is a prefill of `_stall_s` until `_start_e`, then `_steps` steps in `_batch_s` until `_ends_e`. Nothing
-    changes in between: what it has done by some time is computed from its start.
+    The current batch is a prefill of `_stall_s` until `_start_e`, then `_steps` steps in `_batch_s` until `_ends_e`. No state
+    changes in between: its totals at any time are computed from its start.
     """
 
     __slots__ = (
@@ -99,7 +99,7 @@ class EngineState:
         self._start_e = self._ends_e = start_s
         self._steps = 0
         self._ends_s = self._returns_s = inf
-        self._meter = Meter()
+        self._meter = EngineMeter()
         self.preemptions = 0
 
     # ---- the clocks -------------------------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class EngineState:
         return self._since_e + (wall_s - self._since_s) * self._speed
 
     def _end_batch_at(self, steps: int, now: float) -> None:
-        """The batch ends after so many steps, not before now."""
+        """End the batch after `steps` steps, but not before now."""
         self._steps = steps
         self._batch_s = seconds = steps_s(steps, self._first_s, self._growth_s)
         self._ends_e = end = self._start_e + seconds
@@ -116,11 +116,11 @@ class EngineState:
         self._ends_s = max(self._since_s + (end - self._since_e) * factor, now) if factor else inf
 
     def _steps_done(self, now_e: float) -> int:
-        """Whole steps of the batch under way; its last one is not done before its end has been dealt with."""
+        """Number of complete steps of the current batch. The last one counts only once the end of the batch is handled."""
         return steps_within(now_e - self._start_e, self._first_s, self._growth_s, self._steps - 1)
 
     def _run_batch(self) -> None:
-        """The batch is settled: until when does it stay as it is?"""
+        """Compute until when the batch, whose trajectories are now fixed, does not change."""
         seats = self._seats
         running = len(seats)
         if not running:
@@ -133,7 +133,7 @@ class EngineState:
         room = (self._capacity - kv) // running
         if room < steps:
             steps = room
-        # As `_end_batch_at`, without the calls: this is the hot path.
+        # The same as `_end_batch_at`, without its calls, since this is the hot path.
         self._first_s = first_s = self._fixed_s(running) + per_token_s * kv
         self._growth_s = growth_s = 0.5 * per_token_s * running
         self._steps = steps
@@ -142,17 +142,17 @@ class EngineState:
         factor = self._wall_per_engine_s
         self._ends_s = self._since_s + (end - self._since_e) * factor if factor else inf
 
-    def _under_way(self, now_e: float) -> Totals:
-        """What the batch under way has done until now; the meter has what went before."""
+    def _under_way(self, now_e: float) -> EngineTotals:
+        """Totals of the current batch until now; the meter has those of earlier batches."""
         running, kv, stall_s = len(self._seats), self._kv, self._stall_s
         since_s = now_e - self._start_e
         if not running:
-            return Totals()
+            return EngineTotals()
         if since_s <= 0.0:
             stall_s += since_s
-            return Totals(prefill_s=stall_s, kv_token_s=kv * stall_s, running_s=running * stall_s)
+            return EngineTotals(prefill_s=stall_s, kv_token_s=kv * stall_s, running_s=running * stall_s)
         done = self._steps_done(now_e)
         whole_s = steps_s(done, self._first_s, self._growth_s)
         kv_integral = kv * stall_s + kv_token_s(running, kv, done, whole_s, self._growth_s)
         kv_integral += (kv + running * done) * (since_s - whole_s)
-        return Totals(stall_s, since_s, kv_integral, running * (stall_s + since_s), running * done)
+        return EngineTotals(stall_s, since_s, kv_integral, running * (stall_s + since_s), running * done)

@@ -1,4 +1,4 @@
-"""One trajectory's work, as an engine is given it."""
+"""One trajectory's work for an engine."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from tailrace.fleetsim.errors import WorkError
 
 
 class Work:
-    """A trajectory to generate, all of it or what is left of it.
+    """A trajectory to generate from its beginning or to resume.
 
     Args:
-        id: the trajectory's name.
-        prompt_tokens: at least 1.
-        done_tokens: response tokens that are kept from earlier. Where they end with a turn, the next turn comes next.
+        id: the trajectory's id.
+        prompt_tokens: number of prompt tokens, at least 1.
+        done_tokens: number of response tokens generated earlier. If they end with a turn, the next turn follows.
         turns: for each turn its response tokens (at least 1) and the seconds in the environment after it (0 after the last).
-        environment_s: seconds in the environment before it first queues; for work that left an engine from there.
-
+        environment_s: seconds in the environment before it first queues, for work that left an engine while it was there.
     An engine that gives work back (`Engine.remove`, `Engine.clear`) writes its progress into `done_tokens` and
-    `environment_s`, so the same object can go on elsewhere.
+    `environment_s`, so that the same object can resume elsewhere.
     """
 
     __slots__ = (
@@ -34,12 +33,12 @@ class Work:
         "turns",
     )
 
-    # The engine's own, set by `begin`.
-    cached: int  # context tokens that its next prefill finds in the cache
-    final: int  # context tokens at the end of the turn that comes next or runs
-    last: bool  # that turn is the last one
-    left: int  # response tokens that it still needed when it last joined the queue
-    turn: int  # its index
+    # Used by the engine alone, set by `begin`.
+    cached: int  # context tokens in the cache at its next prefill
+    final: int  # context tokens at the end of the current or next turn
+    last: bool  # whether that turn is the last one
+    left: int  # response tokens left to generate when it last joined the queue
+    turn: int  # index of that turn
 
     def __init__(
         self,
@@ -59,10 +58,10 @@ class Work:
         return f"Work({self.id!r}, {self.prompt_tokens}, {self.done_tokens}, {self.turns}, {self.environment_s})"
 
     def begin(self) -> int:
-        """Find the turn that comes next; returns the tokens of the whole trajectory, prompt included.
+        """Find the next turn. Returns the tokens of the whole trajectory, including the prompt.
 
         Raises:
-            WorkError: it has no prompt, no response token left, or a turn that cannot be.
+            WorkError: it has no prompt, no response token left, or a turn whose numbers are out of range.
         """
         turns = self.turns
         prompt, done = self.prompt_tokens, self.done_tokens
@@ -93,7 +92,7 @@ class Work:
         return prompt + total
 
     def next_turn(self, cached_share: float) -> float:
-        """The turn is over: go on to the next one; returns the seconds in the environment before it."""
+        """End the turn and go to the next one. Returns the seconds in the environment before it."""
         context = self.final
         tokens = self.turns[self.turn + 1][0]
         latency_s = self.turns[self.turn][1]

@@ -1,8 +1,8 @@
-"""What a fleet is made of: devices, models, nodes and the links between them. Tables in TOML, with their sources."""
+"""The parts of a fleet: devices, models, nodes and links. TOML tables have their numbers and sources."""
 
-from tailrace.fleetsim.hardware.devices import Device, FittedDecode, device, device_names, device_toml, load_device
+from tailrace.fleetsim.hardware.devices import Device, FittedDecode, device, devices, load_device
 from tailrace.fleetsim.hardware.links import CROSS_DATACENTER, NETWORK_EFFICIENCY, Link, Node
-from tailrace.fleetsim.hardware.models import ModelShape, load_model, model, model_names
+from tailrace.fleetsim.hardware.models import ModelShape, model, models
 
 __all__ = [
     "CROSS_DATACENTER",
@@ -13,10 +13,8 @@ __all__ = [
     "NETWORK_EFFICIENCY",
     "Node",
     "device",
-    "device_names",
-    "device_toml",
+    "devices",
     "load_device",
-    "load_model",
     "model",
-    "model_names",
+    "models",
 ]

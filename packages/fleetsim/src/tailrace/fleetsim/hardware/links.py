@@ -1,4 +1,4 @@
-"""Links between devices and the nodes that they join."""
+"""Links between devices, and nodes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ NVLINK_STARTUP_S = 3.4e-6
 """Seconds of latency of a hop over NVLink: NCCL's tuning table, ring, protocol Simple."""
 
 PCIE_STARTUP_S = 1e-5
-"""Seconds of latency of a copy from host to device (assumed; it matters only for many small ones)."""
+"""Seconds of latency of a copy from host to device (assumed; it matters only for many small copies)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A way for bytes.
+    """A link for data.
 
     Args:
-        name: for messages.
-        bandwidth: bytes per second that a long transfer achieves.
-        startup_s: latency of a message, whatever its size.
+        name: the link's name, for messages.
+        bandwidth: bytes per second of a long transfer.
+        startup_s: latency of a message of any size.
 
     Raises:
-        FleetError: no link is like this.
+        FleetError: a number is out of its range.
     """
 
     name: str
@@ -50,12 +50,12 @@ class Link:
             )
 
     def transfer_s(self, size_bytes: float, messages: int = 1) -> float:
-        """Seconds for so many bytes in so many messages, one after another."""
+        """Seconds to transfer `size_bytes` in `messages` messages, one after another."""
         return size_bytes / self.bandwidth + messages * self.startup_s
 
 
 CROSS_DATACENTER = Link("cross-datacenter", 80e9 / 8, 5e-3)
-"""A dedicated 80 Gbps line (StreamRL, section 7.1); its latency, of some 500 km of fibre and back, is assumed."""
+"""A dedicated 80 Gbps line (StreamRL, section 7.1). Its latency, a round trip of some 500 km of fibre, is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,14 @@ class Node:
     """A machine with its links.
 
     Args:
-        gpus: devices in it.
-        nics: network interfaces, shared evenly by the devices.
-        nvlink: between two of its devices.
-        rdma: one NIC.
-        pcie: from its memory to one device.
+        gpus: number of devices.
+        nics: number of network interfaces, shared evenly by the devices.
+        nvlink: the link between two of its devices.
+        rdma: the link of one NIC.
+        pcie: the link from its memory to one device.
 
     Raises:
-        FleetError: no devices or no NIC.
+        FleetError: `gpus` or `nics` is below 1.
     """
 
     gpus: int
@@ -87,10 +87,10 @@ class Node:
     def of(
         cls, device: Device, *, gpus: int | None = None, nics: int | None = None, nic_bandwidth: float | None = None
     ) -> Node:
-        """The node that a device comes in, with what is given here instead of the device's own.
+        """The node of a device; arguments that are not None replace the device's own numbers.
 
-        Links have the bandwidth that is achieved, not the data sheet's: NVLink that of an all-reduce, a NIC
-        `NETWORK_EFFICIENCY` of its line rate.
+        Links have the achieved bandwidth, not the data sheet's: NVLink that of an all-reduce, a NIC `NETWORK_EFFICIENCY` of
+        its line rate.
         """
         rate = device.nic_bandwidth if nic_bandwidth is None else nic_bandwidth
         return cls(
@@ -103,7 +103,7 @@ class Node:
 
     @property
     def network_bandwidth(self) -> float:
-        """Bytes per second that all NICs achieve together."""
+        """Bytes per second of all NICs together, as achieved."""
         return self.nics * self.rdma.bandwidth
 
     @property

@@ -1,1 +1,1 @@
-"""Members of a simulated fleet: what each does with the controller's commands, and how long it takes."""
+"""Modelled members of a simulated fleet: what each does on the controller's commands, and how long that takes."""

@@ -1,7 +1,7 @@
-"""The relays: which versions may be pulled, and when they have reached a replica's machine.
+"""Modelled relays: which versions may be pulled, and when they reach a replica's machine.
 
-A publish is complete on the first relay after the trainer's stall; the chain carries it on while that one already serves it. A
-replica that asks for a version which has not reached its machine waits for it, then loads it over PCIe (Laminar, section 4.2).
+A version is complete on the first relay after the trainer's stall. That relay serves it while the chain forwards it. A replica
+that asks for a version which has not reached its machine waits for it, then loads it over PCIe (Laminar, section 4.2).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tailrace.fleetsim.world import World
 if TYPE_CHECKING:
     from tailrace.fleetsim.host import VirtualMember
 
-KEPT = 64  # newest versions of which a relay remembers when they came
+KEPT = 64  # newest versions whose arrival times a relay remembers
 
 
 class Relay:
-    """One relay. `holds` are its versions, with the time at which each has reached it."""
+    """One relay. `holds` has its versions, each with the time at which it arrived."""
 
     def __init__(self, relays: Relays, id_: str) -> None:
         self.id, self.address = id_, ""
@@ -29,39 +29,35 @@ class Relay:
         self._relays = relays
 
     def begin(self, member: VirtualMember) -> None:
-        """See `Model`."""
         self.holds.clear()
         self.address = f"relay-{self.id}.{member.incarnation}"
 
     def starts_s(self, incarnation: int) -> float:
-        """See `Model`."""
         return self._relays.world.fleet.delays.relay_restart_s if incarnation > 1 else 0.0
 
     def ready(self) -> dict[str, Any]:
-        """See `Model`."""
         self.alive = True
         return {"address": self.address}
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Nothing is asked of it by the controller."""
+        """The controller sends a relay no commands."""
 
     def die(self) -> None:
-        """See `Model`: with it goes what it held."""
+        """End the relay, with its versions."""
         self.alive = False
         self.holds.clear()
 
     def hang(self) -> None:
-        """See `Model`."""
         self.alive = False
 
     def stall(self) -> None:
-        """See `Model`: it has no engine."""
+        """Does nothing: a relay has no engine."""
 
 
 class Relays:
     """All relays of a simulation.
 
-    `waited_s` is the time replicas spent pulling, `pulls` how often they did.
+    `waited_s` is the total time that replicas spent pulling, `pulls` the number of pulls.
     """
 
     def __init__(self, world: World) -> None:
@@ -77,7 +73,7 @@ class Relays:
         return self.relays.setdefault(id_, Relay(self, id_))
 
     def published(self, command: Publish) -> bool:
-        """The trainer hands a version over. Returns whether a relay took it."""
+        """Publish a version. Returns whether a relay took it."""
         world, taken = self.world, False
         reaches_s = world.time.now() + world.fleet.weights.broadcast_s
         for relay in self._alive(command.relays.values()):
@@ -91,7 +87,7 @@ class Relays:
         return taken
 
     def pull_s(self, version: int, sources: Sequence[str]) -> float:
-        """Seconds that a pull takes which begins now; an old version that no relay holds comes from its checkpoint."""
+        """Seconds of a pull that begins now; an old version that no relay has comes from its checkpoint."""
         now = self.world.time.now()
         held = [at for at in self._held(sources, version).values() if at is not None]
         missing_s = max(0.0, min(held) - now) if held else 0.0
@@ -101,7 +97,7 @@ class Relays:
         return takes_s
 
     def refuses(self, version: int, sources: Sequence[str]) -> str | None:
-        """Why a pull that ends now is not complete; None if it is."""
+        """Why a pull that ends now fails; None if it succeeds."""
         held = self._held(sources, version)
         if not held:
             return "none of the relays that it was told of answers"
@@ -116,5 +112,4 @@ class Relays:
         return [relay for relay in self.relays.values() if relay.alive and relay.address in addresses]
 
     def add_to(self, totals: Totals) -> None:
-        """See `Meter`."""
         totals.pulling_s, totals.pulls = self.waited_s, self.pulls

@@ -1,7 +1,7 @@
-"""A replica: an engine, the weights that it serves, and its commands in order.
+"""A modelled replica: an engine, the weights that it serves, and its commands in order.
 
 It reports finished trajectories at multiples of `report_s`, and its load at multiples of `snapshot_s` and whenever it has
-become idle or has pulled. So a fleet costs what finishes in it, not what time passes.
+become idle or has pulled. So the cost of a simulation depends on what finishes, not on how much time passes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ PATIENCE_S = 10.0
 
 
 class Replica:
-    """One replica of a simulation. It outlives its processes: its engine counts what all of them did.
+    """One replica of a simulation. It outlives its processes: its engine counts the work of all of them.
 
-    An abort is not in the chain of commands: it may come after a route that was given later, which stays, and before one that
-    was given earlier, which brings nothing then.
+    An abort is not in the chain of commands. It may arrive after a later route of the same trajectory, which it does not
+    affect, or before an earlier one, which then adds nothing.
 
     Args:
-        id: its name.
-        speed: 1.0 as modelled; below for a slow machine.
+        world: the simulation.
+        relays: the relays.
+        id_: the replica's id.
+        speed: factor on the modelled speed; below 1 for a slow machine.
     """
 
     __slots__ = (
@@ -73,12 +75,12 @@ class Replica:
         self.pulling = False
         self.order = Order()
         self.last_seq = self.finished = 0
-        self.reported = True  # the controller knows that it is idle
+        self.reported = True  # whether the controller knows that it is idle
         self.scheduled_s = math.inf
         self._routed_by: dict[str, int] = {}
         self._aborted_by: dict[str, int] = {}
         self._share = 1.0
-        self._told = (self.time.now(), 0.0)  # when it last reported its load, and tokens generated until then
+        self._told = (self.time.now(), 0.0)  # time of its last report of load, and tokens generated until then
         world.meters.append(self)
         world.pulsing.append(self)
         world.cores.add(self)
@@ -86,16 +88,14 @@ class Replica:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def begin(self, member: VirtualMember) -> None:
-        """See `Model`."""
         self.member = member
 
     def starts_s(self, incarnation: int) -> float:
-        """See `Model`."""
         rollout = self.world.fleet.rollout
         return rollout.restart_s if incarnation > 1 else rollout.start_s
 
     def ready(self) -> dict[str, Any]:
-        """A fresh process: no weights, no work, a new chain of commands."""
+        """Start a fresh process, without weights or work and with a new chain of commands."""
         now = self.time.now()
         self._drop_work(now)
         self.up, self.hung, self.stalled_s, self.version, self.pulling = True, False, None, None, False
@@ -108,7 +108,7 @@ class Replica:
         return {}
 
     def die(self) -> None:
-        """The process is gone; the tokens that it had generated are in the partial-response pool."""
+        """End the process. The partial-response pool keeps the tokens that it generated."""
         self._drop_work(self.time.now())
         self.up, self.version, self.pulling = False, None, False
         self.incarnation += 1
@@ -116,25 +116,25 @@ class Replica:
         self.world.cores.changed()
 
     def hang(self) -> None:
-        """The process lives and does nothing any more."""
+        """Stop the whole process, which lives on."""
         self.hung = True
         self._set_speed()
         self.world.cores.changed()
 
     def stall(self) -> None:
-        """Its engine does nothing any more."""
+        """Stop the engine, while the process lives and answers."""
         if self.stalled_s is None:
             self.stalled_s = self.time.now()
             self._set_speed()
 
     def slow_down(self, speed: float) -> None:
-        """It runs at a share of the modelled speed from now on."""
+        """Run at a share of the modelled speed from now on."""
         self.speed = speed
         if self.up:
             self._set_speed()
 
     def weights_gone(self) -> None:
-        """It serves nothing: a seam for checks."""
+        """Called when it serves no version any more; checks override this."""
 
     def _set_speed(self) -> None:
         still = self.hung or self.stalled_s is not None
@@ -143,13 +143,13 @@ class Replica:
 
     def _drop_work(self, now: float) -> None:
         left = self.engine.clear(now)
-        self.flush()  # the store has what was complete before
+        self.flush()  # the store has the trajectories that were complete before
         self.tokens.keep(left)
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
     def submit(self, commands: Sequence[c.Command]) -> None:
-        """Commands have arrived; each is carried out when those before it have been."""
+        """Take commands. Each is carried out after those before it."""
         if not self.up or self.hung:
             return
         for command in commands:
@@ -182,7 +182,7 @@ class Replica:
         if complete:
             self.finished += len(complete)
             self._say([c.Finished(self.id, name, tokens, answers=command.seq) for name, tokens in complete.items()])
-            self.flush()  # a snapshot comes after what it counts as finished
+            self.flush()  # a snapshot must follow the trajectories that it counts as finished
         self.reported = False
         self.world.cores.changed()
         self.schedule(now)
@@ -200,7 +200,7 @@ class Replica:
         self.schedule(now)
 
     def _abort(self, command: c.Abort) -> None:
-        """Drop trajectories, if they are here and were not routed here again since; in the store too."""
+        """Drop trajectories that are here and were not routed here again since; in the store too."""
         routed = self._routed_by
         names = [name for name in command.trajectories if routed.get(name, 0) < command.seq]
         now = self.time.now()
@@ -214,7 +214,7 @@ class Replica:
         self.schedule(now)
 
     def _pull(self, command: c.Pull) -> None:
-        self._drop_work(self.time.now())  # an abort may have overtaken the command that routed what is here
+        self._drop_work(self.time.now())  # an abort may have overtaken the command that routed these
         self.weights_gone()
         self.version, self.pulling = None, True
         self.world.cores.changed()
@@ -228,7 +228,7 @@ class Replica:
         if incarnation != self.incarnation or self.hung:
             return
         refused = self.relays.refuses(command.version, command.sources)
-        if refused is not None and self.time.now() < until_s:  # it may be on its way
+        if refused is not None and self.time.now() < until_s:  # the version may still arrive
             self.time.at(min(until_s, self.time.now() + 1.0), self._arrived, arrival)
             return
         self.pulling = False
@@ -245,7 +245,7 @@ class Replica:
             self._say([c.PullFailed(self.id, command.version, refused, command.seq)])
 
     def weights_arrived(self, version: int) -> None:
-        """It serves a version: a seam for checks."""
+        """Called when it serves a version; checks override this."""
 
     # ---- reports --------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ class Replica:
             self.member.say(events)
 
     def pulse(self) -> None:
-        """Report the load, unless the controller knows that there is none; and how long the engine has stood still."""
+        """Report the load, unless the controller knows that it is idle, and how long the engine has stood still."""
         if not self.up or self.hung or self.reported:
             return
         now, engine = self.time.now(), self.engine
@@ -266,12 +266,12 @@ class Replica:
             self._say([c.Activity("replica", self.id, "generating", 0, still_s, self.world.fleet.slowest_step_s)])
 
     def schedule(self, now: float) -> None:
-        """Wake up when the next trajectory has finished, or may have."""
+        """Wake up when the next trajectory finishes or may finish."""
         at = self.engine.next_finish_s()
         if at == math.inf:
             return
         step = self.report_s
-        at = max(math.ceil(at / step - 1e-9) * step, at, now)  # rounding must not put it before the finish
+        at = max(math.ceil(at / step - 1e-9) * step, at, now)  # rounding must not lead to a time before the finish
         if at < self.scheduled_s or self.scheduled_s <= now:
             self.scheduled_s = at
             self.time.at(at, self._wake, self.incarnation)
@@ -287,7 +287,7 @@ class Replica:
         self.schedule(now)
 
     def flush(self) -> None:
-        """Report what has finished."""
+        """Report the trajectories that have finished."""
         finished = self.engine.take_finished()
         if finished:
             self.finished += len(finished)
@@ -296,7 +296,7 @@ class Replica:
             self._say([c.Finished(name, trajectory, tokens) for _, trajectory, tokens in finished])
 
     def idle_now(self) -> None:
-        """Report the load as soon as there is none."""
+        """Report the load if the replica has just become idle."""
         engine = self.engine
         if not self.reported and not (engine.running or engine.waiting or engine.in_environment):
             self.reported = True
@@ -304,7 +304,7 @@ class Replica:
             self._say([self.snapshot()])
 
     def snapshot(self) -> c.Snapshot:
-        """Its load now; the engine must have been advanced."""
+        """The load now; the engine must have been advanced to this time."""
         engine = self.engine
         return c.Snapshot(
             self.id,
@@ -320,7 +320,7 @@ class Replica:
         )
 
     def _rate(self) -> float:
-        """Tokens per second since it was last asked."""
+        """Tokens per second since the last call."""
         now, tokens, (told_s, told) = self.time.now(), self.engine.tokens, self._told
         self._told = (now, tokens)
         return round((tokens - told) / (now - told_s), 1) if now > told_s else 0.0
@@ -329,12 +329,11 @@ class Replica:
 
     @property
     def cores(self) -> float:
-        """See `Computing`: work is on its devices."""
+        """Work is on its devices."""
         busy = self.up and (self.engine.running > 0 or self.engine.waiting > 0)
         return self.world.fleet.replica_cores if busy else 0.0
 
     def share(self, share: float) -> None:
-        """See `Computing`."""
         self._share = share
         if self.up and not self.hung:
             self.engine.advance(self.time.now())
@@ -342,7 +341,6 @@ class Replica:
             self._set_speed()
 
     def add_to(self, totals: Totals) -> None:
-        """See `Meter`."""
         engine = self.engine
         engine.advance(self.time.now())
         totals.replica_busy_s += engine.busy_s

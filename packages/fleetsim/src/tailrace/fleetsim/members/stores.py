@@ -13,22 +13,20 @@ if TYPE_CHECKING:
 
 
 class Data:
-    """The trajectory store: it outlives its process."""
+    """The data role. Its trajectory store outlives its process."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._member: VirtualMember | None = None
 
     def begin(self, member: VirtualMember) -> None:
-        """See `Model`."""
         self._member = member
 
     def starts_s(self, incarnation: int) -> float:
-        """See `Model`."""
         return self._world.fleet.delays.data_restart_s if incarnation > 1 else 0.0
 
     def ready(self, version: int | None) -> dict[str, Any]:
-        """See `Model`: when the whole run starts again, it says what it holds."""
+        """The content of the store, as fields of `Up`; empty unless the whole run restarts."""
         if version is None:
             return {}
         self._world.rolled_back(version)
@@ -36,7 +34,7 @@ class Data:
         return {"held": held, "partial": partial}
 
     def submit(self, commands: Sequence[c.Command]) -> None:
-        """Drop what the controller does not want any more."""
+        """Drop the trajectories of each `Abort`."""
         assert self._member is not None
         for command in commands:
             if isinstance(command, c.Abort):
@@ -44,44 +42,40 @@ class Data:
                 self._member.say([c.Discarded(command.seq)])
 
     def die(self) -> None:
-        """See `Model`."""
         self._member = None
 
     def hang(self) -> None:
         """See `Model`."""
 
     def stall(self) -> None:
-        """See `Model`: it has no engine."""
+        """It has no engine."""
 
 
-class Scorer:
-    """Scores what finished, each trajectory in its own time."""
+class ScorerModel:
+    """Scores finished trajectories; each has its own duration."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._member: VirtualMember | None = None
 
     def begin(self, member: VirtualMember) -> None:
-        """See `Model`."""
         self._member = member
 
     def starts_s(self, incarnation: int) -> float:
-        """See `Model`."""
         del incarnation
         return 0.0
 
     def ready(self) -> dict[str, Any]:
-        """See `Model`."""
         return {}
 
     def submit(self, commands: Sequence[c.Command]) -> None:
-        """Begin to score."""
+        """Begin to score the trajectories of each `Score`."""
         for command in commands:
             if isinstance(command, c.Score):
                 self.score(command)
 
     def score(self, command: c.Score) -> None:
-        """Score trajectories: after a delay of all, and what one needs by itself."""
+        """Score trajectories: each after a common delay and its own scoring time."""
         world, member = self._world, self._member
         assert member is not None
         known, delay = world.tokens.trajectories, world.fleet.delays.reward_s
@@ -105,12 +99,10 @@ class Scorer:
         member.say([c.Scored(name, known[name].sample.reward, seq) for name in names if name in known])
 
     def die(self) -> None:
-        """See `Model`."""
         self._member = None
 
     def hang(self) -> None:
-        """See `Model`."""
         self._member = None
 
     def stall(self) -> None:
-        """See `Model`: it has no engine."""
+        """It has no engine."""

@@ -1,7 +1,7 @@
-"""The trainer: one command after the other, each as long as it takes.
+"""A modelled trainer, which carries out one command after the other.
 
-Publishing stalls it for one copy to the first relay (Laminar, section 8.3), whatever the number of replicas; a checkpoint is
-copied at once and durable later; a step prepares the experience of its batch and updates once for each mini-batch.
+Publishing stalls it for one copy to the first relay, whatever the number of replicas (Laminar, section 8.3). A checkpoint is
+copied at once and durable later. A step prepares the experience of its batch and updates once for each mini-batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """The trainer of a simulation. `busy_s` is what it spent on steps, `publishing_s` on handing weights over."""
+    """The trainer of a simulation. `busy_s` is the time that it spent on steps, `publishing_s` on publishing."""
 
     def __init__(self, world: World, relays: Relays) -> None:
         self.world, self.relays, self.time = world, relays, world.time
@@ -33,11 +33,11 @@ class Trainer:
         self.parts: list[tuple[str, ...]] = []
         self._queue: deque[c.Command] = deque()
         self._current: c.Command | None = None
-        self._left_s = 0.0  # of the current command, at full speed
+        self._left_s = 0.0  # seconds left of the current command, at full speed
         self._began_s = self._since_s = 0.0
         self._speed = 1.0
         self._order = 0
-        self._offered: c.Publish | None = None  # the newest version that was handed over
+        self._offered: c.Publish | None = None  # the newest version that was published
         self._taken = -1  # the newest version that a relay took
         world.meters.append(self)
         world.cores.add(self)
@@ -45,15 +45,13 @@ class Trainer:
     # ---- life -----------------------------------------------------------------------------------------------------
 
     def begin(self, member: VirtualMember) -> None:
-        """See `Model`."""
         self.member = member
 
     def starts_s(self, incarnation: int) -> float:
-        """See `Model`."""
         return self.world.fleet.delays.trainer_restart_s if incarnation > 1 else 0.0
 
     def ready(self, version: int | None) -> dict[str, Any]:
-        """A fresh process with the weights of a checkpoint. The store takes back what came after it."""
+        """Start a fresh process with the weights of a checkpoint. Later consumption is rolled back in the store."""
         if version is not None and (version in self.world.injuries.damaged or version not in self.world.disk):
             raise CheckpointUnusableError(f"the checkpoint of version {version} is damaged")
         self._reset()
@@ -64,23 +62,23 @@ class Trainer:
         return {"version": version}
 
     def die(self) -> None:
-        """The process is gone, with what it had queued."""
+        """End the process, with its queued commands."""
         self._account()
         self._reset()
         self.up = False
         self.world.cores.changed()
 
     def hang(self) -> None:
-        """The process lives and does nothing any more."""
+        """Stop the whole process, which lives on."""
         self.set_speed(0.0)
         self.hung = True
         self.world.cores.changed()
 
     def stall(self) -> None:
-        """See `Model`: it has no engine."""
+        """Does nothing: a trainer has no engine."""
 
     def set_speed(self, factor: float) -> None:
-        """It runs at a share of the modelled speed from now on."""
+        """Run at a share of the modelled speed from now on."""
         if factor == self._speed or self.hung:
             return
         self._account()
@@ -98,21 +96,21 @@ class Trainer:
     # ---- seams for checks -----------------------------------------------------------------------------------------
 
     def loaded(self, version: int) -> None:
-        """It holds the weights of a checkpoint."""
+        """Called when it has loaded the weights of a checkpoint."""
 
     def stages(self, version: int) -> None:
-        """It copies its weights to be published as a version."""
+        """Called when it copies its weights to publish them as a version."""
 
     def saves(self, version: int) -> None:
-        """It copies its weights for a checkpoint."""
+        """Called when it copies its weights for a checkpoint."""
 
     def trained(self, version: int) -> None:
-        """It holds new weights."""
+        """Called when training has made a version."""
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
     def submit(self, commands: Sequence[c.Command]) -> None:
-        """Commands have arrived; each is carried out when those before it have been."""
+        """Take commands. Each is carried out after those before it."""
         if not self.up:
             return
         self._queue.extend(commands)
@@ -125,7 +123,7 @@ class Trainer:
             self._left_s = self._duration(self._current)
             self._since_s = self.time.now()
             if not self.parts:
-                self._began_s = self._since_s  # of what is carried out, or of the first part of its batch
+                self._began_s = self._since_s  # start of the current command, or of the first part of its batch
             self._schedule()
         self.world.cores.changed()
 
@@ -135,7 +133,7 @@ class Trainer:
             self.time.at(self.time.now() + self._left_s / self._speed, self._done, self._order)
 
     def _account(self) -> None:
-        """Book the time since the last change on what is being done."""
+        """Add the time since the last change to the total of the current command."""
         now = self.time.now()
         spent, self._since_s = now - self._since_s, now
         self._left_s -= spent * self._speed
@@ -188,7 +186,7 @@ class Trainer:
         self._next()
 
     def _publish(self, command: c.Publish) -> None:
-        """Relays that live take the version; without any it is offered again to those that come."""
+        """Give the version to the live relays; without any, offer it again to relays that come up."""
         assert self.member is not None
         if self._offered is None or self._offered.version != command.version:
             self.stages(command.version)
@@ -211,16 +209,14 @@ class Trainer:
 
     @property
     def cores(self) -> float:
-        """See `Computing`: it trains now."""
+        """It trains now."""
         computing = self.up and not self.hung and isinstance(self._current, c.Step | c.Accumulate)
         return self.world.fleet.trainer_cores if computing else 0.0
 
     def share(self, share: float) -> None:
-        """See `Computing`."""
         self.set_speed(share)
 
     def add_to(self, totals: Totals) -> None:
-        """See `Meter`."""
         if self._current is not None:
             self._account()
         totals.trainer_busy_s += self.busy_s

@@ -38,7 +38,7 @@ class Option:
     """A candidate and what simulations of it found, the median over seeds.
 
     Args:
-        policies: what it has on the axes that differ, for a person.
+        policies: its policies on the axes that differ, in words.
         settings: the layer that makes the configuration this candidate.
         staleness_max: the most that any seed saw.
         cost_per_mtoken: price of a million trained tokens, in the unit of the devices' price; None if they have none.
@@ -59,10 +59,10 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What a search found.
+    """The result of a search.
 
     Args:
-        options: those of the last rung, the best first.
+        options: the options of the last rung, the best first.
         own: the configuration's own policies at their best split, if they keep the bound; in `options` too.
         simulations: how many were run.
         refused: candidates that broke the bound or could not be, with the reason, in the order they were met.
@@ -197,7 +197,7 @@ def plan(
     """Search splits of the devices and mixes of policies.
 
     Args:
-        config: with a table ``[fleet]`` that names model, devices and workload; its own policies are a candidate too.
+        config: a configuration with a table ``[fleet]`` (model, devices, workload); its own policies are a candidate too.
         gpus: devices in all.
         bound: no trajectory may be trained on at a staleness above it; None for the configuration's own admission bound,
             or 4 if that has none (the most that Laminar observed).

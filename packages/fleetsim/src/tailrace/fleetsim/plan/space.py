@@ -1,4 +1,4 @@
-"""What `tailrace plan` chooses from: splits of the devices, and one policy on each axis."""
+"""The search space of `tailrace plan`: splits of the devices, and one policy on each axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_SPLITS = 15  # of one tensor parallelism: nodes are merged into larger step
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Who gets how many devices. `trainer` is 0 where both use all of them in turn."""
+    """The numbers of devices of trainer and replicas. `trainer` is 0 if both use all devices in turn."""
 
     trainer: int
     rollout: int

@@ -1,4 +1,4 @@
-"""From a short run to a machine's profile, and what a person should know about how well it fits."""
+"""Builds a machine's profile from a short run, with figures on how well it fits."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tailrace.fleetsim.profile.fit_delays import fit_delays, fit_weights, route_
 from tailrace.fleetsim.profile.fit_sharing import Shared, fit_sharing, sharing_table
 from tailrace.fleetsim.profile.fit_training import fit_training
 from tailrace.fleetsim.profile.fit_workload import fit_workload
-from tailrace.fleetsim.profile.machine import FORMAT, Machine
-from tailrace.fleetsim.profile.run import Measured
-from tailrace.fleetsim.profile.timing import Kind, timing_of
+from tailrace.fleetsim.profile.machine import FORMAT, MachineProfile
+from tailrace.fleetsim.profile.run import MeasuredRun
+from tailrace.fleetsim.profile.timing import ClockKind, timing_of
 from tailrace.pipeline.roles.replica import ReplicaRole
 
 SNAPSHOT_S = float(inspect.signature(ReplicaRole).parameters["snapshot_s"].default)
@@ -24,19 +24,20 @@ SNAPSHOT_S = float(inspect.signature(ReplicaRole).parameters["snapshot_s"].defau
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A machine, and how far it can be believed.
+    """A measured machine, and how reliable the measurement is.
 
     Args:
-        shared: what members got of its cores.
-        others_cores: that other programs kept busy meanwhile: above a tenth or so, measure again.
+        machine: the machine.
+        shared: the share of its cores that members got.
+        others_cores: cores that other programs used during the run; above about 0.1, measure again.
     """
 
-    machine: Machine
+    machine: MachineProfile
     shared: list[Shared]
     others_cores: float = 0.0
 
 
-def fit_machine(measured: Measured, name: str) -> Profile:
+def fit_machine(measured: MeasuredRun, name: str) -> Profile:
     """The profile of the machine that a run was measured on.
 
     Raises:
@@ -54,9 +55,9 @@ def fit_machine(measured: Measured, name: str) -> Profile:
     routes_s = route_s(measured)
     passed_s = sum(one.ended.wall_s - one.began.wall_s for one in trainer.updates)
     computing = min(1.0, sum(of_trainer.spent_s(one.began, one.ended) for one in trainer.updates) / passed_s)
-    shares = of_replica.kind is not Kind.WALL and measured.usages
+    shares = of_replica.kind is not ClockKind.WALL and measured.usages
     sharing = fit_sharing(measured, of_replica, of_trainer) if shares else None
-    machine = Machine(
+    machine = MachineProfile(
         format=FORMAT,
         name=name,
         measured=_measured(measured),
@@ -74,7 +75,7 @@ def fit_machine(measured: Measured, name: str) -> Profile:
     return Profile(machine, shared, measured.others.cores if measured.others is not None else 0.0)
 
 
-def _measured(measured: Measured) -> str:
+def _measured(measured: MeasuredRun) -> str:
     config = measured.config
     return (
         f"{config.app}, {config.pipeline.steps} steps with {config.rollout.replicas} replicas, "
@@ -84,7 +85,7 @@ def _measured(measured: Measured) -> str:
 
 
 def processor(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name, as far as the system tells."""
+    """The processor's name, if the system has it."""
     try:
         lines = info.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Decoding and prefill from the rounds of the replicas' engines."""
+"""Fits decoding and prefill to the rounds of the replicas' engines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import chain, pairwise
 from statistics import mean
 
 from tailrace.fleetsim.errors import ProfileError
-from tailrace.fleetsim.profile.least_squares import costs, relative_error
+from tailrace.fleetsim.profile.costs import costs, relative_error
 from tailrace.fleetsim.profile.machine import DecodePart, PrefillPart
 from tailrace.fleetsim.profile.samples import Look, ReplicaSamples, Round
 from tailrace.fleetsim.profile.timing import Timing
@@ -15,7 +15,7 @@ from tailrace.repack import FitError, ThroughputModel
 
 LEAST_ROUNDS = 40
 CHUNKS = 120
-"""Means of so many chunks of like rounds are fitted: single rounds scatter, and the fit's time grows with their square."""
+"""Means of this many chunks of similar rounds are fitted: single rounds scatter, and the fit's time grows with their square."""
 BLOCKS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 Cost = tuple[float, int, float]
@@ -25,14 +25,17 @@ Cost = tuple[float, int, float]
 def fit_decode(
     replicas: Sequence[ReplicaSamples], timing: Timing, max_running: int | None, longest: int = 1
 ) -> DecodePart:
-    """The cost model of decoding, fitted to rounds that took nothing in.
+    """The cost model of decoding, fitted to rounds that admitted no trajectories.
 
     Args:
-        max_running: what the engine was configured with; None leaves it to what was seen.
-        longest: tokens of a trajectory at most; an engine that does not say what its cache holds has room for a full batch.
+        replicas: the replicas' samples.
+        timing: the replicas' clock.
+        max_running: the engine's configured limit; None: the largest batch seen.
+        longest: most tokens of a trajectory. An engine that does not report the capacity of its cache is assumed to have
+            room for a full batch.
 
     Raises:
-        ProfileError: the rounds are too few or too alike.
+        ProfileError: the rounds are too few or too similar.
     """
     rounds = [one for each in replicas for one in _split(each.rounds)[0]]
     if len(rounds) < LEAST_ROUNDS:
@@ -45,7 +48,7 @@ def fit_decode(
     except FitError as error:
         raise ProfileError(f"decoding: {error}") from error
     estimated = [(model.step_latency_s(kv, running), spent) for kv, running, spent in chunks]
-    # The squares weigh long steps more; over all steps together the model must take as long as they did.
+    # Least squares give long steps more weight. Scale the model so that all steps together take as long as measured.
     scale = sum(spent for _, spent in estimated) / sum(guess for guess, _ in estimated)
     errors = sorted(abs(scale * guess - spent) / spent for guess, spent in estimated)
     most = (
@@ -66,7 +69,7 @@ def fit_decode(
 
 
 def fit_prefill(replicas: Sequence[ReplicaSamples], timing: Timing, decode: DecodePart) -> PrefillPart:
-    """What rounds that took trajectories in needed over their decoding."""
+    """The cost of prefill: the time of rounds that admitted trajectories beyond their decoding."""
     rows, targets, wholes = [], [], []
     for intake in chain.from_iterable(_split(each.rounds)[1] for each in replicas):
         spent_s = sum(timing.spent_s(one.since, one.ended) for one in intake)
@@ -88,7 +91,7 @@ def step_s(decode: DecodePart, kv_tokens: float, running: int) -> float:
 
 
 def block_tokens(looks: Sequence[Look]) -> int:
-    """The size of a block with which the engine's account of its KV cache comes nearest to the trajectories in it."""
+    """The block size for which the trajectories best explain the KV usage that the engine reported."""
     if not looks:
         return 1
 
@@ -99,7 +102,7 @@ def block_tokens(looks: Sequence[Look]) -> int:
 
 
 def _split(rounds: Sequence[Round]) -> tuple[list[Round], list[list[Round]]]:
-    """Rounds that only decoded, and those that took trajectories in: several, where a prefill does not fit in one."""
+    """Rounds that only decoded, and sequences of rounds that admitted trajectories (a prefill may take several rounds)."""
     steady: list[Round] = []
     intakes: list[list[Round]] = []
     queued = 0
@@ -115,13 +118,13 @@ def _split(rounds: Sequence[Round]) -> tuple[list[Round], list[list[Round]]]:
 
 
 def _most_running(rounds: Sequence[Round]) -> int:
-    """The largest batch beside which others stayed in the queue; 0 if that was never seen."""
+    """The largest batch while others waited in the queue; 0 if none ever waited."""
     full = (b.running for a, b in pairwise(rounds) if b.queued and b.queued == a.queued and not b.fresh)
     return max(full, default=0)
 
 
 def _chunks(samples: list[Cost]) -> list[Cost]:
-    """Means over like rounds: sorted by batch, then by cache, in chunks of equal size."""
+    """Means over similar rounds: sorted by batch size, then by KV usage, in chunks of equal size."""
     ordered = sorted(samples, key=lambda one: (one[1], one[0]))
     size = max(1, len(ordered) // CHUNKS)
     chunks = [ordered[at : at + size] for at in range(0, len(ordered), size)]

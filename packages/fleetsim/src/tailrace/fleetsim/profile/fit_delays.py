@@ -1,4 +1,4 @@
-"""What takes time beside computing, from the run's commands and events and the clocks of its members."""
+"""Fits delays that are not computing, from the run's commands, events and the clocks of its members."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from statistics import mean
 
 from tailrace import contracts as c
 from tailrace.fleetsim.profile.machine import DelaysPart, WeightsPart
-from tailrace.fleetsim.profile.run import Measured
-from tailrace.fleetsim.profile.samples import Span
+from tailrace.fleetsim.profile.run import MeasuredRun
+from tailrace.fleetsim.profile.samples import WorkSpan
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 
-TRIMMED = 0.1  # share of the longest waits that say more about the machine's other work
+TRIMMED = 0.1  # share of the longest waits, which are left out since other work on the machine caused them
 
 
-def fit_weights(measured: Measured, routes_s: float, computing: float) -> WeightsPart:
-    """Publishing and pulling.
+def fit_weights(measured: MeasuredRun, routes_s: float, computing: float) -> WeightsPart:
+    """The delays of publishing and pulling.
 
     Args:
-        routes_s: seconds for a command to reach a replica's engine, which a pull begins with.
-        computing: seconds of computing in a second of the trainer's, as members share the cores.
+        measured: the run.
+        routes_s: seconds for a command to reach a replica's engine, included in a pull.
+        computing: seconds of computing per second of the trainer, since members share the cores.
     """
     published = {event.version: now for now, event in measured.log if isinstance(event, c.Published)}
     publishes = [command.version for _, command in measured.sent if isinstance(command, c.Publish)]
@@ -33,12 +34,13 @@ def fit_weights(measured: Measured, routes_s: float, computing: float) -> Weight
     )
 
 
-def fit_delays(measured: Measured, routes_s: float, computing: float, snapshot_s: float) -> DelaysPart:
-    """Commands, reports, scores, checkpoints, starting.
+def fit_delays(measured: MeasuredRun, routes_s: float, computing: float, snapshot_s: float) -> DelaysPart:
+    """The delays of commands, reports, scores, checkpoints and starts.
 
     Args:
-        routes_s, computing: as for `fit_weights`.
-        snapshot_s: as configured.
+        measured: the run.
+        routes_s, computing: see `fit_weights`.
+        snapshot_s: the configured seconds between snapshots.
     """
     reported, scored = {}, {}
     for now, event in measured.log:
@@ -61,8 +63,8 @@ def fit_delays(measured: Measured, routes_s: float, computing: float, snapshot_s
     )
 
 
-def route_s(measured: Measured) -> float:
-    """Seconds from a command until an engine that was idle has the trajectories."""
+def route_s(measured: MeasuredRun) -> float:
+    """Seconds from a command until an idle engine has the trajectories."""
     waits = []
     for name, samples in measured.replicas.items():
         sent = [
@@ -72,7 +74,7 @@ def route_s(measured: Measured) -> float:
         ]
         ended = 0.0
         for one in samples.rounds:
-            if one.fresh and one.since.wall_s > ended:  # it was idle: this round's clock began with the submission
+            if one.fresh and one.since.wall_s > ended:  # it was idle, so this round's clock began with the submission
                 before = [at for at in sent if at <= one.since.wall_s]
                 if before and before[-1] > ended:
                     waits.append(one.since.wall_s - before[-1])
@@ -80,20 +82,20 @@ def route_s(measured: Measured) -> float:
     return _typical(waits)
 
 
-def _trained(measured: Measured, name: str) -> bool:
-    """Whether a trajectory is for training: evaluations are scored hundreds at a time."""
+def _trained(measured: MeasuredRun, name: str) -> bool:
+    """Whether a trajectory is for training. Evaluations are left out, since they are scored hundreds at a time."""
     return measured.trajectories[name].purpose is c.Purpose.TRAIN
 
 
-def _answers(measured: Measured, command: type, event: type) -> list[float]:
+def _answers(measured: MeasuredRun, command: type, event: type) -> list[float]:
     """Seconds from commands of a kind to the events that answer them."""
     sent = {sending.seq: now for now, sending in measured.sent if isinstance(sending, command)}
     answers = ((now, getattr(answer, "answers", None)) for now, answer in measured.log if isinstance(answer, event))
     return [now - sent[seq] for now, seq in answers if seq in sent]
 
 
-def _start_s(measured: Measured, role: str) -> float:
-    """The slowest member's start."""
+def _start_s(measured: MeasuredRun, role: str) -> float:
+    """Seconds of the slowest start of a role's member."""
     return max(
         (
             up - down
@@ -106,7 +108,7 @@ def _start_s(measured: Measured, role: str) -> float:
     )
 
 
-def _passed(spans: Iterable[Span]) -> list[float]:
+def _passed(spans: Iterable[WorkSpan]) -> list[float]:
     return [span.ended.wall_s - span.began.wall_s for span in spans]
 
 

@@ -1,4 +1,4 @@
-"""How members share the cores: who computes how much, and how much of a core each gets while others compute."""
+"""Fits how members share the cores: how much each computes, and how much of a core it gets while others compute."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from tailrace.fleetsim.profile.fit_training import thousand_tokens_s
 from tailrace.fleetsim.profile.machine import SharingPart
-from tailrace.fleetsim.profile.run import Measured
-from tailrace.fleetsim.profile.samples import Clock
+from tailrace.fleetsim.profile.run import MeasuredRun
+from tailrace.fleetsim.profile.samples import Moment
 from tailrace.fleetsim.profile.timing import Timing
 
-LEAST_S = 0.2  # of computing, for a row to say anything
+LEAST_S = 0.2  # least seconds of computing for a row of the table
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """How much of its cores a member got while so many members computed.
+    """How much of its cores a member got while a number of members computed.
 
     Args:
-        members: that computed at the same time, this one included.
-        measured: processor time by time passed, over all of them.
-        modelled: what processor sharing gives them.
-        seconds: that this was seen for.
+        members: number of members that computed at the same time, including this one.
+        measured: processor time divided by time passed, over all of them.
+        modelled: the same share in the simulator's processor sharing.
+        seconds: for how long this was measured.
     """
 
     members: int
@@ -32,7 +32,7 @@ class Shared:
     seconds: float
 
 
-def fit_sharing(measured: Measured, replica: Timing, trainer: Timing) -> SharingPart:
+def fit_sharing(measured: MeasuredRun, replica: Timing, trainer: Timing) -> SharingPart:
     """The cores, and the share of all processor time that is not the replicas' or the trainer's computing."""
     (first, before), (last, after) = measured.usages[0], measured.usages[-1]
     began, ended = first + measured.zero_s, last + measured.zero_s
@@ -58,8 +58,8 @@ def fit_sharing(measured: Measured, replica: Timing, trainer: Timing) -> Sharing
     )
 
 
-def sharing_table(measured: Measured, replica: Timing, trainer: Timing, sharing: SharingPart) -> list[Shared]:
-    """What members got, by how many computed at once, beside what the simulator gives them."""
+def sharing_table(measured: MeasuredRun, replica: Timing, trainer: Timing, sharing: SharingPart) -> list[Shared]:
+    """The cores that members got, by how many computed at once, beside those that the simulator gives them."""
     pieces = [[(one.since, one.ended, replica) for one in samples.rounds] for samples in measured.replicas.values()] + [
         [(one.began, one.ended, trainer) for one in measured.trainer.updates]
     ]
@@ -87,9 +87,9 @@ def sharing_table(measured: Measured, replica: Timing, trainer: Timing, sharing:
 
 
 class _Cover:
-    """When a member computed: spans in order, none overlapping."""
+    """The times in which a member computed: spans in order, without overlaps."""
 
-    def __init__(self, spans: Sequence[tuple[Clock, Clock]]) -> None:
+    def __init__(self, spans: Sequence[tuple[Moment, Moment]]) -> None:
         self._began = [began.wall_s for began, _ in spans]
         self._ended = [ended.wall_s for _, ended in spans]
 

@@ -1,23 +1,23 @@
-"""The trainer's time by tokens: its shape from updates of several sizes, its level from the steps of the run."""
+"""Fits the trainer's time by tokens: its shape to updates of several sizes, its level to the steps of the run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from tailrace.fleetsim.errors import ProfileError
-from tailrace.fleetsim.profile.least_squares import costs, relative_error
+from tailrace.fleetsim.profile.costs import costs, relative_error
 from tailrace.fleetsim.profile.machine import TrainingPart
 from tailrace.fleetsim.profile.samples import TrainerSamples, Update
 from tailrace.fleetsim.profile.timing import Timing
 
-FIRST = 2  # updates that still allocate and import
+FIRST = 2  # the first updates, which still allocate and import
 
 
 def fit_training(trainer: TrainerSamples, timing: Timing) -> TrainingPart:
-    """Seconds of an update.
+    """The cost of an update.
 
-    Updates of several sizes were made with nobody else at work; beside replicas the same update takes more processor time,
-    since caches are shared. So the level is that of the run.
+    Updates of several sizes were measured while nothing else ran. Beside replicas the same update takes more processor time,
+    since caches are shared. So the level is fitted to the run.
 
     Raises:
         ProfileError: there are too few updates.
@@ -37,7 +37,7 @@ def fit_training(trainer: TrainerSamples, timing: Timing) -> TrainingPart:
     found = [level * value for value in found]
     passed_s = sum(update.ended.wall_s - update.began.wall_s for update in settled)
     steps_s = sum(step.ended.wall_s - step.began.wall_s for step in trainer.steps[-len(settled) :])
-    # What passes while a batch is fetched is somebody's computing as well, slowed down as the trainer's own is.
+    # Fetching a batch is computing of other members, slowed down like the trainer's own.
     return TrainingPart(
         fixed_s=found[0],
         per_token_s=found[1],

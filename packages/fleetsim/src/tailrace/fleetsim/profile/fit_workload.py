@@ -1,4 +1,4 @@
-"""What the model generated: groups as they were, and what changes in them while it learns."""
+"""Fits the workload: the groups that the model generated, and how they change while it learns."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from statistics import fmean, pvariance
 from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
-from tailrace.fleetsim.profile.run import Measured
+from tailrace.fleetsim.profile.run import MeasuredRun
 
 MOST_GROUPS = 600
 WINDOWS = 10
 WINDOW_GROUPS = 60
-"""At least so many in a window: the standard error of a share is then 0.06 or less."""
+"""Least groups in a window, so that the standard error of a share is at most 0.06."""
 SIGNIFICANT = 2.0
-"""Standard errors that a slope must be away from 0 to be one."""
+"""A slope is significant if it is at least this many standard errors away from 0."""
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 Group = tuple[int, int, tuple[int, ...], tuple[float, ...]]
 
 
-def fit_workload(measured: Measured) -> WorkloadPart:
-    """The groups that were generated whole, those that were dropped afterwards included.
+def fit_workload(measured: MeasuredRun) -> WorkloadPart:
+    """The groups that were generated completely, including those that were dropped afterwards.
 
     Raises:
-        ProfileError: there is none.
+        ProfileError: there is no such group.
     """
     groups = _groups(measured)
     if not groups:
@@ -64,7 +64,7 @@ def log_odds(versions: Sequence[int], outcomes: Sequence[bool]) -> Curve:
 
 
 def growth(versions: Sequence[int], values: Sequence[float]) -> Curve:
-    """What values gain from version 0 on: a line of least squares, flat unless its slope is significant."""
+    """The growth of values since version 0: a least-squares line, flat unless its slope is significant."""
     flat = Curve(points=((0.0, 0.0),))
     middle, centre, last = fmean(versions), fmean(values), max(versions)
     spread = math.fsum((v - middle) ** 2 for v in versions)
@@ -77,7 +77,7 @@ def growth(versions: Sequence[int], values: Sequence[float]) -> Curve:
     return Curve(points=((0.0, 0.0), (float(last), slope * last)))
 
 
-def _groups(measured: Measured) -> list[Group]:
+def _groups(measured: MeasuredRun) -> list[Group]:
     members: dict[int, list[tuple[int, int, float]]] = {}
     for trajectory in measured.trajectories.values():
         if trajectory.purpose is Purpose.TRAIN and trajectory.reward is not None and trajectory.tokens:
@@ -96,7 +96,7 @@ def _groups(measured: Measured) -> list[Group]:
 
 
 def _thinned(groups: Sequence[Group]) -> list[Group]:
-    """At most `MOST_GROUPS`, evenly over the run."""
+    """At most `MOST_GROUPS` groups, evenly spread over the run."""
     if len(groups) <= MOST_GROUPS:
         return list(groups)
     return [groups[at * len(groups) // MOST_GROUPS] for at in range(MOST_GROUPS)]

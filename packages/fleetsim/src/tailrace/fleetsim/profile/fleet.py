@@ -1,4 +1,4 @@
-"""From a machine's profile to a fleet: the same pipeline, on the machine that was measured."""
+"""Builds a fleet from a machine's profile, to simulate a pipeline on the machine that was measured."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from tailrace.fleetsim.config import DelayConfig, FleetConfig, RolloutFleet
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
-from tailrace.fleetsim.engine import Engine
+from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.fleet import Fleet, Weights
-from tailrace.fleetsim.profile.machine import Machine
+from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
+from tailrace.fleetsim.profile.machine import MachineProfile
 from tailrace.fleetsim.profile.machine_file import load_machine
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
@@ -19,17 +19,17 @@ from tailrace.pipeline.run.build import build_faults, build_spec
 
 
 @dataclass(frozen=True, slots=True)
-class ProfiledFleet(Fleet):
+class ProfiledFleet(SimulatedFleet):
     """A fleet on a machine that was measured.
 
     Args:
-        block_tokens: the KV cache is given out in blocks of so many.
+        block_tokens: tokens in a block of the KV cache.
     """
 
     block_tokens: int = 1
 
-    def engine(self, now: float) -> Engine:
-        """A replica's engine, empty."""
+    def engine(self, now: float) -> ModelledEngine:
+        """An empty engine for a replica."""
         engine = PagedEngine(
             self.decode,
             self.prefill,
@@ -41,14 +41,14 @@ class ProfiledFleet(Fleet):
         return engine
 
 
-def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Fleet:
+def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> SimulatedFleet:
     """The fleet of a configuration on the machine that ``fleet.profile`` names.
 
-    Evaluations take place as in a real run: they occupy replicas. Response lengths are the profile's unless the
-    configuration has a workload of its own.
+    Evaluations occupy replicas, as in a real run. Response lengths are the profile's unless the configuration has its own
+    workload.
 
     Raises:
-        ProfileError: there is no such profile.
+        ProfileError: the profile does not exist.
         FleetError: the configuration cannot run on that machine.
     """
     assert table.profile is not None
@@ -88,21 +88,21 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Fleet
     )
 
 
-def training_cost(machine: Machine) -> TrainingCost:
-    """An update's seconds. This trainer prepares no experience: log-probabilities come from the engine."""
+def training_cost(machine: MachineProfile) -> TrainingCost:
+    """The cost of an update. This trainer prepares no experience, since log-probabilities come from the engine."""
     part = machine.training
     return TrainingCost.fitted(
         part.per_token_s, part.per_square_token_s, backward=0.0, passes=0.0, optimizer_s=part.fixed_s
     )
 
 
-def weights(config: RunConfig, machine: Machine) -> Weights:
-    """What a version costs. The trainer stands still for its checkpoint as well, which is taken beside."""
+def weights(config: RunConfig, machine: MachineProfile) -> WeightCosts:
+    """The cost of publishing and pulling a version. The trainer also stalls for the checkpoint taken at the same time."""
     stall_s = machine.weights.publish_s + machine.delays.checkpoint_s / config.checkpoint.every
-    return Weights(stall_s=stall_s, broadcast_s=machine.weights.visible_s, pull_s=machine.weights.pull_s)
+    return WeightCosts(stall_s=stall_s, broadcast_s=machine.weights.visible_s, pull_s=machine.weights.pull_s)
 
 
-def rollout_fleet(config: RunConfig, machine: Machine) -> RolloutFleet:
+def rollout_fleet(config: RunConfig, machine: MachineProfile) -> RolloutFleet:
     """The replicas."""
     most = config.rollout.options.get("max_num_seqs") or machine.decode.max_running
     return RolloutFleet(
@@ -114,8 +114,8 @@ def rollout_fleet(config: RunConfig, machine: Machine) -> RolloutFleet:
     )
 
 
-def delays(machine: Machine) -> DelayConfig:
-    """What takes time beside computing."""
+def delays(machine: MachineProfile) -> DelayConfig:
+    """The delays that are not computing."""
     part = machine.delays
     return DelayConfig(
         reward_s=part.score_s,
@@ -127,22 +127,22 @@ def delays(machine: Machine) -> DelayConfig:
     )
 
 
-def free_cores(machine: Machine) -> float | None:
-    """Cores that are left for replicas and trainer once the others have had their share."""
+def free_cores(machine: MachineProfile) -> float | None:
+    """Number of cores left for replicas and trainer, without the share of other processes; None if not shared."""
     return None if machine.sharing is None else machine.sharing.cores * (1.0 - machine.sharing.others)
 
 
-def describe(config: RunConfig, machine: Machine) -> str:
-    """The fleet, for a person."""
+def describe(config: RunConfig, machine: MachineProfile) -> str:
+    """The fleet in words."""
     where = f"{machine.sharing.cores} shared cores" if machine.sharing is not None else "devices of their own"
     return f"{config.rollout.replicas} replicas and a trainer on {machine.name}: {where}"
 
 
-def _check(config: RunConfig, machine: Machine) -> None:
+def _check(config: RunConfig, machine: MachineProfile) -> None:
     if config.rollout.max_tokens > machine.decode.kv_capacity_tokens:
         raise FleetError(
-            f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica on {machine.name} holds "
-            f"{machine.decode.kv_capacity_tokens} tokens; expected at most that"
+            f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica on {machine.name} has "
+            f"room for {machine.decode.kv_capacity_tokens} tokens; expected at most that"
         )
     if config.trainer.processes > 1:
         raise FleetError(

@@ -1,7 +1,7 @@
-"""A machine as `tailrace profile` measured it: the device file, one TOML table for each part. Strict, as every configuration.
+"""A machine measured by `tailrace profile`: a TOML file with one table for each part, read strictly.
 
-Seconds of computing are those with cores of its own; members that share cores slow each other down (`sharing`). Seconds of
-waiting (commands, reports, weights) are as they were in a run.
+Seconds of computing are those that a member needs with its own cores; members that share cores slow each other down
+(`sharing`). Seconds of waiting (commands, reports, weights) are as measured in a run.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class DecodePart(_Part):
     """A decoding step: k1 x tokens in the KV cache + max(k2, k3 x trajectories) + k4 (StaleFlow, equation 11).
 
     Args:
-        kv_capacity_tokens: of one replica.
-        block_tokens: the cache is given out in blocks of so many.
-        max_running: trajectories in a batch at most.
-        error: median error of the fit, as a share.
+        kv_capacity_tokens: tokens that fit into one replica's KV cache.
+        block_tokens: tokens in a block of the KV cache.
+        max_running: most trajectories in a batch.
+        error: median relative error of the fit.
     """
 
     k1: Seconds
@@ -51,7 +51,7 @@ class DecodePart(_Part):
 
 
 class PrefillPart(_Part):
-    """Prefill: seconds for each token and for each trajectory that begins or comes back."""
+    """Prefill: seconds for each token and for each trajectory that starts or resumes."""
 
     per_token_s: Seconds
     per_trajectory_s: Seconds
@@ -62,7 +62,7 @@ class TrainingPart(_Part):
     """An update on a mini-batch: fixed_s + per_token_s x tokens + per_square_token_s x squares of lengths.
 
     Args:
-        batch_s: to fetch a batch and mark it consumed.
+        batch_s: seconds to fetch a batch and mark it as consumed.
     """
 
     fixed_s: Seconds
@@ -73,12 +73,12 @@ class TrainingPart(_Part):
 
 
 class WeightsPart(_Part):
-    """Weights on their way.
+    """Delays of publishing and pulling weights.
 
     Args:
-        publish_s: for which the trainer stands still.
-        visible_s: from then until replicas may pull the version.
-        pull_s: from a replica's command until it serves the version.
+        publish_s: seconds for which the trainer stalls to publish.
+        visible_s: seconds from then until replicas may pull the version.
+        pull_s: seconds from a replica's `Pull` until it serves the version.
     """
 
     publish_s: Seconds
@@ -87,16 +87,16 @@ class WeightsPart(_Part):
 
 
 class DelaysPart(_Part):
-    """What takes time beside computing.
+    """Delays that are not computing.
 
     Args:
-        route_s: from a command to a replica until its engine has it.
-        report_s: twice the mean time from the last token of a replica's last trajectory until the controller knows.
-        snapshot_s: replicas report their load so often.
-        score_s: from then until a trajectory's reward. What is reported later, since its replica works on, is in here.
-        checkpoint_s: for which the trainer stands still for a checkpoint.
-        durable_s: until it is durable.
-        start_replica_s, start_trainer_s: until they are up.
+        route_s: seconds from a command to a replica until its engine has it.
+        report_s: twice the mean time, in seconds, from the last token of a replica's last trajectory to its report.
+        snapshot_s: seconds between two reports of a replica's load.
+        score_s: seconds from the report of a trajectory to its reward. Includes the later reports of busy replicas.
+        checkpoint_s: seconds for which the trainer stalls for a checkpoint.
+        durable_s: seconds until a checkpoint is durable.
+        start_replica_s, start_trainer_s: seconds until a replica or the trainer is up.
     """
 
     route_s: Seconds
@@ -110,12 +110,12 @@ class DelaysPart(_Part):
 
 
 class SharingPart(_Part):
-    """Cores that all members share; absent where they compute on devices of their own.
+    """Cores that all members share; absent if members compute on their own devices.
 
     Args:
-        cores: of the machine.
-        others: share of all processor time that goes to others than replicas and trainer: data, scoring, relays, the driver.
-        replica_cores, trainer_cores: that one keeps busy.
+        cores: number of the machine's cores.
+        others: share of all processor time that neither replicas nor the trainer use (data, scoring, relays, the driver).
+        replica_cores, trainer_cores: number of cores that a replica or the trainer keeps busy.
         alone_s, beside_s: processor seconds of the trainer for 1,000 tokens, alone and beside the replicas.
     """
 
@@ -131,7 +131,7 @@ class Curve(_Part):
     """A quantity that changes while the model learns.
 
     Args:
-        points: (version, value) with versions increasing; linear between them. Outside nothing is known: it stays.
+        points: (version, value) with versions increasing; linear between them, constant outside.
     """
 
     points: Annotated[tuple[tuple[float, float], ...], BeforeValidator(_as_tuples), Field(min_length=1)]
@@ -143,7 +143,7 @@ class Curve(_Part):
         return self
 
     def at(self, version: float) -> float:
-        """Its value for a version."""
+        """The value at a version."""
         before = self.points[0]
         for point in self.points:
             if point[0] >= version:
@@ -156,15 +156,15 @@ class Curve(_Part):
 
 
 class WorkloadPart(_Part):
-    """What the model generates.
+    """The workload that the model generates.
 
     Args:
-        groups: [version, prompt tokens, response tokens of each sample, rewards of each] as they were generated.
+        groups: [version, prompt tokens, response tokens of each sample, rewards of each sample] of each generated group.
         signal: log-odds that a group's rewards differ.
         length: logarithm of the factor on response lengths.
         right: share of samples with a reward above 0.
         within: intraclass correlation of the logarithm of response lengths in a group.
-        prompt, response: [share, tokens] quantiles, for a person to read.
+        prompt, response: [share, tokens] quantiles, for people to read.
     """
 
     groups: Groups
@@ -176,13 +176,13 @@ class WorkloadPart(_Part):
     response: Quantiles = ()
 
 
-class Machine(_Part):
+class MachineProfile(_Part):
     """Everything that a simulation needs of a machine.
 
     Args:
-        name: of the file.
-        measured: when, on what and with which configuration, for a person.
-        replicas: with which the run was measured.
+        name: the machine's name, which is the file's.
+        measured: when, on which hardware and with which configuration it was measured, in words.
+        replicas: number of replicas in the measured run.
     """
 
     format: int

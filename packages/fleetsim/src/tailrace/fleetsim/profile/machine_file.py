@@ -1,4 +1,4 @@
-"""The file of a machine: reading it, strictly, and writing it."""
+"""Reads a machine's file, strictly, and writes it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from tailrace.fleetsim.errors import ProfileError
-from tailrace.fleetsim.profile.machine import FORMAT, Machine
+from tailrace.fleetsim.profile.machine import FORMAT, MachineProfile
+from tailrace.pipeline.config.loading import explain
 
 SHIPPED = ("two-cores",)
 
 
-def load_machine(name: str | Path) -> Machine:
-    """A machine that comes with the package, by name, or a file that ends in ``.toml``.
+def load_machine(name: str | Path) -> MachineProfile:
+    """A machine that comes with the package, by name, or one from a file that ends in ``.toml``.
 
     Raises:
-        ProfileError: there is none, or it is not a machine that was measured.
+        ProfileError: the name or file does not exist, or the file is not a machine's profile.
     """
     if str(name) in SHIPPED:
         text, where = resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8"), f"{name}.toml"
@@ -39,11 +40,11 @@ def load_machine(name: str | Path) -> Machine:
     return parse_machine(text, where)
 
 
-def parse_machine(text: str, where: str) -> Machine:
+def parse_machine(text: str, where: str) -> MachineProfile:
     """The machine in a file's text.
 
     Raises:
-        ProfileError: one line with the file, the key, what was found and what was expected.
+        ProfileError: the text is not a machine's profile.
     """
     try:
         content = tomllib.loads(text)
@@ -54,17 +55,14 @@ def parse_machine(text: str, where: str) -> Machine:
             f"{where}: found format {content.get('format')!r}, expected {FORMAT}: measure the machine anew"
         )
     try:
-        return Machine.model_validate(content)
+        return MachineProfile.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            raise ProfileError(f"{where}: found the unknown key {key!r}, expected one that is documented") from None
-        reason = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise ProfileError(f"{where}: key {key!r}: found {first['input']!r:.60}, expected: {reason}") from None
+        path = [str(part) for part in first["loc"]]
+        raise ProfileError(f"{where}: {explain(MachineProfile, path, first)}") from None
 
 
-def machine_toml(machine: Machine) -> str:
+def machine_toml(machine: MachineProfile) -> str:
     """The machine as a file that `load_machine` reads."""
     lines: list[str] = []
     parts: list[str] = []
@@ -93,4 +91,4 @@ def _toml(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.6g}"  # a whole one without its point: what is read as a float may be written as an integer
+    return f"{value:.6g}"  # whole numbers have no point, since a float may be read from an integer

@@ -1,4 +1,4 @@
-"""One call: measure this machine with a configuration."""
+"""Measures this machine with a configuration, in one call."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ LEAST_STEPS = 5
 
 
 def profile_machine(config: RunConfig, root: Path, name: str, *, steps: int, progress: Progress) -> Profile:
-    """Run the configuration for a few steps in a new directory, with clocks, and fit the machine to what they say.
+    """Run the configuration for a few steps in a new directory, with measured roles, and fit the machine's profile.
 
     Args:
-        name: of the machine.
-        steps: of training.
-        progress: told what is going on.
+        config: the configuration.
+        root: the new run directory.
+        name: the machine's name.
+        steps: number of training steps.
+        progress: called with the current phase and its progress.
 
     Raises:
         ProfileError: too few steps to fit to.

@@ -1,4 +1,4 @@
-"""A rollout engine that times what it does. It passes everything on to the engine that it wraps."""
+"""A rollout engine that measures another one. It passes every call on to the engine that it wraps."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tailrace.contracts import Delta, Engine, EngineStats, Request
-from tailrace.fleetsim.profile.samples import Clock, Look, ReplicaSamples, Round
+from tailrace.fleetsim.profile.samples import Look, Moment, ReplicaSamples, Round
 
 LOOKS = 200
 
@@ -15,20 +15,20 @@ class MeasuredEngine:
     """An engine (`tailrace.contracts.Engine`) around another one.
 
     Args:
-        engine: does the work.
-        samples: where it is noted.
+        engine: the wrapped engine.
+        samples: takes the measurements.
     """
 
     def __init__(self, engine: Engine, samples: ReplicaSamples) -> None:
         self._engine, self.samples = engine, samples
-        self._tokens: dict[str, int] = {}  # of each trajectory in flight, prompt included
+        self._tokens: dict[str, int] = {}  # tokens of each trajectory in flight, prompt included
         self._fresh = self._fresh_tokens = 0
-        self._since: Clock | None = None
+        self._since: Moment | None = None
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Pass on and count what has to be prefilled."""
+        """Pass the call on, and count the tokens to prefill."""
         if self._since is None:
-            self._since = Clock.now()
+            self._since = Moment.now()
         self._engine.submit(requests)
         for request in requests:
             tokens = len(request.prompt) + len(request.kept)
@@ -37,10 +37,10 @@ class MeasuredEngine:
             self._fresh_tokens += tokens
 
     def step(self) -> Sequence[Delta]:
-        """Pass on and note the round."""
-        began = Clock.now()
+        """Pass the call on, and note the round."""
+        began = Moment.now()
         deltas = self._engine.step()
-        ended = Clock.now()
+        ended = Moment.now()
         tokens = self._tokens
         in_flight, running, kv_tokens = len(tokens), 0, 0
         finished = []

@@ -1,6 +1,6 @@
-"""The roles of a run with a clock beside them: what a replica and the trainer do in a real run, and how long each of it takes.
+"""The replica and trainer roles with clocks, which measure how long their work takes in a real run.
 
-They are the real roles in the same processes; only the factories differ.
+They are the real roles in the same processes; only their factories differ.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from tailrace.contracts import Checkpoint, Command, Engine, Experience, Publish, Step
 from tailrace.fleetsim.profile.measured_engine import MeasuredEngine
-from tailrace.fleetsim.profile.samples import Clock, ReplicaSamples, Span, TrainerSamples, Update
+from tailrace.fleetsim.profile.samples import Moment, ReplicaSamples, TrainerSamples, Update, WorkSpan
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.rollout.devices import resolve_device
@@ -19,24 +19,24 @@ from tailrace.rollout.options import EngineOptions
 
 
 class MeasuredReplica(ReplicaRole):
-    """A replica whose engine is timed. Arguments are those of `ReplicaRole`."""
+    """A replica whose engine is measured. Arguments are those of `ReplicaRole`."""
 
     def __init__(self, **arguments: Any) -> None:
         self._samples = ReplicaSamples()
         super().__init__(**arguments)
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:
-        """The engine with a clock."""
+        """The engine, wrapped to be measured."""
         self._samples.device = resolve_device(EngineOptions.read(options))
         return MeasuredEngine(super().build_engine(engine, model, options), self._samples)
 
     def samples(self) -> ReplicaSamples:
-        """What was noted."""
+        """The measurements."""
         return self._samples
 
 
 class MeasuredTrainer(TrainerRole):
-    """A trainer whose commands are timed. Arguments are those of `TrainerRole`."""
+    """A trainer whose commands are measured. Arguments are those of `TrainerRole`."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -46,15 +46,19 @@ class MeasuredTrainer(TrainerRole):
         self._backend = self._timed
 
     def carry_out(self, command: Command) -> None:
-        """See `TrainerRole`."""
-        began = Clock.now()
+        began = Moment.now()
         super().carry_out(command)
         spans = {Step: self._samples.steps, Publish: self._samples.publishes, Checkpoint: self._samples.checkpoints}
         if type(command) in spans:
-            spans[type(command)].append(Span(began, Clock.now()))
+            spans[type(command)].append(WorkSpan(began, Moment.now()))
 
     def measure_sizes(self, groups: Sequence[int], repeats: int) -> None:
-        """Update on the first so many groups of the last batch, again and again. It spoils the model: to be called last."""
+        """Measure updates on the first groups of the last batch. This spoils the model, so call it last.
+
+        Args:
+            groups: numbers of groups to update on.
+            repeats: updates for each number.
+        """
         batch = self._timed.last
         names = list(dict.fromkeys(experience.group for experience in batch))
         self._samples.updates, kept = [], self._samples.updates
@@ -65,12 +69,12 @@ class MeasuredTrainer(TrainerRole):
         self._samples.sizes, self._samples.updates = self._samples.updates, kept
 
     def samples(self) -> TrainerSamples:
-        """What was noted."""
+        """The measurements."""
         return self._samples
 
 
 class _TimedBackend:
-    """A backend's worker whose steps are timed."""
+    """A backend's worker whose steps are measured."""
 
     def __init__(self, worker: Any, samples: TrainerSamples) -> None:
         self._worker, self._samples = worker, samples
@@ -82,9 +86,9 @@ class _TimedBackend:
     def step(self, mini_batches: Sequence[Sequence[Experience]]) -> dict[str, float]:
         self.last = [experience for batch in mini_batches for experience in batch]
         lengths = [len(experience.prompt) + len(experience.tokens) for experience in self.last]
-        began = Clock.now()
+        began = Moment.now()
         metrics: dict[str, float] = self._worker.step(mini_batches)
-        ended = Clock.now()
+        ended = Moment.now()
         squares = sum(length * length for length in lengths)
         self._samples.updates.append(Update(began, ended, sum(lengths), squares, len(lengths), len(mini_batches)))
         return metrics

@@ -1,4 +1,4 @@
-"""Who computes on this machine, from Linux' ``/proc``. Elsewhere nothing is known: no process, no core in use."""
+"""Processor time by process, from Linux' ``/proc``. On other systems no process and no core counts as in use."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Usage = dict[int, float]
 """Processor seconds since its start, by process."""
 
 PROC = Path("/proc")
-_PARENT, _USER, _SYSTEM = 1, 11, 12  # fields behind the name in /proc/PID/stat
-_IDLE, _WAITING, _GUEST = 3, 4, 8  # fields behind "cpu" in /proc/stat; guests are counted as user time as well
+_PARENT, _USER, _SYSTEM = 1, 11, 12  # fields after the name in /proc/PID/stat
+_IDLE, _WAITING, _GUEST = 3, 4, 8  # fields after "cpu" in /proc/stat; guests' time is included in user time too
 
 
 def usage(root: int | None = None, proc: Path = PROC) -> Usage:
-    """Of a process and all that it started, itself or through others; of this one by default."""
+    """Processor seconds of a process and all its descendants; of this process by default."""
     root = os.getpid() if root is None else root
     spent: Usage = {}
     children: dict[int, list[int]] = {}
@@ -42,7 +42,7 @@ def machine_s(proc: Path = PROC) -> float:
 
 
 class Others:
-    """How many cores programs other than a process and its descendants keep busy, between its making and the last look."""
+    """Cores used by programs other than a process and its descendants, from creation to the last `look`."""
 
     def __init__(self, root: int, proc: Path = PROC) -> None:
         self._root, self._proc = root, proc
@@ -52,7 +52,7 @@ class Others:
         self.cores = 0.0
 
     def look(self) -> None:
-        """Take what has happened until now into account; often enough that no process comes and goes between two looks."""
+        """Update the count. Call it often, since processes that start and end between two calls are missed."""
         self._ours |= usage(self._root, self._proc)
         ours = sum(spent - self._before.get(pid, 0.0) for pid, spent in self._ours.items())
         passed = time.monotonic() - self._at

@@ -26,20 +26,20 @@ from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.status import StatusObserver
 
 Progress = Callable[[str, float | None], None]
-"""Told what is going on, and the share of it that is done."""
+"""Called with the current phase and the share of it that is done."""
 
-SETTLED_STEP = 3  # what the processors do before it is start-up: imports, first allocations
-SHARES = (0.125, 0.25, 0.5, 1.0)  # of a batch, for the trainer's time by tokens
+SETTLED_STEP = 3  # before this step, processor time is start-up: imports, first allocations
+SHARES = (0.125, 0.25, 0.5, 1.0)  # shares of a batch, for the trainer's time by tokens
 REPEATS = 3
-HURRY_S = 3.0  # patience with members when a run breaks off
+HURRY_S = 3.0  # deadline for members to close after a failed run
 
 
 @dataclass(slots=True)
-class Trajectory:
-    """What became of one trajectory.
+class MeasuredTrajectory:
+    """The outcome of one trajectory.
 
     Args:
-        version: of the weights that it was first routed to.
+        version: the version at which it was first routed.
     """
 
     group: int
@@ -50,14 +50,14 @@ class Trajectory:
 
 
 @dataclass(slots=True)
-class Measured:
-    """Everything that a short run says about its machine. Times on the run's clock, but those in samples.
+class MeasuredRun:
+    """All measurements of a short run. Times are on the run's clock, except those in samples.
 
     Args:
         zero_s: the machine's monotonic clock when the run's clock showed 0.
-        prompts: tokens of each training group's prompt.
-        usages: of the processors, at the steps from `SETTLED_STEP` on.
-        others: what programs that are no part of the run did meanwhile.
+        prompts: number of prompt tokens of each training group.
+        usages: processor time by process, at the steps from `SETTLED_STEP` on.
+        others: processor time of programs outside the run.
     """
 
     config: RunConfig
@@ -67,7 +67,7 @@ class Measured:
     trainer: TrainerSamples = field(default_factory=TrainerSamples)
     log: list[tuple[float, c.Event]] = field(default_factory=list)
     sent: list[tuple[float, c.Command]] = field(default_factory=list)
-    trajectories: dict[str, Trajectory] = field(default_factory=dict)
+    trajectories: dict[str, MeasuredTrajectory] = field(default_factory=dict)
     prompts: dict[int, int] = field(default_factory=dict)
     usages: list[tuple[float, Usage]] = field(default_factory=list)
     others: Others | None = None
@@ -76,7 +76,7 @@ class Measured:
 class _Witness:
     """An observer that keeps events and commands, and looks at the processors after each step."""
 
-    def __init__(self, measured: Measured, progress: Progress, steps: int) -> None:
+    def __init__(self, measured: MeasuredRun, progress: Progress, steps: int) -> None:
         self._measured, self._progress, self._steps = measured, progress, steps
         self._serves: dict[str, int] = {}
 
@@ -90,7 +90,9 @@ class _Witness:
             if isinstance(command, c.Route):
                 version = self._serves[command.replica]
                 for ref in command.trajectories:
-                    measured.trajectories.setdefault(ref.trajectory, Trajectory(ref.prompt, ref.purpose, version))
+                    measured.trajectories.setdefault(
+                        ref.trajectory, MeasuredTrajectory(ref.prompt, ref.purpose, version)
+                    )
 
     def _note(self, event: c.Event, now: float, run: RunView) -> None:
         measured = self._measured
@@ -113,7 +115,7 @@ class _Witness:
         del now, executor
 
 
-def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Progress) -> Measured:
+def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Progress) -> MeasuredRun:
     """Run for a few steps and note everything.
 
     Raises:
@@ -131,9 +133,9 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
         prepared = prepare(config, directory, lambda row: progress(str(row["phase"]), _share(row)))
     deployment = measured_roles(build_deployment(config, prepared, directory, token=new_token()), config.seed)
     progress("starting roles", None)
-    measured = Measured(config, cores_here(), 0.0)
+    measured = MeasuredRun(config, cores_here(), 0.0)
     controller = Controller(build_spec(config), relays=config.relay.count)
-    # A run's own observers too: they take their share of the cores.
+    # A run's usual observers are included, since they use the cores too.
     metrics = MetricsObserver(directory.metrics, directory.tensorboard)
     status = StatusObserver(directory.status, app=config.app, run_dir=directory.root)
     witness = _Witness(measured, progress, config.pipeline.steps)
@@ -164,7 +166,7 @@ def shortened(config: RunConfig, steps: int) -> RunConfig:
 
 
 def measured_roles(deployment: Deployment, seed: int) -> Deployment:
-    """The same roles with clocks, on other prompts: a prediction must not know those of the run that it is about."""
+    """The same roles with clocks, on other prompts, since a prediction must not know the prompts of the predicted run."""
     from tailrace.fleetsim.profile.measured_roles import MeasuredReplica, MeasuredTrainer
 
     data, trainer, replica = (deployment.roles[role] for role in (DATA, TRAINER, REPLICA))
@@ -180,11 +182,11 @@ def measured_roles(deployment: Deployment, seed: int) -> Deployment:
     )
 
 
-def _collect(measured: Measured, executor: Executor) -> None:
+def _collect(measured: MeasuredRun, executor: Executor) -> None:
     deadlines = measured.config.deadlines
     trainer = executor.host.caller(TRAINER)
     groups = sorted({max(1, round(share * measured.config.pipeline.prompts_per_step)) for share in SHARES})
-    if measured.config.trainer.processes == 1:  # with more, every rank would have to take part
+    if measured.config.trainer.processes == 1:  # with more processes, every rank would have to take part
         trainer.call("measure_sizes", groups, REPEATS, timeout_s=deadlines.step_s)
     measured.trainer = trainer.call("samples", timeout_s=deadlines.score_s)
     for role, name in executor.members:

@@ -1,4 +1,4 @@
-"""What the measured members of a run note down, as they go. Plain data: it crosses processes."""
+"""Measurements by the measured members of a run. Plain data, which is sent between processes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Clock(NamedTuple):
-    """A moment: the machine's monotonic clock, and what this process and this thread have computed so far. Seconds.
+class Moment(NamedTuple):
+    """A moment: the machine's monotonic clock, and the processor time of this process and thread so far, in seconds.
 
-    The monotonic clock is one for all processes of a machine. Processor time is what a piece of work would take on a core of
-    its own, whoever else wants the cores meanwhile.
+    All processes of a machine share the monotonic clock. The processor time of a piece of work is what it would take on its
+    own core, even if others use the cores at the same time.
     """
 
     wall_s: float
@@ -19,28 +19,28 @@ class Clock(NamedTuple):
     thread_s: float
 
     @classmethod
-    def now(cls) -> Clock:
+    def now(cls) -> Moment:
         """This moment in this thread."""
         return cls(time.monotonic(), time.process_time(), time.thread_time())
 
 
 class Round(NamedTuple):
-    """One step of an engine and what its replica did since the step before: taking work in, handing tokens over.
+    """One step of an engine, with its replica's work since the previous step (taking work, handing tokens over).
 
     Args:
+        since: the end of the previous round, or the time at which this round's batch was submitted to an idle engine.
         began: when the engine's step began.
-        ended: when it was through.
-        since: the end of the round before, or when this one's batch was submitted to an idle engine.
-        running: trajectories that got a token.
-        kv_tokens: tokens of theirs in the KV cache, prompts included, after the step.
-        fresh: trajectories that were submitted since the round before.
-        fresh_tokens: tokens that had to be prefilled for them.
-        queued: trajectories that were in flight and got no token.
+        ended: when the engine's step ended.
+        running: number of trajectories that got a token.
+        kv_tokens: their tokens in the KV cache after the step, including prompts.
+        fresh: number of trajectories submitted since the previous round.
+        fresh_tokens: number of tokens to prefill for them.
+        queued: number of trajectories in flight that got no token.
     """
 
-    since: Clock
-    began: Clock
-    ended: Clock
+    since: Moment
+    began: Moment
+    ended: Moment
     running: int
     kv_tokens: int
     fresh: int
@@ -48,25 +48,25 @@ class Round(NamedTuple):
     queued: int
 
 
-class Span(NamedTuple):
+class WorkSpan(NamedTuple):
     """A piece of work of one kind."""
 
-    began: Clock
-    ended: Clock
+    began: Moment
+    ended: Moment
 
 
 class Update(NamedTuple):
     """One training step, or one mini-batch of it.
 
     Args:
-        tokens: trained on, prompts included.
-        square_tokens: sum of the squares of the trajectories' tokens, which attention follows.
-        trajectories: their number.
-        parts: mini-batches, each with an optimizer step of its own.
+        tokens: number of tokens trained on, including prompts.
+        square_tokens: sum of the squares of the trajectories' tokens, for the cost of attention.
+        trajectories: number of trajectories.
+        parts: number of mini-batches, each with its own optimizer step.
     """
 
-    began: Clock
-    ended: Clock
+    began: Moment
+    ended: Moment
     tokens: int
     square_tokens: int
     trajectories: int
@@ -74,11 +74,11 @@ class Update(NamedTuple):
 
 
 class Look(NamedTuple):
-    """The KV cache at a moment when nothing was queued.
+    """The KV cache at a moment when no trajectory was queued.
 
     Args:
-        used_tokens: taken in the cache, as the engine counts them: in whole blocks.
-        tokens: of each trajectory, prompts included.
+        used_tokens: tokens in use as the engine counts them, in whole blocks.
+        tokens: number of tokens of each trajectory, including prompts.
     """
 
     used_tokens: float
@@ -87,13 +87,14 @@ class Look(NamedTuple):
 
 @dataclass(slots=True)
 class ReplicaSamples:
-    """What a replica noted.
+    """A replica's measurements.
 
     Args:
-        finished: trajectories, when their last token was there (monotonic clock), and whether that left the engine idle.
-        looks: into the KV cache.
-        kv_capacity_tokens: what it holds.
-        device: what the engine runs on, ``cpu`` or ``cuda``.
+        rounds: the engine's steps.
+        finished: id of each finished trajectory, time of its last token (monotonic clock), whether the engine was then idle.
+        looks: states of the KV cache.
+        kv_capacity_tokens: tokens that fit into the KV cache; 0 if unknown.
+        device: device of the engine, ``cpu`` or ``cuda``.
     """
 
     rounds: list[Round] = field(default_factory=list)
@@ -105,19 +106,19 @@ class ReplicaSamples:
 
 @dataclass(slots=True)
 class TrainerSamples:
-    """What the trainer noted.
+    """The trainer's measurements.
 
     Args:
-        updates: steps of the run, the computing alone.
-        steps: the same with fetching the batch and marking it consumed.
-        publishes, checkpoints: for as long as the trainer stood still.
-        sizes: updates of parts of the last batch, with nobody else at work.
-        device: what it trains on, ``cpu`` or ``cuda``.
+        updates: the run's steps, computing only.
+        steps: the run's steps, including fetching the batch and marking it as consumed.
+        publishes, checkpoints: times in which the trainer stalled for them.
+        sizes: updates on parts of the last batch, while no other member worked.
+        device: the trainer's device, ``cpu`` or ``cuda``.
     """
 
     updates: list[Update] = field(default_factory=list)
-    steps: list[Span] = field(default_factory=list)
-    publishes: list[Span] = field(default_factory=list)
-    checkpoints: list[Span] = field(default_factory=list)
+    steps: list[WorkSpan] = field(default_factory=list)
+    publishes: list[WorkSpan] = field(default_factory=list)
+    checkpoints: list[WorkSpan] = field(default_factory=list)
     sizes: list[Update] = field(default_factory=list)
     device: str = "cpu"

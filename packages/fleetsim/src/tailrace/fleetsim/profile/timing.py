@@ -1,7 +1,7 @@
-"""How long work takes with a core of its own, from clocks that were read while members shared the cores.
+"""How long work takes on a member's own cores, computed from clocks read while members shared the cores.
 
-On a GPU that is the time that passed. On shared cores the time that passed says as much about the others; the processor time
-of the process says what the work itself took, and how many cores it kept busy says how long that is with cores of its own.
+On a GPU this is the time that passed. On shared cores the time that passed depends on the other members too. There it is the
+process's processor time divided by the number of cores that the member keeps busy.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from tailrace.fleetsim.profile.samples import Clock
+from tailrace.fleetsim.profile.samples import Moment
 
 
-class Kind(StrEnum):
-    """Which clock tells a member's own time."""
+class ClockKind(StrEnum):
+    """The clock that measures a member's own time."""
 
     WALL = "wall"
     PROCESS = "process"
@@ -27,36 +27,36 @@ class Timing:
 
     Args:
         kind: which clock.
-        cores: that the member keeps busy while it computes, at least 1; 1 for the wall clock.
+        cores: number of cores that the member keeps busy while it computes, at least 1; 1 for the wall clock.
     """
 
-    kind: Kind
+    kind: ClockKind
     cores: float = 1.0
 
-    def spent_s(self, began: Clock, ended: Clock) -> float:
-        """Seconds with cores of its own."""
-        if self.kind is Kind.WALL:
+    def spent_s(self, began: Moment, ended: Moment) -> float:
+        """Seconds that the work takes on the member's own cores."""
+        if self.kind is ClockKind.WALL:
             return ended.wall_s - began.wall_s
         return self.processor_s(began, ended) / self.cores
 
-    def processor_s(self, began: Clock, ended: Clock) -> float:
-        """Processor seconds; on the wall clock's members none are shared."""
-        if self.kind is Kind.PROCESS:
+    def processor_s(self, began: Moment, ended: Moment) -> float:
+        """Processor seconds of the work; 0 with the wall clock, whose members share no cores."""
+        if self.kind is ClockKind.PROCESS:
             return ended.process_s - began.process_s
-        return ended.thread_s - began.thread_s if self.kind is Kind.THREAD else 0.0
+        return ended.thread_s - began.thread_s if self.kind is ClockKind.THREAD else 0.0
 
 
-def timing_of(device: str, *, processes: bool, spans: Iterable[tuple[Clock, Clock]]) -> Timing:
+def timing_of(device: str, *, processes: bool, spans: Iterable[tuple[Moment, Moment]]) -> Timing:
     """The clock of a member.
 
     Args:
-        device: what it computes on.
-        processes: every member has a process of its own; else only threads can be told apart.
-        spans: when it computed; the ninth decile of how many cores it kept busy counts.
+        device: the device that it computes on.
+        processes: whether every member has its own process; otherwise only threads can be told apart.
+        spans: times in which it computed; the ninth decile of the cores that it kept busy is used.
     """
     if device != "cpu":
-        return Timing(Kind.WALL)
-    kind = Kind.PROCESS if processes else Kind.THREAD
+        return Timing(ClockKind.WALL)
+    kind = ClockKind.PROCESS if processes else ClockKind.THREAD
     own = Timing(kind)
     busy = sorted(
         own.processor_s(began, ended) / passed

@@ -1,6 +1,6 @@
-"""A workload of groups that a real model generated, drawn anew: prompts, lengths and rewards stay together as they were.
+"""A workload that draws from groups of a real model; prompt, lengths and rewards of a group stay together.
 
-What changes while the model learns is laid over it: how often a group has a signal (rewards that differ), and how long
+Changes while the model learns are applied on top: how often a group has a signal (rewards that differ), and how long
 responses are.
 """
 
@@ -22,7 +22,7 @@ class MeasuredWorkload(Workload):
     Args:
         part: the profile's workload.
         seed: any whole number.
-        max_tokens: the limit on a response; longer ones are cut there.
+        max_tokens: most tokens of a response; longer ones are cut.
     """
 
     def __init__(self, part: WorkloadPart, *, seed: int, max_tokens: int) -> None:
@@ -32,7 +32,7 @@ class MeasuredWorkload(Workload):
         self._without = [group for group in part.groups if not has_signal(group)]
 
     def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:
-        """See `Workload`. More samples than the recorded group has are its own again, in order."""
+        """Samples of a recorded group. If more are asked for than it has, they repeat in order."""
         _, uniforms = draws(self.seed, index, 2)
         pool = self._with if uniforms[0] < self._share(version) else self._without
         made_by, prompt, lengths, rewards = pool[int(uniforms[1] * len(pool))]
@@ -45,7 +45,6 @@ class MeasuredWorkload(Workload):
         return group
 
     def describe(self, version: int = 0) -> Description:
-        """See `Workload`."""
         share = self._share(version)
         weighted = [
             (group, weight / len(pool))

@@ -1,6 +1,23 @@
-"""The published tables of Laminar and StaleFlow beside what the simulator finds."""
+"""A paper's published tables beside what the simulator finds. What is a paper's own stands in its app."""
 
-from tailrace.fleetsim.reproduce.paper import PAPERS, reproduce
-from tailrace.fleetsim.reproduce.records import Record, Summary, summarise
+from tailrace.fleetsim.reproduce.measures import Found, Measure, OrderStatement
+from tailrace.fleetsim.reproduce.paper import Paper, reproduce
+from tailrace.fleetsim.reproduce.parameters import Parameters
+from tailrace.fleetsim.reproduce.points import Point, Setting
+from tailrace.fleetsim.reproduce.probes import ProbeFindings
+from tailrace.fleetsim.reproduce.records import PaperSummary, TargetRecord, summarise
 
-__all__ = ["PAPERS", "Record", "Summary", "reproduce", "summarise"]
+__all__ = [
+    "Found",
+    "Measure",
+    "ProbeFindings",
+    "OrderStatement",
+    "Paper",
+    "Parameters",
+    "Point",
+    "TargetRecord",
+    "Setting",
+    "PaperSummary",
+    "reproduce",
+    "summarise",
+]

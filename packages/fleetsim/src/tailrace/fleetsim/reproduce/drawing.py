@@ -1,18 +1,17 @@
-"""The paper's values and ours as bars, as SVG."""
+"""The paper's values and ours as bars, on a page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tailrace.fleetsim.picture.svg import Svg
-from tailrace.fleetsim.reproduce.records import Record
-from tailrace.fleetsim.reproduce.targets import Value
+from tailrace.fleetsim.reproduce.records import TargetRecord
+from tailrace.report.charts.chart import Chart, Trace
+from tailrace.report.html.page import render_page
 
-WIDTH, NAME, BARS, ROW = 900.0, 330.0, 430.0, 34.0
-TOP = 64.0
+ROW = 34
 
 
-def draw(paper: str, records: Sequence[Record]) -> str:
+def draw(paper: str, records: Sequence[TargetRecord]) -> str:
     """Two bars for each value that is a number; the longer of the two fills the row."""
     values = [
         (record, index, float(at), float(record.ours[index]))
@@ -21,24 +20,41 @@ def draw(paper: str, records: Sequence[Record]) -> str:
         for index, at in enumerate(record.target.paper)
         if not isinstance(at, bool)
     ]
-    svg = Svg(WIDTH, f"{paper}: the paper and the simulator")
-    svg.text(16, 28, f"{paper.capitalize()}: the paper's values and ours", "title")
-    svg.rect(16, 40, 10, 10, "muted", radius=2)
-    svg.text(32, 49, "paper", "small")
-    svg.rect(84, 40, 10, 10, "accent", radius=2)
-    svg.text(100, 49, "ours (* fitted)", "small")
-    for row, (record, index, at, ours) in enumerate(values):
-        top = TOP + row * ROW
-        target = record.target
-        label = f" {target.labels[index]}" if target.labels else ""
-        svg.text(NAME - 8, top + 16, f"{target.id}{label}{'' if record.held_out else ' *'}", "small", "right")
-        longest = max(abs(at), abs(ours)) or 1.0
-        for offset, value, color in ((2, at, "muted"), (14, ours, "accent")):
-            width = max(1.0, BARS * abs(value) / longest)
-            svg.rect(NAME, top + offset, width, 10, color, radius=2)
-            svg.text(NAME + width + 6, top + offset + 9, _number(value), "small", "muted")
-    return svg.draw(TOP + len(values) * ROW + 12)
+    names = [_name(record, index) for record, index, _, _ in values]
+    longest = [max(abs(at), abs(ours)) or 1.0 for *_, at, ours in values]
+    data = [
+        _bars("paper", "$muted", names, [at for *_, at, _ in values], longest),
+        _bars("ours (* fitted)", "$accent", names, [ours for *_, ours in values], longest),
+    ]
+    layout = {
+        "xaxis": {"visible": False, "range": [0, 1.12]},
+        "yaxis": {"type": "category", "autorange": "reversed", "automargin": True, "showgrid": False},
+        "barmode": "group",
+    }
+    chart = Chart(
+        "values", "The paper's values and ours", data, layout, height=110 + ROW * max(4, len(values)), wide=True
+    )
+    title = f"{paper.capitalize()}: the paper and the simulator"
+    said = "Each row has a scale of its own: the longer of its two bars fills it."
+    return render_page("charts.html.jinja", title=title, charts=[chart], eyebrow="Tailrace reproduction", sentence=said)
 
 
-def _number(value: Value) -> str:
-    return f"{value:.3g}"
+def _name(record: TargetRecord, index: int) -> str:
+    target = record.target
+    label = target.labels[index] if target.labels else "" if len(target.paper) == 1 else str(index + 1)
+    return f"{target.id} {label}".strip() + ("" if record.held_out else " *")
+
+
+def _bars(name: str, color: str, rows: Sequence[str], values: Sequence[float], longest: Sequence[float]) -> Trace:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "y": list(rows),
+        "x": [abs(value) / whole for value, whole in zip(values, longest, strict=True)],
+        "text": [f"{value:.3g}" for value in values],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hoverinfo": "skip",
+        "marker": {"color": color},
+    }

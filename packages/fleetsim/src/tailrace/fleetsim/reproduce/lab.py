@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 
 from tailrace.contracts import TailraceError
 from tailrace.fleetsim.errors import ReproductionError
+from tailrace.fleetsim.processes import in_processes
 from tailrace.fleetsim.reproduce.points import Point
-from tailrace.fleetsim.reproduce.probes import Measured, measure
+from tailrace.fleetsim.reproduce.probes import ProbeFindings, measure
 
-Listener = Callable[["Progress"], None]
+Listener = Callable[["LabProgress"], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class LabProgress:
     """How far the simulations are.
 
     Args:
@@ -32,7 +30,7 @@ class Progress:
     trajectories: int
 
 
-class Lab(Mapping[Point, Measured]):
+class Lab(Mapping[Point, ProbeFindings]):
     """What was found at points. Looking up one that could not be simulated says why.
 
     Args:
@@ -41,33 +39,21 @@ class Lab(Mapping[Point, Measured]):
     """
 
     def __init__(self, *, processes: int | None = None, listener: Listener | None = None) -> None:
-        self._processes, self._listener = processes or os.cpu_count() or 1, listener
-        self._found: dict[Point, Measured | TailraceError] = {}
+        self._processes, self._listener = processes, listener
+        self._found: dict[Point, ProbeFindings | TailraceError] = {}
 
     def simulate(self, points: Iterable[Point]) -> None:
         """Simulate those that have not been."""
         wanted = [point for point in dict.fromkeys(points) if point not in self._found]
         begun, trajectories = time.monotonic(), 0
-        for done, (point, found) in enumerate(self._each(wanted), start=1):
-            self._found[point] = found
-            if isinstance(found, Measured):
+        for done, (place, found) in enumerate(in_processes(_one, wanted, processes=self._processes), start=1):
+            self._found[wanted[place]] = found
+            if isinstance(found, ProbeFindings):
                 trajectories += found.result.trajectories
             if self._listener is not None:
-                self._listener(Progress(done, len(wanted), time.monotonic() - begun, trajectories))
+                self._listener(LabProgress(done, len(wanted), time.monotonic() - begun, trajectories))
 
-    def _each(self, points: list[Point]) -> Iterable[tuple[Point, Measured | TailraceError]]:
-        count = min(self._processes, len(points))
-        if count <= 1:
-            yield from ((point, _one(point)) for point in points)
-            return
-        context = multiprocessing.get_context("spawn")  # a fork would copy the threads of whoever calls
-        with ProcessPoolExecutor(count, mp_context=context) as pool:
-            futures = {pool.submit(_one, point): point for point in points}
-            while futures:
-                for future in wait(futures, return_when=FIRST_COMPLETED).done:
-                    yield futures.pop(future), future.result()
-
-    def __getitem__(self, point: Point) -> Measured:
+    def __getitem__(self, point: Point) -> ProbeFindings:
         found = self._found[point]
         if isinstance(found, TailraceError):
             raise ReproductionError(f"{point}: {found}")
@@ -82,7 +68,7 @@ class Lab(Mapping[Point, Measured]):
         return len(self._found)
 
 
-def _one(point: Point) -> Measured | TailraceError:
+def _one(point: Point) -> ProbeFindings | TailraceError:
     try:
         return measure(point)
     except TailraceError as error:

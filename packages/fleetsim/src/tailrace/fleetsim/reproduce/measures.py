@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tailrace.fleetsim.reproduce.points import Point
-from tailrace.fleetsim.reproduce.probes import Measured
+from tailrace.fleetsim.reproduce.probes import ProbeFindings
 from tailrace.fleetsim.reproduce.targets import Value
 
-Found = Mapping[Point, Measured]
+Found = Mapping[Point, ProbeFindings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OrderStatement:
     """A statement on orders, as single comparisons.
 
     Args:

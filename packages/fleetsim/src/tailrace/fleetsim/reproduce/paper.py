@@ -4,30 +4,71 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, cast
 
-from tailrace.contracts import TailraceError
+from tailrace.contracts import TailraceError, plugins
 from tailrace.fleetsim.errors import ReproductionError
-from tailrace.fleetsim.reproduce import laminar, staleflow
-from tailrace.fleetsim.reproduce.calibration import calibration
 from tailrace.fleetsim.reproduce.lab import Lab, Listener
-from tailrace.fleetsim.reproduce.measures import Measure, Order
+from tailrace.fleetsim.reproduce.measures import Measure, OrderStatement
+from tailrace.fleetsim.reproduce.parameters import Parameters
 from tailrace.fleetsim.reproduce.points import Point
-from tailrace.fleetsim.reproduce.records import Compared, Record, record
-from tailrace.fleetsim.reproduce.targets import Target, orderings, targets
+from tailrace.fleetsim.reproduce.records import OrderComparison, TargetRecord, record
+from tailrace.fleetsim.reproduce.targets import Ordering, Target, orderings, targets
 
-PAPERS = ("laminar", "staleflow")
+GROUP = "tailrace.paper"
+
+
+class Measures(Protocol):
+    """How a paper's numbers are measured."""
+
+    def __call__(self, *, quick: bool) -> Mapping[str, Measure]:
+        """By the id of the target."""
+        ...
+
+
+class Orders(Protocol):
+    """How a paper's statements on orders are checked."""
+
+    def __call__(self, *, quick: bool) -> Mapping[str, OrderStatement]:
+        """By the id of the statement."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """A paper's own figures. Apps register theirs in the entry-point group ``tailrace.paper``.
+
+    Args:
+        name: the app's.
+        package: the one that holds ``targets.toml``, ``parameters.toml`` and the folder ``systems``.
+        parameters: its free parameters.
+    """
+
+    name: str
+    package: str
+    parameters: Parameters
+    measures: Measures
+    orders: Orders
+
+    def targets(self) -> list[Target]:
+        """Its numbers, in its order."""
+        return targets(self.package)
+
+    def orderings(self) -> list[Ordering]:
+        """Its statements on orders."""
+        return orderings(self.package)
 
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
     """A paper's table."""
 
-    records: list[Record]
-    compared: list[Compared]
+    records: list[TargetRecord]
+    compared: list[OrderComparison]
 
 
 def reproduce(
-    paper: str,
+    paper: Paper | str,
     *,
     only: Collection[str] = (),
     processes: int | None = None,
@@ -37,27 +78,27 @@ def reproduce(
     """The paper's numbers beside ours.
 
     Args:
+        paper: itself, or the name of the app that it is registered with.
         only: ids of targets; all, and the statements on orders, if empty.
         processes: simulations at once; as many as there are processor cores if None.
         quick: fewer batches: minutes become seconds, and numbers noisier.
         listener: hears of every simulation that is done.
 
     Raises:
-        ReproductionError: there is no such paper or target.
+        PluginError, ReproductionError: there is no such paper or target.
     """
-    if paper not in PAPERS:
-        raise ReproductionError(f"found the paper {paper!r}, expected one of {', '.join(PAPERS)}")
-    chosen = _chosen(targets(paper), only)
-    module = {"laminar": laminar, "staleflow": staleflow}[paper]
-    measures: Mapping[str, Measure] = module.measures(quick=quick)
-    orders: Mapping[str, Order] = {} if only else module.orders(quick=quick)
+    if isinstance(paper, str):
+        paper = cast(Paper, plugins.load(GROUP, paper))
+    chosen = _chosen(paper.targets(), only)
+    measures = paper.measures(quick=quick)
+    orders: Mapping[str, OrderStatement] = {} if only else paper.orders(quick=quick)
     lab = Lab(processes=processes, listener=listener)
     lab.simulate(_points(measures, chosen, orders))
-    fitted = calibration(paper).fitted_on
+    fitted = paper.parameters.fitted_on
     records = [_record(target, measures[target.id], lab, fitted) for target in chosen]
     compared = [
-        Compared(ordering.id, ordering.statement, _compare(orders[ordering.id], lab))
-        for ordering in orderings(paper)
+        OrderComparison(ordering.id, ordering.statement, _compare(orders[ordering.id], lab))
+        for ordering in paper.orderings()
         if ordering.id in orders
     ]
     return Reproduction(records, compared)
@@ -72,14 +113,16 @@ def _chosen(known: Sequence[Target], only: Collection[str]) -> list[Target]:
     return [target for target in known if not only or target.id in only]
 
 
-def _points(measures: Mapping[str, Measure], chosen: Sequence[Target], orders: Mapping[str, Order]) -> list[Point]:
+def _points(
+    measures: Mapping[str, Measure], chosen: Sequence[Target], orders: Mapping[str, OrderStatement]
+) -> list[Point]:
     """What takes longest first, so that processes end together."""
     needed = dict.fromkeys(point for target in chosen for point in measures[target.id].points)
     needed.update(dict.fromkeys(point for order in orders.values() for point in order.points))
     return sorted(needed, key=lambda point: -point.weight)
 
 
-def _record(target: Target, measure: Measure, lab: Lab, fitted: Collection[str]) -> Record:
+def _record(target: Target, measure: Measure, lab: Lab, fitted: Collection[str]) -> TargetRecord:
     try:
         ours = measure.of(lab)
     except TailraceError as error:
@@ -89,7 +132,7 @@ def _record(target: Target, measure: Measure, lab: Lab, fitted: Collection[str])
     return record(target, ours, fitted)
 
 
-def _compare(order: Order, lab: Lab) -> tuple[tuple[str, bool], ...]:
+def _compare(order: OrderStatement, lab: Lab) -> tuple[tuple[str, bool], ...]:
     try:
         return tuple(order.of(lab))
     except TailraceError as error:

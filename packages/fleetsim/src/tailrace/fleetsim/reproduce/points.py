@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.run.build import build_spec
 
 Setting = tuple[str, bool | int | float | str | tuple[str, ...]]
-
-
-_INTERRUPTING = ("partial-rollout", "in-flight-cap", "staleflow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +20,13 @@ class Point:
     """One simulation.
 
     Args:
-        system: the name of a table in ``systems/``, which is the file of that name in ``configs/fleet/`` too.
+        package: the paper's, whose folder ``systems`` holds the tables.
+        system: the name of a table.
         settings: dotted keys with their values.
         probe: what is measured beside the usual (see `probes`).
     """
 
+    package: str
     system: str
     settings: tuple[Setting, ...] = ()
     probe: str = "usual"
@@ -38,12 +38,12 @@ class Point:
             ConfigError: a setting cannot be.
         """
         texts = [f"{key}={json.dumps(value)}" for key, value in self.settings]
-        return configuration(str(table(self.system)), settings=texts)
+        return configuration(str(table(self.package, self.system)), settings=texts)
 
     def over(self, probe: str | None = None, **settings: Any) -> Point:
         """With more settings; a double underscore is a dot."""
         more = tuple((key.replace("__", "."), value) for key, value in settings.items())
-        return Point(self.system, (*self.settings, *more), self.probe if probe is None else probe)
+        return replace(self, settings=(*self.settings, *more), probe=self.probe if probe is None else probe)
 
     @property
     def weight(self) -> float:
@@ -56,7 +56,7 @@ class Point:
         assert isinstance(steps, int)
         assert isinstance(gpus, int)
         assert isinstance(parallel, int)
-        return steps * (1_000 + gpus / parallel) * (2 if self.system in _INTERRUPTING else 1)
+        return steps * (1_000 + gpus / parallel) * (2 if build_spec(self.config()).sync.mixes_versions else 1)
 
     def __str__(self) -> str:
         known = dict(self.settings)
@@ -64,11 +64,11 @@ class Point:
         return f"{self.system} ({', '.join(parts)})" if parts else self.system
 
 
-def table(system: str) -> Path:
+def table(package: str, system: str) -> Path:
     """The file of a system's table."""
-    return Path(str(resources.files(__package__).joinpath("systems", f"{system}.toml")))
+    return Path(str(resources.files(package).joinpath("systems", f"{system}.toml")))
 
 
-def systems() -> list[str]:
-    """Names of all tables."""
-    return sorted(path.stem for path in table("laminar").parent.glob("*.toml"))
+def systems(package: str) -> list[str]:
+    """Names of a paper's tables."""
+    return sorted(path.stem for path in table(package, "any").parent.glob("*.toml"))

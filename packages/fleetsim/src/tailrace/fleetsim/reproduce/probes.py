@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from tailrace import contracts as c
 from tailrace.fleetsim.build import build_fleet
-from tailrace.fleetsim.fleet import Fleet
-from tailrace.fleetsim.log import EventLog
+from tailrace.fleetsim.fleet import SimulatedFleet
+from tailrace.fleetsim.log import MemoryLog
 from tailrace.fleetsim.reproduce.points import Point
 from tailrace.fleetsim.result import Result, result_of
 from tailrace.fleetsim.simulator import Models, Simulation
@@ -20,11 +20,11 @@ OBSERVED = "r0"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class ProbeFindings:
     """What one simulation found.
 
     Args:
-        completed_staleness: trajectories by the versions that the trainer was ahead when they were complete (LAM-8).
+        completed_staleness: number of trajectories by the versions that the trainer was ahead at their completion.
         pull_s, prefill_s, decode_s: of one replica, for each measured batch.
         commands: sent to one replica for each measured batch, by kind.
         overheads_s: of each repack: until the destination has prefilled what it was given.
@@ -55,7 +55,7 @@ class Measured:
     mean_tokens: float
 
 
-def measure(point: Point) -> Measured:
+def measure(point: Point) -> ProbeFindings:
     """Simulate a point.
 
     Raises:
@@ -67,12 +67,12 @@ def measure(point: Point) -> Measured:
     simulation = Simulation(fleet, observers=(watcher,), keep_events=False)
     watcher.models = simulation.models
     simulation.run()
-    result = replace(result_of(simulation), events=EventLog(()))
+    result = replace(result_of(simulation), events=MemoryLog(()))
     recorder = simulation.world.recorder
     begin, end, rows = recorder.begin or recorder.end, recorder.end, recorder.measured()
     per = 1.0 / max(1, len(rows) * len(simulation.models.replicas))
     trained = sum(sum(row.lags.values()) for row in rows)
-    return Measured(
+    return ProbeFindings(
         result=result,
         completed_staleness=dict(sorted(simulation.controller.view.staleness_at_completion.items())),
         pull_s=(end.pulling_s - begin.pulling_s) * per,
@@ -99,7 +99,7 @@ class Watcher:
         moves: look at every trajectory that is routed, for what moves.
     """
 
-    def __init__(self, fleet: Fleet, *, moves: bool) -> None:
+    def __init__(self, fleet: SimulatedFleet, *, moves: bool) -> None:
         self.models: Models | None = None
         self.overheads_s: list[float] = []
         self.mixed: set[str] = set()

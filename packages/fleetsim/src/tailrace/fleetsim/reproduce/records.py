@@ -11,7 +11,7 @@ from tailrace.fleetsim.reproduce.targets import Target, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class TargetRecord:
     """One target and what the simulator finds.
 
     Args:
@@ -63,14 +63,16 @@ class Record:
         }
 
 
-def record(target: Target, ours: Sequence[Value] | None, fitted: Collection[str], failed: str | None = None) -> Record:
+def record(
+    target: Target, ours: Sequence[Value] | None, fitted: Collection[str], failed: str | None = None
+) -> TargetRecord:
     """What was found for a target."""
     errors = () if ours is None else tuple(map(target.tolerance.error, target.paper, ours))
-    return Record(target, None if ours is None else tuple(ours), errors, target.id not in fitted, failed)
+    return TargetRecord(target, None if ours is None else tuple(ours), errors, target.id not in fitted, failed)
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class OrderComparison:
     """A statement on orders: each comparison in words, and whether it is as the paper says."""
 
     id: str
@@ -79,7 +81,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class PaperSummary:
     """What the records of a paper say together.
 
     Args:
@@ -104,12 +106,12 @@ class Summary:
         return asdict(self)
 
 
-def summarise(records: Sequence[Record], compared: Sequence[Compared] = ()) -> Summary:
+def summarise(records: Sequence[TargetRecord], compared: Sequence[OrderComparison] = ()) -> PaperSummary:
     """All records of a paper, or of several, in one line."""
     held_out = [record for record in records if record.held_out]
     ratios = [record.relative_error for record in held_out if record.target.is_ratio]
     single = [right for one in compared for _, right in one.comparisons]
-    return Summary(
+    return PaperSummary(
         median_error=statistics.median(ratios) if ratios else None,
         ratios=len(ratios),
         within=sum(record.within for record in records),

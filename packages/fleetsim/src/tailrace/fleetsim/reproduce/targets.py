@@ -1,4 +1,4 @@
-"""The papers' numbers: one table of targets and orderings for each paper, beside this file."""
+"""A paper's numbers: its table of targets and orderings, ``targets.toml``, as a model."""
 
 from __future__ import annotations
 
@@ -101,23 +101,22 @@ class Ordering:
     statement: str
 
 
-def targets(paper: str) -> list[Target]:
+def targets(package: str) -> list[Target]:
     """All targets of a paper, in its order.
 
     Raises:
         ReproductionError: the table is damaged.
     """
-    return [_target(entry) for entry in _table(paper)["target"]]
+    return [_target(entry) for entry in _table(package)["target"]]
 
 
-def orderings(paper: str) -> list[Ordering]:
+def orderings(package: str) -> list[Ordering]:
     """All statements of a paper on orders of systems."""
-    return [Ordering(**entry) for entry in _table(paper)["ordering"]]
+    return [Ordering(**entry) for entry in _table(package)["ordering"]]
 
 
-def _table(paper: str) -> dict[str, Any]:
-    text = resources.files(__package__).joinpath(f"{paper}.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+def _table(package: str) -> dict[str, Any]:
+    return tomllib.loads(resources.files(package).joinpath("targets.toml").read_text(encoding="utf-8"))
 
 
 def _target(entry: dict[str, Any]) -> Target:

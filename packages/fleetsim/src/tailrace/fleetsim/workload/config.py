@@ -1,4 +1,4 @@
-"""Table ``[fleet.workload]`` of a configuration. Strict, as the rest of it.
+"""Table ``[fleet.workload]`` of a configuration, read strictly.
 
     [fleet.workload]
     prompt = { median = 150, sigma = 0.4, cap = 2048 }
@@ -8,8 +8,8 @@
     environment = { calls = { mean = 2.5, max = 8 }, latency = { median = 2.0, sigma = 1.2, cap = 60.0 } }
     solve_rate = { mean = 0.5, spread = 1.0 }
 
-Other ways to give lengths: ``"intern-s1-math"``, ``{ preset = "deepcoder-14b", scale = 0.5 }``, ``512``,
-``{ quantiles = [[0.5, 465], [0.9, 1041], [0.99, 2711]], cap = 20000 }``. A recorded run instead: ``trace = "file.jsonl"``.
+Other forms of lengths: ``"intern-s1-math"``, ``{ preset = "deepcoder-14b", scale = 0.5 }``, ``512``,
+``{ quantiles = [[0.5, 465], [0.9, 1041], [0.99, 2711]], cap = 20000 }``. To replay a recorded run: ``trace = "file.jsonl"``.
 """
 
 from __future__ import annotations
@@ -69,22 +69,22 @@ class SolveRateConfig(Strict):
     spread: Annotated[float, Field(ge=0, le=20)] = 1.0
 
 
-# Laminar's limit and the median that goes with it: what an unset response is scaled from.
+# Laminar's limit and the preset for it; unset response lengths are scaled from these.
 _USUAL_LIMIT, _USUAL = 16_384, "lognormal"
 
 
 class WorkloadConfig(Strict):
-    """What a simulated run generates. Everything has a default but a trace, which replaces lengths and turns.
+    """The workload of a simulated run. A trace replaces lengths and turns; everything else has a default.
 
     Args:
-        prompt: prompt lengths; 150 tokens in the middle if None.
-        response: response lengths; if None, the preset `lognormal` scaled from a limit of 16,384 to the run's.
-        correlation: intraclass correlation of response lengths in a group; if None, the preset's, else 0.5.
-        drift: factor on response lengths over versions.
-        environment: of multi-turn tasks.
-        solve_rate: of samples; in a trace, for those without a reward.
-        reward_latency: seconds of scoring, beside the fleet's `delays.reward_s`; none if None.
-        trace: a recorded run, JSON lines (see `traces`); relative to the working directory.
+        prompt: prompt lengths; None: a median of 150 tokens.
+        response: response lengths; None: the preset `lognormal`, scaled from a limit of 16,384 to the run's.
+        correlation: intraclass correlation of response lengths in a group; None: the preset's, or 0.5.
+        drift: factor on response lengths by version.
+        environment: the environment of multi-turn tasks.
+        solve_rate: how often samples are right; with a trace, for samples without a reward.
+        reward_latency: seconds of scoring in addition to the fleet's `delays.reward_s`; None: 0.
+        trace: a recorded run as JSON lines (see `traces`); the path is relative to the configuration file.
     """
 
     prompt: LengthsField | None = None
@@ -105,14 +105,14 @@ class WorkloadConfig(Strict):
         return self
 
     def build(self, seed: int, max_tokens: int) -> Workload:
-        """The workload.
+        """Build the workload.
 
         Args:
             seed: any whole number.
-            max_tokens: the limit on a response, at least 1.
+            max_tokens: most tokens of a response, at least 1.
 
         Raises:
-            WorkloadError: lengths, cap and limit clash, or the trace cannot be read or is longer than the limit.
+            WorkloadError: lengths, cap and limit contradict each other, or the trace cannot be read or exceeds the limit.
         """
         solve_rate = SolveRate(self.solve_rate.mean, self.solve_rate.spread)
         reward_latency = None if self.reward_latency is None else self.reward_latency.latency

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tailrace.fleetsim.errors import WorkloadError
 from tailrace.fleetsim.workload.drift import Drift
 from tailrace.fleetsim.workload.environment import Environment, Latency
-from tailrace.fleetsim.workload.groups import Stream, draws, stream
+from tailrace.fleetsim.workload.groups import RandomStream, draws, stream
 from tailrace.fleetsim.workload.lengths import P99, PER_SCORE, ZERO, Lengths
 from tailrace.fleetsim.workload.rewards import SolveRate
 from tailrace.fleetsim.workload.sample import Sample
@@ -20,15 +20,15 @@ _EVEN_ODDS = SolveRate()
 
 @dataclass(frozen=True, slots=True)
 class Distributions:
-    """What a drawn workload is made of.
+    """The distributions of a drawn workload.
 
     Args:
         prompt: prompt lengths.
         response: response lengths, of all turns together.
         correlation: intraclass correlation of response lengths within a group, 0 to 1 (see `groups`).
-        drift: of response lengths over training.
+        drift: change of response lengths over training.
         solve_rate: how often samples are right.
-        environment: of multi-turn tasks; None for one turn.
+        environment: the environment of multi-turn tasks; None for one turn.
         reward_latency: seconds of scoring; None for 0.
     """
 
@@ -42,12 +42,12 @@ class Distributions:
 
 
 class DrawnWorkload(Workload):
-    """Draws a group when it is asked for; keeps nothing.
+    """Draws each group when it is asked for, and stores none.
 
     Args:
-        distributions: what to draw from.
+        distributions: the distributions to draw from.
         seed: any whole number.
-        max_tokens: the limit on a response. A response that is cut there is finished.
+        max_tokens: most tokens of a response. A response that is cut there counts as finished.
 
     Raises:
         WorkloadError: more than half of the prompts or responses would be cut.
@@ -60,15 +60,14 @@ class DrawnWorkload(Workload):
         _check_prompt(prompt)
         self._limit = int(response.limit(max_tokens))
         self._response, self._prompt, self._prompt_limit = response.table, prompt.table, prompt.limit()
-        # Normal scores in cells of the table, so that a draw is one product and one sum.
+        # Normal scores in units of the table's cells, so that a draw is one product and one sum.
         self._shared = math.sqrt(distributions.correlation) * PER_SCORE
         self._own = math.sqrt(1.0 - distributions.correlation) * PER_SCORE
         self._environment, self._latency = distributions.environment, distributions.reward_latency
 
     def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:
-        """See `Workload`."""
         normals, uniforms = draws(self.seed, index, samples + 4)
-        # The first four normal values are the group's, two of them spare; so are the uniform values beside them.
+        # The first four normal values belong to the group (two are spare), and so do the first four uniform values.
         centre = self._shared * normals[0] + ZERO
         prompt = self._prompt.tokens(normals[1], self._prompt_limit)
         solve_rate = self.distributions.solve_rate.of(normals[2])
@@ -87,17 +86,16 @@ class DrawnWorkload(Workload):
                 tokens = 1
             group.append(Sample(prompt, ((tokens, 0.0),), 1.0 if uniforms[position] < solve_rate else 0.0))
         if self._environment is not None:
-            generator = stream(self.seed, index, Stream.ENVIRONMENT)
+            generator = stream(self.seed, index, RandomStream.ENVIRONMENT)
             for sample in group:
                 sample.turns = self._environment.turns(generator, sample.turns[0][0])
         if self._latency is not None:
-            seconds = self._latency.draw(stream(self.seed, index, Stream.SCORING), samples)
+            seconds = self._latency.draw(stream(self.seed, index, RandomStream.SCORING), samples)
             for sample, reward_s in zip(group, seconds, strict=True):
                 sample.reward_s = reward_s
         return group
 
     def describe(self, version: int = 0) -> Description:
-        """See `Workload`."""
         parts = self.distributions
         response = parts.response.spread(self.max_tokens, parts.drift.factor(version))
         description = Description(parts.prompt.spread(), response)

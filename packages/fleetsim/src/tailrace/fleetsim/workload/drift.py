@@ -1,4 +1,4 @@
-"""Lengths change while the model learns: a factor on every length, by weight version."""
+"""Change of lengths while the model learns: a factor on every length, by weight version."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LARGEST_EXPONENT = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """A factor for each version. It acts before the cap, so responses that grow past it are cut there.
+    """A factor for each version. It is applied before the cap, so responses that grow beyond the cap are cut.
 
     Args:
-        per_version: growth with each version: version v has ``per_version ** v``.
+        per_version: growth with each version; version v has the factor ``per_version ** v``.
         points: (version, factor) with versions increasing; linear between them, constant outside. They replace growth.
     """
 
@@ -22,7 +22,7 @@ class Drift:
     points: tuple[tuple[int, float], ...] = ()
 
     def factor(self, version: int) -> float:
-        """The factor on lengths that this version generates."""
+        """The factor on lengths of this version's responses."""
         if not self.points:
             if self.per_version == 1.0:
                 return 1.0
@@ -39,5 +39,5 @@ class Drift:
 
     @property
     def largest(self) -> float:
-        """The largest factor that is known beforehand: growth without end has none, so its first counts."""
+        """The largest factor; for unlimited growth, which has none, that of the first version."""
         return max((factor for _, factor in self.points), default=1.0)

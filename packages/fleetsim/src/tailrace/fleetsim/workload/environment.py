@@ -1,4 +1,4 @@
-"""The environment of a multi-turn task: how often it is called, how long a call takes, how the response is cut by calls."""
+"""The environment of a multi-turn task: number of calls, seconds of a call, and where calls cut the response."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Latency:
     cap_s: float = math.inf
 
     def draw(self, generator: Random, count: int) -> list[float]:
-        """Seconds of so many calls; a longer list begins with the shorter one. Box and Muller's method, as in `groups`."""
+        """Seconds of `count` calls, by the Box-Muller method as in `groups`. A longer list begins with the shorter one."""
         median, sigma, cap, uniform = self.median_s, self.sigma, self.cap_s, generator.random
         exp, log, sqrt, cos, sin, turn = math.exp, math.log, math.sqrt, math.cos, math.sin, math.tau
         seconds: list[float] = []
@@ -43,7 +43,7 @@ class Latency:
 
     @property
     def mean_s(self) -> float:
-        """Mean seconds, after the cap (the partial expectation of a lognormal)."""
+        """Mean seconds with the cap applied (the partial expectation of a lognormal)."""
         if self.sigma == 0.0 or self.median_s == 0.0:
             return min(self.cap_s, self.median_s)
         if self.cap_s == math.inf:
@@ -55,10 +55,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How often a trajectory calls the environment. One with n calls has n + 1 turns.
+    """How often a trajectory calls the environment. A trajectory with n calls has n + 1 turns.
 
     Args:
-        weights: (number of calls, weight), numbers increasing, weights not all 0.
+        weights: (number of calls, weight) with increasing numbers; at least one weight is above 0.
     """
 
     weights: tuple[tuple[int, float], ...]
@@ -69,12 +69,12 @@ class Calls:
         total = sum(weight for _, weight in self.weights)
         shares = [share / total for share in accumulate(weight for _, weight in self.weights)]
         object.__setattr__(self, "_numbers", tuple(number for number, _ in self.weights))
-        # The last share is 1 but for rounding, which no draw may fall behind.
+        # The last share is 1 up to rounding; infinity makes sure that every draw is below it.
         object.__setattr__(self, "_shares", (*shares[:-1], math.inf))
 
     @classmethod
     def of(cls, weights: Mapping[int, float], most: int | None = None) -> Calls:
-        """By number. More than `most` calls count as `most`: the task stops a trajectory there."""
+        """From weights by number of calls. More than `most` calls count as `most`, where the task stops a trajectory."""
         clipped: dict[int, float] = {}
         for number, weight in weights.items():
             kept = number if most is None else min(number, most)
@@ -83,10 +83,10 @@ class Calls:
 
     @classmethod
     def around(cls, mean: float, least: int, most: int) -> Calls:
-        """The distribution on `least` ... `most` with this mean that assumes nothing else: weights in geometric sequence."""
+        """The maximum-entropy distribution on `least` ... `most` with this mean; its weights form a geometric sequence."""
         if mean <= least or mean >= most:
             return cls(((least if mean <= least else most, 1.0),))
-        # Weights ratio^n between ratios that put everything on one end; stepping in logarithms keeps both ends apart.
+        # Bisect over the logarithm of the ratio, between ratios that put all weight on one end.
         low, high = -60.0, 60.0
         for _ in range(_BISECTIONS):
             middle = 0.5 * (low + high)
@@ -97,7 +97,7 @@ class Calls:
         return cls(_geometric(0.5 * (low + high), least, most))
 
     def draw(self, generator: Random) -> int:
-        """The calls of one trajectory."""
+        """Draw the number of calls of one trajectory."""
         return self._numbers[bisect(self._shares, generator.random())]
 
     @property
@@ -114,7 +114,7 @@ class Environment:
     latency: Latency
 
     def turns(self, generator: Random, tokens: int) -> Turns:
-        """The turns of a trajectory with so many response tokens: cut at uniform random places, each at least one token.
+        """Cut a response of `tokens` tokens into turns, at uniform random places; each turn has at least one token.
 
         A response with fewer tokens than turns has as many turns as tokens.
         """

@@ -12,12 +12,12 @@ from tailrace.fleetsim.workload.lengths_config import Positive, Strict
 from tailrace.fleetsim.workload.presets import CALLS
 
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# Far beyond every task (RobustRL: 50 tool calls); more is a slip, and would make each trajectory slow to draw.
+# Far beyond every task (RobustRL: 50 tool calls). More must be a mistake, and would make each trajectory slow to draw.
 CallCount = Annotated[int, Field(ge=0, le=1_000)]
 
 
 class LatencyConfig(Strict):
-    """Seconds of a call: lognormal, cut at a time-out; sigma 0 is a constant."""
+    """Seconds of a call: lognormal, cut at a time-out; constant with sigma 0."""
 
     median: NotNegative
     sigma: Annotated[float, Field(ge=0, le=10)] = 0.0
@@ -36,7 +36,7 @@ class LatencyConfig(Strict):
 
 
 class CallsConfig(Strict):
-    """Calls of the environment in a trajectory, one turn fewer than its turns: a preset, counts, or a mean with its ends."""
+    """Number of calls in a trajectory, one fewer than its turns: a preset, counts, or a mean with its limits."""
 
     preset: str | None = None
     counts: dict[CallCount, NotNegative] | None = None
@@ -60,7 +60,7 @@ class CallsConfig(Strict):
 
     @property
     def calls(self) -> Calls:
-        """The distribution; `max` is where the task stops a trajectory."""
+        """The distribution. The task stops a trajectory after `max` calls."""
         if self.mean is not None:
             assert self.max is not None
             return Calls.around(self.mean, self.min, self.max)
@@ -86,7 +86,7 @@ def _as_calls(value: Any) -> Any:
 
 
 def _whole_keys(counts: dict[Any, Any]) -> dict[Any, Any]:
-    """TOML and JSON have strings for keys."""
+    """Convert keys to whole numbers, since keys of TOML and JSON are strings."""
     return {int(key) if isinstance(key, str) and key.isdecimal() else key: weight for key, weight in counts.items()}
 
 

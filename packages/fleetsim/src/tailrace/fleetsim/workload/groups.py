@@ -1,16 +1,16 @@
-"""The random numbers of a group: the same whatever was asked before, and for whatever number of samples.
+"""The random numbers of a group. They do not depend on earlier calls or on the number of samples.
 
-Within-group correlation. Samples of one prompt are more alike than samples of different prompts. With an intraclass
+Within-group correlation: samples of one prompt are more similar than samples of different prompts. With an intraclass
 correlation `icc`, sample k of a group has the normal score
 
     z_k = sqrt(icc) z_group + sqrt(1 - icc) z_own,k
 
-and the length Q(Phi(z_k)). Each z_k is standard normal whatever `icc` is, so the lengths' distribution over all groups is
-exactly the one asked for. For a lognormal this is log length = mu + sigma z_k, and `icc` is the intraclass correlation of
-log length itself; for any other shape it is that of the normal score, a Gaussian copula.
+and the length Q(Phi(z_k)). Each z_k is standard normal for any `icc`, so the distribution of lengths over all groups is
+exactly the given one. For a lognormal, log length = mu + sigma z_k, and `icc` is the intraclass correlation of log length
+itself; for any other shape it is that of the normal score (a Gaussian copula).
 
-A group has random numbers of its own for lengths and rewards, for its environment and for the time of scoring, so that two
-workloads that differ in one of them share the other draws.
+Lengths and rewards, the environment, and the time of scoring each have their own random numbers. So two workloads that differ
+in one of these share the other draws.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _64_BITS: Final = 2**64 - 1
 _UNIT: Final = 2.0**-32
 
 LARGEST_NORMAL = math.sqrt(64 * math.log(2))
-"""No normal value of `draws` is farther from 0: the radius that belongs to the smallest of 32-bit fractions."""
+"""Largest absolute normal value of `draws`: the radius of the smallest 32-bit fraction."""
 
 
-class Stream(IntEnum):
-    """What else a group's random numbers are for."""
+class RandomStream(IntEnum):
+    """Further purposes of a group's random numbers."""
 
     ENVIRONMENT = 0
     SCORING = 1
 
 
-def stream(seed: int, index: int, purpose: Stream) -> Random:
-    """A generator of its own for a group and a purpose. Both numbers count modulo 2^64, so that they may be negative."""
+def stream(seed: int, index: int, purpose: RandomStream) -> Random:
+    """A random generator for a group and a purpose. Seed and index are taken modulo 2^64, so they may be negative."""
     return Random((seed & _64_BITS) << 72 | (index & _64_BITS) << 8 | purpose)
 
 
@@ -47,10 +47,10 @@ def _unpack(bits: bytes) -> tuple[int, ...]:
 
 
 def draws(seed: int, index: int, count: int) -> tuple[list[float], list[float]]:
-    """At least `count` normal values and as many uniform ones; a longer list begins with the shorter one.
+    """At least `count` normal values and equally many uniform ones. A longer list begins with the shorter one.
 
-    Box and Muller's method in pairs, on bits of SHAKE-128: a generator's set-up alone takes as long as all of this for a group
-    of eight.
+    They are computed in pairs by the Box-Muller method from bits of SHAKE-128. Setting up a generator alone would take as long
+    as all of this for a group of eight.
     """
     normals: list[float] = []
     uniforms: list[float] = []

@@ -1,28 +1,28 @@
-"""Lengths in whole tokens: a shape, scaled and capped, behind a table that makes a draw one interpolation."""
+"""Lengths in whole tokens: a shape, scaled and capped, with a table in which a draw is one interpolation."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 from tailrace.fleetsim.workload.shapes import Shape
 
 STEPS: Final = 4096
 # A sum of two normal values of `groups.draws` with squared weights that sum to 1 is at most sqrt(2) times the largest, 9.42.
-# So no score leaves the table, and a look-up needs no check.
+# So every score is within the table, and a look-up needs no check.
 SPAN: Final = 9.5
 PER_SCORE: Final = STEPS / (2 * SPAN)
 ZERO: Final = STEPS / 2
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-class Table:
-    """Quantiles on an even grid of normal scores, linear in between (a lognormal's length is at most 3e-6 sigma^2 too long).
+class QuantileTable:
+    """Quantiles on an even grid of normal scores, linear in between (for a lognormal at most 3e-6 sigma^2 too long).
 
-    Cell `i` covers scores from ``(i - ZERO) / PER_SCORE``; hot loops read `starts` and `slopes` themselves.
+    Cell `i` covers scores from ``(i - ZERO) / PER_SCORE`` on. Hot loops read `starts` and `slopes` directly.
 
     Args:
         shape: the lengths.
@@ -32,7 +32,10 @@ class Table:
     __slots__ = ("slopes", "starts")
 
     def __init__(self, shape: Shape, scale: float) -> None:
-        values = [scale * shape.quantile((i - ZERO) / PER_SCORE) for i in range(STEPS + 1)]
+        found = [scale * shape.quantile((i - ZERO) / PER_SCORE) for i in range(STEPS + 1)]
+        values = list(
+            accumulate(found, max)
+        )  # where a mixture is flat, a root may be a rounding error below the last one
         self.starts = values[:-1]
         self.slopes = [after - before for before, after in pairwise(values)]
 
@@ -48,18 +51,18 @@ class Table:
 
 
 @lru_cache(maxsize=64)
-def table(shape: Shape, scale: float) -> Table:
-    """The table of a shape; built once."""
-    return Table(shape, scale)
+def table(shape: Shape, scale: float) -> QuantileTable:
+    """The table of a shape; cached."""
+    return QuantileTable(shape, scale)
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A distribution of lengths in numbers, after the cap.
+    """Figures of a distribution of lengths, with the cap applied.
 
     Args:
-        mean, p50, p99, longest: tokens. A distribution without end has its 1 - 1e-9 quantile as the longest.
-        at_cap: share of lengths that the cap cut (they count as finished there).
+        mean, p50, p99, longest: tokens. Without a cap, `longest` is the 1 - 1e-9 quantile.
+        at_cap: share of lengths that the cap cuts (such responses count as finished).
     """
 
     mean: float
@@ -80,9 +83,9 @@ class Lengths:
     """Token lengths.
 
     Args:
-        shape: their distribution.
+        shape: the distribution of lengths.
         scale: factor on every length.
-        cap: tokens; a longer one is cut there, and finished. None for no end.
+        cap: most tokens; a longer response is cut and counts as finished. None for no cap.
     """
 
     shape: Shape
@@ -90,8 +93,8 @@ class Lengths:
     cap: int | None = None
 
     @property
-    def table(self) -> Table:
-        """Quantiles by normal score, scaled, not capped."""
+    def table(self) -> QuantileTable:
+        """Quantiles by normal score, scaled but not capped."""
         return table(self.shape, self.scale)
 
     def limit(self, most: float = math.inf) -> float:
@@ -99,7 +102,7 @@ class Lengths:
         return most if self.cap is None else min(most, self.cap)
 
     def spread(self, most: float = math.inf, factor: float = 1.0) -> Spread:
-        """In numbers, after a factor (drift) and the cap, by the trapezoid rule over the table."""
+        """Figures after a factor (drift) and the cap, by the trapezoidal rule over the table."""
         quantiles, limit = self.table, self.limit(most)
 
         def capped(score: float) -> float:

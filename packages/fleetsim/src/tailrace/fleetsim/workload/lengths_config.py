@@ -14,9 +14,9 @@ from tailrace.fleetsim.workload.presets import RESPONSES
 from tailrace.fleetsim.workload.shapes import Component, Constant, Lognormal, Mixture, Normal, Quantiles, Shape
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# A lognormal of sigma 10 spans 20 orders of magnitude between its first and last percentile; more is a slip.
+# A lognormal of sigma 10 spans 20 orders of magnitude between its first and last percentile; more must be a mistake.
 Sigma = Annotated[float, Field(gt=0, le=10)]
-# Shares that are nearer have no two normal scores, or a piece between them that is all but vertical.
+# Shares that are closer have the same normal score, or an almost vertical piece between them.
 _APART = 1e-6
 
 
@@ -27,7 +27,7 @@ class Strict(BaseModel):
 
 
 def as_tuples(value: Any) -> Any:
-    """Lists of TOML as tuples, which is what a frozen model holds."""
+    """Convert lists of TOML to tuples, which frozen models need."""
     return tuple(as_tuples(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 
@@ -61,12 +61,12 @@ class LengthsConfig(Strict):
     """Token lengths: one of components, preset, quantiles or tokens.
 
     Args:
-        components: a mixture.
-        preset: by name.
-        quantiles: [share, tokens], shares increasing between 0 and 1, both left out.
-        tokens: all the same.
+        components: the parts of a mixture.
+        preset: a preset's name.
+        quantiles: [share, tokens] points, with shares increasing, above 0 and below 1.
+        tokens: the same length for all.
         scale: factor on lengths (StreamRL halves and quarters its lengths, section 7.1).
-        cap: longer ones are cut there; not scaled.
+        cap: most tokens, not scaled; longer responses are cut.
     """
 
     components: Annotated[tuple[ComponentConfig, ...] | None, BeforeValidator(as_tuples)] = None
@@ -89,7 +89,7 @@ class LengthsConfig(Strict):
 
     @property
     def lengths(self) -> Lengths:
-        """The distribution. A preset's own cap, where its source was cut, is scaled with its lengths."""
+        """The distribution. A preset's own cap, at which its source was cut, is scaled with its lengths."""
         if self.preset is None:
             return Lengths(self._shape, self.scale, self.cap)
         known = RESPONSES[self.preset].lengths

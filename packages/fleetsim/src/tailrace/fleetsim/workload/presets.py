@@ -1,4 +1,4 @@
-"""Distributions that others have measured or published, by name. Token counts of a preset are facts of its source."""
+"""Distributions that others have measured or published, by name. Token counts are those of the source."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.fleetsim.workload.shapes import Lognormal, Mixture, Normal, Quanti
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Response lengths and, where it was measured, their correlation within a group."""
+    """Response lengths and, if measured, their correlation within a group."""
 
     lengths: Lengths
     correlation: float | None = None
@@ -28,8 +28,8 @@ RESPONSES: Mapping[str, Preset] = {
     # Laminar's latencies on 32B imply 5K to 6K (inferred; its Figure 17 is not in the text).
     "lognormal": Preset(Lengths(Lognormal(3500, 0.99)), 0.5),
     # PolyTrace (arXiv 2509.25279), verl with DAPO, Qwen2.5-32B from the base model, early steps: 4,608 samples, 576 groups
-    # of 8. From p50 on as measured over all; below, chosen with the first step in sight (4 % stop after a few words) so that
-    # mean (581) and standard deviation of the log (0.92) agree.
+    # of 8. From p50 on as measured over all. Below p50, chosen by the first step (4 % stop after a few words) such that the
+    # mean (581) and the standard deviation of the log (0.92) agree.
     "dapo-32b": Preset(
         Lengths(
             _quantiles(
@@ -49,8 +49,9 @@ RESPONSES: Mapping[str, Preset] = {
         ),
         0.06,
     ),
-    # PolyTrace, rLLM with DeepCoder-14B, limit of 16,000 tokens: 640 samples, 80 groups of 8. From p50 on as measured; below,
-    # chosen so that mean (9,382) and standard deviation of the log (0.8) agree. What lies beyond the limit was never seen.
+    # PolyTrace, rLLM with DeepCoder-14B, limit of 16,000 tokens: 640 samples, 80 groups of 8. From p50 on as measured. Below
+    # p50, chosen such that the mean (9,382) and the standard deviation of the log (0.8) agree. Lengths beyond the limit are
+    # unknown.
     "deepcoder-14b": Preset(
         Lengths(_quantiles({0.1: 2300, 0.25: 5300, 0.5: 9900, 0.75: 14290, 0.9: 16000}), cap=16000), 0.92
     ),
@@ -70,7 +71,7 @@ RESPONSES: Mapping[str, Preset] = {
 }
 
 CALLS: Mapping[str, Mapping[int, float]] = {
-    # PolyTrace, Intern-S1 in production, tool calling, 241,546 sessions. It counts the model's calls: a session of n has n
-    # inputs and n outputs, so the environment is waited for n - 1 times.
+    # PolyTrace, Intern-S1 in production, tool calling, 241,546 sessions. It counts calls of the model: a session of n calls has
+    # n inputs and n outputs, hence n - 1 calls of the environment.
     "tool-calling": {0: 4640, 1: 18785, 2: 104344, 3: 17533, 4: 48933, 5: 34629, 6: 9189, 7: 1820, 8: 652, 9: 1021},
 }

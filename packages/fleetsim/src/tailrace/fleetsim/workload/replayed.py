@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tailrace.fleetsim.workload.environment import Latency
-from tailrace.fleetsim.workload.groups import Stream, draws, stream
+from tailrace.fleetsim.workload.groups import RandomStream, draws, stream
 from tailrace.fleetsim.workload.lengths import Spread
 from tailrace.fleetsim.workload.rewards import SolveRate
 from tailrace.fleetsim.workload.sample import Sample
@@ -15,17 +15,17 @@ from tailrace.fleetsim.workload.workload import Description, Workload
 
 
 class ReplayedWorkload(Workload):
-    """The trace's groups in order of their numbers, again from the first one after the last.
+    """The trace's groups in order of their numbers; after the last the first follows again.
 
-    A group that is asked for more samples than it has repeats them in order. Rewards and scoring times that were not
-    recorded are drawn as in a drawn workload; each pass over the trace draws its own.
+    If more samples of a group are asked for than it has, they repeat in order. Rewards and scoring times that were not
+    recorded are drawn as in a drawn workload, anew for each pass over the trace.
 
     Args:
-        trajectories: of the trace, at least one.
+        trajectories: the trace's trajectories, at least one.
         seed: any whole number.
-        max_tokens: the limit on a response.
-        solve_rate: for rewards that were not recorded.
-        reward_latency: for scoring times that were not recorded; None for 0.
+        max_tokens: most tokens of a response.
+        solve_rate: used for rewards that were not recorded.
+        reward_latency: used for scoring times that were not recorded; None for 0.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class ReplayedWorkload(Workload):
     def read(
         cls, path: Path, *, seed: int, max_tokens: int, solve_rate: SolveRate, reward_latency: Latency | None
     ) -> ReplayedWorkload:
-        """From a file.
+        """Read the workload from a file.
 
         Raises:
             WorkloadError: see `read_trace`.
@@ -57,14 +57,14 @@ class ReplayedWorkload(Workload):
         return cls(trajectories, seed=seed, max_tokens=max_tokens, solve_rate=solve_rate, reward_latency=reward_latency)
 
     def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:  # noqa: ARG002  nothing drifts
-        """See `Workload`. Lengths are as they were recorded, whatever the version."""
+        """The recorded samples of a group, for any version."""
         recorded = self._groups[index % len(self._groups)]
         normals, uniforms = draws(self.seed, index, samples + 4)
         solve_rate = self._solve_rate.of(normals[2])
         if self._latency is None:
             seconds = [0.0] * samples
         else:
-            seconds = self._latency.draw(stream(self.seed, index, Stream.SCORING), samples)
+            seconds = self._latency.draw(stream(self.seed, index, RandomStream.SCORING), samples)
         group = []
         for position in range(samples):
             one = recorded[position % len(recorded)]
@@ -80,7 +80,7 @@ class ReplayedWorkload(Workload):
         return group
 
     def describe(self, version: int = 0) -> Description:  # noqa: ARG002  nothing drifts
-        """See `Workload`. Every recorded trajectory counts once."""
+        """Figures of the trace, in which every trajectory counts once."""
         everything = [one for group in self._groups for one in group]
         count, groups = len(everything), len(self._groups)
         return Description(

@@ -13,10 +13,10 @@ _REACH = 8.0
 
 @dataclass(frozen=True, slots=True)
 class SolveRate:
-    """The probability that a sample is right: one for each group, ``sigmoid(a + spread z)``, a logit-normal.
+    """The probability that a sample is right: ``sigmoid(a + spread z)`` for each group (a logit-normal).
 
-    `a` is such that the mean over groups is `mean`. With spread 0 all prompts are equally hard. At a mean of one
-    half, 9 % of groups of 8 are all right or all wrong with spread 1, 43 % with 3: those that DAPO's dynamic sampling filters.
+    `a` is such that the mean over groups is `mean`. With spread 0 all prompts are equally hard. At a mean of one half, 9 % of
+    groups of 8 are all right or all wrong with spread 1, and 43 % with spread 3. DAPO's dynamic sampling filters these.
 
     Args:
         mean: share of samples that are right, from 0 to 1.
@@ -40,7 +40,7 @@ def _centre(mean: float, spread: float) -> float:
     if mean <= 0.0 or mean >= 1.0:
         return math.copysign(math.inf, mean - 0.5)
     logit = math.log(mean / (1.0 - mean))
-    # The mean lies between the sigmoids at both ends, whatever the spread.
+    # For any spread, the mean lies between the sigmoids at both ends.
     low, high = logit - _REACH * spread, logit + _REACH * spread
     for _ in range(_BISECTIONS):
         middle = 0.5 * (low + high)

@@ -1,4 +1,4 @@
-"""A trajectory before it is generated: how long its parts will be, and what it will earn."""
+"""A trajectory to be generated: the lengths of its parts and its reward."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Turns = tuple[tuple[int, float], ...]
 
 @dataclass(slots=True)
 class Sample:
-    """One sample of a group. Not frozen: millions are made, and freezing costs more than all else here.
+    """One sample of a group. It is not frozen, since millions are created and freezing would dominate that time.
 
     Args:
-        prompt_tokens: tokens of the prompt, the same in a whole group.
-        turns: response tokens of each turn and the seconds in the environment after it; 0 after the last.
-        reward: the verifier's.
-        reward_s: seconds to score it, beside what the fleet's delays add.
+        prompt_tokens: number of prompt tokens, the same in a whole group.
+        turns: response tokens of each turn, and the seconds in the environment after it (0 after the last).
+        reward: the verifier's reward.
+        reward_s: seconds to score it, without the fleet's delays.
     """
 
     prompt_tokens: int
@@ -25,6 +25,6 @@ class Sample:
 
     @property
     def response_tokens(self) -> int:
-        """Response tokens of all turns."""
+        """Number of response tokens of all turns."""
         turns = self.turns
         return turns[0][0] if len(turns) == 1 else sum(tokens for tokens, _ in turns)

@@ -1,7 +1,7 @@
 """Shapes of token lengths, each as a quantile of the normal score.
 
 The normal score z of a length is the standard normal value with the same rank: length = Q(Phi(z)). Shapes give Q(Phi(z))
-directly, so tails keep their precision (1 - Phi(9) is not representable beside 1) and no inverse of Phi is needed.
+directly, so tails keep their precision (1 - Phi(9) rounds to 0) and no inverse of Phi is needed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Protocol
 _ROOT2 = math.sqrt(2.0)
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 _MOST_ITERATIONS = 200
-# Beyond every cap. A steep last piece goes farther within the table, where the exponential would overflow.
+# Beyond every cap. Within the table, a steep last piece would go farther and overflow the exponential.
 _LARGEST_EXPONENT = 300.0
 _TOLERANCE = 1e-12
 
 
 class Shape(Protocol):
-    """Token lengths as a function of the normal score: not decreasing. Hashable, so that its table is built once."""
+    """Token lengths as a non-decreasing function of the normal score. Hashable, so that its table is built once."""
 
     def quantile(self, score: float) -> float:
         """Tokens at this normal score, neither rounded nor capped; may be below 1."""
@@ -64,21 +64,18 @@ class Lognormal:
     sigma: float
 
     def quantile(self, score: float) -> float:
-        """See `Shape`."""
         return self.median * math.exp(self.sigma * score)
 
     def score(self, tokens: float) -> float:
-        """See `Component`."""
         return math.log(tokens / self.median) / self.sigma if tokens > 0 else -math.inf
 
     def slope(self, tokens: float) -> float:
-        """See `Component`."""
         return 1.0 / (self.sigma * tokens) if tokens > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Length is normal; what falls below one token counts as one.
+    """Length is normal; lengths below one token count as one.
 
     Args:
         mean: tokens.
@@ -89,15 +86,12 @@ class Normal:
     sd: float
 
     def quantile(self, score: float) -> float:
-        """See `Shape`."""
         return self.mean + self.sd * score
 
     def score(self, tokens: float) -> float:
-        """See `Component`."""
         return (tokens - self.mean) / self.sd
 
     def slope(self, tokens: float) -> float:  # noqa: ARG002  the score is linear
-        """See `Component`."""
         return 1.0 / self.sd
 
 
@@ -105,7 +99,7 @@ class Normal:
 class Quantiles:
     """Measured quantiles: between two of them log length is linear in the normal score (a lognormal piece each).
 
-    The outermost pieces go on beyond the outermost points: nothing is said there, and a tail is not cut by saying nothing.
+    The outermost pieces continue beyond the outermost points, so that unknown tails are not cut.
 
     Args:
         points: at least two (normal score, tokens), scores strictly increasing, tokens above 0 and not decreasing.
@@ -114,7 +108,6 @@ class Quantiles:
     points: tuple[tuple[float, float], ...]
 
     def quantile(self, score: float) -> float:
-        """See `Shape`."""
         points = self.points
         after = next((i for i, (known, _) in enumerate(points) if known > score), len(points) - 1)
         (z0, t0), (z1, t1) = points[max(after, 1) - 1], points[max(after, 1)]
@@ -133,9 +126,9 @@ class Mixture:
     parts: tuple[tuple[float, Component], ...]
 
     def quantile(self, score: float) -> float:
-        """See `Shape`. Newton's method on the logarithm of the nearer tail, kept inside a bracket.
+        """The quantile by Newton's method on the logarithm of the nearer tail, kept inside a bracket.
 
-        The mixture's quantile lies between the smallest and the largest of its components' quantiles.
+        The bracket is the smallest and the largest of the components' quantiles.
         """
         ends = [part.quantile(score) for _, part in self.parts]
         low, high = min(ends), max(ends)

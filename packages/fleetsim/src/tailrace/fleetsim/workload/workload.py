@@ -1,4 +1,4 @@
-"""The workload of a simulated run, and what is said about it."""
+"""The workload of a simulated run, and its description."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Description", "Sample", "Spread", "Workload"]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A workload in numbers. As a string: a line for each.
+    """Figures of a workload. As a string it has one line for each.
 
     Args:
-        prompt, response: lengths, after the cap.
-        calls: mean calls of the environment in a trajectory.
+        prompt, response: figures of lengths, with the cap applied.
+        calls: mean number of calls of the environment in a trajectory.
         environment_s: mean seconds that a trajectory spends in the environment.
-        notes: what a reader should know, a sentence each.
+        notes: remarks for the reader, one sentence each.
     """
 
     prompt: Spread
@@ -38,23 +38,23 @@ class Description:
 
 
 class Workload(ABC):
-    """What a run generates. Pure: the same question has the same answer, whatever was asked before."""
+    """The prompts and responses of a run. Pure: the same arguments give the same result, whatever was called before."""
 
     @abstractmethod
     def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:
         """The first samples of a group. More samples begin with the same ones.
 
         Args:
-            index: of the group in the prompt stream; negative ones are groups of their own, for evaluation.
-            samples: how many, at least 0.
-            version: of the weights that generate, which matters only to the drift of lengths. A group that is already
-                under way keeps the version that it began with.
+            index: index of the group in the prompt stream; negative ones are separate groups, for evaluation.
+            samples: number of samples, at least 0.
+            version: version of the generating weights, which matters only to the drift of lengths. A group that has started
+                keeps the version that it began with.
         """
 
     def sample(self, index: int, position: int, version: int = 0) -> Sample:
-        """One sample of a group, from 0; surplus ones included. Takes as long as the samples before it."""
+        """The sample of a group at a position from 0 on, surplus ones included. Takes as long as all samples before it."""
         return self.group(index, position + 1, version)[position]
 
     @abstractmethod
     def describe(self, version: int = 0) -> Description:
-        """In numbers, as this version generates."""
+        """Figures of the workload at a version."""

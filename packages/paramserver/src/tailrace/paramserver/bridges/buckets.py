@@ -6,20 +6,22 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from tailrace.paramserver.bridges.errors import WeightsMismatch
 from tailrace.paramserver.clients.lease_view import WeightLease
-from tailrace.paramserver.manifest import TensorSpec
+from tailrace.paramserver.layout.shards import GlobalTensor
 
 
-def named(weights: WeightLease) -> Iterator[tuple[str, TensorSpec]]:
+def named(weights: WeightLease) -> Iterator[tuple[str, GlobalTensor]]:
     """Every name and its tensor, those of a tied one too: servers skip the names that they have tied themselves."""
-    specs = {spec.name: spec for spec in weights.manifest.tensors}
+    specs = weights.tensors
     for name, stored in [(name, name) for name in weights] + list(weights.tied.items()):
         if specs[stored].nbytes:
             yield name, specs[stored]
 
 
-def buckets_of(tensors: Iterable[tuple[str, TensorSpec]], bucket_bytes: int) -> Iterator[list[tuple[str, TensorSpec]]]:
+def buckets_of(
+    tensors: Iterable[tuple[str, GlobalTensor]], bucket_bytes: int
+) -> Iterator[list[tuple[str, GlobalTensor]]]:
     """The tensors in order, in buckets of at most so many bytes; a larger tensor has one for itself."""
-    bucket, size = list[tuple[str, TensorSpec]](), 0
+    bucket, size = list[tuple[str, GlobalTensor]](), 0
     for name, spec in tensors:
         if bucket and size + spec.nbytes > bucket_bytes:
             yield bucket

@@ -35,8 +35,8 @@ def check_complete(weights: WeightLease, shapes: dict[str, tuple[int, ...]], *, 
     Raises:
         WeightsMismatch: a tensor is missing, unknown or of another shape.
     """
-    stored = {name: name for name in weights} | dict(weights.tied)
-    specs = {spec.name: spec for spec in weights.manifest.tensors}
+    specs = weights.tensors
+    stored = {name: name for name in specs} | dict(weights.tied)
     if not shapes:
         return
     optional = {_OUTPUT_LAYER} if tied_embeddings else set()

@@ -21,7 +21,7 @@ class HttpCalls:
     """Requests to one server. Threads may share it: every request has its own connection.
 
     Args:
-        url: of the server, such as http://10.0.0.7:30000.
+        url: the server's URL, such as http://10.0.0.7:30000.
         api_key: sent as a bearer token.
     """
 
@@ -42,9 +42,9 @@ class HttpCalls:
 
         Args:
             method: GET or POST.
-            path: on the server.
+            path: the path on the server.
             body: a JSON object, or nothing.
-            timeout_s: for all of it.
+            timeout_s: deadline in seconds for all of it.
             absent_is_none: the path may be missing (404); otherwise that is an error like others.
 
         Raises:

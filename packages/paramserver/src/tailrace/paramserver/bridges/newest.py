@@ -9,19 +9,19 @@ from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.reader import RelayReader
 from tailrace.paramserver.errors import VersionNotYet, VersionRetired
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 
 _POLL_S = 0.05
 
 
 @contextmanager
 def lease_version(
-    reader: RelayReader, version: int | None, *, timeout_s: float, hold_s: float = 300.0, machine: Machine = HOST
+    reader: RelayReader, version: int | None, *, timeout_s: float, hold_s: float = 300.0, machine: HostInterface = HOST
 ) -> Iterator[WeightLease]:
     """A lease on a version, or on the newest visible one.
 
     Args:
-        reader: of the relay.
+        reader: a reader of the relay.
         version: its number; None takes the newest, and waits until there is one.
         timeout_s: how long to wait for it to become visible.
         hold_s: how long the relay keeps it for us.

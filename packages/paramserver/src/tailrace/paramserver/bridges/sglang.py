@@ -58,12 +58,12 @@ class SGLangServer:
     succeeds lets it go on.
 
     Args:
-        url: of the server, such as http://10.0.0.7:30000.
+        url: the server's URL, such as http://10.0.0.7:30000.
         api_key: its API key (or admin API key).
         host: address of this host that the server's ranks can reach.
-        port: to meet them on; 0 takes a free one for each group.
+        port: the port on which they meet; 0 takes a free one for each group.
         backend: "gloo" sends from this host's memory; "nccl" needs a GPU here, other than the server's.
-        pause: what happens to requests under way: "abort" ends them, "retract" computes their KV cache anew with the new
+        pause: how requests under way are treated: "abort" ends them, "retract" computes their KV cache anew with the new
             weights, "in_place" keeps a cache that the old weights made.
         bucket_bytes: weights in one request; the server holds one bucket beside its model.
         check_names: names and shapes that a version must have, to refuse another one before the server is touched.
@@ -103,9 +103,9 @@ class SGLangServer:
         """Give the server a version, in buckets, and flush what the old weights had cached.
 
         Args:
-            reader: of a relay, best one on this host.
+            reader: a reader of a relay, preferably on this host.
             version: its number; None takes the newest visible one.
-            timeout_s: for all of it.
+            timeout_s: deadline in seconds for all of it.
             hold_s: how long the relay keeps the version.
 
         Returns:

@@ -26,9 +26,9 @@ class SourceGroup:
     Args:
         listener: socket on which the ranks meet, bound to an address that the server can reach; it is taken over.
         world_size: ranks, ours included.
-        name: of the group.
+        name: the group's name.
         backend: "gloo" sends from this host's memory; "nccl" needs a GPU here, other than the server's.
-        timeout_s: for all ranks to meet.
+        timeout_s: deadline in seconds for all ranks to meet.
 
     Raises:
         EngineTimeout: not all ranks came in time.
@@ -68,7 +68,7 @@ class SourceGroup:
 
         Args:
             tensors: contiguous ones; they are not written.
-            timeout_s: for all of them.
+            timeout_s: deadline in seconds for all of them.
             failed: asked now and then; True gives up, for the other end has.
 
         Raises:

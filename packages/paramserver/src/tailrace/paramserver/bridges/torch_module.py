@@ -42,7 +42,7 @@ def publish_module(publisher: Publisher | None, version: int, module: Any) -> fl
     beside the shards. Gathering is collective: every rank calls this, and the ranks without a publisher only take part.
 
     Args:
-        publisher: where to publish; None on the other ranks of a sharded module.
+        publisher: the publisher; None on the other ranks of a sharded module.
         version: the version's number.
         module: a torch module on any device.
 
@@ -73,7 +73,7 @@ def load_module(
     and writes its own shards, without communication.
 
     Args:
-        reader: of a relay.
+        reader: a reader of a relay.
         module: a torch module on any device.
         version: the version's number; None takes the newest visible one and waits until there is one.
         timeout_s: how long to wait for it.
@@ -144,7 +144,7 @@ def _names_by_tensor(tensors: dict[str, Any]) -> list[list[str]]:
 def _plan(tensors: dict[str, Any], weights: WeightLease) -> list[tuple[Any, str]]:
     """What to write where: each of the module's tensors, and the name of its data in the version."""
     stored = {name: name for name in weights} | dict(weights.tied)
-    specs = {spec.name: spec for spec in weights.manifest.tensors}
+    specs = weights.tensors
     unknown = stored.keys() - tensors.keys()
     plan: list[tuple[Any, str]] = []
     for names in _names_by_tensor(tensors):

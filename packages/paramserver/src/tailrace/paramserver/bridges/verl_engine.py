@@ -40,10 +40,10 @@ class RelayCheckpointEngine:
         is_master: verl passes True on the trainer's rank 0, which publishes, False on its other ranks, which need no
             relay, and nothing on rollout workers.
         token: shared secret of the relays; None takes it from TAILRACE_RELAY_TOKEN.
-        name: of the relays on their hosts; give each run on a host another one.
+        name: the relays' name on their hosts; it must differ between runs on one host.
         host: address that this worker's relay listens on; None takes the node's from Ray.
         rollout_dtype: name of the dtype to cast floating-point weights to before they are published; None sends as is.
-        device: where received weights go; None leaves them in the relay's memory, as views without a copy. Take "cuda"
+        device: the device for received weights; None leaves them in the relay's memory, as views without a copy. Take "cuda"
             where verl hands weights larger than its bucket to vLLM, which it does from GPU memory only.
         timeout_s: how long to wait for an update's version.
         hold_s: how long a relay keeps a version for a worker, from `receive_weights` to `finalize`.

@@ -17,7 +17,7 @@ def relay_topology(
     Args:
         actors: how many, first in `metadata`.
         rollouts: how many rollout workers, last in it.
-        metadata: what each worker's `prepare` returned.
+        metadata: the results of all workers' `prepare`.
 
     Returns:
         Arguments of `init_process_group`, a list for each, for the actors and for the rollout workers.

@@ -1,4 +1,6 @@
-"""vLLM takes its weights from a relay: the weight transfer backend `tailrace` (tried with vLLM 0.32).
+"""A vLLM of your own takes its weights from a relay: the weight transfer backend `tailrace` (tried with vLLM 0.32).
+
+A replica of a Tailrace run does not use this: its engine is `tailrace.rollout.vllm`.
 
 Installing this package beside vLLM registers the backend in every vLLM process, through the entry point group
 `vllm.general_plugins`; elsewhere call `register` before the engine is built. Then:

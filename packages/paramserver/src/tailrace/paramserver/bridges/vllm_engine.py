@@ -7,12 +7,14 @@ where the output layer keeps a repacked copy, a model with tied embeddings would
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from vllm.distributed.parallel_state import get_pp_group, get_tp_group
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
     WeightTransferInitInfo,
@@ -26,8 +28,12 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from tailrace.paramserver.bridges.checkpoint_shapes import check_complete, checkpoint_shapes, engine_names
 from tailrace.paramserver.bridges.errors import BridgeStateInvalid, WeightsMismatch
 from tailrace.paramserver.clients.lease_view import WeightLease
+from tailrace.paramserver.clients.needs import Needs
 from tailrace.paramserver.clients.reader import RelayReader
+from tailrace.paramserver.layout import GlobalTensor, Layout, LayoutInvalid, from_vllm
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -35,7 +41,7 @@ class RelayInitInfo(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore
     """Where the versions are.
 
     Args:
-        address: of the relay, best one on this host.
+        address: the relay's address, preferably on this host.
         token: shared secret; None takes it from TAILRACE_RELAY_TOKEN.
         check_names: compare a version with the names and shapes of the engine's checkpoint, if that is a directory with
             safetensors. Off for models whose trainer names tensors in another way that vLLM understands too.
@@ -62,7 +68,10 @@ class RelayUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ig
 
 
 class RelayWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc, unused-ignore]
-    """A worker's end: each worker reads the version from its relay and cuts its part as it does from a checkpoint."""
+    """A worker's end: each worker reads its part of a version from its relay, by a plan that is made once.
+
+    vLLM's loaders are handed tensors of the full shape, of which only this worker's part is there.
+    """
 
     init_info_cls = RelayInitInfo
     update_info_cls = RelayUpdateInfo
@@ -85,7 +94,7 @@ class RelayWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc, unu
         if not token:
             raise BridgeStateInvalid(f"found no token for the relay {init_info.address}; set {TOKEN_VARIABLE}")
         shapes = checkpoint_shapes(self.model_config.model) if init_info.check_names else {}
-        reader = RelayReader(init_info.address, token=token)
+        reader = RelayReader(init_info.address, token=token, needs=_needs(self.vllm_config))
         try:
             reader.versions()
         except BaseException:
@@ -156,6 +165,25 @@ class RelayWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc, unu
                 f"version {weights.version} has no or not all weights for {len(missing)} layers, the first is "
                 f"{missing[0]!r}; the engine holds the rest of it: load a whole version before it generates"
             )
+
+
+def _needs(config: Any) -> Needs | None:
+    """What this worker needs of versions, by its place among the workers; None where it needs all, or that is not known."""
+    parallel = config.parallel_config
+    tp, pp = int(parallel.tensor_parallel_size), int(parallel.pipeline_parallel_size)
+    if tp * pp == 1 or parallel.data_parallel_size > 1 or parallel.enable_expert_parallel:
+        return None
+    rank = f"rank{get_pp_group().rank_in_group * tp + get_tp_group().rank_in_group}"
+    model = config.model_config.hf_text_config.to_dict()
+
+    def layout(tensors: tuple[GlobalTensor, ...]) -> Layout:
+        try:
+            return from_vllm(tensors, model, tp=tp, pp=pp)
+        except LayoutInvalid as error:  # a model that the table lacks: vLLM cuts it out of whole tensors
+            _log.info("all of each version is read, not this worker's part: %s", error)
+            return Layout.replicated(tensors, [rank])
+
+    return Needs(layout, rank)
 
 
 def _sharing_layers(model: torch.nn.Module) -> list[Any]:

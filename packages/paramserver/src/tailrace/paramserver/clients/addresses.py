@@ -1,4 +1,4 @@
-"""Where a reader looks for relays, and which one is next when one fails."""
+"""The addresses of a reader's relays, and which one is next when one fails."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Addresses:
 
     @property
     def single(self) -> bool:
-        """Whether there is only one relay, for good."""
+        """Whether there is only one relay and never another."""
         return isinstance(self._where, str) or (not callable(self._where) and len(self._where) == 1)
 
     def best(self) -> str:

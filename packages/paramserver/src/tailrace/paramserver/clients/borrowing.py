@@ -8,7 +8,7 @@ from typing import Any
 from tailrace.paramserver.clients.loans import Loans
 from tailrace.paramserver.clients.staged import Staged, State
 from tailrace.paramserver.clients.staging import measure
-from tailrace.paramserver.machine.protocol import Condition, Machine
+from tailrace.paramserver.machine.protocol import Condition, HostInterface
 
 _ANSWER_S = 0.5  # for the relay to say whether it lends, when nothing is ready
 _FRESH_BYTES_PER_S = 1e8  # at which a relay makes new memory, page by page and zeroed, at the least
@@ -22,18 +22,18 @@ class Borrowing:
         changed: guards them.
         least_bytes: a smaller version is copied into memory of our own; None: each is.
         token: shared secret.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
     def __init__(
-        self, staged: Sequence[Staged], changed: Condition, least_bytes: int | None, token: str, machine: Machine
+        self, staged: Sequence[Staged], changed: Condition, least_bytes: int | None, token: str, machine: HostInterface
     ) -> None:
         self._all, self._changed, self._least_bytes = staged, changed, least_bytes
         self._loans = Loans(token, machine)
         self.last_bytes = 0  # size of the last version: a guess at the next one's
 
     def prepare(self, address: str, nbytes: int, timeout_s: float, *, recycled: bool = False) -> None:
-        """Have memory ready for a version of so many bytes, if the relay at this address has some to lend."""
+        """Have memory ready for a version of this size, if the relay at this address has some to lend."""
         if self._least_bytes is not None and nbytes >= max(1, self._least_bytes):
             made_s = nbytes / _FRESH_BYTES_PER_S
             self._loans.fetch(address, nbytes, timeout_s, made_s, recycled=recycled, patient=True)
@@ -73,5 +73,5 @@ class Borrowing:
         staged.memory.use(borrowed)
 
     def close(self) -> None:
-        """Give back what was not offered."""
+        """Give back memory that was not offered."""
         self._loans.close()

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from tailrace.paramserver.clients.addresses import Addresses, Where
 from tailrace.paramserver.errors import ChunkDamaged, ProtocolError, RelayTimeout, RelayUnreachable
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.machine.segments import PREFIX
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
 from tailrace.paramserver.wire.channel import Channel
@@ -25,10 +25,12 @@ class Connection:
         token: shared secret.
         same_host: whether they share memory with us; None finds out.
         stall_s: how long a relay may make no progress.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
-    def __init__(self, where: Where, *, token: str, same_host: bool | None, stall_s: float, machine: Machine) -> None:
+    def __init__(
+        self, where: Where, *, token: str, same_host: bool | None, stall_s: float, machine: HostInterface
+    ) -> None:
         self.addresses = Addresses(where)
         self.lock, self.machine, self.stall_s = machine.lock(), machine, stall_s
         self.address = where if isinstance(where, str) else ""
@@ -97,7 +99,7 @@ class Connection:
             return channel
 
     def same_host(self, deadline: float | None = None) -> bool:
-        """Whether the connected relay shares memory with us."""
+        """Whether the connected relay shares memory with this process."""
         with self.lock:
             self.open(deadline)
             return self._same_host

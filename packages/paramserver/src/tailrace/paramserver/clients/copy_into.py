@@ -1,4 +1,4 @@
-"""Copying tensors of a version into the caller's own, with every chunk that they touch verified on the way.
+"""Copies tensors of a version into the caller's own, and verifies every chunk that they touch.
 
 A chunk's checksum covers all its bytes in order, and tensors begin and end anywhere in it. So a verified copy goes through a
 chunk from its first byte to its last: what belongs to a wanted tensor is copied and hashed where it was copied to, the
@@ -7,25 +7,30 @@ rest (padding, tensors that nobody asked for) is hashed where it lies. Chunks wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from tailrace.paramserver.clients.targets import Target, target
+from tailrace.paramserver.clients.targets import TensorTarget, target
 from tailrace.paramserver.copying import Address, Hasher, joined, move
 from tailrace.paramserver.errors import ChunkDamaged, ManifestInvalid
 from tailrace.paramserver.manifest import Manifest
 
 
 def copy_tensors(
-    manifest: Manifest, view: memoryview, checksums: list[int], targets: Mapping[str, Any], *, verify: bool
+    manifest: Manifest,
+    view: memoryview,
+    checksums: Sequence[int] | Mapping[int, int],
+    targets: Mapping[str, Any],
+    *,
+    verify: bool,
 ) -> None:
     """Copy named tensors of a version.
 
     Args:
         manifest: the version's layout.
         view: its bytes.
-        checksums: of its chunks.
+        checksums: the checksums of its chunks.
         targets: for names of the version (tied ones too): torch tensors, `RawTensor`s or writable buffers of the same dtype
             and shape. A plain buffer of bytes stands for a tensor of its size.
         verify: compare the chunks with their checksums.
@@ -57,10 +62,10 @@ def copy_tensors(
                     item.write(view)
 
 
-def _resolve(manifest: Manifest, targets: Mapping[str, Any], held: ExitStack) -> list[list[Target]]:
+def _resolve(manifest: Manifest, targets: Mapping[str, Any], held: ExitStack) -> list[list[TensorTarget]]:
     """The targets of each wanted tensor, by offset. A tied tensor may have several; those in memory come first."""
     specs = {spec.name: spec for spec in manifest.tensors}
-    by_tensor = dict[str, list[Target]]()
+    by_tensor = dict[str, list[TensorTarget]]()
     for name, value in targets.items():
         spec = specs.get(manifest.tied.get(name, name))
         if spec is None:
@@ -79,7 +84,7 @@ def _copy_chunk(
     view: memoryview,
     start: int,
     index: int,
-    inside: list[tuple[Target, int, int]],
+    inside: list[tuple[TensorTarget, int, int]],
     expected: int,
 ) -> None:
     offset, nbytes = manifest.chunk(index)
@@ -101,9 +106,9 @@ def _copy_chunk(
         )
 
 
-def _by_chunk(manifest: Manifest, wanted: list[list[Target]]) -> dict[int, list[tuple[Target, int, int]]]:
-    """For every chunk with a wanted tensor, in order: the tensors in it, and from which byte to which they reach."""
-    found = dict[int, list[tuple[Target, int, int]]]()
+def _by_chunk(manifest: Manifest, wanted: list[list[TensorTarget]]) -> dict[int, list[tuple[TensorTarget, int, int]]]:
+    """For every chunk with a wanted tensor, in order: the tensors in it, and the bytes that they occupy."""
+    found = dict[int, list[tuple[TensorTarget, int, int]]]()
     for same in wanted:
         spec = same[0].spec
         end = spec.offset + spec.nbytes

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tailrace.paramserver.clients.mapped import MappedSegments
 from tailrace.paramserver.errors import ParamServerError, ProtocolError
-from tailrace.paramserver.machine.protocol import Machine, Segment
+from tailrace.paramserver.machine.protocol import HostInterface, MemorySegment
 from tailrace.paramserver.machine.segments import PREFIX
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
 from tailrace.paramserver.wire.channel import Channel
@@ -17,30 +17,30 @@ _log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Borrowed:
-    """Memory that this publisher may fill. The relay writes to it no more, whatever happens to the connection.
+    """Memory that this publisher may fill. The relay no longer writes to it, even if the connection breaks.
 
     Args:
-        id: to offer it with.
+        id: the id with which it is offered.
         segment: the memory, mapped for writing.
-        nonce: of the relay's life that lent it.
+        nonce: the nonce of the relay's incarnation that lent it.
         offered: a version in it was offered: it may be a slot's now, and is not to be written again.
     """
 
     id: int
-    segment: Segment
+    segment: MemorySegment
     nonce: str
     offered: bool = False
 
 
 class Loans:
-    """Borrows from one relay at a time, over a connection of its own, and keeps at most one piece ready.
+    """Borrows from one relay at a time, over its own connection, and keeps at most one piece ready.
 
     Args:
         token: shared secret.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
-    def __init__(self, token: str, machine: Machine) -> None:
+    def __init__(self, token: str, machine: HostInterface) -> None:
         self._token, self._machine = token, machine
         self._changed = machine.condition()
         self._mapped = MappedSegments(machine, writable=True)
@@ -52,7 +52,7 @@ class Loans:
         self._doubtful = False  # the last request failed: the trainer does not wait for another one
 
     def take(self, nbytes: int) -> Borrowed | None:
-        """What is ready, if it is large enough."""
+        """The piece that is ready, if it is large enough; else None."""
         with self._changed:
             ready = self._ready
             if ready is None or ready.segment.size < nbytes:
@@ -61,7 +61,7 @@ class Loans:
             return ready
 
     def put_back(self, borrowed: Borrowed) -> None:
-        """It was not filled after all."""
+        """Take back a piece that was not filled."""
         with self._changed:
             if self._ready is None and borrowed.nonce == self.nonce and not borrowed.offered:
                 self._ready = borrowed
@@ -69,11 +69,11 @@ class Loans:
     def fetch(
         self, address: str, nbytes: int, timeout_s: float, made_s: float, *, recycled: bool, patient: bool
     ) -> None:
-        """Ask for memory, unless there is some or someone asks already. It is no error if there is none to be had.
+        """Ask for memory, unless a piece is ready or a request is under way. Getting none is not an error.
 
         Args:
-            address: of the relay; empty for none.
-            timeout_s: for every answer of the relay.
+            address: the relay's address; empty for none.
+            timeout_s: deadline in seconds for each answer of the relay.
             made_s: and for it to make new memory, once it has said that it does.
             recycled: only memory that the relay has already, so that its need does not grow.
             patient: ask even if the last request failed.
@@ -96,7 +96,7 @@ class Loans:
                 self._busy, self._doubtful = False, failed
 
     def close(self) -> None:
-        """Give everything back but what was offered."""
+        """Give back all memory except what was offered."""
         with self._changed:
             self._closed, self._ready = True, None
             if self._channel is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
-from tailrace.paramserver.machine.protocol import Machine, Segment
+from tailrace.paramserver.machine.protocol import HostInterface, MemorySegment
 from tailrace.paramserver.machine.segments import PREFIX
 
 
@@ -11,21 +11,21 @@ class MappedSegments:
     """Segments stay mapped from lease to lease, until the relay gives the name to other memory.
 
     Args:
-        machine: where they are.
+        machine: the machine that they are on.
         writable: whether they are mapped for writing.
     """
 
-    def __init__(self, machine: Machine, *, writable: bool = False) -> None:
+    def __init__(self, machine: HostInterface, *, writable: bool = False) -> None:
         self._machine, self._writable = machine, writable
-        self._mapped: dict[str, tuple[tuple[str, int], Segment]] = {}
+        self._mapped: dict[str, tuple[tuple[str, int], MemorySegment]] = {}
 
-    def map(self, name: str, nonce: str, generation: object, nbytes: int, relay: str) -> Segment:
+    def map(self, name: str, nonce: str, generation: object, nbytes: int, relay: str) -> MemorySegment:
         """The segment that a relay named.
 
         Args:
-            nonce: of the relay's present life.
-            generation: of the segment, within that life.
-            nbytes: that it must have.
+            nonce: the nonce of the relay's present incarnation.
+            generation: the generation of the segment within that incarnation.
+            nbytes: the size that it must have.
             relay: its address, for messages.
 
         Raises:

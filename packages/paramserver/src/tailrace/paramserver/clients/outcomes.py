@@ -1,4 +1,4 @@
-"""What became of each published version, and who was told."""
+"""The outcome of each published version, and who was told."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from tailrace.paramserver.errors import ParamServerError, PublishTimeout
-from tailrace.paramserver.machine.protocol import Condition, Machine
+from tailrace.paramserver.machine.protocol import Condition, HostInterface
 
 _log = logging.getLogger(__name__)
 _REMEMBERED = 1024
@@ -18,11 +18,14 @@ class Outcomes:
     Args:
         changed: guards them, and is notified.
         machine: its clock.
-        on_published: told of each outcome.
+        on_published: called with each outcome.
     """
 
     def __init__(
-        self, changed: Condition, machine: Machine, on_published: Callable[[int, ParamServerError | None], None] | None
+        self,
+        changed: Condition,
+        machine: HostInterface,
+        on_published: Callable[[int, ParamServerError | None], None] | None,
     ) -> None:
         self._changed, self._machine, self._on_published = changed, machine, on_published
         self._known: dict[int, ParamServerError | None] = {}
@@ -34,11 +37,11 @@ class Outcomes:
         return bool(self._reports)
 
     def forget(self, version: int) -> None:
-        """It is published again."""
+        """Forget a version's outcome, since it is published again."""
         self._known.pop(version, None)
 
     def record(self, version: int, error: ParamServerError | None) -> None:
-        """It is visible, or why not. Under the condition."""
+        """Note that a version is visible, or why not. Call it with the condition held."""
         self._known[version] = error
         while len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
@@ -46,7 +49,7 @@ class Outcomes:
         self._changed.notify_all()
 
     def take_reports(self) -> list[tuple[int, ParamServerError | None]]:
-        """What `report` is to be called with next."""
+        """The next argument for `report`."""
         reports, self._reports = self._reports, []
         return reports
 
@@ -63,7 +66,7 @@ class Outcomes:
         """Wait for an outcome, and raise it if it is an error.
 
         Args:
-            describe: where the version was to become visible, and what is staged, for a message.
+            describe: says where the version should have become visible and what is staged, for a message.
 
         Raises:
             PublishTimeout: there was none in time.

@@ -6,7 +6,7 @@
 
 There are two staging buffers. While one is pushed, the other takes the newest version, and each further version takes
 that one's place: the trainer never waits, and nothing queues up. A pushed version stays staged, so that it can go to
-another master if the first one is lost (`retarget`).
+another master if the first one is lost (`retarget`). With one buffer a version waits until the one before it is sent.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tailrace.paramserver.chunk_size import CHUNK_BYTES
 from tailrace.paramserver.clients.borrowing import Borrowing
+from tailrace.paramserver.clients.buffers import Buffers
 from tailrace.paramserver.clients.outcomes import Outcomes
 from tailrace.paramserver.clients.pusher import Pusher
+from tailrace.paramserver.clients.share import Share
 from tailrace.paramserver.clients.staged import Staged, State
 from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.errors import (
@@ -26,14 +29,12 @@ from tailrace.paramserver.errors import (
     PublishTimeout,
     RelayUnreachable,
     VersionRetired,
-    VersionSuperseded,
 )
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.protocol import Machine
-from tailrace.paramserver.manifest import CHUNK_BYTES, Manifest
+from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, check_token, connect
-from tailrace.paramserver.wire.means import WORTH_BYTES, Means, default_codecs, default_transports
+from tailrace.paramserver.wire.capabilities import WORTH_BYTES, Means
 
 _RESTOCK_S = 1.0  # for the relay to answer
 _ATTEMPTS = 3  # at a push whose chunks were damaged on the way
@@ -43,7 +44,7 @@ class Publisher:
     """Publishes weights to the master relay, in the background.
 
     Args:
-        address: of the master relay. None: there is none yet, and what is published stays staged until `retarget` names one.
+        address: the master relay's address. None: there is none yet; versions stay staged until `retarget` names one.
         token: shared secret.
         on_published: called on the background thread with each version and None once it is visible on the master, or
             the error that kept it from there (`VersionSuperseded` if a newer one took its place). A version that
@@ -51,13 +52,16 @@ class Publisher:
         chunk_bytes: size of the chunks.
         slot_timeout_s: how long the relay may take to free a slot.
         stall_s: how long the relay may make no progress.
-        transports: for chunks, beside the connection itself, best first; None takes shared memory where there is any.
+        transports: transports for chunks besides the connection itself, best first; None: shared memory if possible.
         codecs: to send fewer bytes with where that is faster, best first; None takes all that there are. What is encoded
             is the difference to the version before, if that is still staged.
+        always_encode: use them wherever they make a chunk smaller, faster or not.
+        host: under which relays reach this process.
+        buffers: staging buffers: 2, or 1 to keep no more than one version in memory. With 1 nothing is encoded.
         borrow_bytes: a version of at least this size is copied into memory that the relay lends, if it is on this host
             and has some at once, and never a second time; None, or `transports` without shared memory, always copies into
             memory of this process.
-        machine: where it runs.
+        machine: the machine that it runs on.
 
     Raises:
         TransportUnavailable, CodecUnknown, CodecUnavailable: a transport or codec cannot be used here.
@@ -74,21 +78,23 @@ class Publisher:
         stall_s: float = STALL_S,
         transports: Sequence[str] | None = None,
         codecs: Sequence[str] | None = None,
+        always_encode: bool = False,
+        host: str = "127.0.0.1",
+        buffers: int = 2,
         borrow_bytes: int | None = WORTH_BYTES,
-        machine: Machine = HOST,
+        machine: HostInterface = HOST,
     ) -> None:
-        means = Means(
-            default_transports(machine) if transports is None else transports,
-            default_codecs(machine) if codecs is None else codecs,
-        )
+        means = Means.of(transports, codecs, machine, host=host, always_encode=always_encode)
         self._address, self._token = address or "", check_token(token)
         self._chunk_bytes = chunk_bytes
         self._stall_s, self._machine = stall_s, machine
         self._changed = machine.condition()
         self._filling = machine.lock()
-        self._staged = [Staged(StagingBuffer()), Staged(StagingBuffer())]
+        self._staged = [Staged(StagingBuffer()) for _ in range(buffers)]
         self._outcomes = Outcomes(self._changed, machine, on_published)
-        self._superseded: list[int] = []
+        self._buffers = Buffers(
+            self._staged, self._changed, self._outcomes, machine, patience_s=slot_timeout_s + stall_s
+        )
         self._epoch, self._closed, self._restock = 0, False, False
         no_memory = transports is not None and "shm" not in transports
         least_bytes = None if no_memory else borrow_bytes
@@ -113,25 +119,33 @@ class Publisher:
     def superseded(self) -> list[int]:
         """Versions that were never pushed because a newer one came first, in order."""
         with self._changed:
-            return list(self._superseded)
+            return list(self._buffers.superseded)
 
     @property
     def transfers(self) -> dict[str, int]:
-        """What was pushed, counted (see `Counts`)."""
+        """Totals of what was pushed (see `Counts`)."""
         return self._pusher.counts.to_wire()
 
     def publish(
-        self, version: int, weights: Iterable[tuple[str, Any]], *, stamp: int | None = None, sealed: bool = False
+        self,
+        version: int,
+        weights: Iterable[tuple[str, Any]],
+        *,
+        stamp: int | None = None,
+        sealed: bool = False,
+        share: Share | None = None,
     ) -> float:
         """Copy the weights and return; they become visible on the master relay later.
 
         Args:
             version: the version's number, from 0.
             weights: names and torch tensors (on any device), `RawTensor`s or buffers. May be a generator.
-            stamp: of the publication, larger than all before. With several masters each has a publisher of its own, which
+            stamp: the publication's stamp, larger than all before. With several masters each has a publisher of its own, which
                 all publish one version with the same bytes and one stamp: relays then take it from any of them. None
                 takes the wall clock's nanoseconds.
-            sealed: it travels to all relays but stays invisible until `reveal` (its checkpoint is durable).
+            sealed: whether it travels to all relays but stays invisible until `reveal` (its checkpoint is durable).
+            share: the weights are the buffers of one rank of a layout, and this is what it brings of the version (`shares`).
+                All publishers of the version give it one stamp; it is visible once all have sent theirs.
 
         Returns:
             Seconds that the copy took: the trainer's stall.
@@ -139,23 +153,34 @@ class Publisher:
         Raises:
             ManifestInvalid: the weights cannot be published.
             RelayUnreachable: the publisher is closed.
+            PublishTimeout: there is one buffer, and the version in it could not be sent in time.
+            ValueError: a share without a stamp, or sealed.
         """
+        if share is not None and (stamp is None or sealed):
+            raise ValueError(
+                "found a share without a stamp or sealed, expected one with the stamp of all its publishers"
+            )
         start = self._machine.now()
         with self._filling:
-            staged = self._claim(version)
-            staged.pinned, staged.sealed = stamp, sealed
+            staged = self._buffers.claim(version, lambda: self._closed)
+            staged.pinned, staged.sealed, staged.share = stamp, sealed, share
             try:
-                self._borrowing.provide(staged, weights, self._address)
-                manifest = staged.memory.fill(weights, version, self._chunk_bytes)
+                if share is None:
+                    self._borrowing.provide(staged, weights, self._address)
+                    manifest = staged.memory.fill(weights, version, self._chunk_bytes)
+                else:
+                    staged.memory.use(None)
+                    staged.memory.fill_share(weights, share)
+                    manifest = dataclasses.replace(share.manifest, version=version)
             except BaseException:
-                self._set(staged, State.EMPTY, None)
+                self._buffers.fill(staged, State.EMPTY, None)
                 raise
-            self._borrowing.last_bytes = manifest.total_bytes
-            self._set(staged, State.WAITING, manifest)
+            self._borrowing.last_bytes = manifest.total_bytes if share is None else 0
+            self._buffers.fill(staged, State.WAITING, manifest)
         return self._machine.now() - start
 
     def prepare(self, nbytes: int, *, timeout_s: float = 30.0) -> None:
-        """Borrow memory for a version of so many bytes now, so that the first `publish` need not. It may find none.
+        """Borrow memory for a version of this size now, so that the first `publish` need not. There may be none.
 
         The size of the first version is known to `publish` if the weights are a list; for a generator it is not, and
         what it gathers is then copied into memory of this process first.
@@ -231,7 +256,7 @@ class Publisher:
             self._changed.notify_all()
 
     def close(self, *, timeout_s: float = 10.0) -> None:
-        """Stop. What is being pushed has `timeout_s` to arrive.
+        """Stop. A version that is being pushed has `timeout_s` to arrive.
 
         Raises:
             PublishTimeout: the push did not end in time; it was cut off.
@@ -260,7 +285,7 @@ class Publisher:
         self.close()
 
     def _ask(self, message: dict[str, Any], timeout_s: float) -> None:
-        """A request of the caller's own thread, on a connection of its own."""
+        """Send a request from the caller's thread, on its own connection."""
         if not self._address:
             raise RelayUnreachable("the publisher knows no master relay yet")
         channel, _ = connect(
@@ -271,40 +296,6 @@ class Publisher:
         finally:
             channel.close()
 
-    def _claim(self, version: int) -> Staged:
-        """The buffer for a new version: an unused one, else the older of those not being pushed."""
-        with self._changed:
-            if self._closed:
-                raise RelayUnreachable("the publisher is closed")
-            free = [staged for staged in self._staged if staged.state is not State.PUSHING]
-            staged = min(free, key=lambda staged: (staged.state is not State.EMPTY, staged.order))
-            if staged.state is State.WAITING:
-                self._supersede(staged, version)
-            staged.state, staged.manifest = State.FILLING, None
-            staged.checksums.clear()
-            staged.sent.clear()
-            self._outcomes.forget(version)
-            return staged
-
-    def _supersede(self, staged: Staged, by: int) -> None:
-        error = VersionSuperseded(f"version {staged.version} was superseded by version {by} before it was pushed")
-        self._superseded.append(staged.version)
-        self._outcomes.record(staged.version, error)
-        staged.state, staged.manifest = State.EMPTY, None
-
-    def _set(self, staged: Staged, state: State, manifest: Manifest | None) -> None:
-        with self._changed:
-            if state is State.WAITING and manifest is not None and (older := self._next()) is not None:
-                self._supersede(older, manifest.version)
-            staged.state = state
-            # Stamps order publications; a clock that was set back must not reorder ours.
-            others = [other.manifest.stamp for other in self._staged if other is not staged and other.manifest]
-            stamp = max([self._machine.time_ns(), *(value + 1 for value in others)])
-            if staged.pinned is not None:
-                stamp = staged.pinned
-            staged.manifest = None if manifest is None else dataclasses.replace(manifest, stamp=stamp)
-            self._changed.notify_all()
-
     def _describe(self) -> str:
         staged = ", ".join(str(staged) for staged in self._staged if staged.manifest)
         return f"on the master relay {self._address}; staged: {staged or 'nothing'}"
@@ -313,7 +304,7 @@ class Publisher:
         while True:
             with self._changed:
                 while (
-                    not (staged := self._next() if self._address else None)
+                    not (staged := self._buffers.next() if self._address else None)
                     and not self._outcomes.to_report
                     and not self._closed
                     and not self._restock
@@ -337,18 +328,15 @@ class Publisher:
         self._pusher.drop()
         self._borrowing.close()
 
-    def _next(self) -> Staged | None:
-        """The newest of those that wait: beside a new version an older one may, which was revealed while it was pushed."""
-        waiting = (staged for staged in self._staged if staged.state is State.WAITING)
-        return max(waiting, key=lambda staged: staged.order, default=None)
-
     def _push(self, staged: Staged, address: str, epoch: int) -> None:
         outcome: ParamServerError | None = None
-        sealed = staged.sealed
+        sealed, share = staged.sealed, None if staged.share is None else staged.manifest
         try:
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
-                    sealed = self._pusher.push(staged, address, lambda: epoch == self._epoch)
+                    sealed = self._pusher.push(
+                        staged, address, lambda: epoch == self._epoch, lambda: self._buffers.claiming
+                    )
                     break
                 except ChunkDamaged:
                     if attempt == _ATTEMPTS:
@@ -360,14 +348,17 @@ class Publisher:
         if outcome is not None:
             self._pusher.drop()
         with self._changed:
+            if share is not None and staged.manifest is not share:
+                return  # superseded while the others' shares were waited for
             if epoch != self._epoch and not self._closed:
                 # Retargeted meanwhile: to the new master with it, whatever became of it, unless a newer one waits.
-                waiting = self._next()
+                waiting = self._buffers.next()
                 if waiting is None or waiting.order < staged.order:
                     staged.state = State.WAITING
+                    self._changed.notify_all()
                     return
                 staged.state = State.HELD
-                self._supersede(staged, waiting.version)
+                self._buffers.supersede(staged, waiting.version)
                 return
             if outcome is None and sealed and not staged.sealed:
                 staged.state = State.WAITING  # revealed meanwhile: the next offer says so

@@ -1,19 +1,20 @@
-"""A pull over the network that goes on where it stopped, from whichever relay has the version."""
+"""A pull over the network that resumes where it stopped, from any relay that has the version."""
 
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable, Iterable
 
 from tailrace.paramserver.errors import RelayTimeout
 from tailrace.paramserver.manifest import Manifest
-from tailrace.paramserver.wire.agreement import Answer, Offer
+from tailrace.paramserver.wire.agreement import Offer, OfferAnswer
+from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.means import Means
+from tailrace.paramserver.wire.counts import TrafficCounts
 from tailrace.paramserver.wire.receiving import Intake, receive_chunks
 
 
-class Pulled:
+class ArrivingVersion:
     """A version on its way into local memory (see `Sink`).
 
     Args:
@@ -26,33 +27,33 @@ class Pulled:
         self.checksums: dict[int, int] = {}
 
     def progress(self) -> None:
-        """See `Sink`. The connection's own deadline is enough."""
+        """The connection's own deadline is enough."""
 
     def arrived(self, index: int, checksum: int) -> None:
-        """See `Sink`."""
         self.checksums[index] = checksum
-
-    def in_order(self) -> list[int]:
-        """The checksums of all chunks, once they are there."""
-        return [self.checksums[index] for index in range(self.manifest.chunk_count)]
 
 
 class Puller:
-    """Receives versions into memory of this process, and keeps what it has of one that was interrupted.
+    """Receives versions into memory of this process, and keeps the received part of an interrupted one.
 
     Args:
         means: transports that it can read from.
-        counts: what it receives is added to these.
+        counts: totals to which everything received is added.
         max_bytes: the largest version to accept.
     """
 
-    def __init__(self, means: Means, counts: Counts, max_bytes: int | None) -> None:
+    def __init__(self, means: Means, counts: TrafficCounts, max_bytes: int | None) -> None:
         self._means, self._counts, self._max_bytes = means, counts, max_bytes
         self._spare: mmap.mmap | None = None
-        self._partial: Pulled | None = None
+        self._partial: ArrivingVersion | None = None
 
-    def pull(self, channel: Channel, answer: dict[str, object]) -> Pulled:
+    def pull(
+        self, channel: Channel, answer: dict[str, object], chunks: Callable[[Manifest], Iterable[int]]
+    ) -> ArrivingVersion:
         """Receive what is missing of the version that a relay offers in answer to a pull.
+
+        Args:
+            chunks: the chunks that are needed.
 
         Raises:
             ChunkDamaged: a chunk came damaged too often.
@@ -62,13 +63,13 @@ class Puller:
         manifest = offer.manifest
         if self._partial is None or self._partial.manifest != manifest:
             self._partial = None  # its view on the spare memory, too
-            self._partial = Pulled(manifest, self._local_memory(manifest.total_bytes))
+            self._partial = ArrivingVersion(manifest, self._local_memory(manifest.total_bytes))
         pulled = self._partial
-        missing = [index for index in range(manifest.chunk_count) if index not in pulled.checksums]
+        missing = [index for index in chunks(manifest) if index not in pulled.checksums]
         transport, source = self._means.open(offer.transports)
         intake = Intake(source)
         try:
-            channel.send(Answer(tuple(missing), transport).to_wire())
+            channel.send(OfferAnswer(tuple(missing), transport).to_wire())
             if not receive_chunks(channel, manifest, missing, pulled, intake, self._counts):
                 raise RelayTimeout(f"{channel.peer} stopped sending version {manifest.version}")
             channel.send({"complete": True})

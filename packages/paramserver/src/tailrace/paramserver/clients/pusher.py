@@ -7,18 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailrace.paramserver.clients.staged import Staged, StagedSupply, State
-from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, VersionRetired
-from tailrace.paramserver.machine.protocol import Condition, Machine
+from tailrace.paramserver.errors import (
+    ProtocolError,
+    RelayUnreachable,
+    VersionRetired,
+    VersionSuperseded,
+)
+from tailrace.paramserver.machine.protocol import Condition, HostInterface
 from tailrace.paramserver.manifest import Manifest
-from tailrace.paramserver.wire.agreement import Answer, Offer
+from tailrace.paramserver.wire.agreement import Offer, OfferAnswer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
+from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.encoding import Encoder
-from tailrace.paramserver.wire.means import Means
+from tailrace.paramserver.wire.counts import TrafficCounts
 from tailrace.paramserver.wire.sending import send_version
 
 _REMEMBERED = 16
+_LOOK_S = 0.02
+_OFFER_AGAIN_S = 5.0  # pause before offering a version again that the relay dropped meanwhile
 
 
 class Pusher:
@@ -31,7 +37,7 @@ class Pusher:
         means: transports and codecs to offer.
         slot_timeout_s: how long the relay may take to free a slot.
         stall_s: how long the relay may make no progress.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
     def __init__(
@@ -43,26 +49,35 @@ class Pusher:
         means: Means,
         slot_timeout_s: float,
         stall_s: float,
-        machine: Machine,
+        machine: HostInterface,
     ) -> None:
         self._staged, self._changed, self._token, self._means = staged, changed, token, means
         self._slot_timeout_s, self._stall_s, self._machine = slot_timeout_s, stall_s, machine
-        self.counts = Counts()
-        self._encoder = Encoder(machine.now)
+        self.counts = TrafficCounts()
+        self._encoder = means.encoder(machine.now)
         self._channel: Channel | None = None
         self._address = self._nonce = ""
-        self._sealed: dict[int, tuple[int, int]] = {}  # what was offered sealed last, by version
+        self._sealed: dict[int, tuple[int, int]] = {}  # the last sealed offer of each version
         self._revealed: dict[tuple[int, int], None] = {}  # a relay that becomes master may have missed it
         self._owed: dict[tuple[int, int], None] = {}
         self._first: dict[int, int] = {}  # of stamps that moved: what they were, which is in order of publication
         self._latest = -1  # of the latest publication that was offered: what its stamp was at first
 
-    def push(self, staged: Staged, address: str, current: Callable[[], bool]) -> bool:
-        """Send a version, unless the relay has it. Its stamp moves behind that of the newest version of others there.
+    def push(
+        self,
+        staged: Staged,
+        address: str,
+        current: Callable[[], bool],
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Send a version, unless the relay has it; of a share, return once the others' are there too.
+
+        Its stamp moves behind that of the newest version of others there.
 
         Args:
-            address: of the relay.
+            address: the relay's address.
             current: whether it is still the one to push to.
+            give_up: asked while the relay has no room; True abandons the push.
 
         Returns:
             Whether it is sealed there, as far as this push goes.
@@ -92,25 +107,54 @@ class Pusher:
             ours = borrowed is not None and not borrowed.offered and borrowed.nonce == self._nonce
             loan = borrowed.id if borrowed is not None and ours else None
 
-        def agreed(answer: Answer | None) -> None:
+        def agreed(answer: OfferAnswer | None) -> None:
             if answer is not None and borrowed is not None:
                 borrowed.offered = True  # from now on it may be a slot's
 
-        with self._means.exported(staged.memory, manifest.total_bytes) as transports:
-            send_version(
-                channel,
-                Offer(manifest, sealed, transports, self._means.codecs, self._bases(manifest), loan=loan),
-                StagedSupply(manifest, staged.memory, staged.checksums, self._base),
-                self.counts,
-                go_timeout_s=self._slot_timeout_s + self._stall_s,
-                encoder=self._encoder,
-                agreed=agreed,
-                sent=staged.sent,
-            )
+        share, whole = staged.share, False
+        while not whole:
+            with self._means.exported(staged.memory, manifest.total_bytes) as transports:
+                whole = send_version(
+                    channel,
+                    Offer(manifest, sealed, transports, self._means.codecs, self._bases(manifest), loan=loan),
+                    StagedSupply(manifest, staged.memory, staged.checksums, self._base, share),
+                    self.counts,
+                    go_timeout_s=self._slot_timeout_s + self._stall_s,
+                    encoder=self._encoder,
+                    give_up=give_up,
+                    agreed=agreed,
+                    sent=staged.sent,
+                )
+            whole = whole or self._others_came(channel, staged, manifest, current)
         if not sealed:
             with self._changed:
-                self._owed.clear()  # something newer is to be seen: nothing waits for what was sealed before it
+                self._owed.clear()  # a newer version will be visible, so no earlier sealed one is waited for
         return sealed
+
+    def _others_came(self, channel: Channel, staged: Staged, manifest: Manifest, current: Callable[[], bool]) -> bool:
+        """Wait until the shares of other publishers are there too. False: not yet; offer this one again, it may be gone.
+
+        Raises:
+            VersionSuperseded: a newer version has taken its place, here or there.
+            RelayUnreachable: another relay is the master now.
+        """
+        deadline = self._machine.now() + _OFFER_AGAIN_S
+        while True:
+            visible = channel.request({"op": "versions"}, self._stall_s).get("versions")
+            keys = [tuple(key) for key in visible] if isinstance(visible, list) else []
+            if manifest.key in keys:
+                return True
+            with self._changed:
+                if staged.manifest is not manifest or any(stamp > manifest.stamp for _, stamp in keys):
+                    raise VersionSuperseded(f"version {manifest.version} was superseded before all of it was there")
+                if not current():
+                    raise RelayUnreachable("retargeted")
+                late = self._machine.now() > deadline
+                staged.state = State.PUSHING if late else State.SENT  # while it is sent, its memory must not be taken
+                if late:
+                    return False
+                self._changed.notify_all()
+                self._changed.wait(_LOOK_S)
 
     def owe_reveal(self, version: int) -> None:
         """A version is to be seen that may be on a relay already, sealed, though its push is not over.
@@ -124,7 +168,7 @@ class Pusher:
                 self.revealed(key)
 
     def revealed(self, key: tuple[int, int]) -> None:
-        """The master was told that a version is to be seen; the next one is told again."""
+        """Note that the master was told to reveal a version; the next master must be told again."""
         with self._changed:
             self._revealed[key] = None
             _trim(self._revealed)

@@ -10,6 +10,7 @@ from tailrace.paramserver.clients.addresses import Where
 from tailrace.paramserver.clients.connection import Connection
 from tailrace.paramserver.clients.lease_view import WeightLease
 from tailrace.paramserver.clients.mapped import MappedSegments
+from tailrace.paramserver.clients.needs import Needs, Selection
 from tailrace.paramserver.clients.pulling import Puller
 from tailrace.paramserver.errors import (
     ChunkDamaged,
@@ -21,12 +22,12 @@ from tailrace.paramserver.errors import (
 )
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.liveness import ProcessId
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.server import STALL_S
+from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.means import Means
+from tailrace.paramserver.wire.counts import TrafficCounts
 
 _SLICE_S = 1.0  # of a wait: between slices other threads of this reader get their turn
 
@@ -35,15 +36,16 @@ class RelayReader:
     """Reads versions from a relay, and from another one if that fails. Threads may share it; their requests take turns.
 
     Args:
-        address: of the relay; or of several, best first; or a callable that returns them (`RelayGroup.locate`). With more
+        address: the relay's address; or several, best first; or a callable that returns them (`RelayGroup.locate`). With more
             than one, a relay that dies, is cut off or stands still costs a reader no more than the time to notice: it goes
             on with the next, and a pull that was interrupted asks that one for the missing chunks only.
         token: shared secret.
         same_host: True reads the relay's shared memory, False pulls over the network, None finds out which one works.
         max_bytes: the largest version to pull over the network.
         stall_s: how long the relay may make no progress.
-        transports: to pull with, beside the connection itself, best first.
-        machine: where it runs.
+        transports: transports for pulls besides the connection itself, best first.
+        needs: the part of a version that this rank needs; None: all of it.
+        machine: the machine that it runs on.
     """
 
     def __init__(
@@ -55,13 +57,15 @@ class RelayReader:
         max_bytes: int | None = None,
         stall_s: float = STALL_S,
         transports: Sequence[str] = (),
-        machine: Machine = HOST,
+        needs: Needs | None = None,
+        machine: HostInterface = HOST,
     ) -> None:
         self._connection = Connection(address, token=token, same_host=same_host, stall_s=stall_s, machine=machine)
         self._machine, self._lock, self._stall_s = machine, self._connection.lock, stall_s
-        self._counts = Counts()
+        self._counts = TrafficCounts()
         self._puller = Puller(Means(transports), self._counts, max_bytes)
         self._mapped = MappedSegments(machine)
+        self._asked, self._needs = needs is not None, needs or Needs()
 
     @property
     def address(self) -> str:
@@ -79,7 +83,7 @@ class RelayReader:
 
     @property
     def transfers(self) -> dict[str, int]:
-        """What was pulled over the network, counted (see `Counts`)."""
+        """Totals of what was pulled over the network (see `TrafficCounts`)."""
         return self._counts.to_wire()
 
     def versions(self) -> list[int]:
@@ -200,22 +204,39 @@ class RelayReader:
             return self._ask(channel, {"op": "renew", "lease": lease_id, "hold_s": seconds})
 
         view = segment.view[: manifest.total_bytes]
-        return channel, lease_id, WeightLease(manifest, view, checksums, granted + hold_s, extend, self._machine.now)
+        return (
+            channel,
+            lease_id,
+            WeightLease(
+                manifest, view, checksums, granted + hold_s, extend, self._machine.now, self._selected(manifest)
+            ),
+        )
 
     def _pull(self, version: int, wait_s: float, deadline: float) -> WeightLease:
         answer = self._connection.request({"op": "pull", "version": version, "wait_s": wait_s}, wait_s, deadline)
         try:
-            pulled = self._puller.pull(self._connection.channel, answer)
+            pulled = self._puller.pull(self._connection.channel, answer, self._chunks)
         except BaseException:
             self._connection.drop()
             raise
-        return WeightLease(pulled.manifest, pulled.view.toreadonly(), pulled.in_order())
+        return WeightLease(
+            pulled.manifest, pulled.view.toreadonly(), pulled.checksums, selection=self._selected(pulled.manifest)
+        )
+
+    def _selected(self, manifest: Manifest) -> Selection | None:
+        """None for whole tensors of which all are needed: they are read where they lie."""
+        parts = any(spec.part is not None for spec in manifest.tensors)
+        return self._needs.of(manifest) if self._asked or parts else None
+
+    def _chunks(self, manifest: Manifest) -> Sequence[int]:
+        selection = self._selected(manifest)
+        return range(manifest.chunk_count) if selection is None else selection.chunks
 
     def _release(self, channel: Channel, lease_id: int) -> bool:
         return self._ask(channel, {"op": "release", "lease": lease_id})
 
     def _ask(self, channel: Channel, message: dict[str, Any]) -> bool:
-        """Whether the relay says that a lease was ours until now. It was not if the connection that had it is gone."""
+        """Whether the relay confirms that a lease was held until now. It was not if its connection is gone."""
         with self._lock:
             if not self._connection.is_current(channel):
                 return False

@@ -6,18 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tailrace.paramserver.clients.share import Share
 from tailrace.paramserver.clients.staging import StagingBuffer
 from tailrace.paramserver.manifest import Manifest, checksum
 from tailrace.paramserver.wire.sending import Memory
 
 
 class State(StrEnum):
-    """Lifecycle of a staged version; owned by the publisher. WAITING to be pushed; HELD once it was."""
+    """Lifecycle of a staged version; owned by the publisher. WAITING to be pushed; HELD once it was.
+
+    SENT: this publisher's share is there, and the others' are waited for.
+    """
 
     EMPTY = "empty"
     FILLING = "filling"
     WAITING = "waiting"
     PUSHING = "pushing"
+    SENT = "sent"
     HELD = "held"
 
 
@@ -28,11 +33,12 @@ class Staged:
     Args:
         memory: the buffer.
         state: see `State`.
-        manifest: of the version.
-        checksums: of its chunks, as far as they are known. They outlive a failed push.
+        manifest: the version's manifest.
+        checksums: the known checksums of its chunks. They outlive a failed push.
         sent: chunks that the present master was sent.
         pinned: the stamp that the caller chose, if it did.
         sealed: the version must not be visible yet.
+        share: the part of the version that this publisher has; None: all of it.
     """
 
     memory: StagingBuffer
@@ -42,6 +48,7 @@ class Staged:
     sent: set[int] = field(default_factory=set)
     pinned: int | None = None
     sealed: bool = False
+    share: Share | None = None
 
     @property
     def version(self) -> int:
@@ -63,8 +70,9 @@ class StagedSupply:
     Args:
         manifest: the version.
         memory: its bytes.
-        checksums: of its chunks, as far as they are known; what is computed is added.
+        checksums: the known checksums of its chunks; computed ones are added.
         base: the bytes of another version that is staged, while it is.
+        share: the part of it that is here; None: all of it.
     """
 
     def __init__(
@@ -73,21 +81,20 @@ class StagedSupply:
         memory: Memory,
         checksums: dict[int, int],
         base: Callable[[tuple[int, int]], memoryview | None] = lambda _: None,
+        share: Share | None = None,
     ) -> None:
         self._manifest, self._checksums, self._base = manifest, checksums, base
+        self._mine = range(manifest.chunk_count) if share is None else range(share.first, share.last)
         self.memory = memory
 
-    def next(self, wanted: list[int]) -> int | None:  # noqa: ARG002  all of them are there
-        """See `Supply`."""
-        return 0
+    def next(self, wanted: list[int]) -> int | None:
+        return next((position for position, index in enumerate(wanted) if index in self._mine), None)
 
     def checksum(self, index: int) -> int:
-        """See `Supply`."""
         if index not in self._checksums:
             offset, nbytes = self._manifest.chunk(index)
             self._checksums[index] = checksum(self.memory.view[offset : offset + nbytes])
         return self._checksums[index]
 
     def base(self, key: tuple[int, int]) -> memoryview | None:
-        """See `Supply`."""
         return self._base(key)

@@ -10,9 +10,10 @@ from collections.abc import Callable, ItemsView, Iterable, Sequence
 from typing import Any
 
 from tailrace.paramserver.clients.loans import Borrowed
+from tailrace.paramserver.clients.share import Share
 from tailrace.paramserver.errors import ManifestInvalid, NotEnoughSharedMemory
 from tailrace.paramserver.manifest import Manifest, TensorSpec, aligned
-from tailrace.paramserver.tensors import Source, source
+from tailrace.paramserver.tensors import TensorSource, source
 
 _FIRST_BYTES = 2**20
 
@@ -42,10 +43,10 @@ class StagingBuffer:
         return self._own if self.borrowed is None else self.borrowed.segment.view
 
     def use(self, borrowed: Borrowed | None) -> None:
-        """Fill this memory of the relay's next, or our own, which is given back while it is not needed."""
+        """Choose the memory to fill next: this memory of the relay's, or the publisher's own, freed while unused."""
         self.borrowed = borrowed
         if borrowed is not None and self._size:
-            # A new file, not an empty one: whoever still reads the old one would die of a truncation.
+            # A new file, instead of truncating the old one, which would kill processes that still read it.
             os.close(self._fd)
             self._fd, self._size, self._map, self._own = _unnamed_file(), 0, None, memoryview(b"")
 
@@ -74,6 +75,17 @@ class StagingBuffer:
         manifest = Manifest(version, 0, chunk_bytes, end, tuple(specs), tied)
         return Manifest.from_wire(manifest.to_wire())  # a relay would refuse it later, where the trainer cannot see it
 
+    def fill_share(self, weights: Iterable[tuple[str, Any]], share: Share) -> None:
+        """Copy a share to its place in memory of the whole version; only the share's part uses physical memory.
+
+        Raises:
+            ManifestInvalid, LayoutMismatch: the weights are not those of the share.
+            NotEnoughSharedMemory: they do not fit in memory.
+        """
+        if self._size < share.manifest.total_bytes:
+            self._grow(share.manifest.total_bytes, share.extent)
+        share.copy(weights, self._own)
+
     def close(self) -> None:
         """Give the memory back."""
         self.borrowed = None
@@ -81,7 +93,7 @@ class StagingBuffer:
             os.close(self._fd)
             self._fd, self._own = -1, memoryview(b"")
 
-    def _append(self, specs: list[TensorSpec], name: str, item: Source, end: int) -> int:
+    def _append(self, specs: list[TensorSpec], name: str, item: TensorSource, end: int) -> int:
         offset = aligned(end)
         self._reserve(offset + item.nbytes, end)
         item.copy_to(self.view[offset : offset + item.nbytes])
@@ -98,13 +110,19 @@ class StagingBuffer:
         elif nbytes > self._size:
             self._grow(nbytes)
 
-    def _grow(self, nbytes: int) -> None:
+    def _grow(self, nbytes: int, used: tuple[int, int] | None = None) -> None:
+        """Make room.
+
+        Args:
+            used: the bytes that will be written; None: all.
+        """
         size = max(_FIRST_BYTES, nbytes, 2 * self._size if self._size < 2**30 else self._size + 2**30)
         size = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+        first, last = (0, size) if used is None else used
         try:
             os.ftruncate(self._fd, size)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(self._fd, 0, size)
+            if hasattr(os, "posix_fallocate") and last > first:
+                os.posix_fallocate(self._fd, first, last - first)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
                 raise

@@ -16,13 +16,13 @@ from tailrace.paramserver.tensors import RawTensor, as_torch, source
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """Where one tensor goes.
+class TensorTarget:
+    """The place to which one tensor is copied.
 
     Args:
         spec: the tensor.
-        address: of its first byte in this process's memory; None if it is elsewhere, or has gaps.
-        write: for such a tensor: copies it from the version's bytes.
+        address: the address of its first byte in this process's memory; None if it is elsewhere, or has gaps.
+        write: for such a tensor, a function that copies it from the version's bytes.
     """
 
     spec: TensorSpec
@@ -30,7 +30,7 @@ class Target:
     write: Callable[[memoryview], None] | None = None
 
 
-def target(spec: TensorSpec, value: Any, held: ExitStack) -> Target:
+def target(spec: TensorSpec, value: Any, held: ExitStack) -> TensorTarget:
     """The target that a caller gave for a tensor: a torch tensor, a `RawTensor` or a writable buffer (numpy array).
 
     Args:
@@ -47,12 +47,12 @@ def target(spec: TensorSpec, value: Any, held: ExitStack) -> Target:
         raise _differs(spec, found.dtype, found.shape)
     buffer = value.data if isinstance(value, RawTensor) else value
     try:
-        return Target(spec, held.enter_context(Address(buffer, writable=True)).start)
+        return TensorTarget(spec, held.enter_context(Address(buffer, writable=True)).start)
     except BufferError as error:
         raise ManifestInvalid(f"{spec.name!r}: found a buffer that cannot be written ({error})") from error
 
 
-def _torch_target(torch: Any, spec: TensorSpec, tensor: Any) -> Target:
+def _torch_target(torch: Any, spec: TensorSpec, tensor: Any) -> TensorTarget:
     dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
     if (dtype, shape) != (spec.dtype, spec.shape):
         raise _differs(spec, dtype, shape)
@@ -60,12 +60,12 @@ def _torch_target(torch: Any, spec: TensorSpec, tensor: Any) -> Target:
         raise ManifestInvalid(f"{spec.name!r}: found a {tensor.layout} tensor on {tensor.device}, expected a dense one")
     tensor = tensor.detach()  # a parameter is written like its `.data`: no autograd, no gradient
     if tensor.device.type == "cpu" and tensor.is_contiguous():
-        return Target(spec, int(tensor.data_ptr()))
+        return TensorTarget(spec, int(tensor.data_ptr()))
 
     def write(version: memoryview) -> None:
         tensor.copy_(as_torch(spec, flat_torch(version)))
 
-    return Target(spec, None, write)
+    return TensorTarget(spec, None, write)
 
 
 def _bytes_of(spec: TensorSpec, dtype: str, shape: tuple[int, ...]) -> bool:

@@ -22,7 +22,7 @@ from tailrace.paramserver.dlpack import speaks_dlpack, torch_view
 from tailrace.paramserver.errors import ManifestInvalid
 from tailrace.paramserver.flat import flat_torch
 from tailrace.paramserver.manifest import byte_size
-from tailrace.paramserver.tensors import Source, source
+from tailrace.paramserver.tensors import TensorSource, source
 
 SCALE = ".scale"  # what the name of a tensor's scales adds to the tensor's
 _TARGETS = ("bfloat16", "float8_e4m3fn")
@@ -63,7 +63,7 @@ class Cast:
 
     Args:
         dtype: `bfloat16` or `float8_e4m3fn`.
-        which: told a name, a dtype and a shape, whether to cast that tensor.
+        which: called with a name, a dtype and a shape: whether to cast that tensor.
 
     Raises:
         CastImpossible: the dtype is another one.
@@ -138,16 +138,30 @@ def restore(weights: Mapping[str, Any], dtype: str) -> Iterator[tuple[str, Any]]
             yield name, tensor.to(wanted) if tensor.dtype in wider else tensor
 
 
-def _rounded(tensor: Any, original: Source, dtype: str) -> Source:
+def through(cast: Cast, weights: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Torch tensors as a reader of a version finds them whose weights were cast at publication, without publishing them.
+
+    Raises:
+        CastImpossible, ManifestInvalid: see `Cast.apply`.
+    """
+    found = dict[str, Any]()
+    for name, item in cast.apply(weights):
+        memory = memoryview(bytearray(item.nbytes))
+        item.copy_to(memory)
+        found[name] = _target(memory, item.dtype, item.shape) if item.nbytes else _torch_of(name, item, item)
+    return found
+
+
+def _rounded(tensor: Any, original: TensorSource, dtype: str) -> TensorSource:
     def copy_to(view: memoryview) -> None:
         for target, slab in _slabs(_target(view, dtype, original.shape), tensor):
             target.copy_(slab.float() if original.dtype == "float64" else slab)
 
     memory = (*original.memory, dtype)
-    return Source(dtype, original.shape, byte_size(dtype, original.shape), copy_to, memory, original.alive)
+    return TensorSource(dtype, original.shape, byte_size(dtype, original.shape), copy_to, memory, original.alive)
 
 
-def _scaled(name: str, tensor: Any, original: Source) -> Iterator[tuple[str, Source]]:
+def _scaled(name: str, tensor: Any, original: TensorSource) -> Iterator[tuple[str, TensorSource]]:
     """The tensor as float8_e4m3fn, then its scales. Nothing is computed before it is wanted: of tied tensors only one is."""
     dtype, shape, scale_shape = "float8_e4m3fn", original.shape, _scale_shape(original.shape)
 
@@ -170,13 +184,13 @@ def _scaled(name: str, tensor: Any, original: Source) -> Iterator[tuple[str, Sou
         _target(view, "float32", scale_shape).copy_(_power_of_two(rows()[0]))
 
     memory = (*original.memory, dtype)
-    yield name, Source(dtype, shape, byte_size(dtype, shape), copy_to, memory, original.alive)
+    yield name, TensorSource(dtype, shape, byte_size(dtype, shape), copy_to, memory, original.alive)
     nbytes = byte_size("float32", scale_shape)
-    yield name + SCALE, Source("float32", scale_shape, nbytes, copy_scales_to, (*memory, SCALE), original.alive)
+    yield name + SCALE, TensorSource("float32", scale_shape, nbytes, copy_scales_to, (*memory, SCALE), original.alive)
 
 
 def _row_exponents(slab: Any) -> tuple[Any, bool]:
-    """For each row the exponent of its scale, int32, and whether all values are finite.
+    """The exponent of each row's scale (int32), and whether all values are finite.
 
     The exponent is the smallest k >= -126 with every finite value <= 448 * 2**k.
     """
@@ -215,7 +229,7 @@ def _product(name: str, tensor: Any, scale: Any, dtype: Any) -> Any:
     return result
 
 
-def _torch_of(name: str, value: Any, original: Source) -> Any:
+def _torch_of(name: str, value: Any, original: TensorSource) -> Any:
     """A published tensor as a torch tensor, without a copy if torch can read it where it is."""
     try:
         import torch

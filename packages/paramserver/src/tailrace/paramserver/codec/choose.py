@@ -1,8 +1,7 @@
 """Whether to encode the next chunk for a link, from measured speeds. Pure and deterministic.
 
-A chunk sent raw takes its bytes over the link's speed. An encoded one passes three stages: it is encoded, the payload is
-sent, and it is decoded. Where the stages of successive chunks overlap, the slowest stage sets the pace; where they do
-not, their sum does. Encoding is used when its pace is better by a margin.
+A chunk sent raw takes its bytes over the link's speed. An encoded one is encoded first, then its payload is sent, by one
+thread. Encoding is used when that is faster by a margin.
 
 What is not done is not measured, so now and then the other way is tried: as often as keeps the time lost to such probes,
 by the same model, within a budget.
@@ -20,8 +19,8 @@ PROBE_PAUSE = 16  # chunks between probes, however cheap they are
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What the model says of both ways.
+class CodecChoice:
+    """The model's times for raw and for encoded chunks.
 
     Args:
         encode: whether to encode.
@@ -35,7 +34,7 @@ class Choice:
 
     @property
     def better_s(self) -> float:
-        """Seconds for a byte, the way that was chosen."""
+        """Seconds per byte in the chosen way."""
         return self.encoded_s if self.encode else self.raw_s
 
     @property
@@ -49,41 +48,34 @@ def choose(
     encode_bytes_per_s: float,
     ratio: float,
     *,
-    decode_bytes_per_s: float | None = None,
-    overlapped: bool = True,
     margin: float = MARGIN,
-) -> Choice:
+) -> CodecChoice:
     """Whether encoding is faster than sending raw.
 
     Args:
         link_bytes_per_s: the link's speed.
         encode_bytes_per_s: bytes of chunks that are encoded in a second.
         ratio: bytes sent per byte of an encoded chunk.
-        decode_bytes_per_s: bytes of chunks that are decoded in a second; None leaves decoding out.
-        overlapped: whether one chunk is encoded while the one before is sent.
-        margin: by what part of the raw time encoding must win.
+        margin: share of the raw time that encoding must save at least.
     """
     raw_s = 1 / link_bytes_per_s
-    stages = [1 / encode_bytes_per_s, ratio / link_bytes_per_s]
-    if decode_bytes_per_s is not None:
-        stages.append(1 / decode_bytes_per_s)
-    encoded_s = max(stages) if overlapped else sum(stages)
-    return Choice(encoded_s < raw_s * (1 - margin), raw_s, encoded_s)
+    encoded_s = 1 / encode_bytes_per_s + ratio / link_bytes_per_s
+    return CodecChoice(encoded_s < raw_s * (1 - margin), raw_s, encoded_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a chunk.
+    """The decision for a chunk.
 
     Args:
         encode: whether to encode it.
         probe: whether this is done to learn how fast it is, and not because it is thought to be faster.
-        choice: what the model says; None while a speed is unknown.
+        choice: the model's choice; None while a speed is unknown.
     """
 
     encode: bool
     probe: bool
-    choice: Choice | None
+    choice: CodecChoice | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +84,7 @@ class CodecChooser:
 
         decision, chooser = chooser.decide(nbytes)
         chooser = chooser.sent_raw(nbytes, seconds)                           # or:
-        chooser = chooser.sent_encoded(nbytes, payload_bytes, encode_s)       # and, if the receiver tells:
-        chooser = chooser.decoded(nbytes, decode_s)
+        chooser = chooser.sent_encoded(nbytes, payload_bytes, encode_s)
 
     Only raw chunks measure the link: a small payload disappears in a socket's buffer. A chunk that was encoded, found not
     worth it and sent raw is told to both, `sent_encoded` with None and `sent_raw`.
@@ -101,7 +92,6 @@ class CodecChooser:
     Args:
         link: the link's speed so far.
         codec: the codec's speed and ratio so far.
-        overlapped: whether one chunk is encoded while the one before is sent.
         margin: see `choose`.
         probe_budget: part of the time that may be lost to probes.
         saved_s: seconds that may be lost now.
@@ -110,29 +100,21 @@ class CodecChooser:
 
     link: LinkSpeed = field(default_factory=LinkSpeed)
     codec: CodecSpeed = field(default_factory=CodecSpeed)
-    overlapped: bool = True
     margin: float = MARGIN
     probe_budget: float = PROBE_BUDGET
     saved_s: float = 0.0
     since_probe: int = 0
 
     @property
-    def choice(self) -> Choice | None:
-        """What the model says now; None while a speed is unknown."""
+    def choice(self) -> CodecChoice | None:
+        """The model's present times; None while a speed is unknown."""
         link, encode, ratio = self.link.bytes_per_s, self.codec.encode_bytes_per_s, self.codec.ratio
         if link is None or encode is None or ratio is None:
             return None
-        return choose(
-            link,
-            encode,
-            ratio,
-            decode_bytes_per_s=self.codec.decode_bytes_per_s,
-            overlapped=self.overlapped,
-            margin=self.margin,
-        )
+        return choose(link, encode, ratio, margin=self.margin)
 
     def decide(self, nbytes: int) -> tuple[Decision, CodecChooser]:
-        """What to do with the next chunk, and the chooser that remembers it."""
+        """The decision for the next chunk, and the chooser that remembers it."""
         choice = self.choice
         if choice is None or min(self.link.observed, self.codec.encoded) <= WARM_UP:
             # The link first: raw is what always works. Then whichever was tried less.
@@ -160,11 +142,3 @@ class CodecChooser:
             ObservationInvalid: not more than 0 bytes and seconds.
         """
         return replace(self, codec=self.codec.observe_encode(nbytes, payload_bytes, encode_s))
-
-    def decoded(self, nbytes: int, decode_s: float) -> CodecChooser:
-        """The receiver says how long it took to decode a chunk.
-
-        Raises:
-            ObservationInvalid: not more than 0 bytes and seconds.
-        """
-        return replace(self, codec=self.codec.observe_decode(nbytes, decode_s))

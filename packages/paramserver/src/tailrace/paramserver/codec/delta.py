@@ -27,10 +27,10 @@ from tailrace.paramserver.codec.errors import CodecUnavailable, PayloadMalformed
 
 WORTH = 0.7  # of the raw size: a payload above this is not worth the passes over memory
 _QUAD = 4  # words that are compared at once
-_FEW = 16  # one changed quad in so many, and looking at those alone is faster than at every word
+_FEW = 16  # if at most one quad in this many changed, comparing only those is faster than comparing every word
 
 
-class Delta:
+class DeltaCodec:
     """The codec `delta`. See `tailrace.paramserver.codec.protocol.Codec`; needs numpy.
 
     Args:

@@ -7,7 +7,7 @@ from tailrace.paramserver.errors import ManifestInvalid, ParamServerError, Proto
 
 
 class PayloadMalformed(ProtocolError):
-    """An encoded chunk is not what a codec makes, or is not for this chunk."""
+    """An encoded chunk is damaged, or is not for this chunk."""
 
 
 class CodecUnknown(ProtocolError, LookupError):
@@ -15,8 +15,8 @@ class CodecUnknown(ProtocolError, LookupError):
 
 
 class CodecUnavailable(ParamServerError, ImportError):
-    """A codec exists, but what it needs is not installed here."""
+    """A codec exists, but a library that it needs is not installed."""
 
 
 class CastImpossible(ManifestInvalid):
-    """A tensor cannot be cast, or what a cast wrote cannot be restored."""
+    """A tensor cannot be cast, or a cast tensor cannot be restored."""

@@ -1,4 +1,4 @@
-"""What a codec is: fewer bytes for one chunk, given the same chunk of a version that both ends hold."""
+"""The protocol of a codec, which shrinks a chunk by means of the same chunk of a version that both ends have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Codec(Protocol):
         ...
 
     def encode(self, base: memoryview, new: memoryview) -> bytes | None:
-        """What to send in place of a chunk, or None if that is not worth it: send it raw.
+        """The bytes to send instead of a chunk; None to send it raw, since encoding does not pay.
 
         Args:
             base: the same chunk of a version that the receiver holds completely, `len(new)` bytes. With any other
@@ -38,7 +38,7 @@ class Codec(Protocol):
         """Write the chunk that was encoded.
 
         Args:
-            payload: what `encode` returned, or anything that a peer sent.
+            payload: the result of `encode`, or any bytes that a peer sent.
             base: the bytes that were the base.
             into: memory for the chunk, exactly its size, not overlapping `base`.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tailrace.paramserver.codec.delta import Delta
+from tailrace.paramserver.codec.delta import DeltaCodec
 from tailrace.paramserver.codec.errors import CodecUnavailable, CodecUnknown
 from tailrace.paramserver.codec.protocol import Codec
 
-_CODECS: dict[str, Codec] = {built_in.name: built_in for built_in in (Delta(),)}
+_CODECS: dict[str, Codec] = {built_in.name: built_in for built_in in (DeltaCodec(),)}
 
 
 def codec(name: object) -> Codec:
@@ -26,5 +26,5 @@ def codec(name: object) -> Codec:
 
 
 def available() -> tuple[str, ...]:
-    """Names of the codecs that can be used here, sorted: what to offer a peer."""
+    """Names of the codecs that can be used here, sorted, to offer to a peer."""
     return tuple(sorted(name for name, found in _CODECS.items() if found.unavailable() is None))

@@ -1,4 +1,4 @@
-"""How fast a link and a codec are, from what was observed. Pure: seconds come from whoever measured them."""
+"""Estimates the speeds of a link and of a codec from observed transfers. Pure: the caller measures the seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WARM_UP = 1  # observations that a later one replaces: they pay for imports, pag
 
 
 class ObservationInvalid(ParamServerError, ValueError):  # noqa: N818  named for what happened, as in errors.py
-    """What was observed cannot be: negative bytes, or no time."""
+    """An observation is impossible: negative bytes, or no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class LinkSpeed:
         return self.weighted_bytes / self.weighted_s if self.weighted_bytes > 0 else None
 
     def observe(self, nbytes: int, seconds: float) -> LinkSpeed:
-        """With a transfer of so many bytes that took so long.
+        """The estimate after one more transfer.
 
         Raises:
             ObservationInvalid: not more than 0 of either.
@@ -49,24 +49,19 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True)
 class CodecSpeed:
-    """How long a codec takes for a byte of a chunk, and what it makes of it; weighted as in `LinkSpeed`.
+    """Seconds per byte of a codec, and the size of its output; weighted as in `LinkSpeed`.
 
     Args:
-        weighted_bytes: of chunks that were encoded.
-        payload_bytes: that were sent for them. A chunk that was not worth encoding was sent raw: its own size.
+        weighted_bytes: weighted bytes of the chunks that were encoded.
+        payload_bytes: bytes that were sent for them. A chunk that was not worth encoding was sent raw: its own size.
         encode_s: seconds that encoding took.
-        decode_bytes: of chunks of which the decoding was observed.
-        decode_s: seconds that it took.
-        encoded, decoded: how many of each were observed.
+        encoded: how many there were.
     """
 
     weighted_bytes: float = 0.0
     payload_bytes: float = 0.0
     encode_s: float = 0.0
-    decode_bytes: float = 0.0
-    decode_s: float = 0.0
     encoded: int = 0
-    decoded: int = 0
 
     @property
     def ratio(self) -> float | None:
@@ -78,13 +73,8 @@ class CodecSpeed:
         """Bytes of chunks per second of encoding."""
         return self.weighted_bytes / self.encode_s if self.weighted_bytes > 0 else None
 
-    @property
-    def decode_bytes_per_s(self) -> float | None:
-        """Bytes of chunks per second of decoding."""
-        return self.decode_bytes / self.decode_s if self.decode_bytes > 0 else None
-
     def observe_encode(self, nbytes: int, payload_bytes: int | None, seconds: float) -> CodecSpeed:
-        """With a chunk that was encoded; a payload of None says that it was not worth it.
+        """The estimate after one more encoded chunk; a payload of None means that encoding did not pay.
 
         Raises:
             ObservationInvalid: not more than 0 bytes and seconds.
@@ -97,21 +87,6 @@ class CodecSpeed:
             payload_bytes=kept * self.payload_bytes + sent,
             encode_s=kept * self.encode_s + seconds,
             encoded=self.encoded + 1,
-        )
-
-    def observe_decode(self, nbytes: int, seconds: float) -> CodecSpeed:
-        """With a chunk that was decoded, as the receiver says.
-
-        Raises:
-            ObservationInvalid: not more than 0 of either.
-        """
-        _check("a decoding", nbytes, seconds)
-        kept = _kept(self.decoded)
-        return replace(
-            self,
-            decode_bytes=kept * self.decode_bytes + nbytes,
-            decode_s=kept * self.decode_s + seconds,
-            decoded=self.decoded + 1,
         )
 
 

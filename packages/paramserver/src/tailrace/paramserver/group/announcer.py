@@ -1,4 +1,4 @@
-"""Telling publishers their master, on a thread that does nothing else: what they do costs the relays nothing.
+"""Tells publishers their master, on a separate thread, so that slow publishers do not hold up relays.
 
 consumes     `Retarget` commands, in order
 waits for    the callback of each
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from tailrace.paramserver.group.messages import Retarget
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 
 _log = logging.getLogger(__name__)
 
@@ -23,10 +23,10 @@ class Announcer:
 
     Args:
         callbacks: one for each root, None where nobody is to be told.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
-    def __init__(self, callbacks: Sequence[OnMaster | None], machine: Machine) -> None:
+    def __init__(self, callbacks: Sequence[OnMaster | None], machine: HostInterface) -> None:
         self._callbacks = list(callbacks)
         self._changed = machine.condition()
         self._commands: list[Retarget] = []

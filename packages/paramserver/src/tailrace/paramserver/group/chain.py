@@ -1,4 +1,4 @@
-"""Control of a chain of relays: its order, and what each relay says of itself."""
+"""Control of a chain of relays: its order, and each relay's report."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RelayStatus:
         hops: addresses of all next relays, and why each does not have everything, or None.
         partial: versions whose transfer broke off, with how far they are; another sender can go on with them.
         sealed: versions that are whole but not to be shown yet.
-        transfers: what it sent and received, counted since its start (see `wire.counts.Counts`).
+        transfers: totals sent and received since its start (see `wire.counts.Counts`).
     """
 
     name: str
@@ -50,9 +50,9 @@ def set_chain(addresses: Sequence[str], *, token: str, timeout_s: float = 10.0) 
     this with the relays that live; put one with the newest version first, and `Publisher.retarget` to it.
 
     Args:
-        addresses: of the relays, without repetition.
+        addresses: the relays' addresses, each once.
         token: shared secret.
-        timeout_s: for each relay.
+        timeout_s: deadline in seconds for each relay.
 
     Raises:
         ValueError: an address is there twice.

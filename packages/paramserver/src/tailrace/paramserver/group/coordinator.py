@@ -2,7 +2,7 @@
 
     consumes     heartbeats, broken connections, relays that join, ends of pulls, the clock
     waits for    a heartbeat from each relay; none for `dead_after_s`, and the relay is dead
-    unblocked by `Heard`, `Lost`, `Tick`
+    unblocked by `Heard`, `Lost`, `TimePassed`
 
     JOINING ──heard──► ALIVE ◄──heard── SUSPECTED
        └────────────────┴──nobody listens, or silent too long──► DEAD ──answers again: Join──► JOINING, a new life
@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tailrace.paramserver.group.member import Member, MemberState
+from tailrace.paramserver.group.member import RelayMember, RelayState
 from tailrace.paramserver.group.messages import (
     Ask,
     Command,
     Deny,
     Done,
     Event,
-    Evict,
+    EvictRelay,
     Fetch,
     Fetched,
     Grant,
@@ -35,7 +35,7 @@ from tailrace.paramserver.group.messages import (
     Report,
     Retarget,
     SetNext,
-    Tick,
+    TimePassed,
     Watch,
 )
 from tailrace.paramserver.group.sources import Assign, Expire, PullSchedule
@@ -44,7 +44,7 @@ from tailrace.paramserver.group.topology import Forest, plan
 _PATIENCE = 3
 
 
-class Coordinator:
+class GroupStateMachine:
     """The state machine.
 
     Args:
@@ -65,7 +65,7 @@ class Coordinator:
         fetch_after_s: float = 3.0,
         fetch_timeout_s: float = 60.0,
     ) -> None:
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, RelayMember] = {}
         self.forest: Forest | None = None
         self._dead_after_s, self._home, self._roots = dead_after_s, home, roots
         self._fetch_after_s, self._fetch_timeout_s = fetch_after_s, fetch_timeout_s
@@ -73,13 +73,13 @@ class Coordinator:
         self._masters: list[tuple[str, int] | None] = [None] * roots  # name and life that each publisher was told
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """What to do about an event. Events of a past life, and of relays that are not members, have no effect."""
+        """The commands that follow from an event. Events of former incarnations and of non-members have no effect."""
         match event:
             case Join():
                 return self._join(event, now)
             case Leave(name):
                 return self._leave(name)
-            case Tick():
+            case TimePassed():
                 return self._tick(now)
             case Ask(puller, site, version, deadline):
                 self._pulls.place(puller, site)
@@ -87,7 +87,7 @@ class Coordinator:
             case Done(puller):
                 return self._start(self._pulls.gone(puller))
         member = self.members.get(event.name)
-        if member is None or member.life != event.life or member.state is MemberState.DEAD:
+        if member is None or member.life != event.life or member.state is RelayState.DEAD:
             return []
         match event:
             case Heard():
@@ -105,23 +105,23 @@ class Coordinator:
         """Whether there is a forest: every relay that joined at first was heard or is dead."""
         return self.forest is not None
 
-    def master(self, root: int = 0) -> Member | None:
+    def master(self, root: int = 0) -> RelayMember | None:
         """The relay that a root publishes to."""
         name = None if self.forest is None else self.forest.masters[root]
         return None if name is None else self.members[name]
 
-    def living(self) -> list[Member]:
+    def living(self) -> list[RelayMember]:
         """Relays that take part, in the order in which they joined."""
         return [member for member in self.members.values() if member.lives]
 
     def _join(self, event: Join, now: float) -> list[Command]:
         old = self.members.pop(event.name, None)  # a relay that comes back goes to the tail
         commands: list[Command] = []
-        if old is not None and old.state is not MemberState.DEAD:
-            commands += [Evict(old.name, old.life, "it joined again", again=False)]
+        if old is not None and old.state is not RelayState.DEAD:
+            commands += [EvictRelay(old.name, old.life, "it joined again", again=False)]
         life = 1 if old is None else old.life + 1
-        self.members[event.name] = Member(
-            event.name, event.address, event.site, life, MemberState.JOINING, now, now, why="not heard of yet"
+        self.members[event.name] = RelayMember(
+            event.name, event.address, event.site, life, RelayState.JOINING, now, now, why="not heard of yet"
         )
         self._pulls.place(event.name, event.site)
         commands += self._start(self._pulls.gone(event.name))
@@ -132,26 +132,26 @@ class Coordinator:
         member = self.members.pop(name, None)
         if member is None:
             return []
-        commands: list[Command] = [Evict(name, member.life, "it left the group", again=False)]
+        commands: list[Command] = [EvictRelay(name, member.life, "it left the group", again=False)]
         return commands + self._start(self._pulls.gone(name)) + self._rebuild()
 
-    def _heard(self, member: Member, event: Heard, now: float) -> list[Command]:
+    def _heard(self, member: RelayMember, event: Heard, now: float) -> list[Command]:
         joined = not member.lives
         moved = joined or event.report.versions != member.report.versions
         if moved or (event.report.arriving, event.report.sealed) != (member.report.arriving, member.report.sealed):
             member.moved_at = now
-        member.state, member.heard_at, member.report, member.why = MemberState.ALIVE, now, event.report, ""
+        member.state, member.heard_at, member.report, member.why = RelayState.ALIVE, now, event.report, ""
         commands = self._rebuild() if joined else []
         if member.hops is not None and event.orders == member.orders and event.report.next != member.hops:
             commands.append(self._order(member, member.hops))
         return commands + (self._start(self._sources()) if moved else [])
 
-    def _lost(self, member: Member, event: Lost) -> list[Command]:
+    def _lost(self, member: RelayMember, event: Lost) -> list[Command]:
         member.denied = event.denied
         if event.gone:
             return self._bury([member], event.reason)
-        if member.state is MemberState.ALIVE:
-            member.state = MemberState.SUSPECTED
+        if member.state is RelayState.ALIVE:
+            member.state = RelayState.SUSPECTED
         member.why = event.reason
         return []
 
@@ -159,28 +159,28 @@ class Coordinator:
         silent = [
             member
             for member in self.members.values()
-            if member.state is not MemberState.DEAD and now - member.heard_at >= self._dead_after_s
+            if member.state is not RelayState.DEAD and now - member.heard_at >= self._dead_after_s
         ]
         commands = self._bury(silent, f"it said nothing for {self._dead_after_s:.3g} s")
         for member in self.living():
-            if member.state is MemberState.ALIVE and now - member.heard_at >= self._dead_after_s / 2:
-                member.state, member.why = MemberState.SUSPECTED, "its heartbeat is late"
+            if member.state is RelayState.ALIVE and now - member.heard_at >= self._dead_after_s / 2:
+                member.state, member.why = RelayState.SUSPECTED, "its heartbeat is late"
         commands += self._start(self._pulls.expire(now))
         return commands + self._fetch_what_is_late(now)
 
-    def _bury(self, members: Iterable[Member], reason: str) -> list[Command]:
+    def _bury(self, members: Iterable[RelayMember], reason: str) -> list[Command]:
         commands: list[Command] = []
         pulls: list[Assign] = []
         for member in members:
-            member.state, member.report, member.hops = MemberState.DEAD, Report(), None
+            member.state, member.report, member.hops = RelayState.DEAD, Report(), None
             member.why = f"{reason}; {member.why}" if member.why else reason
-            commands.append(Evict(member.name, member.life, member.why, again=True))
+            commands.append(EvictRelay(member.name, member.life, member.why, again=True))
             pulls += self._pulls.gone(member.name)
         return commands + (self._rebuild() if commands else []) + self._start(pulls)
 
     def _rebuild(self) -> list[Command]:
-        """The edges among the living, and the orders that differ from what was ordered before."""
-        if self.forest is None and any(member.state is MemberState.JOINING for member in self.members.values()):
+        """The edges between live relays, and the orders that differ from earlier ones."""
+        if self.forest is None and any(member.state is RelayState.JOINING for member in self.members.values()):
             return []
         living = self.living()
         self.forest = plan(
@@ -203,14 +203,14 @@ class Coordinator:
             self._masters[root] = told
         return commands
 
-    def _order(self, member: Member, addresses: tuple[str, ...]) -> SetNext:
+    def _order(self, member: RelayMember, addresses: tuple[str, ...]) -> SetNext:
         member.hops, member.orders = addresses, member.orders + 1
         return SetNext(member.name, member.life, member.orders, addresses)
 
     # Pulls
 
-    def _audiences(self) -> list[list[Member]]:
-        """Living relays by what they get: every root stamps its own publications, and root 0 feeds the other sites."""
+    def _audiences(self) -> list[list[RelayMember]]:
+        """Live relays by the publications that they get: each root has its own, and root 0 feeds the other sites."""
         trees = () if self.forest is None else self.forest.trees[1:]
         others = {name for tree in trees for name in tree}
         audiences = [[member for member in self.living() if member.name not in others]]
@@ -229,7 +229,7 @@ class Coordinator:
         return assigned
 
     def _fetch_what_is_late(self, now: float) -> list[Command]:
-        """A relay that lacks the newest version and gets nothing, whatever is wrong with the edge to it, fetches it."""
+        """Have relays that lack the newest version and get no data fetch it, whatever is wrong with their edge."""
         hops = {} if self.forest is None else self.forest.next_hops()
         senders = {hop: name for name, into in hops.items() for hop in into}
         fetching = {*self._pulls.assignments, *self._pulls.waiting}

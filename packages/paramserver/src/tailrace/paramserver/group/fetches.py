@@ -1,4 +1,4 @@
-"""Telling relays to pull what they lack from other relays, each on a thread and a connection of its own.
+"""Tells relays to pull what they lack from other relays, each on its own thread and connection.
 
 consumes     `Fetch` commands
 waits for    the relay's answer, which comes when it has the version (deadline: `timeout_s`)
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from tailrace.paramserver.errors import ParamServerError
 from tailrace.paramserver.group.messages import Fetch, Fetched
-from tailrace.paramserver.machine.protocol import Machine, Thread
+from tailrace.paramserver.machine.protocol import HostInterface, Thread
 from tailrace.paramserver.wire.authentication import connect
 from tailrace.paramserver.wire.channel import Channel
 
@@ -25,15 +25,21 @@ class Fetches:
     """The fetches that are under way.
 
     Args:
-        post: where the `Fetched` go.
+        post: takes the `Fetched`.
         token: shared secret.
-        timeout_s: for one fetch.
+        timeout_s: deadline in seconds for one fetch.
         patience_s: how long a relay may take to accept a connection.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
     def __init__(
-        self, post: Callable[[Fetched], None], *, token: str, timeout_s: float, patience_s: float, machine: Machine
+        self,
+        post: Callable[[Fetched], None],
+        *,
+        token: str,
+        timeout_s: float,
+        patience_s: float,
+        machine: HostInterface,
     ) -> None:
         self._post, self._token, self._timeout_s, self._patience_s = post, token, timeout_s, patience_s
         self._machine, self._lock = machine, machine.lock()
@@ -50,7 +56,7 @@ class Fetches:
             self._threads.append(self._machine.spawn(run, f"fetch for {command.name}"))
 
     def close(self) -> None:
-        """End all. What a relay has begun to fetch it may finish."""
+        """End all threads. Relays may finish fetches that they have begun."""
         with self._lock:
             self._closed = True
             for channel in self._channels:

@@ -15,24 +15,24 @@ from typing import Any
 
 from tailrace.paramserver.errors import AuthenticationFailed, ParamServerError, ProtocolError
 from tailrace.paramserver.group.messages import Event, Heard, Join, Lost, Report, SetNext, Watch
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.wire.authentication import connect
 from tailrace.paramserver.wire.channel import Channel
 
 _LAST_KNOCK_S = 1.0
 
 
-class Link:
+class RelayWatch:
     """Watches one relay. It begins at once.
 
     Args:
         watch: the relay, and which life of it this is.
-        site: of the relay, for its next joining.
-        post: where events go.
+        site: the relay's site, for when it joins next.
+        post: takes the events.
         token: shared secret.
         heartbeat_s: seconds between two heartbeats.
         patience_s: how long the relay may take for any answer.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Link:
         token: str,
         heartbeat_s: float,
         patience_s: float,
-        machine: Machine,
+        machine: HostInterface,
     ) -> None:
         self._watch, self._site, self._post = watch, site, post
         self._token, self._heartbeat_s, self._patience_s, self._machine = token, heartbeat_s, patience_s, machine

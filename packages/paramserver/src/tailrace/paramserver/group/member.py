@@ -1,4 +1,4 @@
-"""What a group knows of one relay."""
+"""A group's state of one relay."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tailrace.paramserver.group.topology import Progress
 _ALL = 2**62  # more chunks than any version has
 
 
-class MemberState(StrEnum):
+class RelayState(StrEnum):
     """Lifecycle of a relay in a group; owned by `Coordinator`."""
 
     JOINING = "joining"
@@ -22,30 +22,30 @@ class MemberState(StrEnum):
 
 
 @dataclass(slots=True)
-class Member:
-    """What the coordinator knows of a relay.
+class RelayMember:
+    """The coordinator's state of one relay.
 
     Args:
         name: its name in the group.
-        address: where it listens.
+        address: the address that it listens on.
         site: its datacenter.
         life: number of its joining.
-        state: see `MemberState`.
+        state: see `RelayState`.
         heard_at: time of the last sign of life, or of joining.
         moved_at: time of the last progress of any transfer to it, or of a fetch that failed.
         behind_since: since when it lacks the newest version, None if it does not.
-        report: what it said last.
+        report: its last report.
         hops: addresses that it was told last, None before the first order of this life.
         orders: how many orders it was given in this life.
-        why: of its state, for people.
-        denied: it holds another token.
+        why: the reason of its state, in words.
+        denied: whether it has another token.
     """
 
     name: str
     address: str
     site: str
     life: int
-    state: MemberState
+    state: RelayState
     heard_at: float
     moved_at: float
     behind_since: float | None = None
@@ -58,7 +58,7 @@ class Member:
     @property
     def lives(self) -> bool:
         """Whether it takes part in the broadcast."""
-        return self.state in (MemberState.ALIVE, MemberState.SUSPECTED)
+        return self.state in (RelayState.ALIVE, RelayState.SUSPECTED)
 
     @property
     def progress(self) -> Progress:
@@ -74,10 +74,10 @@ class MemberStatus:
     """A relay as the group sees it, for people and dashboards.
 
     Args:
-        name: in the group.
-        address: where it listens.
+        name: its name in the group.
+        address: the address that it listens on.
         site: its datacenter.
-        state: see `MemberState`.
+        state: see `RelayState`.
         life: number of its joining, from 1.
         versions: visible versions, oldest publication first.
         arriving: chunks in place of each version that is arriving.
@@ -88,7 +88,7 @@ class MemberStatus:
     name: str
     address: str
     site: str
-    state: MemberState
+    state: RelayState
     life: int
     versions: tuple[int, ...]
     arriving: Mapping[int, int]
@@ -96,7 +96,7 @@ class MemberStatus:
     why: str
 
     @classmethod
-    def of(cls, member: Member) -> MemberStatus:
+    def of(cls, member: RelayMember) -> MemberStatus:
         """The status of a member, which does not change any more."""
         return cls(
             name=member.name,

@@ -53,8 +53,8 @@ class Lost:
 
     Args:
         gone: nobody listens at its address any more, or it holds another token: it is dead, not slow.
-        reason: what happened.
-        denied: it holds another token.
+        reason: what happened, in words.
+        denied: whether it has another token.
     """
 
     name: str
@@ -100,11 +100,11 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class TimePassed:
     """Time passed."""
 
 
-Event = Join | Heard | Lost | Fetched | Leave | Ask | Done | Tick
+Event = Join | Heard | Lost | Fetched | Leave | Ask | Done | TimePassed
 
 
 # Commands.
@@ -112,7 +112,7 @@ Event = Join | Heard | Lost | Fetched | Leave | Ask | Done | Tick
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Open a connection to a relay for this life, and report what it says."""
+    """Open a connection to a relay for this incarnation, and report its answers."""
 
     name: str
     life: int
@@ -120,7 +120,7 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Evict:
+class EvictRelay:
     """A relay is dead or has left: end its connection. `again`: report with `Join` when it answers."""
 
     name: str
@@ -177,4 +177,4 @@ class Deny:
     error: ParamServerError
 
 
-Command = Watch | Evict | SetNext | Retarget | Fetch | Grant | Deny
+Command = Watch | EvictRelay | SetNext | Retarget | Fetch | Grant | Deny

@@ -4,7 +4,7 @@
     waits for    nothing itself but the clock: a tick every half heartbeat
     unblocked by `close`
 
-The coordinator decides, this class carries out: `SetNext` on the relay's own connection (see `Link`), `Fetch` (see
+The coordinator decides, this class carries out: `SetNext` on the relay's own connection (see `RelayWatch`), `Fetch` (see
 `Fetches`), `Retarget` as a call of `on_master` (see `Announcer`).
 """
 
@@ -27,9 +27,9 @@ from tailrace.paramserver.errors import (
     VersionNotYet,
 )
 from tailrace.paramserver.group.announcer import Announcer, OnMaster
-from tailrace.paramserver.group.coordinator import Coordinator
+from tailrace.paramserver.group.coordinator import GroupStateMachine
 from tailrace.paramserver.group.fetches import Fetches
-from tailrace.paramserver.group.link import Link
+from tailrace.paramserver.group.link import RelayWatch
 from tailrace.paramserver.group.member import MemberStatus
 from tailrace.paramserver.group.messages import (
     Ask,
@@ -37,18 +37,18 @@ from tailrace.paramserver.group.messages import (
     Deny,
     Done,
     Event,
-    Evict,
+    EvictRelay,
     Fetch,
     Grant,
     Join,
     Leave,
     Retarget,
     SetNext,
-    Tick,
+    TimePassed,
     Watch,
 )
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.protocol import Machine, Thread
+from tailrace.paramserver.machine.protocol import HostInterface, Thread
 from tailrace.paramserver.wire.authentication import check_token
 
 _log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class RelayGroup:
             another one than its predecessor.
         fetch_timeout_s: how long such a fetch may take.
         timeout_s: how long the first contact may take; None does not wait for it, and there need be no relay yet.
-        machine: where it runs.
+        machine: the machine that it runs on.
 
     Raises:
         ValueError: no relay where one is waited for, or one is there twice.
@@ -97,7 +97,7 @@ class RelayGroup:
         fetch_after_s: float = 3.0,
         fetch_timeout_s: float = 60.0,
         timeout_s: float | None = 10.0,
-        machine: Machine = HOST,
+        machine: HostInterface = HOST,
     ) -> None:
         addresses = dict(relays) if isinstance(relays, Mapping) else {address: address for address in relays}
         if (not addresses and timeout_s is not None) or len(set(addresses.values())) < len(relays):
@@ -112,7 +112,7 @@ class RelayGroup:
         )
         callbacks = [on_master] if on_master is None or callable(on_master) else list(on_master)
         self._announcer = Announcer(callbacks, machine)
-        self._coordinator = Coordinator(
+        self._coordinator = GroupStateMachine(
             dead_after_s=dead_after_s,
             home=home,
             roots=self._announcer.roots,
@@ -120,8 +120,8 @@ class RelayGroup:
             fetch_timeout_s=fetch_timeout_s,
         )
         self._changed = machine.condition()
-        self._links: dict[str, Link] = {}
-        self._ended: list[Link] = []
+        self._links: dict[str, RelayWatch] = {}
+        self._ended: list[RelayWatch] = []
         self._answers: dict[str, Grant | Deny] = {}
         self._again: dict[int, float] = {}  # when to tell a root its master again
         self._located = -1
@@ -168,7 +168,7 @@ class RelayGroup:
             self._tell(root)
 
     def published(self, version: int, error: ParamServerError | None, root: int = 0) -> None:  # noqa: ARG002
-        """A publisher's `on_published`: a push that failed is tried again soon, at whoever is master then.
+        """A publisher's `on_published`: a failed push is soon tried again, to the relay that is then master.
 
         Without it a version whose push was cut off, while the master lives, waits for the next `publish`.
         """
@@ -254,7 +254,7 @@ class RelayGroup:
             self._post(Join(name, address, self._site(name)))
 
     def leave(self, name: str) -> None:
-        """Let a relay go. It keeps what it holds. Returns at once."""
+        """Remove a relay from the group. It keeps its versions. Returns at once."""
         self._post(Leave(name))
 
     def status(self) -> dict[str, MemberStatus]:
@@ -273,7 +273,7 @@ class RelayGroup:
         self._announcer.close()
         self._fetches.close()
         deadline = self._machine.now() + _CLOSE_S
-        endings: list[Thread | Announcer | Fetches | Link] = [self._ticks, self._announcer, self._fetches, *links]
+        endings: list[Thread | Announcer | Fetches | RelayWatch] = [self._ticks, self._announcer, self._fetches, *links]
         for ending in endings:
             ending.join(max(0.0, deadline - self._machine.now()))
 
@@ -299,7 +299,7 @@ class RelayGroup:
         raise AuthenticationFailed(found) if all(member.denied for member in members) else RelayUnreachable(found)
 
     def _post(self, event: Event) -> None:
-        """Tell the coordinator, and carry out what it orders. Nothing here waits."""
+        """Give an event to the coordinator and carry out its commands, without waiting."""
         with self._changed:
             if self._closed:
                 return
@@ -312,7 +312,7 @@ class RelayGroup:
             case Watch(name):
                 self._end_link(name)  # it knocks, if the relay was dead
                 site = self._coordinator.members[name].site
-                self._links[name] = Link(
+                self._links[name] = RelayWatch(
                     command,
                     site,
                     self._post,
@@ -321,8 +321,8 @@ class RelayGroup:
                     patience_s=self._dead_after_s,
                     machine=self._machine,
                 )
-            case Evict(name, life, reason, again):
-                level = logging.WARNING if again else logging.INFO  # it died, or somebody wants it so
+            case EvictRelay(name, life, reason, again):
+                level = logging.WARNING if again else logging.INFO  # it died, or was stopped on purpose
                 _log.log(level, "relay %s (life %d) is out of the group: %s", name, life, reason)
                 link = self._links.get(name)
                 if link is not None and link.life == life and again:
@@ -356,7 +356,7 @@ class RelayGroup:
             with self._changed:
                 if self._closed:
                     return
-            self._post(Tick())
+            self._post(TimePassed())
             with self._changed:
                 for root in [root for root, at in self._again.items() if at <= self._machine.now()]:
                     del self._again[root]

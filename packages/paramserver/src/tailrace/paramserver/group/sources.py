@@ -1,4 +1,4 @@
-"""Who pulls from whom (RobustRL, section 5.2.1).
+"""Chooses the source of each relay's pull (RobustRL, section 5.2.1).
 
 A source serves one puller at a time, so pulls share no link; a puller that has finished is a source for the next ones,
 so n pullers of one source are served in about log2(n) rounds. Sources of the puller's own site come first. Into a site
@@ -145,9 +145,12 @@ class PullSchedule:
     def _assign(self) -> list[Assign]:
         made = []
         for puller in self.waiting:
+            pull = self._pulls[puller]
+            if pull.refused and self._holders(pull.version) - {puller} <= pull.refused:
+                pull.refused = frozenset()  # the last of the others is gone: those that failed are tried again
             source = self._source_for(puller)
             if source is not None:
-                self._pulls[puller].source = source
+                pull.source = source
                 self._serving[source] = puller
                 made.append(Assign(puller, self._pulls[puller].version, source))
         return made
@@ -165,7 +168,7 @@ class PullSchedule:
         return {node for node, versions in self._holdings.items() if version in versions}
 
     def _crosses(self, version: int, site: str) -> bool:
-        """Whether somebody of that site pulls the version from another site now."""
+        """Whether a relay of that site now pulls the version from another site."""
         return any(
             pull.version == version
             and pull.source is not None

@@ -24,13 +24,13 @@ Chain = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Forest:
-    """Who sends to whom.
+    """The edges of a group: which relay sends to which.
 
     Args:
         home: site of the trees' relays, the trainer's as long as a relay lives there. At another site there is one tree:
             only root 0 publishes across.
-        trees: for each root its chain at the home site, the master first; empty if there are too few relays.
-        remote: for each other site its chain, the designated receiver first. Tree 0's master feeds them.
+        trees: each root's chain at the home site, the master first; empty if there are too few relays.
+        remote: each other site's chain, the designated receiver first. Tree 0's master feeds them.
     """
 
     home: str
@@ -48,7 +48,7 @@ class Forest:
         return frozenset(name for chain in (*self.trees, *self.remote.values()) for name in chain)
 
     def next_hops(self) -> dict[str, tuple[str, ...]]:
-        """For each relay those that it sends to: its successor, then (the first master only) the remote receivers."""
+        """The receivers of each relay: its successor, then (for the first master only) the remote receivers."""
         hops: dict[str, tuple[str, ...]] = {}
         for chain in (*self.trees, *self.remote.values()):
             hops |= {name: (chain[index + 1],) if index + 1 < len(chain) else () for index, name in enumerate(chain)}
@@ -114,12 +114,6 @@ def plan(
     return Forest(site, tuple(tuple(tree) for tree in trees), kept)
 
 
-def changed_edges(before: Forest | None, after: Forest) -> dict[str, tuple[str, ...]]:
-    """The next hops of the relays that must be told something new."""
-    old = {} if before is None else before.next_hops()
-    return {name: hops for name, hops in after.next_hops().items() if old.get(name) != hops}
-
-
 def _home(
     sites: Mapping[str, str], living: Sequence[str], progress: Mapping[str, Progress], home: str, before: Forest | None
 ) -> str:
@@ -153,7 +147,7 @@ def _without_dead(chain: Sequence[str], alive: set[str], progress: Mapping[str, 
 
 
 def _head_first(chain: list[str], progress: Mapping[str, Progress]) -> None:
-    """Of relays that are equally far, the one that was named first stays in front."""
+    """Move the relay with the most progress to the head of the chain; of equals, the one named first."""
     if chain:
         best = max(progress.get(name, NOTHING) for name in chain)
         head = next(name for name in chain if progress.get(name, NOTHING) == best)

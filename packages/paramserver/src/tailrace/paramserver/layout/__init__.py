@@ -13,31 +13,41 @@ from tailrace.paramserver.layout.execute import copy, pack, unpack
 from tailrace.paramserver.layout.fsdp2 import from_fsdp2
 from tailrace.paramserver.layout.links import LinkCosts
 from tailrace.paramserver.layout.megatron import from_megatron
-from tailrace.paramserver.layout.message import Message, Move, Place, message
+from tailrace.paramserver.layout.message import Message, SliceCopy, SlicePlace, message
 from tailrace.paramserver.layout.plan import ReshardPlan, Transfer, reshard_plan
 from tailrace.paramserver.layout.planner import Planner
 from tailrace.paramserver.layout.qwen import qwen_tensors
 from tailrace.paramserver.layout.rules import Position, Rule, by_rules
-from tailrace.paramserver.layout.sharding import Buffer, GlobalTensor, Layout, Piece, Shard
+from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
 from tailrace.paramserver.layout.slices import Slice
-from tailrace.paramserver.layout.splits import Even, Heads, InStack, Placed, Seat, Split, Stacked, Vocabulary, Whole
+from tailrace.paramserver.layout.splits import (
+    Even,
+    HeadSplit,
+    InStack,
+    Placed,
+    Seat,
+    SplitRule,
+    Stacked,
+    Vocabulary,
+    Whole,
+)
 from tailrace.paramserver.layout.vllm import from_vllm
 
 __all__ = [
     "Box",
-    "Buffer",
+    "LocalBuffer",
     "Even",
     "GlobalTensor",
-    "Heads",
+    "HeadSplit",
     "InStack",
     "Layout",
     "LayoutInvalid",
     "LayoutMismatch",
     "LinkCosts",
     "Message",
-    "Move",
+    "SliceCopy",
     "Piece",
-    "Place",
+    "SlicePlace",
     "Placed",
     "Planner",
     "Position",
@@ -46,7 +56,7 @@ __all__ = [
     "Seat",
     "Shard",
     "Slice",
-    "Split",
+    "SplitRule",
     "Stacked",
     "Transfer",
     "Vocabulary",

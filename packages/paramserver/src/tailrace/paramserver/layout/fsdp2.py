@@ -8,7 +8,7 @@ from typing import Any
 
 from tailrace.paramserver.layout.errors import LayoutInvalid
 from tailrace.paramserver.layout.mesh_splits import Cut, held_intervals, local_boxes
-from tailrace.paramserver.layout.sharding import Buffer, GlobalTensor, Layout, Piece, Shard
+from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
 
 
 def from_fsdp2(
@@ -22,9 +22,9 @@ def from_fsdp2(
     A rank's buffer of a tensor is called as the tensor and is its local tensor (`dtensor.to_local()`).
 
     Args:
-        state_dict: of the model after `fully_shard`, tensor parallelism, or both: DTensors with Shard and Replicate
-            placements, on one or several meshes, and plain tensors, which every rank holds. Tied parameters may appear under
-            each name; they are then several tensors. It need not be loaded: DTensors on the meta device do.
+        state_dict: the model's, after `fully_shard`, tensor parallelism, or both: DTensors with Shard and Replicate placements,
+            on one or several meshes, and plain tensors, which every rank has. Tied parameters may appear under each name; they
+            then count as several tensors. It need not be loaded: DTensors on the meta device suffice.
         rank_name: the name of a global rank of torch.distributed.
         ranks: all global ranks; by default those in the meshes.
 
@@ -41,7 +41,7 @@ def from_fsdp2(
         raise LayoutInvalid("found no DTensor, so no ranks; expected a sharded state dict, or `ranks`")
     coordinates: dict[int, dict[int, tuple[int, ...]]] = {}
     tensors: list[GlobalTensor] = []
-    held: dict[int, list[Buffer]] = {rank: [] for rank in everyone}
+    held: dict[int, list[LocalBuffer]] = {rank: [] for rank in everyone}
     for name, value in state_dict.items():
         tensor = GlobalTensor(name, str(value.dtype).removeprefix("torch."), tuple(int(size) for size in value.shape))
         tensors.append(tensor)
@@ -54,7 +54,7 @@ def from_fsdp2(
         if id(mesh) not in coordinates:
             coordinates[id(mesh)] = _coordinates(mesh)
         placements = [_cut(placement, tensor) for placement in value.placements]
-        size, made = tuple(mesh.shape), dict[tuple[int, ...], Buffer]()
+        size, made = tuple(mesh.shape), dict[tuple[int, ...], LocalBuffer]()
         for rank, coordinate in coordinates[id(mesh)].items():
             # Ranks that differ only where the tensor is replicated hold the same.
             key = tuple(-1 if cut is None else index for cut, index in zip(placements, coordinate, strict=True))
@@ -64,10 +64,10 @@ def from_fsdp2(
     return Layout(tuple(tensors), {rank_name(rank): Shard(tuple(buffers)) for rank, buffers in held.items()})
 
 
-def _buffer(tensor: GlobalTensor, intervals: list[list[tuple[int, int]]]) -> Buffer:
+def _buffer(tensor: GlobalTensor, intervals: list[list[tuple[int, int]]]) -> LocalBuffer:
     shape = tuple(sum(stop - start for start, stop in line) for line in intervals)
     pieces = tuple(Piece(tensor.name, box, at) for box, at in local_boxes(intervals))
-    return Buffer(tensor.name, tensor.dtype, shape, pieces)
+    return LocalBuffer(tensor.name, tensor.dtype, shape, pieces)
 
 
 def _coordinates(mesh: Any) -> dict[int, tuple[int, ...]]:

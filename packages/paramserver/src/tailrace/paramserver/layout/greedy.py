@@ -18,7 +18,7 @@ class Demand(NamedTuple):
     receivers: tuple[int, ...]
 
 
-class Assignment(NamedTuple):
+class SenderAssignment(NamedTuple):
     """The sender of every (demand, receiver), in the order of the demands, and each rank's accumulated seconds."""
 
     senders: array[int]
@@ -37,7 +37,7 @@ def by_scarcity(demands: Sequence[Demand]) -> list[int]:
     return sorted(range(len(demands)), key=lambda index: (len(demands[index].holders), -demands[index].nbytes))
 
 
-def greedy(demands: Sequence[Demand], ranks: int, cost: Cost) -> Assignment:
+def greedy(demands: Sequence[Demand], ranks: int, cost: Cost) -> SenderAssignment:
     """For every receiver of every slice, the holder with the smallest accumulated seconds so far.
 
     The estimate of the slice itself is added after the choice: "selects the candidate sender with the smallest current
@@ -54,10 +54,10 @@ def greedy(demands: Sequence[Demand], ranks: int, cost: Cost) -> Assignment:
             sender = min(holders, key=load.__getitem__)
             load[sender] += cost(sender, receiver, nbytes)
             senders.append(sender)
-    return Assignment(senders, load)
+    return SenderAssignment(senders, load)
 
 
-def first_holder(demands: Sequence[Demand], ranks: int, cost: Cost) -> Assignment:
+def first_holder(demands: Sequence[Demand], ranks: int, cost: Cost) -> SenderAssignment:
     """The plain rule: the first rank that holds a slice sends it to all who need it and do not hold it."""
     load = [0.0] * ranks
     senders = array("l")
@@ -68,4 +68,4 @@ def first_holder(demands: Sequence[Demand], ranks: int, cost: Cost) -> Assignmen
             if sender != receiver:
                 load[sender] += cost(sender, receiver, nbytes)
             senders.append(sender)
-    return Assignment(senders, load)
+    return SenderAssignment(senders, load)

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tailrace.paramserver.layout.errors import LayoutInvalid
-from tailrace.paramserver.layout.model_config import ModelShape, is_tied, model_shape, positive, rank_names
+from tailrace.paramserver.layout.model_config import DecoderShape, is_tied, model_shape, positive, rank_names
 from tailrace.paramserver.layout.rules import Position, Rule, Stages, by_rules
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout
-from tailrace.paramserver.layout.splits import Even, Heads, Vocabulary, Whole
+from tailrace.paramserver.layout.splits import Even, HeadSplit, Vocabulary, Whole
 
 _LAYER = r"model\.layers\.(?P<layer>\d+)\."
 
@@ -40,12 +40,12 @@ def from_megatron(
         tensors: the model, in Hugging Face names; `qwen_tensors(config)` lists those of Qwen models.
         config: its Hugging Face config, as a dict.
         tp, pp, dp, cp: sizes of the tensor, pipeline, data and context parallel dimensions; there are tp * pp * dp * cp ranks.
-        ep: over how many ranks the experts are shared out.
+        ep: number of ranks over which the experts are distributed.
         etp: tensor parallelism within an expert; `tp` by default, as in Megatron.
         virtual_stages: chunks of layers per stage, interleaved; their parameters' names start with `model0.`, `model1.`, ...
         layers_per_stage: layers of each stage; equal by default.
         vocabulary_multiple: `make_vocab_size_divisible_by`.
-        rules: for names that the table lacks, or against it.
+        rules: rules for names that the table lacks, or instead of its own.
         ranks: names of the ranks, in their order; `rank0`, ... by default.
 
     Raises:
@@ -104,7 +104,7 @@ def megatron_stages(
 
 
 def megatron_rules(
-    tensors: Sequence[GlobalTensor], shape: ModelShape, vocabulary_multiple: int, *, named_chunks: bool = False
+    tensors: Sequence[GlobalTensor], shape: DecoderShape, vocabulary_multiple: int, *, named_chunks: bool = False
 ) -> list[Rule]:
     """The table for Qwen2, Qwen3 and their mixtures of experts, and for models that name their parameters alike.
 
@@ -131,7 +131,7 @@ def megatron_rules(
             Rule(
                 _LAYER + rf"self_attn\.{role}_proj\.(?P<kind>weight|bias)",
                 attention + "linear_qkv.{kind}",
-                Heads(role, *sizes, grouped=True),
+                HeadSplit(role, *sizes, grouped=True),
             )
             for role in ("q", "k", "v")
         ),

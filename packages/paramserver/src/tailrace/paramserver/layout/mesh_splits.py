@@ -19,7 +19,7 @@ class Cut(NamedTuple):
     """A mesh dimension that cuts a dimension of the tensor.
 
     Args:
-        dimension: of the tensor, counted from the front.
+        dimension: the tensor's dimension, counted from the front.
         interleave: into how many parts the dimension is cut, and each of them over the mesh dimension; 1 for a plain cut.
     """
 
@@ -42,10 +42,10 @@ def held_intervals(
     """For each dimension of a tensor the intervals that a rank holds, in the order in which they lie in its local tensor.
 
     Args:
-        shape: of the tensor.
+        shape: the tensor's shape.
         mesh: size of each mesh dimension.
-        coordinate: of the rank in the mesh.
-        placements: for each mesh dimension how it cuts, or None where it replicates.
+        coordinate: the rank's coordinate in the mesh.
+        placements: how each mesh dimension cuts the tensor; None if it replicates it.
     """
     held: list[list[Interval]] = [[(0, size)] if size else [] for size in shape]
     for parts, index, cut in zip(mesh, coordinate, placements, strict=True):

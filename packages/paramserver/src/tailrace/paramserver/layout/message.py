@@ -15,7 +15,7 @@ from tailrace.paramserver.layout.strided import dense_strides
 from tailrace.paramserver.manifest import DTYPES, byte_size
 
 
-class Place(NamedTuple):
+class SlicePlace(NamedTuple):
     """Where a slice lies in a buffer: bytes from its start, and bytes per step in each of the slice's dimensions."""
 
     buffer: str
@@ -23,24 +23,24 @@ class Place(NamedTuple):
     strides: tuple[int, ...]
 
 
-class Move(NamedTuple):
+class SliceCopy(NamedTuple):
     """A slice at both ends and in the message.
 
     Args:
-        slice: which one.
+        slice: the number of the slice.
         extent: its size in each dimension.
         itemsize: bytes of an element.
         at: its first byte in the message, a multiple of `itemsize`. There it is row-major and without gaps.
-        source: where it lies at the sender.
-        target: where it goes at the receiver.
+        source: its place at the sender.
+        target: its place at the receiver.
     """
 
     slice: Slice
     extent: tuple[int, ...]
     itemsize: int
     at: int
-    source: Place
-    target: Place
+    source: SlicePlace
+    target: SlicePlace
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Message:
 
     sender: str
     receiver: str
-    moves: tuple[Move, ...]
+    moves: tuple[SliceCopy, ...]
     nbytes: int
     source_bytes: Mapping[str, int]
     target_bytes: Mapping[str, int]
@@ -80,12 +80,12 @@ def message(plan: ReshardPlan, sender: str, receiver: str) -> Message:
         size = dtypes[piece.tensor]
         source = _place(plan.source, sender, piece, size, source_bytes)
         target = _place(plan.target, receiver, piece, size, target_bytes)
-        moves.append(Move(piece, extent(piece.box), size, at, source, target))
+        moves.append(SliceCopy(piece, extent(piece.box), size, at, source, target))
         at += piece.nbytes
     return Message(sender, receiver, tuple(moves), at, source_bytes, target_bytes)
 
 
-def _place(layout: Layout, rank: str, piece: Slice, itemsize: int, sizes: dict[str, int]) -> Place:
+def _place(layout: Layout, rank: str, piece: Slice, itemsize: int, sizes: dict[str, int]) -> SlicePlace:
     for buffer, held in layout.shards[rank].pieces[piece.tensor]:
         if contains(held.box, piece.box):
             sizes[buffer.name] = byte_size(buffer.dtype, buffer.shape)
@@ -95,5 +95,5 @@ def _place(layout: Layout, rank: str, piece: Slice, itemsize: int, sizes: dict[s
             for dimension, ((begin, _), (held_begin, _)) in enumerate(zip(piece.box, held.box, strict=True)):
                 start[leading + dimension] += begin - held_begin
             offset = sum(index * stride for index, stride in zip(start, strides, strict=True))
-            return Place(buffer.name, offset, strides[leading:])
+            return SlicePlace(buffer.name, offset, strides[leading:])
     raise LayoutMismatch(f"{piece.tensor!r}: rank {rank!r} does not hold {piece.box} in one piece")

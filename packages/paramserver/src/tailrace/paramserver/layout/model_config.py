@@ -9,7 +9,7 @@ from tailrace.paramserver.layout.errors import LayoutInvalid
 from tailrace.paramserver.layout.sharding import GlobalTensor
 
 
-class ModelShape(NamedTuple):
+class DecoderShape(NamedTuple):
     """Sizes of a decoder.
 
     Args:
@@ -17,7 +17,7 @@ class ModelShape(NamedTuple):
         heads: query heads.
         kv_heads: key and value heads.
         head_dim: rows of a head.
-        experts: in a layer; 0 for a dense model.
+        experts: number of experts in a layer; 0 for a dense model.
     """
 
     layers: int
@@ -27,7 +27,7 @@ class ModelShape(NamedTuple):
     experts: int
 
 
-def model_shape(config: Mapping[str, Any]) -> ModelShape:
+def model_shape(config: Mapping[str, Any]) -> DecoderShape:
     """The sizes in a config.
 
     Raises:
@@ -36,7 +36,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     heads = size(config, "num_attention_heads")
     kv_heads = size(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads
     head_dim = size(config, "head_dim") if config.get("head_dim") else size(config, "hidden_size") // heads
-    return ModelShape(size(config, "num_hidden_layers"), heads, kv_heads, head_dim, expert_count(config))
+    return DecoderShape(size(config, "num_hidden_layers"), heads, kv_heads, head_dim, expert_count(config))
 
 
 def expert_count(config: Mapping[str, Any]) -> int:

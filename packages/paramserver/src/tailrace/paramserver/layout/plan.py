@@ -36,7 +36,7 @@ class ReshardPlan:
         load_s: each sender's accumulated estimate, in seconds. Copies within a rank are free.
         slices: all slices that travel.
         ranks: names of the ranks that the numbers below stand for.
-        slice_of, sender_of, receiver_of: of every transfer, numbers of its slice and ranks.
+        slice_of, sender_of, receiver_of: for every transfer, the numbers of its slice and ranks.
     """
 
     source: Layout
@@ -92,8 +92,8 @@ def reshard_plan(source: Layout, target: Layout, links: LinkCosts | None = None)
     got the large ones); the plain rule's plan is used then, so that no plan is worse than it.
 
     Args:
-        source: who holds what.
-        target: who needs what.
+        source: the layout of the senders.
+        target: the layout of the receivers.
         links: estimates of the links; by default all are alike.
 
     Raises:

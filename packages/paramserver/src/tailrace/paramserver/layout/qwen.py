@@ -17,7 +17,7 @@ def qwen_tensors(config: Mapping[str, Any], dtype: str = "bfloat16") -> tuple[Gl
 
     Args:
         config: the Hugging Face config, as a dict.
-        dtype: of all tensors.
+        dtype: the dtype of all tensors.
 
     Raises:
         LayoutInvalid: another model, or a size is missing in the config.

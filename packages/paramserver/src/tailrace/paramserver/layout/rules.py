@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from tailrace.paramserver.layout.errors import LayoutInvalid
-from tailrace.paramserver.layout.sharding import Buffer, GlobalTensor, Layout, Piece, Shard
-from tailrace.paramserver.layout.splits import Seat, Split
+from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
+from tailrace.paramserver.layout.splits import Seat, SplitRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Rule:
             (counted from 0 in its stage, or in its chunk of a stage), `local_expert` and `chunk` (of a stage that has
             several). Tensors whose buffers get one name share it.
         split: how it is cut.
-        stage: which pipeline stages hold a tensor without a layer.
+        stage: the pipeline stages that have a tensor without a layer.
         of_experts: whether it is cut over the experts' groups; it is in any case if the pattern has a group `expert`.
     """
 
     pattern: str
     buffer: str
-    split: Split
+    split: SplitRule
     stage: Literal["first", "last", "every"] = "every"
     of_experts: bool = False
 
@@ -86,9 +86,9 @@ def by_rules(
     Args:
         tensors: the model.
         rules: the table.
-        positions: of each rank, by its name.
+        positions: each rank's position, by the rank's name.
         stages: the layers of each pipeline stage.
-        experts: their number in a layer, if there are any.
+        experts: number of experts in a layer, if there are any.
 
     Raises:
         LayoutInvalid: no rule matches a tensor, a layer is in no stage, a tensor cannot be cut as its rule says, or tensors
@@ -171,7 +171,9 @@ def _shard(
                 f"as {other!r} has it"
             )
         pieces.setdefault(name, []).extend(Piece(tensor.name, box, at) for box, at in boxes)
-    return Shard(tuple(Buffer(name, dtype, shape, tuple(pieces[name])) for name, (shape, dtype, _) in shapes.items()))
+    return Shard(
+        tuple(LocalBuffer(name, dtype, shape, tuple(pieces[name])) for name, (shape, dtype, _) in shapes.items())
+    )
 
 
 def _lives_here(match: _Match, position: Position, homes: Mapping[int, _Home], stages: int) -> bool:

@@ -9,17 +9,18 @@ parameter (`qkv_proj`, `gate_up_proj`) is a buffer with pieces of several tensor
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from tailrace.paramserver.layout.boxes import Box
-from tailrace.paramserver.layout.shards import Buffer, GlobalTensor, Piece, Shard
+from tailrace.paramserver.layout.shards import GlobalTensor, LocalBuffer, Piece, Shard
 from tailrace.paramserver.layout.validation import check
-from tailrace.paramserver.layout.wire import parts, to_wire
+from tailrace.paramserver.layout.wire import to_wire
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Layout:
 
     Args:
         tensors: the model. A tensor that is tied to another one is left out: it is the other one.
-        shards: what each rank holds, by the rank's name. One name is one process, in every layout that it appears in.
+        shards: the shards of each rank, by the rank's name. A name stands for the same process in every layout.
 
     Raises:
         LayoutInvalid: names the tensor or buffer and the rank.
@@ -74,6 +75,27 @@ class Layout:
         shard = Shard.of_boxes(tensors, {tensor.name: [tuple((0, n) for n in tensor.shape)] for tensor in tensors})
         return cls(tuple(tensors), dict.fromkeys(ranks, shard))
 
+    def in_dtypes(self, choose: Callable[[GlobalTensor], str]) -> Layout:
+        """The same model cut in the same way, with other dtypes.
+
+        Args:
+            choose: the dtype of each tensor. Tensors that share a buffer stay alike.
+        """
+        dtypes = {tensor.name: choose(tensor) for tensor in self.tensors}
+        made = {
+            id(shard): Shard(
+                tuple(
+                    dataclasses.replace(
+                        buffer, dtype=dtypes[buffer.pieces[0].tensor] if buffer.pieces else buffer.dtype
+                    )
+                    for buffer in shard.buffers
+                )
+            )
+            for shard, _ in self.groups
+        }
+        tensors = tuple(tensor._replace(dtype=dtypes[tensor.name]) for tensor in self.tensors)
+        return Layout(tensors, {rank: made[id(shard)] for rank, shard in self.shards.items()})
+
     @cached_property
     def tensor(self) -> Mapping[str, GlobalTensor]:
         """The tensors by name."""
@@ -97,14 +119,5 @@ class Layout:
         """The layout as a JSON object."""
         return to_wire(self.tensors, self.groups)
 
-    @classmethod
-    def from_wire(cls, data: object) -> Layout:
-        """The layout in a JSON object, from whoever it came.
 
-        Raises:
-            LayoutInvalid: a field is missing or of the wrong type, a limit is passed, or the layout itself is not valid.
-        """
-        return cls(*parts(data))
-
-
-__all__ = ["Buffer", "GlobalTensor", "Layout", "Piece", "Shard"]
+__all__ = ["LocalBuffer", "GlobalTensor", "Layout", "Piece", "Shard"]

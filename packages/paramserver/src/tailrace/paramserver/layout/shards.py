@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from tailrace.paramserver.layout.boxes import Box, extent
+from tailrace.paramserver.manifest import byte_size
 
 
 class GlobalTensor(NamedTuple):
@@ -23,13 +24,18 @@ class GlobalTensor(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return byte_size(self.dtype, self.shape)
+
 
 class Piece(NamedTuple):
     """A box of a tensor in a buffer.
 
     Args:
         tensor: its name.
-        box: which elements, not empty.
+        box: the elements, not empty.
         at: position of the box's first element in the buffer. The box lies in the buffer's last dimensions; where the
             buffer has more dimensions than the tensor, as with experts stacked in one parameter, `at` picks the index in them.
     """
@@ -40,14 +46,14 @@ class Piece(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Buffer:
+class LocalBuffer:
     """A local parameter of a rank: dense, row-major memory.
 
     Args:
-        name: what the rank calls it.
-        dtype: that of every piece.
+        name: the rank's name for it.
+        dtype: the dtype of every piece.
         shape: local dimensions.
-        pieces: what it holds. Elements in no piece are padding, which is never read or written.
+        pieces: its pieces. Elements in no piece are padding, which is never read or written.
     """
 
     name: str
@@ -67,7 +73,7 @@ class Shard:
         buffers: kept in order of name, so that equal shards are equal whatever order they were made in.
     """
 
-    buffers: tuple[Buffer, ...]
+    buffers: tuple[LocalBuffer, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "buffers", tuple(sorted(self.buffers, key=lambda buffer: buffer.name)))
@@ -81,13 +87,13 @@ class Shard:
             for index, box in enumerate(held):
                 name = tensor.name if len(held) == 1 else f"{tensor.name}#{index}"
                 piece = Piece(tensor.name, box, (0,) * len(box))
-                buffers.append(Buffer(name, tensor.dtype, extent(box), (piece,)))
+                buffers.append(LocalBuffer(name, tensor.dtype, extent(box), (piece,)))
         return cls(tuple(buffers))
 
     @cached_property
-    def pieces(self) -> Mapping[str, tuple[tuple[Buffer, Piece], ...]]:
+    def pieces(self) -> Mapping[str, tuple[tuple[LocalBuffer, Piece], ...]]:
         """The pieces of every tensor, and the buffers that they lie in."""
-        found: dict[str, list[tuple[Buffer, Piece]]] = {}
+        found: dict[str, list[tuple[LocalBuffer, Piece]]] = {}
         for buffer in self.buffers:
             for piece in buffer.pieces:
                 found.setdefault(piece.tensor, []).append((buffer, piece))

@@ -20,7 +20,7 @@ class Slice(NamedTuple):
 
     Args:
         tensor: its name.
-        box: which elements.
+        box: the elements.
         nbytes: its size.
     """
 

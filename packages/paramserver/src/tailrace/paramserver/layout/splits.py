@@ -37,7 +37,7 @@ class Placed(NamedTuple):
     boxes: Sequence[tuple[Box, tuple[int, ...]]]
 
 
-class Split(Protocol):
+class SplitRule(Protocol):
     """A way to cut a tensor."""
 
     def place(self, tensor: GlobalTensor, seat: Seat) -> Placed:
@@ -65,7 +65,6 @@ class Whole:
     """Every rank holds all of it: norms, routers, biases of row-parallel layers."""
 
     def place(self, tensor: GlobalTensor, seat: Seat) -> Placed:  # noqa: ARG002  every rank holds the same
-        """See `Split.place`."""
         return Placed(tensor.shape, [(whole(tensor.shape), (0,) * len(tensor.shape))] if 0 not in tensor.shape else [])
 
 
@@ -74,8 +73,8 @@ class Even:
     """Cut evenly along a dimension: column-parallel (0, the outputs) or row-parallel (1, the inputs).
 
     Args:
-        dimension: to cut.
-        slot: where the part lies in a buffer that several tensors of one shape share along `dimension`: 0 for gate and 1
+        dimension: the dimension to cut.
+        slot: the part's place in a buffer that several tensors of one shape share along `dimension`: 0 for gate and 1
             for up in `gate_up_proj`.
         slots: how many share it.
     """
@@ -85,7 +84,6 @@ class Even:
     slots: int = 1
 
     def place(self, tensor: GlobalTensor, seat: Seat) -> Placed:
-        """See `Split.place`."""
         cut = self.dimension
         size = share(_size(tensor, cut), seat.parts, f"indices in dimension {cut}", tensor)
         box = (*whole(tensor.shape)[:cut], (seat.part * size, (seat.part + 1) * size), *whole(tensor.shape)[cut + 1 :])
@@ -108,7 +106,6 @@ class Vocabulary:
     of_each_part: bool = False
 
     def place(self, tensor: GlobalTensor, seat: Seat) -> Placed:
-        """See `Split.place`."""
         rows = _size(tensor, 0)
         multiple = self.multiple * seat.parts if self.of_each_part else self.multiple
         size = share(-(-rows // multiple) * multiple, seat.parts, "padded rows", tensor)
@@ -118,13 +115,13 @@ class Vocabulary:
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class HeadSplit:
     """The rows of one of q, k and v in a fused parameter, cut by heads.
 
     Args:
-        role: which of the three the tensor is.
-        heads: of the queries, in the model.
-        kv_heads: of the keys and of the values.
+        role: which of query, key and value the tensor is.
+        heads: number of the model's query heads.
+        kv_heads: number of the model's key-value heads.
         head_dim: rows of a head.
         grouped: the order of rows in the fused parameter. False: the queries, then the keys, then the values (vLLM);
             with more ranks than key heads, each of those lies on several ranks. True: group by group the queries, the key
@@ -139,7 +136,6 @@ class Heads:
     grouped: bool = False
 
     def place(self, tensor: GlobalTensor, seat: Seat) -> Placed:
-        """See `Split.place`."""
         expected = (self.heads if self.role == "q" else self.kv_heads) * self.head_dim
         if _size(tensor, 0) != expected:
             raise LayoutInvalid(
@@ -187,10 +183,9 @@ class InStack:
         split: how each expert is cut.
     """
 
-    split: Split
+    split: SplitRule
 
     def place(self, tensor: GlobalTensor, seat: Seat) -> Placed:
-        """See `Split.place`."""
         shape, boxes = self.split.place(tensor, seat)
         first, last = seat.experts
         return Placed((last - first, *shape), [(box, (seat.expert, *at)) for box, at in boxes])
@@ -201,7 +196,7 @@ class Stacked:
     """A tensor that itself stacks all experts in dimension 0, as transformers 5 has them.
 
     Args:
-        dimension: of the tensor, cut within each expert.
+        dimension: the tensor's dimension to cut within each expert.
         slots: how many parameters it joins along that dimension, each cut by itself: 2 for `gate_up_proj`.
     """
 
@@ -209,7 +204,6 @@ class Stacked:
     slots: int = 1
 
     def place(self, tensor: GlobalTensor, seat: Seat) -> Placed:
-        """See `Split.place`."""
         cut, (first, last) = self.dimension, seat.experts
         one = share(_size(tensor, cut), self.slots, f"indices in dimension {cut}", tensor)
         size = share(one, seat.parts, f"indices in dimension {cut} of one expert", tensor)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from tailrace.paramserver.layout.boxes import Box, Grid, contains, extent, find_overlap, volume, whole
 from tailrace.paramserver.layout.errors import LayoutInvalid
-from tailrace.paramserver.layout.shards import Buffer, GlobalTensor, Piece, Shard
+from tailrace.paramserver.layout.shards import GlobalTensor, LocalBuffer, Piece, Shard
 from tailrace.paramserver.manifest import DTYPES
 
 MAX_CELLS = 1_000_000  # of one tensor's grid; a tensor cut finer than that is a mistake, and would take minutes
@@ -96,7 +96,7 @@ def _check_shard(shard: Shard, rank: str, tensors: Mapping[str, GlobalTensor], h
         held[name].update(boxes)
 
 
-def _check_piece(buffer: Buffer, piece: Piece, rank: str, tensors: Mapping[str, GlobalTensor]) -> Box:
+def _check_piece(buffer: LocalBuffer, piece: Piece, rank: str, tensors: Mapping[str, GlobalTensor]) -> Box:
     """The part of the buffer that a piece takes."""
     where = f"{str(piece.tensor)[:80]!r} on rank {rank!r}"
     tensor = tensors.get(piece.tensor)

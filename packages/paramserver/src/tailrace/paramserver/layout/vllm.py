@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from tailrace.paramserver.layout.errors import LayoutInvalid
-from tailrace.paramserver.layout.model_config import ModelShape, is_tied, model_shape, positive, rank_names
+from tailrace.paramserver.layout.model_config import DecoderShape, is_tied, model_shape, positive, rank_names
 from tailrace.paramserver.layout.rules import Position, Rule, Stages, by_rules
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout
-from tailrace.paramserver.layout.splits import Even, Heads, InStack, Stacked, Vocabulary, Whole
+from tailrace.paramserver.layout.splits import Even, HeadSplit, InStack, Stacked, Vocabulary, Whole
 
 _LAYER = r"(?P<prefix>model\.layers\.(?P<layer>\d+)\.)"
 _VOCABULARY = Vocabulary(64)  # vLLM's DEFAULT_VOCAB_PADDING_SIZE
@@ -45,7 +45,7 @@ def from_vllm(
         expert_parallel: `enable_expert_parallel`: experts are shared out over the tp * dp ranks of a stage. Otherwise each
             expert is cut over them.
         layers_per_stage: `VLLM_PP_LAYER_PARTITION`; vLLM's own choice by default.
-        rules: for names that the table lacks, or against it.
+        rules: rules for names that the table lacks, or instead of its own.
         ranks: names of the ranks, in their order; `rank0`, ... by default.
 
     Raises:
@@ -83,7 +83,7 @@ def vllm_stages(layers: int, stages: int, layers_per_stage: Sequence[int] | None
     return [[range(start, start + size)] for start, size in zip(starts, sizes, strict=True)]
 
 
-def vllm_rules(tensors: Sequence[GlobalTensor], shape: ModelShape) -> list[Rule]:
+def vllm_rules(tensors: Sequence[GlobalTensor], shape: DecoderShape) -> list[Rule]:
     """The table for Qwen2, Qwen3 and their mixtures of experts, and for models that name their parameters alike."""
     embedding = r"model\.embed_tokens\.weight"
     sizes = (shape.heads, shape.kv_heads, shape.head_dim)
@@ -103,7 +103,7 @@ def vllm_rules(tensors: Sequence[GlobalTensor], shape: ModelShape) -> list[Rule]
             Rule(
                 _LAYER + rf"self_attn\.{role}_proj\.(?P<kind>weight|bias)",
                 "{prefix}self_attn.qkv_proj.{kind}",
-                Heads(role, *sizes),
+                HeadSplit(role, *sizes),
             )
             for role in ("q", "k", "v")
         ),

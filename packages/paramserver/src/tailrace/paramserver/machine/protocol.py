@@ -1,6 +1,6 @@
-"""What relays, publishers and readers need of the machine that they run on.
+"""The protocols of the machine on which relays, publishers and readers run.
 
-They reach it through a `Machine` only, so the tests run the same code in virtual time on simulated hosts, with threads,
+They reach it through a `HostInterface` only, so the tests run the same code in virtual time on simulated hosts, with threads,
 connections and deaths that a seed decides.
 """
 
@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Protocol
 
 
-class Stream(Protocol):
-    """One end of a connection that carries bytes in order. One thread at a time uses it, but for `shutdown`."""
+class ByteStream(Protocol):
+    """One end of a byte stream. Only one thread at a time may use it, except for `shutdown`."""
 
     def send(self, data: memoryview, timeout_s: float) -> int:
         """Send some of the data; how many bytes. TimeoutError if the peer takes none, OSError if the link broke."""
@@ -27,7 +27,7 @@ class Stream(Protocol):
         ...
 
     def readable(self, timeout_s: float) -> bool:
-        """Whether something arrived, or the peer closed, within so many seconds."""
+        """Whether data arrived, or the peer closed, within `timeout_s` seconds."""
         ...
 
     def shutdown(self) -> None:
@@ -40,14 +40,14 @@ class Stream(Protocol):
 
 
 class Listener(Protocol):
-    """Where connections arrive."""
+    """A listener for connections."""
 
     @property
     def port(self) -> int:
         """The port."""
         ...
 
-    def accept(self) -> tuple[Stream, str] | None:
+    def accept(self) -> tuple[ByteStream, str] | None:
         """The next connection and its peer's address; None after `close`. OSError if none can be taken just now."""
         ...
 
@@ -82,7 +82,7 @@ class Thread(Protocol):
     """A thread that was started."""
 
     def join(self, timeout: float | None = None) -> None:
-        """Wait for its end, at most so many seconds."""
+        """Wait for its end, at most `timeout` seconds."""
         ...
 
     def is_alive(self) -> bool:
@@ -90,7 +90,7 @@ class Thread(Protocol):
         ...
 
 
-class Segment(Protocol):
+class MemorySegment(Protocol):
     """A piece of memory, shared or not.
 
     `fd` is the same bytes as a file to the kernel, or negative.
@@ -107,12 +107,12 @@ class Segment(Protocol):
 
 
 class Segments(Protocol):
-    """The shared memory of one relay, named so that its next life finds what a crash left."""
+    """The shared memory of one relay, named so that its next incarnation finds the remains of a crash."""
 
     cleaned: list[str]
 
-    def create(self, slot: int, nbytes: int) -> Segment:
-        """New memory for a slot, in place of what it had. NotEnoughSharedMemory if it does not fit."""
+    def create(self, slot: int, nbytes: int) -> MemorySegment:
+        """New memory for a slot, replacing its old one. Raises NotEnoughSharedMemory if it does not fit."""
         ...
 
     def remove(self, slot: int) -> None:
@@ -120,7 +120,7 @@ class Segments(Protocol):
         ...
 
     def introduction(self) -> dict[str, str]:
-        """What a reader needs to find out whether it sees the same memory: `owner_segment` and `nonce`."""
+        """`owner_segment` and `nonce`, by which a reader finds out whether it sees the same memory."""
         ...
 
     def close(self) -> None:
@@ -128,7 +128,7 @@ class Segments(Protocol):
         ...
 
 
-class Machine(Protocol):
+class HostInterface(Protocol):
     """A host, or a simulated one."""
 
     def now(self) -> float:
@@ -159,7 +159,7 @@ class Machine(Protocol):
         """Take a port, 0 for any. PortInUse, RelayUnreachable."""
         ...
 
-    def dial(self, address: str, timeout_s: float) -> Stream:
+    def dial(self, address: str, timeout_s: float) -> ByteStream:
         """Connect. RelayUnreachable."""
         ...
 
@@ -167,7 +167,7 @@ class Machine(Protocol):
         """The shared memory of a relay of this name. RelayNameTaken."""
         ...
 
-    def attach(self, name: str, *, writable: bool = False) -> Segment:
+    def attach(self, name: str, *, writable: bool = False) -> MemorySegment:
         """Another process's shared memory. FileNotFoundError."""
         ...
 

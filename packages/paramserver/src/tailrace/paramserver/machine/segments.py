@@ -34,7 +34,7 @@ _LIBC = ctypes.CDLL(None)
 _LIBC.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
-class Segment:
+class MappedSegment:
     """A mapped piece of shared memory. `create` makes one for writing, `attach` maps another process's for reading.
 
     A write through an attached segment's view is refused, so a reader cannot damage what others read.
@@ -48,7 +48,7 @@ class Segment:
         _populate(self.view, writable=writable)
 
     @classmethod
-    def create(cls, name: str, size: int) -> Segment:
+    def create(cls, name: str, size: int) -> MappedSegment:
         """A new segment with all its memory allocated.
 
         Raises:
@@ -72,7 +72,7 @@ class Segment:
             ) from error
 
     @classmethod
-    def attach(cls, name: str, *, writable: bool = False) -> Segment:
+    def attach(cls, name: str, *, writable: bool = False) -> MappedSegment:
         """Map an existing segment.
 
         Raises:
@@ -118,7 +118,7 @@ class SegmentOwner:
         """Name of a slot's segment."""
         return f"{self._base}-{slot}"
 
-    def create(self, slot: int, nbytes: int) -> Segment:
+    def create(self, slot: int, nbytes: int) -> MappedSegment:
         """New memory for a slot; the name that its old memory had goes first.
 
         Raises:
@@ -126,7 +126,7 @@ class SegmentOwner:
         """
         name = self.slot_name(slot)
         unlink(name)
-        return Segment.create(name, nbytes)
+        return MappedSegment.create(name, nbytes)
 
     def remove(self, slot: int) -> None:
         """Give the memory of a slot up, if it has any. Those who have it mapped keep it."""
@@ -138,7 +138,7 @@ class SegmentOwner:
         return _owner_name(self._base)
 
     def introduction(self) -> dict[str, str]:
-        """What a reader needs to find out whether it sees the same shared memory."""
+        """The fields by which a reader finds out whether it sees the same shared memory."""
         return {"owner_segment": self.owner_name, "nonce": self.nonce}
 
     def close(self) -> None:
@@ -152,7 +152,7 @@ class SegmentOwner:
         cleaned = self._unlink_all()
         me = ProcessId.current()
         record = {"pid": me.pid, "started": me.started, "namespace": me.namespace, "nonce": self.nonce, "relay": relay}
-        segment = Segment.create(self.owner_name, _OWNER_BYTES)
+        segment = MappedSegment.create(self.owner_name, _OWNER_BYTES)
         text = json.dumps(record).encode()
         segment.view[: len(text)] = text
         segment.close()
@@ -169,7 +169,7 @@ def living_owner(relay: str) -> ProcessId | None:
 
 
 def clear(relay: str) -> list[str]:
-    """Remove what a dead relay of this name left; returns the names.
+    """Remove the segments that a dead relay of this name left. Returns their names.
 
     Raises:
         RelayNameTaken: one of the name lives.
@@ -203,7 +203,7 @@ def _owner_name(base: str) -> str:
 
 @contextlib.contextmanager
 def _claiming() -> Iterator[None]:
-    """One claim at a time on this host: two relays that start at once must not both see a dead owner."""
+    """Serialise claims on this host: of two relays that start at once, only one may see a dead owner."""
     path = Path(tempfile.gettempdir()) / f"{PREFIX}{os.getuid()}.lock"
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -216,7 +216,7 @@ def _claiming() -> Iterator[None]:
 def read_owner(name: str) -> tuple[ProcessId, str] | None:
     """The owner that an owner segment records, and its nonce; None where there is no such record."""
     try:
-        segment = Segment.attach(name)
+        segment = MappedSegment.attach(name)
     except (FileNotFoundError, ValueError):  # ValueError: of size 0, its maker died in the middle
         return None
     try:

@@ -28,7 +28,6 @@ class SocketStream:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, data: memoryview, timeout_s: float) -> int:
-        """See `Stream`."""
         self._limit(socket.SO_SNDTIMEO, timeout_s)
         try:
             return self._sock.send(data)
@@ -36,7 +35,6 @@ class SocketStream:
             raise TimeoutError from None
 
     def send_file(self, fd: int, offset: int, nbytes: int, timeout_s: float) -> int:
-        """See `Stream`."""
         if not self._sendfile or fd < 0:
             return 0
         self._limit(socket.SO_SNDTIMEO, timeout_s)
@@ -54,7 +52,6 @@ class SocketStream:
         return count
 
     def receive_into(self, view: memoryview, timeout_s: float | None) -> int:
-        """See `Stream`."""
         self._limit(socket.SO_RCVTIMEO, timeout_s)
         try:
             return self._sock.recv_into(view)
@@ -62,18 +59,16 @@ class SocketStream:
             raise TimeoutError from None
 
     def readable(self, timeout_s: float) -> bool:
-        """See `Stream`."""
         return _ready(self._sock, select.POLLIN, timeout_s)
 
     def _limit(self, option: int, timeout_s: float | None) -> None:
-        """How long the kernel waits in a call. A Python timeout instead would cost two more calls for each of ours."""
+        """Set how long the kernel waits in a call. Python's own timeout would cost two more system calls each time."""
         if option not in self._limits or self._limits[option] != timeout_s:
             microseconds = 0 if timeout_s is None else max(1, round(timeout_s * 1e6))  # 0 waits for ever
             self._sock.setsockopt(socket.SOL_SOCKET, option, _TIMEVAL.pack(*divmod(microseconds, 1_000_000)))
             self._limits[option] = timeout_s
 
     def shutdown(self) -> None:
-        """See `Stream`."""
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
@@ -81,7 +76,6 @@ class SocketStream:
                 raise
 
     def close(self) -> None:
-        """See `Stream`."""
         self._sock.close()
 
 
@@ -105,11 +99,9 @@ class SocketListener:
 
     @property
     def port(self) -> int:
-        """See `Listener`."""
         return int(self._sock.getsockname()[1])
 
     def accept(self) -> tuple[SocketStream, str] | None:
-        """See `Listener`."""
         try:
             sock, peer = self._sock.accept()
         except OSError:
@@ -119,7 +111,6 @@ class SocketListener:
         return SocketStream(sock), format_address(*peer[:2])
 
     def close(self) -> None:
-        """See `Listener`."""
         self._closed = True
         try:
             self._sock.shutdown(socket.SHUT_RDWR)  # wakes accept on Linux; elsewhere close does

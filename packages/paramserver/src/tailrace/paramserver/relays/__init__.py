@@ -1,1 +1,1 @@
-"""A relay: versions in shared memory, their leases, and what is passed on to other relays."""
+"""A relay: versions in shared memory, their leases, and forwarding to other relays."""

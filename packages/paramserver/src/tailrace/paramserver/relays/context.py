@@ -1,14 +1,14 @@
-"""What the connections of one relay have in common."""
+"""The state that the connections of one relay share."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.relays.hops import Hops
 from tailrace.paramserver.relays.slots import SlotTable
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.means import Means
+from tailrace.paramserver.wire.capabilities import Means
+from tailrace.paramserver.wire.counts import TrafficCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +16,16 @@ class Context:
     """A relay, as its connections see it.
 
     Args:
-        name: of the relay.
+        name: the relay's name.
         token: shared secret, to fetch from other relays with.
         table: its versions.
         hops: its next hops.
         means: its transports.
-        counts: what it sent and received.
+        counts: totals that it sent and received.
         max_bytes: the largest version to accept.
         slot_timeout_s: how long a new version may wait for readers.
         stall_s: how long a peer may make no progress.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Context:
     table: SlotTable
     hops: Hops
     means: Means
-    counts: Counts
+    counts: TrafficCounts
     max_bytes: int | None
     slot_timeout_s: float
     stall_s: float
-    machine: Machine
+    machine: HostInterface

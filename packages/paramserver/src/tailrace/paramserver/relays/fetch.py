@@ -25,7 +25,7 @@ def fetch_version(version: int | None, source: str, relay: Context, timeout_s: f
         version: its number; None for the newest that the source has, arriving or not.
         source: the other relay's address.
         relay: this one.
-        timeout_s: for all of it.
+        timeout_s: deadline in seconds for all of it.
 
     Raises:
         RelayTimeout: it was not here in time. What arrived is kept, and another source can go on.

@@ -15,16 +15,15 @@ import sys
 from dataclasses import dataclass
 
 from tailrace.paramserver.errors import ParamServerError, RelayUnreachable, VersionRetired, VersionSuperseded
-from tailrace.paramserver.machine.protocol import Machine, Thread
+from tailrace.paramserver.machine.protocol import HostInterface, Thread
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.relays.supply import SlotSupply
 from tailrace.paramserver.wire.agreement import Offer
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, connect
+from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.encoding import Encoder
-from tailrace.paramserver.wire.means import Means
+from tailrace.paramserver.wire.counts import TrafficCounts
 from tailrace.paramserver.wire.sending import send_version
 
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.25, 15.0
@@ -35,7 +34,7 @@ _Key = tuple[int, int]
 
 @dataclass
 class _Retry:
-    """When to try a version again."""
+    """The time at which to try a version again."""
 
     at: float = 0.0
     pause_s: float = _FIRST_RETRY_S
@@ -45,15 +44,15 @@ class Forwarder:
     """Delivers every version of a slot table to one other relay. It begins at once.
 
     Args:
-        address: of the other relay.
-        table: where versions appear.
-        name: of this relay, for messages.
+        address: the other relay's address.
+        table: the slot table, in which versions appear.
+        name: this relay's name, for messages.
         token: shared secret.
         means: transports and codecs to offer.
-        counts: what is sent is added to these.
+        counts: totals to which everything sent is added.
         stall_s: how long the next hop may make no progress.
         slot_timeout_s: how long the next hop may take to free a slot.
-        machine: where it runs.
+        machine: the machine that it runs on.
     """
 
     def __init__(
@@ -64,10 +63,10 @@ class Forwarder:
         token: str,
         *,
         means: Means,
-        counts: Counts,
+        counts: TrafficCounts,
         stall_s: float,
         slot_timeout_s: float,
-        machine: Machine,
+        machine: HostInterface,
     ) -> None:
         self.address, self._table, self._name, self._token = address, table, name, token
         self._means, self._counts = means, counts
@@ -76,14 +75,14 @@ class Forwarder:
         self._delivered: set[tuple[_Key, bool]] = set()  # with whether it was delivered sealed
         self._told: set[_Key] = set()  # retirements
         self._sent: dict[_Key, set[int]] = {}
-        self._encoder = Encoder(machine.now)
+        self._encoder = means.encoder(machine.now)
         self._retries: dict[_Key | None, _Retry] = {}
         self.error: str | None = None
         self._channel: Channel | None = None
         self._thread: Thread = machine.spawn(self._run, f"{name} to {address}")
 
     def retry(self) -> None:
-        """Look again at once at what the next hop lacks; it may be another relay at the same address."""
+        """Check again at once what the next hop lacks; it may be another relay at the same address."""
         with self._table.changed:
             self._delivered.clear()
             self._told.clear()
@@ -131,7 +130,7 @@ class Forwarder:
         return retry is None or self._machine.now() >= retry.at
 
     def _retirements(self) -> list[_Key]:
-        """What the next hop was not told to retire yet."""
+        """The versions that the next hop must still be told to retire."""
         if not self._may_try(None):
             return []
         return [key for key in self._table.retired() if key not in self._told]
@@ -178,7 +177,7 @@ class Forwarder:
             whole = self._send(channel, leased[0], publication, sealed)
         except VersionRetired:  # the next hop holds newer ones
             whole, sealed = True, False
-        except VersionSuperseded:  # the next hop has no slot, and a writer here needs ours
+        except VersionSuperseded:  # the next hop has no slot, and a writer here needs this one
             self._drop_channel()
         except (ParamServerError, OSError) as error:
             self._drop_channel()

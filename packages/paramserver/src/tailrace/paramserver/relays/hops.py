@@ -1,4 +1,4 @@
-"""The next hops of a relay in the broadcast tree, each with a forwarder of its own."""
+"""The next hops of a relay in the broadcast tree, each with its own forwarder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tailrace.paramserver.relays.forward import Forwarder
 
 
 class Hops:
-    """Keeps a forwarder for each next hop. One that stays in the list keeps its connection and what it is sending.
+    """Keeps a forwarder for each next hop. A hop that stays in the list keeps its connection and its transfer.
 
     Args:
         start: makes the forwarder to an address.
-        lock: for the list.
+        lock: the lock of the list.
     """
 
     def __init__(self, start: Callable[[str], Forwarder], lock: Lock) -> None:
@@ -23,7 +23,7 @@ class Hops:
         self._closed = False
 
     def set_next(self, addresses: Sequence[str]) -> None:
-        """Deliver to these relays from now on, to each first of all whatever it lacks."""
+        """Deliver to these relays from now on, beginning with the versions that each lacks."""
         with self._lock:
             if self._closed:
                 return

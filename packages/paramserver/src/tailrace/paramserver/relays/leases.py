@@ -1,4 +1,4 @@
-"""Leases: the right to go on reading a slot. A slot is rewritten only when nobody holds one on it."""
+"""Leases: the right to read a slot. A slot is rewritten only when it has no lease."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tailrace.paramserver.machine.liveness import ProcessId
 
 @dataclass(eq=False)
 class Lease:
-    """One reader's hold on a slot.
+    """One reader's lease on a slot.
 
     Args:
         id: unique within the relay.
-        holder: who reads, for messages.
+        holder: the reader's name, for messages.
         deadline: clock time after which a writer may take the slot anyway.
         process: the reader's process where its pid means something to the relay.
     """
@@ -49,5 +49,5 @@ class LeaseBook:
             del self.held[lease.id]
 
     def holders(self) -> str:
-        """Who holds leases, for a message."""
+        """The holders of leases, for a message."""
         return ", ".join(sorted(lease.holder for lease in self.held.values()))

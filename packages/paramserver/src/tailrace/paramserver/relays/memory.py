@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tailrace.paramserver.errors import ProtocolError
-from tailrace.paramserver.machine.protocol import Condition, Segment, Segments
+from tailrace.paramserver.machine.protocol import Condition, MemorySegment, Segments
 
 
 @dataclass(eq=False)
@@ -22,19 +22,19 @@ class Block:
     """A segment of a relay, once it has one.
 
     Args:
-        index: of its name.
+        index: the number in its name.
         segment: the memory.
         generation: tells the successive segments of one name apart.
         borrower: the connection whose publisher has it mapped for writing, or None.
     """
 
     index: int
-    segment: Segment | None = None
+    segment: MemorySegment | None = None
     generation: int = 0
     borrower: object | None = None
 
-    def provide(self, owner: Segments, nbytes: int) -> Segment:
-        """Memory of at least this size that nobody else writes.
+    def provide(self, owner: Segments, nbytes: int) -> MemorySegment:
+        """Memory of at least this size that no one else writes.
 
         Raises:
             NotEnoughSharedMemory: it does not fit.
@@ -47,7 +47,7 @@ class Block:
         return self.segment
 
     def discard(self, owner: Segments) -> None:
-        """Give the memory up. Whoever has mapped it keeps it."""
+        """Release the memory. Processes that have mapped it keep it."""
         if self.segment is not None:
             self.segment.close()
             owner.remove(self.index)
@@ -59,13 +59,13 @@ class Loan:
     """Memory that a publisher may fill.
 
     Args:
-        id: to offer it with.
+        id: the id with which it is offered.
         segment: the memory.
         generation: see `Block`.
     """
 
     id: int
-    segment: Segment
+    segment: MemorySegment
     generation: int
 
 
@@ -91,7 +91,7 @@ class Staging:
 
         Args:
             borrower: its connection.
-            nbytes: that it needs.
+            nbytes: the bytes that it needs.
             recycled: only memory that is there already.
             making: called before new memory is made, which takes a while.
 
@@ -120,7 +120,7 @@ class Staging:
             return Loan(self._lent, block.segment, block.generation)
 
     def end(self, borrower: object) -> None:
-        """A publisher's connection is over. What it filled and did not offer is gone."""
+        """End a publisher's loans with its connection. Memory that it filled and did not offer is released."""
         with self._changed:
             if self._borrower is borrower and self._lent is not None:
                 self._borrower = self._lent = None

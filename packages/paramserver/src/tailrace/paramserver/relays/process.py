@@ -1,4 +1,4 @@
-"""A relay in a process of its own: a trainer's or a replica's crash leaves it alone, and its crash leaves them alone."""
+"""A relay in its own process, so that it survives crashes of the trainer and of replicas, and they survive its."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class RelayProcess:
         stall_s: float = STALL_S,
         transports: Sequence[str] | None = None,
         codecs: Sequence[str] | None = None,
+        always_encode: bool = False,
         timeout_s: float = 30.0,
         replace: bool = False,
     ) -> RelayProcess:
@@ -60,6 +61,8 @@ class RelayProcess:
             command += ["--transports", ",".join(transports)]
         if codecs is not None:
             command += ["--codecs", ",".join(codecs)]
+        if always_encode:
+            command += ["--always-encode"]
         if max_bytes is not None:
             command += ["--max-bytes", str(max_bytes)]
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
@@ -132,7 +135,7 @@ class RelayProcess:
 
 
 def _kill_namesake(name: str) -> None:
-    """Leaves it alone where it is not certain whose process that is; then the name is taken."""
+    """End an old relay of the name. If it is uncertain whose process it is, it is not ended; then the name is taken."""
     found = living_owner(name)
     if found is not None and found.kill():
         deadline = time.monotonic() + _CLOSE_S

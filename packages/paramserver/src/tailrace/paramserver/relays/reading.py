@@ -31,7 +31,7 @@ class Reading(Shelf):
 
         Args:
             version: its number; None for the newest that is there.
-            arriving: for a relay that passes it on: it may be arriving or sealed.
+            arriving: the reader is a relay that forwards it, so it may still be arriving or sealed.
 
         Raises:
             VersionRetired: a newer one has taken its place.

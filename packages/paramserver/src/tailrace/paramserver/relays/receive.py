@@ -11,7 +11,7 @@ from tailrace.paramserver.relays.context import Context
 from tailrace.paramserver.relays.slot import Publication, Slot
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.transport.registry import INLINE
-from tailrace.paramserver.wire.agreement import IN_PLACE, Answer, Offer
+from tailrace.paramserver.wire.agreement import IN_PLACE, Offer, OfferAnswer
 from tailrace.paramserver.wire.channel import Channel
 from tailrace.paramserver.wire.receiving import InPlace, Intake, receive_chunks
 
@@ -19,10 +19,10 @@ from tailrace.paramserver.wire.receiving import InPlace, Intake, receive_chunks
 def receive_version(
     channel: Channel, offer: Offer, relay: Context, *, slot_timeout_s: float, deadline: float | None = None
 ) -> bool:
-    """Answer an offer and receive what is missing of it.
+    """Answer an offer and receive the missing chunks.
 
     Args:
-        relay: that takes it.
+        relay: the relay that takes it.
         slot_timeout_s: how long the version may wait for a slot.
         deadline: clock time by which all of it must be there.
 
@@ -48,7 +48,7 @@ def receive_version(
     try:
         with ExitStack() as held:
             if slot.publication.in_place:
-                answer, intake = Answer(tuple(slot.publication.missing()), IN_PLACE), Intake(InPlace())
+                answer, intake = OfferAnswer(tuple(slot.publication.missing()), IN_PLACE), Intake(InPlace())
             else:
                 answer, intake = _agree(offer, slot.publication, relay, held)
             held.callback(intake.close)
@@ -65,20 +65,20 @@ def receive_version(
     return True
 
 
-def _agree(offer: Offer, publication: Publication, relay: Context, held: ExitStack) -> tuple[Answer, Intake]:
-    """How to receive what is missing. `held` gives back what that takes."""
+def _agree(offer: Offer, publication: Publication, relay: Context, held: ExitStack) -> tuple[OfferAnswer, Intake]:
+    """How to receive the missing chunks. `held` releases the resources for that."""
     missing = tuple(publication.missing())
     if missing:
         transport, source = relay.means.open(offer.transports)
         if source is not None:
-            return Answer(missing, transport), Intake(source)
+            return OfferAnswer(missing, transport), Intake(source)
         name, key = relay.means.choose_codec(offer, relay.table.bases(offer.manifest))
         if name is not None and key is not None:
             leased = relay.table.lease_base(key, f"base of version {offer.manifest.version}")
             if leased is not None:
                 held.callback(relay.table.release, *leased)
-                return Answer(missing, INLINE, name, key), Intake(None, codec(name), leased[0].memory.view)
-    return Answer(missing), Intake()
+                return OfferAnswer(missing, INLINE, name, key), Intake(None, codec(name), leased[0].memory.view)
+    return OfferAnswer(missing), Intake()
 
 
 class _SlotSink:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from tailrace.paramserver.errors import ParamServerError, PeerClosed
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.protocol import Machine, Thread
+from tailrace.paramserver.machine.protocol import HostInterface, Thread
 from tailrace.paramserver.relays.context import Context
 from tailrace.paramserver.relays.forward import Forwarder
 from tailrace.paramserver.relays.hops import Hops
@@ -27,9 +27,9 @@ from tailrace.paramserver.relays.shelf import PARTIAL_S, TAKEOVER_S
 from tailrace.paramserver.relays.slots import SlotTable
 from tailrace.paramserver.wire.address import format_address
 from tailrace.paramserver.wire.authentication import HANDSHAKE_S, admit, check_token
+from tailrace.paramserver.wire.capabilities import Means
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import Counts
-from tailrace.paramserver.wire.means import Means, default_codecs, default_transports
+from tailrace.paramserver.wire.counts import TrafficCounts
 
 STALL_S = 10.0
 SLOT_TIMEOUT_S = 60.0
@@ -37,7 +37,7 @@ _MAX_CONNECTIONS = 512
 
 
 class RelayServer:
-    """A relay in this process. `tailrace.paramserver.RelayProcess` runs one in a process of its own.
+    """A relay in this process. `tailrace.paramserver.RelayProcess` runs one in its own process.
 
     Args:
         name: unique among the relays of this user on this host; segments that a crashed relay of the same name left
@@ -51,9 +51,10 @@ class RelayServer:
         stall_s: how long a peer may make no progress inside a transfer.
         partial_s: how long what arrived of an interrupted version is kept for another sender to go on with.
         takeover_s: how long a transfer may stand still while another sender of it waits.
-        transports: for chunks, beside the connection itself, best first; None takes shared memory where there is any.
+        transports: transports for chunks besides the connection itself, best first; None: shared memory if possible.
         codecs: to send fewer bytes with where that is faster, best first; None takes all that there are.
-        machine: where it runs.
+        always_encode: use them wherever they make a chunk smaller, faster or not.
+        machine: the machine that it runs on.
 
     Raises:
         PortInUse, RelayNameTaken, AuthenticationFailed, TransportUnavailable: see their messages.
@@ -74,15 +75,12 @@ class RelayServer:
         takeover_s: float = TAKEOVER_S,
         transports: Sequence[str] | None = None,
         codecs: Sequence[str] | None = None,
-        machine: Machine = HOST,
+        always_encode: bool = False,
+        machine: HostInterface = HOST,
     ) -> None:
         self.name, self._token = name, check_token(token)
         self._stall_s, self._machine = stall_s, machine
-        means = Means(
-            default_transports(machine) if transports is None else transports,
-            default_codecs(machine) if codecs is None else codecs,
-            host=host,
-        )
+        means = Means.of(transports, codecs, machine, host=host, always_encode=always_encode)
         self._listener = machine.listen(host, port)
         self.address = format_address(host, self._listener.port)
         try:
@@ -96,7 +94,7 @@ class RelayServer:
             self._listener.close()
             raise
         self.cleaned = self._owner.cleaned
-        counts = Counts()
+        counts = TrafficCounts()
 
         def forwarder(address: str) -> Forwarder:
             return Forwarder(
@@ -121,7 +119,7 @@ class RelayServer:
         self._acceptor = machine.spawn(self._accept, f"{name} acceptor")
 
     def close(self) -> None:
-        """Stop serving and remove the shared memory. Readers keep what they have mapped."""
+        """Stop serving and remove the shared memory. Readers keep the memory that they have mapped."""
         with self._lock:
             if self._closed:
                 return

@@ -33,21 +33,20 @@ from tailrace.paramserver.relays.slot import Slot
 from tailrace.paramserver.relays.supply import SlotSupply
 from tailrace.paramserver.wire.agreement import Offer, key_from_wire
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.encoding import Encoder
 from tailrace.paramserver.wire.sending import send_version
 
 
 class Session:
-    """What one connection asks for and holds.
+    """The state of one connection: its requests, and the leases that it has.
 
     Args:
         channel: the connection.
-        relay: what the relay's connections have in common.
+        relay: the state that the relay's connections share.
     """
 
     def __init__(self, channel: Channel, relay: Context) -> None:
         self._channel, self._relay, self._table = channel, relay, relay.table
-        self._encoder = Encoder(relay.machine.now)
+        self._encoder = relay.means.encoder(relay.machine.now)
         self._leases: dict[int, tuple[Slot, Lease]] = {}
         self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "offer": self._offer,
@@ -79,7 +78,7 @@ class Session:
         except ParamServerError as error:
             self._channel.send(to_wire(error))
             if isinstance(error, ProtocolError | RelayTimeout):
-                raise  # the two ends may disagree about what comes next
+                raise  # the two ends may disagree on the next message
         else:
             if answer is not None:
                 self._channel.send(answer)
@@ -195,7 +194,7 @@ class Session:
         return {"revealed": list(self._table.reveal(version_of(message), stamp_of(message)))}
 
     def _retire(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Of `version` (with a `stamp` or without), or of all `keys`."""
+        """The publications of `version` (with or without a `stamp`), or of all `keys`."""
         keys = message.get("keys")
         if keys is None:
             return {"retired": [list(key) for key in self._table.retire(version_of(message), stamp_of(message))]}

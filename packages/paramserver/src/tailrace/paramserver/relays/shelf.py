@@ -1,10 +1,10 @@
-"""The slots of a relay, their lock, and the clock: what reading and writing have in common."""
+"""The slots of a relay, their lock, and the clock, which reading and writing share."""
 
 from __future__ import annotations
 
 from tailrace.paramserver.errors import RelayUnreachable
 from tailrace.paramserver.machine.host import HOST
-from tailrace.paramserver.machine.protocol import Machine, Segments
+from tailrace.paramserver.machine.protocol import HostInterface, Segments
 from tailrace.paramserver.machine.segments import MAX_SLOTS
 from tailrace.paramserver.relays.memory import Block, Staging
 from tailrace.paramserver.relays.slot import Slot, SlotState
@@ -31,7 +31,7 @@ class Shelf:
         self,
         owner: Segments,
         count: int,
-        machine: Machine = HOST,
+        machine: HostInterface = HOST,
         *,
         partial_s: float = PARTIAL_S,
         takeover_s: float = TAKEOVER_S,
@@ -53,7 +53,7 @@ class Shelf:
             return sorted((s for s in self.slots if s.state is SlotState.COMPLETE), key=lambda slot: slot.stamp)
 
     def versions(self) -> list[tuple[int, int]]:
-        """Version and stamp of what is visible, oldest publication first."""
+        """Version and stamp of all visible publications, oldest first."""
         return [publication.manifest.key for slot in self.complete_slots() if (publication := slot.publication)]
 
     def newest_stamp(self) -> int:
@@ -68,7 +68,7 @@ class Shelf:
             return list(self._retired)
 
     def status(self) -> dict[str, object]:
-        """What is arriving, what is sealed, and who reads what."""
+        """The versions that are arriving or sealed, and the readers' leases."""
         with self.changed:
             self._drop_stale()
             busy = [(slot, p) for slot in self.slots if (p := slot.publication) is not None]

@@ -1,4 +1,4 @@
-"""One slot of a relay: what it holds, and in which state.
+"""One slot of a relay: its version and its state.
 
 EMPTY, PARTIAL, COMPLETE, SEALED ──reserve──► RETIRING ──leases gone──► RECEIVING ──all there──► COMPLETE or SEALED
                                                  └──too slow──► as before   └──cut off──► PARTIAL ──resumed──► RECEIVING
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tailrace.paramserver.machine.protocol import Segment
+from tailrace.paramserver.machine.protocol import MemorySegment
 from tailrace.paramserver.manifest import Manifest
 from tailrace.paramserver.relays.leases import LeaseBook
 from tailrace.paramserver.relays.memory import Block
@@ -33,11 +33,11 @@ class Publication:
     """One version in one slot.
 
     Args:
-        manifest: its layout.
-        sealed: whole or not, it must not be visible yet (RR-3).
+        manifest: the version's manifest.
+        sealed: whether it must not be visible yet, even once it is complete.
         in_place: its bytes were copied into the slot's memory before it was offered, and are only to be checked.
-        checksums: of the chunks that have arrived and matched, by index.
-        progress_at: clock time at which something of it came last.
+        checksums: checksums of the chunks that have arrived and matched, by index.
+        progress_at: clock time at which data of it last arrived.
         keep_until: clock time at which it is forgotten if it is still partial then.
     """
 
@@ -73,7 +73,7 @@ class Slot:
     abort: Callable[[], None] | None = None
 
     @property
-    def memory(self) -> Segment:
+    def memory(self) -> MemorySegment:
         """Its segment, once it has one."""
         if self.block.segment is None:
             raise RuntimeError(f"slot {self.index} has no memory yet")
@@ -81,12 +81,12 @@ class Slot:
 
     @property
     def generation(self) -> int:
-        """Of its memory."""
+        """The generation of its memory."""
         return self.block.generation
 
     @property
     def stamp(self) -> int:
-        """Of its version, -1 without one."""
+        """The stamp of its version; -1 without a version."""
         return self.publication.manifest.stamp if self.publication else -1
 
     @property

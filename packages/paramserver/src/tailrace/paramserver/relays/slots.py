@@ -1,6 +1,6 @@
 """The version slots of a relay (see `slot` for their states).
 
-Invariants, which make torn reads impossible (LAM-9):
+Invariants, which make torn reads impossible:
 * only COMPLETE slots are leased to readers, and a slot is complete only when every chunk of it matched its checksum;
 * memory of a slot is written only in RECEIVING, which a slot enters with no lease on it, or, if it was interrupted,
   with leases of forwarders only, which read chunks that have arrived; those are not written again;
@@ -9,38 +9,20 @@ Invariants, which make torn reads impossible (LAM-9):
 
 from __future__ import annotations
 
-from tailrace.paramserver.errors import VersionRetired
 from tailrace.paramserver.relays.reading import Reading
 from tailrace.paramserver.relays.slot import Slot, SlotState
-from tailrace.paramserver.relays.writing import Writing
+from tailrace.paramserver.relays.visibility import Visibility
 
 __all__ = ["Slot", "SlotState", "SlotTable"]
 
 _TOMBSTONES = 256
 
 
-class SlotTable(Reading, Writing):
+class SlotTable(Reading, Visibility):
     """The slots, with all that can be done to them. The arguments are those of `Shelf`."""
 
-    def reveal(self, version: int, stamp: int | None = None) -> tuple[int, int]:
-        """Let a sealed version be seen, at once or when all of it has arrived. Its key.
-
-        Raises:
-            VersionRetired: it is not here, sealed or not.
-        """
-        with self.changed:
-            found = [
-                slot
-                for slot in self.slots
-                if slot.state is not SlotState.EMPTY and slot.version == version and stamp in (None, slot.stamp)
-            ]
-            if not found:
-                raise VersionRetired(f"version {version} is not here to be revealed; found {self._held_text()}")
-            slot = max(found, key=lambda slot: slot.stamp)
-            return self._reveal(slot)
-
     def retire(self, version: int, stamp: int | None = None) -> list[tuple[int, int]]:
-        """Forget a version, the newest too. Readers that hold it keep it until their leases end. What was retired.
+        """Retire a version, also the newest. Readers keep it until their leases end. Returns the retired publications.
 
         With a stamp, that publication is refused from now on even if it is not here yet.
         """

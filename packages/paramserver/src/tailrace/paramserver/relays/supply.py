@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from tailrace.paramserver.machine.protocol import Segment
+from tailrace.paramserver.machine.protocol import MemorySegment
 from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
 from tailrace.paramserver.relays.slots import SlotTable
@@ -38,12 +38,10 @@ class SlotSupply:
         self._base: tuple[tuple[int, int], Slot, Lease] | None = None
 
     @property
-    def memory(self) -> Segment:
-        """See `Supply`."""
+    def memory(self) -> MemorySegment:
         return self._slot.memory
 
     def next(self, wanted: list[int]) -> int | None:
-        """See `Supply`."""
         deadline = self._now() + self._patience_s
         with self._table.changed:
             while True:
@@ -58,11 +56,10 @@ class SlotSupply:
                 self._table.changed.wait(remaining)
 
     def checksum(self, index: int) -> int:
-        """See `Supply`."""
         return self._publication.checksums[index]
 
     def base(self, key: tuple[int, int]) -> memoryview | None:
-        """See `Supply`. The base is held until `close`, unless a new version needs its slot."""
+        """The base is held until `close`, unless a new version needs its slot."""
         if self._base is None or self._base[0] != key:
             self.close()
             leased = self._table.lease_base(key, f"base of version {self._publication.manifest.version}")

@@ -20,7 +20,7 @@ class DeviceMemory:
 
     Args:
         name: how messages call it.
-        address: of its first byte on the device.
+        address: the address of its first byte on the device.
         nbytes: its size.
         device: the number of the device.
         owner: keeps the memory alive.
@@ -75,7 +75,7 @@ def device_memory(array: Any, name: str = "device memory") -> DeviceMemory:
 
 
 def _extent(capsule: Any, name: str) -> tuple[int, int]:
-    """Address and size of what a DLPack capsule describes."""
+    """Address and size of a DLPack capsule's memory."""
     tensor = ctypes.cast(_pointer(capsule, b"dltensor"), ctypes.POINTER(_DLTensor)).contents
     expected, gaps = 1, False
     for axis in reversed(range(tensor.ndim)):

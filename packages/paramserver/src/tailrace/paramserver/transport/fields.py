@@ -1,4 +1,4 @@
-"""Checks of what comes from a peer: descriptors, and ranges of exported memory."""
+"""Checks of a peer's values: descriptors, and ranges of exported memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.paramserver.errors import ProtocolError, TransportUnavailable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.door import SECRET_BYTES
+from tailrace.paramserver.transport.listener import SECRET_BYTES
 from tailrace.paramserver.transport.protocol import Exportable
 
 _MAX_BYTES = 2**48
@@ -18,7 +18,7 @@ class Fields:
 
     Args:
         transport: the transport that it must be of.
-        descriptor: what came over the wire.
+        descriptor: the value received from a peer.
 
     Raises:
         ProtocolError: from the constructor and every method: what was found, what was expected.
@@ -70,7 +70,7 @@ class Fields:
 
 
 def check_range(view: memoryview, offset: int, size: int) -> None:
-    """Refuse to read what is not there, or into what cannot be written.
+    """Refuse to read outside of exported memory, or into memory that cannot be written.
 
     Raises:
         ProtocolError: the range sticks out, or the buffer is read-only or has gaps.

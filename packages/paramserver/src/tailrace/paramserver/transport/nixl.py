@@ -21,7 +21,7 @@ from typing import Any
 from tailrace.paramserver.copying import Address
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, TransportUnavailable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.door import (
+from tailrace.paramserver.transport.listener import (
     Door,
     ended,
     left,
@@ -52,7 +52,6 @@ class Nixl:
         self.host = host
 
     def unavailable(self) -> str | None:
-        """See `Transport`."""
         if importlib.util.find_spec("nixl") is None:
             return "nixl is not installed; pip install 'tailrace-paramserver[nixl]'"
         try:
@@ -62,11 +61,9 @@ class Nixl:
         return None
 
     def export(self, memory: Exportable) -> NixlExport:
-        """See `Transport`."""
         return NixlExport(memory, self.host)
 
     def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> NixlSource:
-        """See `Transport`."""
         deadline = time.monotonic() + timeout_s
         sock, nbytes, address = enter(self.name, descriptor, timeout_s)
         where = f"the exporter {address}"
@@ -105,7 +102,6 @@ class NixlExport:
         self.descriptor = described(Nixl.name, listener, self._door, self._nbytes)
 
     def close(self) -> None:
-        """See `Export`."""
         self._door.close()
         if self._agent is None:
             return
@@ -137,7 +133,6 @@ class NixlSource:
             raise ProtocolError(f"{where} sent metadata that NIXL refuses: {error}") from error
 
     def read_into(self, view: memoryview | DeviceMemory, offset: int, timeout_s: float) -> None:
-        """See `Source`."""
         check_destination(view, offset, self._nbytes)
         if self._agent is None:
             raise RelayUnreachable(f"the source at {self._where} is closed")
@@ -150,7 +145,6 @@ class NixlSource:
                 self._read(held.start, held.nbytes, _HOST, offset, timeout_s)
 
     def close(self) -> None:
-        """See `Source`."""
         self._agent = None
         self._sock.close()
 
@@ -203,7 +197,7 @@ def _library() -> Any:
 
 
 def _agent() -> Any:
-    """One for each export and source: closing one then disturbs no other."""
+    """A separate agent for each export and source, so that closing one does not disturb others."""
     api = _library()
     try:
         agent = api.nixl_agent(f"tailrace-{secrets.token_hex(8)}", api.nixl_agent_config(backends=[]))

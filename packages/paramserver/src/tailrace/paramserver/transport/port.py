@@ -6,13 +6,13 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.paramserver.transport.door import Door, knock
 from tailrace.paramserver.transport.fields import Fields
+from tailrace.paramserver.transport.listener import Door, knock
 from tailrace.paramserver.wire.address import format_address
 
 
 def described(transport: str, listener: socket.socket, door: Door, nbytes: int) -> dict[str, Any]:
-    """The descriptor of an export of so many bytes behind a door on a port."""
+    """The descriptor of an export of `nbytes` bytes behind a door on a port."""
     host, port = listener.getsockname()[:2]
     return {"transport": transport, "host": host, "port": port, "nbytes": nbytes, "secret": door.secret}
 

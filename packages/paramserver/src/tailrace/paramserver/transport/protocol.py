@@ -1,4 +1,4 @@
-"""What a transport is: one side exports memory, the other reads ranges of it.
+"""The protocol of a transport: one side exports memory, the other reads ranges of it.
 
     exporter                                      reader
     export = transport.export(memory)
@@ -44,15 +44,15 @@ class Export(Protocol):
 
     @property
     def descriptor(self) -> dict[str, Any]:
-        """What the reader needs, as a JSON object. It holds a secret: send it only to who may read."""
+        """The reader's parameters as a JSON object. It has a secret, so send it only to authorised readers."""
         ...
 
     def close(self) -> None:
-        """Serve it no longer, and give back what serving it took. The memory itself stays. Twice is no error."""
+        """End the export and free its resources, but not the memory itself. A second call does nothing."""
         ...
 
 
-class Source(Protocol):
+class RemoteMemory(Protocol):
     """Another process's exported memory. One thread at a time uses it."""
 
     def read_into(self, view: memoryview, offset: int, timeout_s: float) -> None:
@@ -63,8 +63,8 @@ class Source(Protocol):
 
         Args:
             view: a contiguous buffer; all of it is filled.
-            offset: of the first byte in the exported memory.
-            timeout_s: for the whole range.
+            offset: offset of the first byte in the exported memory.
+            timeout_s: deadline in seconds for the whole range.
 
         Raises:
             ProtocolError: the range sticks out of the exported memory, or the exporter broke the protocol.
@@ -79,11 +79,11 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class HashingSource(Source, Protocol):
+class HashingSource(RemoteMemory, Protocol):
     """A source whose reads are copies by this process: it hashes while the bytes are in the processor's cache."""
 
     def read_hashed(self, view: memoryview, offset: int, timeout_s: float) -> int:
-        """See `Source.read_into`; the xxh3 64-bit checksum of what was written."""
+        """See `RemoteMemory.read_into`. Returns the xxh3 64-bit checksum of the written bytes."""
         ...
 
 
@@ -108,7 +108,7 @@ class Transport(Protocol):
         """
         ...
 
-    def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> Source:
+    def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> RemoteMemory:
         """Reach exported memory. Every field is checked before it is used.
 
         Raises:

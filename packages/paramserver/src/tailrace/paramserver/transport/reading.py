@@ -1,4 +1,4 @@
-"""What the transports with a library of their own share: where bytes go, and waiting for a transfer."""
+"""The shared part of transports over libraries: targets of bytes, and waiting for a transfer."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from tailrace.paramserver.errors import ProtocolError
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.door import ended
 from tailrace.paramserver.transport.fields import check_range
+from tailrace.paramserver.transport.listener import ended
 
 _SPINS = 2000  # about a millisecond of asking without a pause: most ranges are there by then
 _PAUSE_S = 5e-5

@@ -57,7 +57,7 @@ def load(name: str, *, host: str = "127.0.0.1") -> Transport:
 
 
 def usable(names: Sequence[str], *, host: str = "127.0.0.1") -> list[str]:
-    """Those of the names that can be used here, in the same order: what a peer offers."""
+    """The names of usable transports among these, in the same order."""
     found = []
     for name in names:
         try:
@@ -75,8 +75,8 @@ def negotiate(offered: Sequence[str], wanted: Sequence[str], *, same_host: bool 
     inline, on the connection itself.
 
     Args:
-        offered: what the exporter can use.
-        wanted: what the reader asks for, best first. A name that it cannot use has no place here (see `usable`).
+        offered: the transports that the exporter can use.
+        wanted: the transports that the reader asks for, best first; only usable ones (see `usable`).
         same_host: whether both are known to be on one host.
     """
     if same_host and "shm" in offered and "shm" in wanted:

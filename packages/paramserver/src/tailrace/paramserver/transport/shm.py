@@ -20,8 +20,8 @@ from typing import Any
 
 from tailrace.paramserver.copying import copy, hashed_copy
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable, TransportUnavailable
-from tailrace.paramserver.transport.door import Door, ended, knock, left, naming
 from tailrace.paramserver.transport.fields import Fields, check_host_memory, check_range
+from tailrace.paramserver.transport.listener import Door, ended, knock, left, naming
 from tailrace.paramserver.transport.protocol import Exportable
 
 _PREFIX = "tailrace-export-"
@@ -32,7 +32,7 @@ class SharedMemory:
     """Readers map the exported memory and copy from it.
 
     Args:
-        host: of no use here; every transport is made with it.
+        host: not used here; every transport has this argument.
     """
 
     name = "shm"
@@ -41,18 +41,15 @@ class SharedMemory:
         self.host = host
 
     def unavailable(self) -> str | None:
-        """See `Transport`."""
         return None if sys.platform == "linux" else "it needs Linux's abstract sockets"
 
     def export(self, memory: Exportable) -> SharedExport:
-        """See `Transport`."""
         check_host_memory(self.name, memory)
         if memory.fd < 0:
             raise TransportUnavailable(f"found {memory.name!r} without a file descriptor, expected shared memory")
         return SharedExport(memory)
 
     def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> SharedSource:
-        """See `Transport`."""
         fields = Fields(self.name, descriptor)
         socket_name, nbytes, secret = fields.text("socket"), fields.nbytes(), fields.secret()
         if not socket_name.startswith(_PREFIX) or len(socket_name) > 100:
@@ -65,7 +62,7 @@ class SharedMemory:
             try:
                 if os.fstat(fd).st_size < nbytes:
                     raise ProtocolError(f"{_WHERE} handed over {os.fstat(fd).st_size} bytes, expected {nbytes}")
-                # Without MAP_POPULATE: a reader may want little of it, and the first copy maps what it touches.
+                # Without MAP_POPULATE: a reader may need little of it, and the first copy maps the pages that it touches.
                 mapped = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ) if nbytes else None
             finally:
                 os.close(fd)
@@ -101,7 +98,6 @@ class SharedExport:
         }
 
     def close(self) -> None:
-        """See `Export`."""
         self._door.close()
         if self._fd >= 0:
             os.close(self._fd)
@@ -120,14 +116,12 @@ class SharedSource:
         self._view = memoryview(b"") if mapped is None else memoryview(mapped)
 
     def read_into(self, view: memoryview, offset: int, timeout_s: float) -> None:  # noqa: ARG002  a copy does not wait
-        """See `Source`."""
         check_range(view, offset, self._nbytes)
         self._check_exported()
         copy(view, self._view[offset : offset + view.nbytes])
         self._check_exported()  # closed in the middle: the exporter may have written over it
 
     def read_hashed(self, view: memoryview, offset: int, timeout_s: float) -> int:  # noqa: ARG002
-        """See `HashingSource`."""
         check_range(view, offset, self._nbytes)
         self._check_exported()
         found = hashed_copy(view, self._view[offset : offset + view.nbytes])
@@ -135,7 +129,6 @@ class SharedSource:
         return found
 
     def close(self) -> None:
-        """See `Source`."""
         self._sock.close()
         self._view.release()
         if self._map is not None:

@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.paramserver.errors import ProtocolError
-from tailrace.paramserver.transport.door import Door, fill, left, listen, naming, receive
 from tailrace.paramserver.transport.fields import check_host_memory, check_range
+from tailrace.paramserver.transport.listener import Door, fill, left, listen, naming, receive
 from tailrace.paramserver.transport.port import described, enter
 from tailrace.paramserver.transport.protocol import Exportable
 
@@ -40,16 +40,13 @@ class Tcp:
         self.host = host
 
     def unavailable(self) -> str | None:
-        """See `Transport`."""
         return None
 
     def export(self, memory: Exportable) -> TcpExport:
-        """See `Transport`."""
         check_host_memory(self.name, memory)
         return TcpExport(memory, self.host)
 
     def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> TcpSource:
-        """See `Transport`."""
         return TcpSource(*enter(self.name, descriptor, timeout_s))
 
 
@@ -64,7 +61,6 @@ class TcpExport:
         self.descriptor = described(Tcp.name, listener, self._door, self._view.nbytes)
 
     def close(self) -> None:
-        """See `Export`."""
         self._door.close()
         if self._fd >= 0:
             os.close(self._fd)
@@ -105,7 +101,6 @@ class TcpSource:
         self._sock, self._nbytes, self._where = sock, nbytes, f"the exporter {peer}"
 
     def read_into(self, view: memoryview, offset: int, timeout_s: float) -> None:
-        """See `Source`."""
         check_range(view, offset, self._nbytes)
         flat = view.cast("B") if view.nbytes else view
         deadline = time.monotonic() + timeout_s
@@ -118,5 +113,4 @@ class TcpSource:
             fill(self._sock, flat, deadline)
 
     def close(self) -> None:
-        """See `Source`."""
         self._sock.close()

@@ -24,7 +24,7 @@ from typing import Any
 from tailrace.paramserver.copying import Address, at
 from tailrace.paramserver.errors import ProtocolError, RelayUnreachable
 from tailrace.paramserver.transport.device import DeviceMemory
-from tailrace.paramserver.transport.door import (
+from tailrace.paramserver.transport.listener import (
     Door,
     ended,
     gone,
@@ -56,7 +56,6 @@ class Ucx:
         self.host = host
 
     def unavailable(self) -> str | None:
-        """See `Transport`."""
         if importlib.util.find_spec("ucxx") is None:
             return "ucxx is not installed; pip install 'tailrace-paramserver[ucx]'"
         try:
@@ -66,11 +65,9 @@ class Ucx:
         return None
 
     def export(self, memory: Exportable) -> UcxExport:
-        """See `Transport`."""
         return UcxExport(memory, self.host)
 
     def open(self, descriptor: Mapping[str, Any], *, timeout_s: float) -> UcxSource:
-        """See `Transport`."""
         deadline = time.monotonic() + timeout_s
         sock, nbytes, address = enter(self.name, descriptor, timeout_s)
         where = f"the exporter {address}"
@@ -93,7 +90,6 @@ class UcxExport:
         self.descriptor = described(Ucx.name, listener, self._door, self._nbytes)
 
     def close(self) -> None:
-        """See `Export`."""
         self._door.close()
 
     def _serve(self, sock: socket.socket) -> None:
@@ -137,7 +133,6 @@ class UcxSource:
             raise ProtocolError(f"{where} does not speak UCX")
 
     def read_into(self, view: memoryview | DeviceMemory, offset: int, timeout_s: float) -> None:
-        """See `Source`."""
         check_destination(view, offset, self._nbytes)
         if self._worker is None:
             raise RelayUnreachable(f"the source at {self._where} is closed")
@@ -161,7 +156,6 @@ class UcxSource:
                 raise
 
     def close(self) -> None:
-        """See `Source`."""
         self._worker = None
         self._sock.close()
 

@@ -1,4 +1,4 @@
-"""What sender and receiver of a version agree on before the first chunk.
+"""The agreement between sender and receiver of a version before the first chunk.
 
     sender -> receiver   {"op": "offer", "manifest": {...}, "sealed": false, "relayed": false,
                           "transports": {"shm": {...}}, "codecs": ["delta"], "bases": [[version, stamp], ...], "loan": null}
@@ -32,9 +32,9 @@ class Offer:
 
     Args:
         manifest: the version.
-        sealed: it must not be visible yet.
+        sealed: whether it must not be visible yet.
         transports: descriptors of the sender's exported memory, by transport.
-        codecs: that the sender can encode with.
+        codecs: the codecs that the sender can encode with.
         bases: versions of the same layout that the sender holds.
         relayed: the sender is a relay, not the publisher.
         loan: the version lies in memory of the receiver's that the sender borrowed under this number, or None.
@@ -49,7 +49,7 @@ class Offer:
     loan: int | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """The message as a JSON object."""
         return {
             "op": "offer",
             "manifest": self.manifest.to_wire(),
@@ -93,13 +93,13 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the receiver wants of an offer.
+class OfferAnswer:
+    """The part of an offer that the receiver wants, and how.
 
     Args:
         missing: chunks that it lacks, ascending.
-        transport: that it reads with; `INLINE` for bytes on the connection.
-        codec: to encode with against `base`, or None.
+        transport: the transport that it reads with; `INLINE` for bytes on the connection.
+        codec: the codec to encode with against `base`, or None.
         base: key of the version that both hold, or None.
     """
 
@@ -109,7 +109,7 @@ class Answer:
     base: tuple[int, int] | None = None
 
     def to_wire(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """The message as a JSON object."""
         return {
             "go": True,
             "missing": to_ranges(self.missing),
@@ -119,8 +119,8 @@ class Answer:
         }
 
     @classmethod
-    def from_wire(cls, data: Mapping[str, Any], offer: Offer) -> Answer | None:
-        """What a peer answered to our offer; None if it has the version.
+    def from_wire(cls, data: Mapping[str, Any], offer: Offer) -> OfferAnswer | None:
+        """A peer's answer to an offer; None if it has the version already.
 
         Raises:
             ProtocolError: it chose what was not offered.

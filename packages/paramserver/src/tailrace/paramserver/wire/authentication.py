@@ -14,7 +14,7 @@ import secrets
 from typing import Any
 
 from tailrace.paramserver.errors import AuthenticationFailed, ParamServerError, ProtocolError, to_wire
-from tailrace.paramserver.machine.protocol import Machine
+from tailrace.paramserver.machine.protocol import HostInterface
 from tailrace.paramserver.wire.channel import Channel
 
 TOKEN_VARIABLE = "TAILRACE_RELAY_TOKEN"  # noqa: S105  the variable's name, not a token
@@ -59,9 +59,9 @@ def admit(channel: Channel, token: str, welcome: dict[str, Any]) -> None:
 
 
 def connect(
-    machine: Machine, address: str, *, token: str, timeout_s: float, stall_s: float
+    machine: HostInterface, address: str, *, token: str, timeout_s: float, stall_s: float
 ) -> tuple[Channel, dict[str, Any]]:
-    """The client's side: an authenticated connection, and what the relay says of itself.
+    """The client's side: returns an authenticated connection and the relay's greeting.
 
     Raises:
         RelayUnreachable: nobody listens there.

@@ -27,7 +27,7 @@ from typing import Any
 import xxhash
 
 from tailrace.paramserver.errors import PeerClosed, ProtocolError, RelayTimeout, RelayUnreachable, from_wire
-from tailrace.paramserver.machine.protocol import Stream
+from tailrace.paramserver.machine.protocol import ByteStream
 
 _MESSAGE = struct.Struct("!IQ")
 _CHUNK = struct.Struct("!IIQIB")
@@ -35,7 +35,7 @@ _REST = struct.Struct("!IIIB")
 MAX_MESSAGE = 64 * 2**20
 
 
-class Kind(IntEnum):
+class ChunkKind(IntEnum):
     """How a chunk comes."""
 
     RAW = 0
@@ -46,25 +46,25 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """What precedes a chunk's payload. Nothing of it is checked yet but that the kind exists and the sizes fit."""
+    """The header of a chunk. So far only its kind and sizes have been checked."""
 
     index: int
     nbytes: int
     checksum: int
     payload_bytes: int
-    kind: Kind
+    kind: ChunkKind
 
 
 class Channel:
     """One end of a connection, used by one thread at a time.
 
     Args:
-        stream: what carries its bytes.
+        stream: the stream that carries its bytes.
         stall_s: how long the peer may make no progress inside a message or a chunk.
         peer: how error messages call the other end.
     """
 
-    def __init__(self, stream: Stream, stall_s: float, peer: str) -> None:
+    def __init__(self, stream: ByteStream, stall_s: float, peer: str) -> None:
         self._stream, self.stall_s, self.peer = stream, stall_s, peer
 
     def send(self, message: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ class Channel:
         return answer
 
     def readable(self, timeout_s: float) -> bool:
-        """Whether something arrived (or the peer closed) within so many seconds."""
+        """Whether data arrived, or the peer closed, within `timeout_s` seconds."""
         return self._stream.readable(timeout_s)
 
     def send_chunk(self, index: int, checksum: int, fd: int, view: memoryview, offset: int, nbytes: int) -> None:
@@ -134,26 +134,26 @@ class Channel:
 
         The kernel may still refer to that memory when this returns, until the peer acknowledges what it has received.
         """
-        self._send_all(_header(index, nbytes, checksum, nbytes, Kind.RAW))
+        self._send_all(_header(index, nbytes, checksum, nbytes, ChunkKind.RAW))
         sent = self._send_file(fd, offset, nbytes)
         if sent < nbytes:
             self._send_all(view[offset + sent : offset + nbytes])
 
     def send_encoded(self, index: int, checksum: int, nbytes: int, payload: bytes) -> None:
         """Send a chunk of `nbytes` as a codec made it."""
-        self._send_all(_header(index, nbytes, checksum, len(payload), Kind.ENCODED))
+        self._send_all(_header(index, nbytes, checksum, len(payload), ChunkKind.ENCODED))
         self._send_all(payload)
 
     def send_ready(self, index: int, checksum: int, nbytes: int) -> None:
         """Say that a chunk can be read from the memory that was exported."""
-        self._send_all(_header(index, nbytes, checksum, 0, Kind.READY))
+        self._send_all(_header(index, nbytes, checksum, 0, ChunkKind.READY))
 
     def send_stop(self) -> None:
         """Say that no more chunks come for now."""
-        self._send_all(_header(0, 0, 0, 0, Kind.STOP))
+        self._send_all(_header(0, 0, 0, 0, ChunkKind.STOP))
 
     def receive_chunk_header(self) -> ChunkHeader:
-        """What comes next.
+        """Receive the next message.
 
         Raises:
             ProtocolError: no such kind of chunk, or a payload whose size does not go with it.
@@ -161,21 +161,21 @@ class Channel:
         header = bytearray(_CHUNK.size)
         self._receive_all(memoryview(header), self.stall_s)
         index, nbytes, checksum, payload_bytes, kind = _CHUNK.unpack(header)
-        if kind not in Kind.__members__.values():
-            raise ProtocolError(f"{self.peer} sent a chunk of kind {kind}, expected 0 to {max(Kind)}")
+        if kind not in ChunkKind.__members__.values():
+            raise ProtocolError(f"{self.peer} sent a chunk of kind {kind}, expected 0 to {max(ChunkKind)}")
         low, high = {
-            Kind.RAW: (nbytes, nbytes),
-            Kind.ENCODED: (0, nbytes - 1),
-            Kind.READY: (0, 0),
-            Kind.STOP: (0, 0),
-        }[Kind(kind)]
+            ChunkKind.RAW: (nbytes, nbytes),
+            ChunkKind.ENCODED: (0, nbytes - 1),
+            ChunkKind.READY: (0, 0),
+            ChunkKind.STOP: (0, 0),
+        }[ChunkKind(kind)]
         if not low <= payload_bytes <= high:
             raise ProtocolError(
                 f"{self.peer} announced {payload_bytes} bytes for chunk {index} of {nbytes} bytes, expected "
-                f"{low if low == high else f'{low} to {high}'} ({Kind(kind).name.lower()})"
+                f"{low if low == high else f'{low} to {high}'} ({ChunkKind(kind).name.lower()})"
             )
         return ChunkHeader(
-            index, nbytes, checksum ^ _rest(index, nbytes, payload_bytes, kind), payload_bytes, Kind(kind)
+            index, nbytes, checksum ^ _rest(index, nbytes, payload_bytes, kind), payload_bytes, ChunkKind(kind)
         )
 
     def receive_into(self, view: memoryview, seen: Callable[[memoryview], object] | None = None) -> None:
@@ -246,7 +246,7 @@ class Channel:
         return RelayUnreachable(f"the connection to {self.peer} broke: {error.strerror or error}")
 
 
-def _header(index: int, nbytes: int, checksum: int, payload_bytes: int, kind: Kind) -> bytes:
+def _header(index: int, nbytes: int, checksum: int, payload_bytes: int, kind: ChunkKind) -> bytes:
     return _CHUNK.pack(index, nbytes, checksum ^ _rest(index, nbytes, payload_bytes, kind), payload_bytes, kind)
 
 

@@ -1,4 +1,4 @@
-"""Whether the sender of a chunk encodes it, from what it measured on this connection."""
+"""Decides whether the sender encodes a chunk, from measurements on this connection."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ class Encoder:
 
     Args:
         now: clock.
+        always: encode whatever becomes smaller by it, however long it takes.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float], *, always: bool = False) -> None:
+        self._now, self._always = now, always
         self._choosers: dict[str, CodecChooser] = {}
 
     def encode(self, name: str, base: memoryview, chunk: memoryview) -> bytes | None:
-        """What to send in place of a chunk, or None if raw is faster, as far as is known."""
+        """The bytes to send instead of a chunk; None if raw seems faster."""
         # One thread encodes and sends, one after the other.
-        decision, chooser = self._choosers.get(name, CodecChooser(overlapped=False)).decide(chunk.nbytes)
+        decision, chooser = self._choosers.get(name, CodecChooser()).decide(chunk.nbytes)
         payload = None
-        if decision.encode:
+        if decision.encode or self._always:
             began = self._now()
             try:
                 payload = codec(name).encode(base, chunk)
@@ -40,7 +41,7 @@ class Encoder:
     def sent_raw(self, name: str, nbytes: int, seconds: float) -> None:
         """A chunk that could have been encoded went raw, and took so long to send."""
         if seconds > 0 and nbytes > 0:
-            chooser = self._choosers.get(name, CodecChooser(overlapped=False))
+            chooser = self._choosers.get(name, CodecChooser())
             self._choosers[name] = chooser.sent_raw(nbytes, seconds)
 
     @property

@@ -22,7 +22,7 @@ def from_ranges(value: object, count: int) -> list[int]:
     """The indices, ascending. Nothing is expanded before every range is known to be one.
 
     Args:
-        value: what a peer sent.
+        value: the value that a peer sent.
         count: how many chunks there are.
 
     Raises:

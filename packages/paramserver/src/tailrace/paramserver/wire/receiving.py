@@ -9,16 +9,16 @@ import xxhash
 from tailrace.paramserver.codec.protocol import Codec
 from tailrace.paramserver.errors import ChunkDamaged, ParamServerError, ProtocolError
 from tailrace.paramserver.manifest import Manifest, checksum
-from tailrace.paramserver.transport.protocol import HashingSource, Source
-from tailrace.paramserver.wire.aside import WORTH_BYTES, HashAside
-from tailrace.paramserver.wire.channel import Channel, ChunkHeader, Kind
-from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.transport.protocol import HashingSource, RemoteMemory
+from tailrace.paramserver.wire.background_hash import WORTH_BYTES, BackgroundHash
+from tailrace.paramserver.wire.channel import Channel, ChunkHeader, ChunkKind
+from tailrace.paramserver.wire.counts import TrafficCounts
 from tailrace.paramserver.wire.ranges import to_ranges
 from tailrace.paramserver.wire.sending import ROUNDS
 
 
 class Sink(Protocol):
-    """Where the chunks of a version go."""
+    """The destination of a version's chunks."""
 
     @property
     def view(self) -> memoryview:
@@ -30,7 +30,7 @@ class Sink(Protocol):
         ...
 
     def arrived(self, index: int, checksum: int) -> None:
-        """A chunk is in its place, and matched its checksum."""
+        """Note that a chunk is in place and matched its checksum."""
         ...
 
 
@@ -38,14 +38,13 @@ class InPlace:
     """A `HashingSource` of chunks that lie where they belong."""
 
     def read_into(self, view: memoryview, offset: int, timeout_s: float) -> None:
-        """See `Source`."""
+        """See `RemoteMemory`."""
 
     def read_hashed(self, view: memoryview, offset: int, timeout_s: float) -> int:  # noqa: ARG002
-        """See `HashingSource`."""
         return checksum(view)
 
     def close(self) -> None:
-        """See `Source`."""
+        """See `RemoteMemory`."""
 
 
 class Intake:
@@ -53,18 +52,18 @@ class Intake:
 
     Args:
         source: the sender's exported memory, or None.
-        codec: that the sender encodes with, or None.
+        codec: the codec that the sender encodes with, or None.
         base: the bytes of the version that it encodes against.
     """
 
     def __init__(
-        self, source: Source | None = None, codec: Codec | None = None, base: memoryview | None = None
+        self, source: RemoteMemory | None = None, codec: Codec | None = None, base: memoryview | None = None
     ) -> None:
         self._source, self._codec, self._base = source, codec, base
-        self._payload, self._aside = bytearray(), HashAside()
+        self._payload, self._aside = bytearray(), BackgroundHash()
 
     def take(self, channel: Channel, header: ChunkHeader, offset: int, sink: Sink) -> int | None:
-        """Bring a chunk to its place.
+        """Receive a chunk into its place.
 
         Returns:
             The checksum of what is there now, or None if the chunk could not be brought this way.
@@ -74,7 +73,7 @@ class Intake:
             RelayUnreachable, RelayTimeout: the connection broke.
         """
         part = sink.view[offset : offset + header.nbytes]
-        if header.kind is Kind.RAW:
+        if header.kind is ChunkKind.RAW:
             if header.nbytes >= WORTH_BYTES:
                 return self._receive_aside(channel, part, sink)
             hasher = xxhash.xxh3_64()
@@ -85,7 +84,7 @@ class Intake:
 
             channel.receive_into(part, seen)
             return int(hasher.intdigest())
-        if header.kind is Kind.ENCODED:
+        if header.kind is ChunkKind.ENCODED:
             if self._codec is None or self._base is None:
                 raise ProtocolError(f"{channel.peer} sent chunk {header.index} encoded, expected it raw")
             return self._decode(channel, header, offset, part, self._codec, self._base)
@@ -135,7 +134,7 @@ class Intake:
 
 
 def receive_chunks(
-    channel: Channel, manifest: Manifest, missing: list[int], sink: Sink, intake: Intake, counts: Counts
+    channel: Channel, manifest: Manifest, missing: list[int], sink: Sink, intake: Intake, counts: TrafficCounts
 ) -> bool:
     """Fill memory with the chunks of a version that are missing. The caller then says that it is complete.
 
@@ -152,7 +151,7 @@ def receive_chunks(
         wanted, damaged, why = set(missing), list[int](), ""
         while wanted:
             header = channel.receive_chunk_header()
-            if header.kind is Kind.STOP:
+            if header.kind is ChunkKind.STOP:
                 channel.send({"partial": True})
                 return False
             if header.index not in wanted:
@@ -175,7 +174,7 @@ def receive_chunks(
                 counts.bytes_received += nbytes
                 continue
             damaged.append(header.index)
-            if header.kind is not Kind.RAW:
+            if header.kind is not ChunkKind.RAW:
                 counts.fallbacks += 1
                 continue
             counts.chunks_damaged += 1

@@ -17,9 +17,9 @@ from typing import Protocol
 
 from tailrace.paramserver.errors import ProtocolError, RelayTimeout, VersionSuperseded
 from tailrace.paramserver.transport.registry import INLINE
-from tailrace.paramserver.wire.agreement import Answer, Offer
+from tailrace.paramserver.wire.agreement import Offer, OfferAnswer
 from tailrace.paramserver.wire.channel import Channel
-from tailrace.paramserver.wire.counts import Counts
+from tailrace.paramserver.wire.counts import TrafficCounts
 from tailrace.paramserver.wire.encoding import Encoder
 from tailrace.paramserver.wire.ranges import from_ranges
 
@@ -62,7 +62,7 @@ class Supply(Protocol):
         ...
 
     def base(self, key: tuple[int, int]) -> memoryview | None:
-        """The bytes of another version that was offered as a base, or None if they are not to be had any more."""
+        """The bytes of another version that was offered as a base; None if they are no longer available."""
         ...
 
 
@@ -70,21 +70,21 @@ def send_version(
     channel: Channel,
     offer: Offer,
     supply: Supply,
-    counts: Counts,
+    counts: TrafficCounts,
     *,
     go_timeout_s: float,
     encoder: Encoder | None = None,
     give_up: Callable[[], bool] = lambda: False,
-    agreed: Callable[[Answer | None], None] = lambda _: None,
+    agreed: Callable[[OfferAnswer | None], None] = lambda _: None,
     sent: set[int] | None = None,
 ) -> bool:
-    """Offer a version and send what of it the receiver lacks.
+    """Offer a version and send the chunks that the receiver lacks.
 
     Args:
         channel: an authenticated connection to the receiver.
         offer: the version, and how it can be sent.
         supply: its chunks.
-        counts: what is sent is added to these.
+        counts: totals to which everything sent is added.
         go_timeout_s: how long the receiver may take to free a slot.
         encoder: decides which chunks to encode; None encodes none.
         give_up: asked while waiting for the slot; True abandons the offer.
@@ -107,7 +107,7 @@ def send_version(
             raise VersionSuperseded(f"version {manifest.version} gave way while {channel.peer} had no free slot")
         if waited_s >= go_timeout_s:
             raise RelayTimeout(f"{channel.peer} did not free a slot for version {manifest.version} in {go_timeout_s} s")
-    answer = Answer.from_wire(channel.answer(channel.stall_s), offer)
+    answer = OfferAnswer.from_wire(channel.answer(channel.stall_s), offer)
     agreed(answer)
     if answer is None:
         return True
@@ -141,9 +141,9 @@ class _Outgoing:
         self,
         channel: Channel,
         offer: Offer,
-        answer: Answer,
+        answer: OfferAnswer,
         supply: Supply,
-        counts: Counts,
+        counts: TrafficCounts,
         encoder: Encoder | None,
         ledger: set[int],
     ) -> None:
@@ -151,7 +151,7 @@ class _Outgoing:
         self._counts, self._encoder, self.ledger = counts, encoder, ledger
 
     def send(self, index: int, raw: bool) -> None:
-        """Send a chunk; `raw` if the way that was agreed failed for it."""
+        """Send a chunk; `raw` if the agreed way failed for it."""
         offset, nbytes = self._offer.manifest.chunk(index)
         value = self._supply.checksum(index)
         if not raw and self._answer.transport != INLINE:

@@ -1,1 +1,1 @@
-"""Configuration: sparse TOML in, strict models inside, resolved JSON out."""
+"""Configuration: sparse TOML files are read into strict models, which are written out as resolved JSON."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 import types
 import typing
@@ -12,15 +11,19 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from tailrace.contracts import expected_one_of
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, config_error
+from tailrace.pipeline.spec import AXES
+
+_NAMED = {*AXES, "sampler", "eviction"}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dictionary.
 
     Raises:
-        ConfigError: it is missing or not TOML.
+        ConfigError: the file is missing or not TOML.
     """
     try:
         return tomllib.loads(path.read_text())
@@ -36,7 +39,7 @@ def parse_setting(text: str) -> dict[str, Any]:
     """``trainer.options.lr=1e-6`` as a nested dictionary. The value is TOML; a bare word is a string.
 
     Raises:
-        ConfigError: there is no ``=`` or no key.
+        ConfigError: the text has no ``=`` or no key.
     """
     key, equals, value = text.partition("=")
     parts = key.strip().split(".")
@@ -53,11 +56,15 @@ def parse_setting(text: str) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, table by table. A policy by name replaces the one below with its options."""
+    """`base` with the values of `over`, table by table. A policy with another name replaces the one below and its options."""
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, str) and key in _NAMED:
+            below = {"name": below}  # a policy given by its name alone
         if isinstance(value, Mapping) and isinstance(below, Mapping):
+            if key == "task" and "train" in value and "name" not in value:
+                below = {name: each for name, each in below.items() if name != "name"}  # a file, not a generated task
             replaces = "name" in value and value.get("name") != below.get("name")
             merged[key] = dict(value) if replaces else merge(below, value)
         else:
@@ -66,13 +73,14 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def validate(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> RunConfig:
-    """One configuration from layers, the later over the earlier.
+    """One configuration from layers; later layers override earlier ones.
 
     Args:
-        layers: (where it comes from, its content).
+        layers: (source, content) of each layer.
 
     Raises:
-        ConfigError: one line with the file, the key, what was found and what was expected.
+        ConfigError: a value is wrong. The message has a line for each fault, with the file, the key, what was found and what
+            was expected.
     """
     merged: dict[str, Any] = {}
     for _, content in layers:
@@ -80,10 +88,12 @@ def validate(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> RunConfig:
     try:
         return RunConfig.model_validate(_lists_to_tuples(merged))
     except ValidationError as error:
-        first = error.errors()[0]
-        path = [str(part) for part in first["loc"]]
-        source = next((name for name, content in reversed(layers) if _has(content, path)), layers[-1][0])
-        raise ConfigError(f"{source}: {_explain(path, first)}") from None
+        lines = []
+        for fault in error.errors():
+            path = [str(part) for part in fault["loc"]]
+            source = next((name for name, content in reversed(layers) if has_key(content, path)), layers[-1][0])
+            lines.append(f"{source}: {explain(RunConfig, path, fault)}")
+        raise config_error(lines) from None
 
 
 def _lists_to_tuples(content: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +102,8 @@ def _lists_to_tuples(content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _has(content: Mapping[str, Any], path: Sequence[str]) -> bool:
+def has_key(content: Mapping[str, Any], path: Sequence[str]) -> bool:
+    """Whether a table has a key, given by the tables that it is in and its name."""
     value: Any = content
     for part in path:
         if not isinstance(value, Mapping) or part not in value:
@@ -101,18 +112,23 @@ def _has(content: Mapping[str, Any], path: Sequence[str]) -> bool:
     return True
 
 
-def _explain(path: list[str], error: Any) -> str:
-    key = ".".join(path)
+def explain(model: type[BaseModel], path: Sequence[str], error: Any, *, within: str = "") -> str:
+    """The message of a validation error: the key, what was found and what was expected.
+
+    Args:
+        model: the model of the whole content.
+        path: the path of the key in it.
+        error: pydantic's description of the error.
+        within: prefix of the key in the file, with a dot.
+    """
+    key = within + ".".join(path)
     if error["type"] == "extra_forbidden":
-        known = _keys_beside(path)
-        close = difflib.get_close_matches(path[-1], known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        return f"found the unknown key {key!r}, expected one of {', '.join(known)}{hint}"
-    return f"key {key!r}: found {error['input']!r}, expected: {error['msg'].removeprefix('Input should be ')}"
+        return f"found the unknown key {key!r}, {expected_one_of(path[-1], _keys_beside(model, path))}"
+    expected = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"key {key!r}: found {error['input']!r:.60}, expected: {expected}"
 
 
-def _keys_beside(path: Sequence[str]) -> list[str]:
-    model: type[BaseModel] = RunConfig
+def _keys_beside(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path[:-1]:
         field = model.model_fields.get(part)
         if field is None:

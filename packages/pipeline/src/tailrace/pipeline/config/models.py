@@ -1,4 +1,4 @@
-"""What a configuration file may say. Strict: an unknown key or a wrong type is an error that names it."""
+"""The models of a configuration file. Strict: an unknown key or a wrong type is an error that names the key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
 
 def _as_path(value: Any) -> Any:
@@ -29,12 +29,13 @@ def _as_choice(value: Any) -> Any:
 class Choice(BaseModel):
     """A policy by name, with its options: ``"on-idle"`` or ``{ name = "best-fit", period_s = 5.0 }``."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
     name: str
+    """the plugin's name in its entry-point group"""
 
     @property
     def options(self) -> dict[str, Any]:
-        """Everything but the name."""
+        """All fields except the name."""
         return dict(self.model_extra or {})
 
 
@@ -42,154 +43,236 @@ Policy = Annotated[Choice, BeforeValidator(_as_choice)]
 
 
 class TaskConfig(_Strict):
-    """What is learned: a generated task by name, or prompt files with a verifier."""
+    """The task to learn: a generated task by name, or prompt files with a verifier."""
 
     name: str | None = None
+    """a generated task, such as long-chain-sum; not together with `train`"""
     train: FilePath | None = None
+    """prompts to train on: a JSON Lines or Parquet file"""
     held_out: FilePath | None = None
+    """prompts to evaluate on: a file like `train`; none: no evaluation"""
     verifier: str = "math"
+    """the verifier of rows in a file that name none: a plugin of tailrace.verifier, module:function or file.py:function"""
     train_size: Positive = 20_000
+    """prompts of a generated task"""
     held_out_size: Positive = 256
-    options: dict[str, Any] = {}
+    """held-out prompts, of a generated task or from the file"""
 
 
 class SmallModelConfig(_Strict):
     """A small Qwen3 built from a configuration, for machines without a download."""
 
     hidden: Positive = 64
+    """width of the residual stream"""
     layers: Positive = 3
+    """decoder layers"""
     heads: Positive = 4
+    """query heads"""
     kv_heads: Positive = 2
+    """key and value heads"""
     head_dim: Positive = 32
+    """width of a head"""
     mlp: Positive = 192
+    """width of the feed-forward layers"""
 
 
 class ModelConfig(_Strict):
     """The model that training starts from: a Hugging Face directory, or a small one with a warm start."""
 
     path: FilePath | None = None
+    """a Hugging Face model directory to start from"""
     small: SmallModelConfig | None = None
+    """the shape of a small Qwen3 that is built and warm-started if there is no `path`"""
     tokenizer: dict[str, Any] = {}
+    """options of the small model's tokenizer, see `tailrace.trainer.warmstart.TokenizerShape`"""
 
 
-class WarmStartConfig(_Strict):
+class WarmStartTable(_Strict):
     """Supervised fine-tuning of the small model on generated demonstrations; cached."""
 
+    task: str | None = None
+    """the generated task whose demonstrations the small model learns from, where prompts come from files"""
     steps: Positive = 600
+    """optimizer steps"""
     batch: Positive = 32
+    """demonstrations in a step"""
     lr: float = Field(default=4e-3, gt=0)
+    """peak learning rate"""
     processes: Positive = 1
+    """data-parallel processes"""
     demonstrations: Positive = 20_000
+    """generated demonstrations"""
     continued_lr_share: float = Field(default=0.1, gt=0)
+    """learning rate of the control that continues fine-tuning, as a share of `lr`"""
     options: dict[str, Any] = {}
+    """further options, see `tailrace.trainer.warmstart.WarmStartConfig`"""
 
 
 class PipelineConfig(_Strict):
-    """One policy per axis, and the quantities they work with."""
+    """One policy per axis, and the quantities that they use."""
 
     admission: Policy = Choice(name="inherent")
+    """may a group start at a version, and when is a batch trainable"""
     batching: Policy = Choice(name="plain")
+    """which prompts are launched, with how many samples, and which groups are filtered"""
     routing: Policy = Choice(name="least-loaded")
+    """which replica runs a trajectory"""
     sync: Policy = Choice(name="on-idle")
+    """when a replica pulls weights"""
     relocation: Policy = Choice(name="best-fit")
+    """which running trajectories move"""
     training: Policy = Choice(name="full-batch")
+    """which ready parts are trained on, and when weights change"""
     provisioning: Policy = Choice(name="static")
+    """who gets which devices"""
     recovery: Policy = Choice(name="isolate")
+    """who is suspected, and what restarts when a member fails"""
     sampler: Policy = Choice(name="fifo")
+    """which complete groups a batch takes, where admission leaves a choice"""
     steps: Positive = 60
+    """batches that the run trains on; each makes a weight version"""
     prompts_per_step: Positive = 32
+    """prompts (groups) in a batch"""
     samples_per_prompt: Annotated[int, Field(gt=1)] = 8
+    """responses to each prompt"""
     prompts_per_replica: Positive = 16
+    """groups that a replica generates at once"""
+    eviction: Policy | None = None
+    """oldest, stalest or another plugin: which complete groups leave a full buffer untrained; none: it holds replicas back"""
     buffer_prompts: Positive | None = None
+    """most groups open at once (waiting, generating or complete); with eviction: most complete groups; none: no such limit"""
+    open_batches: Positive = 4
+    """most batches of groups open at once if neither admission nor buffer_prompts limits them; more means staler"""
     cycle_s: float = Field(default=0.0, ge=0)
+    """least seconds between two decisions for changes of load alone"""
 
 
 class CostModelConfig(_Strict):
     """Seconds of a decoding step: k1 x tokens in the KV cache + max(k2, k3 x trajectories) + k4 (StaleFlow, equation 11).
 
-    `tailrace fit-cost RUN` fits them to what a run's replicas did.
+    `tailrace fit-cost RUN` fits the coefficients to a run's measurements.
     """
 
     k1: float = Field(ge=0)
+    """seconds for each token in the KV cache"""
     k2: float = Field(ge=0)
+    """least seconds of a step's matrix multiplications (reading the weights)"""
     k3: float = Field(ge=0)
+    """seconds of a step's matrix multiplications for each trajectory"""
     k4: float = Field(ge=0)
+    """seconds of overhead in a step"""
 
 
 class RolloutConfig(_Strict):
-    """Replicas and their engine."""
+    """Replicas and their engine.
+
+    `nice` (0 to 19) lowers the replicas' CPU priority if they share processor cores with the trainer.
+    """
 
     engine: str = "auto"
+    """vllm, transformers or another plugin of tailrace.engine; auto takes vLLM where it is installed"""
     replicas: Positive = 2
+    """replicas at the start"""
+    nice: Annotated[int, Field(ge=0, le=19)] = 0
+    """niceness of replicas, 0 to 19: lowers their CPU priority if they share cores with the trainer"""
     temperature: float = Field(default=1.0, gt=0)
+    """sampling temperature in training"""
     max_tokens: Positive = 192
+    """most tokens of a response"""
     cost_model: CostModelConfig | None = None
+    """decoding time for the policies that plan with it; `tailrace fit-cost RUN` fits it"""
     options: dict[str, Any] = {}
+    """options of the engine, see `tailrace.rollout.EngineOptions`"""
 
 
 class TrainerConfigModel(_Strict):
     """The trainer. Its options are those of `tailrace.trainer.TrainerConfig`."""
 
     backend: str = "fsdp2"
+    """a plugin of tailrace.backend"""
     processes: Positive = 1
+    """data-parallel ranks of the trainer"""
     options: dict[str, Any] = {}
+    """options of the loss and the optimizer, see `tailrace.trainer.TrainerConfig`"""
 
 
 class EvaluationConfig(_Strict):
-    """Held-out accuracy, and the controls without RL that it is shown beside."""
+    """Held-out accuracy, and the controls without RL to compare it with."""
 
     every: Annotated[int, Field(ge=0)] = 10
+    """steps between two evaluations; 0: only the first and the last"""
     controls: bool = True
+    """also evaluate controls that RL did not train, for comparison"""
 
 
 class CheckpointConfig(_Strict):
     """Checkpoints of the trainer."""
 
     every: Positive = 1
+    """steps between two checkpoints"""
     keep: Annotated[int, Field(gt=1)] = 2
+    """newest checkpoints that are kept, to which the trainer can fall back"""
 
 
 class RelayConfig(_Strict):
-    """The relays that hold weight versions: one per machine of a cluster; more on one machine to try the chain.
-
-    `host` is the address that they listen on; ``"node"`` is each machine's own in the Ray cluster.
-    """
+    """The relays that hold weight versions, and how weights travel between trainer, relays and replicas."""
 
     count: Positive = 1
+    """relays; one for each machine of a cluster, more on one machine to try the chain"""
     host: str = "127.0.0.1"
+    """the address that relays listen on; node: each machine's own in the Ray cluster"""
+    transport: str = "shm"
+    """how weights travel: shm (shared memory within a machine, a connection between machines), tcp, ucx or nixl"""
+    codec: Literal["auto", "none", "delta", "bf16", "fp8"] = "auto"
+    """auto (exact deltas where a link's measured speed calls for them), delta, none, or bf16 or fp8, which lose precision"""
 
 
 class ExecutorConfig(_Strict):
     """Where the roles run."""
 
     name: Literal["ray", "local"] = "ray"
+    """the host of the roles: Ray actors, or threads of one process"""
     ray_address: str | None = None
+    """a Ray cluster to join: auto or HOST:PORT; none: one on this machine"""
     replica_gpus: float = Field(default=0.0, ge=0)
+    """GPUs of a replica"""
     trainer_gpus: float = Field(default=0.0, ge=0)
+    """GPUs of a rank of the trainer"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """the device of engine and trainer; auto takes CUDA if available"""
 
 
 class DeadlineConfig(_Strict):
-    """How long anything is waited for."""
+    """Deadlines of everything that a run waits for, in seconds."""
 
     start_s: Seconds = 600.0
+    """deadline for a member to come up"""
     step_s: Seconds = 1800.0
+    """deadline for a training step"""
     publish_s: Seconds = 600.0
+    """deadline for a version to be published"""
     pull_s: Seconds = 600.0
+    """deadline for a replica to pull a version"""
     score_s: Seconds = 300.0
+    """deadline from one outcome of the scorer to the next"""
     suspect_s: Seconds = 10.0
+    """silence after which a member is suspected"""
     silent_s: Seconds = 60.0
+    """silence after which a member counts as dead"""
     verify_s: Seconds = 10.0
+    """deadline for verifying one response"""
 
 
 class RunConfig(_Strict):
     """A whole run."""
 
     app: str = "laminar"
+    """laminar, staleflow or another plugin of tailrace.app"""
     seed: int = 0
+    """of prompts, sampling and the small model"""
     task: TaskConfig = TaskConfig()
     model: ModelConfig = ModelConfig()
-    warm_start: WarmStartConfig = WarmStartConfig()
+    warm_start: WarmStartTable = WarmStartTable()
     pipeline: PipelineConfig = PipelineConfig()
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfigModel = TrainerConfigModel()
@@ -199,4 +282,6 @@ class RunConfig(_Strict):
     executor: ExecutorConfig = ExecutorConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     faults: tuple[str, ...] = ()
-    fleet: dict[str, Any] = {}  # what only the simulator reads; it is strict about it too
+    """scripted faults: [hang:|stall:]ROLE[:ID]@WHEN, as in replica@60s or hang:trainer@step9"""
+    fleet: dict[str, Any] = {}
+    """the modelled fleet, which only the simulator reads, see docs/simulator.md"""

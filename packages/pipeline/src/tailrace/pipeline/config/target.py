@@ -1,4 +1,4 @@
-"""From a target and options to a configuration: the app's defaults, then the file or the quick start, then the options."""
+"""Builds a configuration from a target and options: app defaults, then the file or the quick start, then the options."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tailrace.contracts import PluginError, plugins
 from tailrace.faulttol import FaulttolError, parse_fault
 from tailrace.pipeline.config.loading import parse_setting, read_toml, validate
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.relative import rooted
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.app import App
 
@@ -27,15 +28,21 @@ def configuration(
     ray_address: str | None = None,
     faults: Sequence[tuple[str, str]] = (),
 ) -> RunConfig:
-    """The configuration that a command line means.
+    """The configuration of a command line.
 
     Args:
+        target: a TOML file, or an app's name for its quick start.
+        settings: ``KEY=VALUE`` of each ``--set``.
+        seed: the run's seed; None keeps the configuration's.
+        executor: ``"ray"`` or ``"local"``; None keeps the configuration's.
+        ray_address: address of a Ray cluster; None keeps the configuration's.
         faults: kind (kill, hang or stall) and ``ROLE[:ID]@WHEN`` of each further fault.
 
     Raises:
-        ConfigError, PluginError, ConfigError: one line that says what was found and what was expected.
+        ConfigError: a file is missing, or a value is wrong.
+        PluginError: the app's plugin is broken.
     """
-    layers = _target_layers(target)
+    layers = target_layers(target)
     layers += [(f"--set {text}", parse_setting(text)) for text in settings]
     if seed is not None:
         layers.append((f"--seed {seed}", {"seed": seed}))
@@ -52,9 +59,14 @@ def configuration(
     return config
 
 
-def _target_layers(target: str) -> list[Layer]:
+def target_layers(target: str) -> list[Layer]:
+    """What an app's name, or a file, lays over one another: (where it comes from, its content).
+
+    Raises:
+        ConfigError, PluginError: there is no such file or app.
+    """
     path = Path(target)
-    bare = path.suffix != ".toml"  # a file or folder of an app's name may stand beside it
+    bare = path.suffix != ".toml"  # a file or folder with an app's name may exist here
     if bare and (target in plugins.names(APPS) or (not path.exists() and "/" not in target)):
         return _quick_start(_app(target))
     return _file_layers(path, ())
@@ -65,8 +77,8 @@ def _quick_start(app: App) -> list[Layer]:
 
 
 def _file_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
-    """A file, over what it is based on: the app's defaults, its quick start, or another file beside it."""
-    content = read_toml(path)
+    """The layers of a file after those of its base: the app's defaults, its quick start, or another file beside it."""
+    content = rooted(read_toml(path), path.parent)
     name, base = content.get("app"), content.pop("base", None)
     if not isinstance(name, str):
         found = "no key 'app'" if name is None else f"app = {name!r}"
@@ -84,7 +96,7 @@ def _file_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
             f"{path}: key 'base': found {base!r}, expected {QUICK_START!r} or a TOML file beside this one"
         )
     if path in above:
-        raise ConfigError(f"{path}: key 'base': found a circle of files, expected an end of it")
+        raise ConfigError(f"{path}: key 'base': found a circle of files, expected one that ends")
     return [*_file_layers(path.parent / base, (*above, path)), (str(path), content)]
 
 
@@ -96,7 +108,7 @@ def _app(name: str) -> App:
 
 
 def _faults(layers: Sequence[Layer]) -> list[str]:
-    """The faults that the layers so far script."""
+    """The scripted faults of the layers so far."""
     found: Any = next((content["faults"] for _, content in reversed(layers) if "faults" in content), [])
     return list(found) if isinstance(found, list | tuple) else [found]
 

@@ -1,1 +1,1 @@
-"""The pure controller and the states that it owns."""
+"""The pure controller and the state that it owns."""

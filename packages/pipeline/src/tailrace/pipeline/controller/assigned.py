@@ -1,22 +1,21 @@
-"""What was routed to a replica and has not come back, and how policies see it."""
+"""The trajectories that were routed to a replica and have not come back, and their views for policies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 
 from tailrace.contracts import TrajectoryView
-from tailrace.pipeline.controller.lives import TrajectoryState
+from tailrace.pipeline.controller.states import TrajectoryState
 
 
 class Assigned(Mapping[str, TrajectoryView]):
     """Trajectories on one replica, in order of routing.
 
-    Views are made when a policy looks at them, and are kept from then on: most policies never do.
-
-    `states` holds them, `seen` the views of all once a policy has looked at one.
+    Views are created when a policy first reads one and are then kept; most policies read none.
+    `states` holds the trajectories, `seen` the views of all once a policy has read one.
 
     Args:
-        view: how policies see a trajectory.
+        view: creates the view of a trajectory.
     """
 
     __slots__ = ("_view", "seen", "states")
@@ -27,7 +26,7 @@ class Assigned(Mapping[str, TrajectoryView]):
         self._view = view
 
     def add(self, states: Sequence[TrajectoryState]) -> None:
-        """They were routed here."""
+        """Add trajectories that were routed here."""
         assigned = self.states
         for state in states:
             assigned[state.id] = state
@@ -35,7 +34,7 @@ class Assigned(Mapping[str, TrajectoryView]):
             self.seen.update([(state.id, self._view(state)) for state in states])
 
     def clear(self) -> None:
-        """Nothing is here any more."""
+        """Remove all trajectories."""
         self.states, self.seen = {}, None
 
     def _views(self) -> dict[str, TrajectoryView]:
@@ -56,9 +55,9 @@ class Assigned(Mapping[str, TrajectoryView]):
         return trajectory in self.states
 
     def values(self) -> ValuesView[TrajectoryView]:
-        """The views."""
+        """The views, in order of routing."""
         return self._views().values()
 
     def items(self) -> ItemsView[str, TrajectoryView]:
-        """Names and views."""
+        """Names and views, in order of routing."""
         return self._views().items()

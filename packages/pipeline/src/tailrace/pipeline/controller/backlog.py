@@ -1,4 +1,4 @@
-"""The first part of a pool, and who may be given it: as much as one decision looks at."""
+"""Limits one decision to the first part of a large pool, and to the replicas that may be given it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from tailrace.contracts import Pool, ReplicaView, TrajectoryView, Unstarted
 
 
 def first_of(pool: Pool, most: int) -> Pool:
-    """The first trajectories of a pool, whole groups where they have not started.
+    """The first trajectories of a pool; groups that have not started are not split.
 
     Args:
-        most: how many; the last group may exceed it.
+        pool: the pool.
+        most: number of trajectories; the last group may exceed it.
     """
     first: dict[int | None, dict[str, TrajectoryView] | Unstarted] = {}
     left = most
@@ -34,17 +35,18 @@ def first_of(pool: Pool, most: int) -> Pool:
 
 
 def in_turn(views: Sequence[ReplicaView], most: int, turn: int) -> tuple[int, int]:
-    """Leave only some replicas open for new groups: as many as have room for a part of the pool.
+    """Leave only as many replicas open for new groups as are needed for a part of the pool.
 
-    So each of them gets as much as it would of the whole pool at once, and all have their turn.
+    Each of them then gets as much as it would from the whole pool, and all get their turn.
 
     Args:
-        views: nobody else has seen them yet.
-        most: trajectories that there is to be room for.
-        turn: index of the replica that is first in turn.
+        views: the replicas' views; they are changed, so they must not be in use yet.
+        most: trajectories for which there must be room.
+        turn: index of the replica whose turn is first.
 
     Returns:
-        How much room those that are open have, at least `most`; and how many replicas had their turn.
+        Number of trajectories of the pool to look at (the open replicas' room, but at least `most`), and number of replicas
+        that had their turn.
     """
     left, passed = most, 0
     while passed < len(views) and left > 0:
@@ -57,6 +59,6 @@ def in_turn(views: Sequence[ReplicaView], most: int, turn: int) -> tuple[int, in
 
 
 def room(view: ReplicaView) -> int:
-    """Trajectories that a replica may still be given."""
+    """Number of trajectories that a replica may still be given."""
     serves = view.version is not None and not view.pulling
     return max(0, view.capacity - view.in_flight) if serves else 0

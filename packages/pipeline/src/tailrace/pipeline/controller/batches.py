@@ -4,8 +4,8 @@
     streamed    waits for the next part of a batch: Accumulate ... Accumulate, then one Step for the last part
                 (stream generation: Laminar, section 2.3 and figure 3c)
 
-What was accumulated stays part of the batch: admission has it under the groups that the next batch is formed of, and these
-leave it only with the batch. A trainer that goes down has forgotten it; its groups are complete and go again.
+Accumulated groups stay part of the batch: admission keeps them trainable until the batch consumes them. If the trainer goes
+down, it loses what it accumulated; those groups are still complete and are given again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.pipeline.spec import PipelineSpec
 
 @dataclass(frozen=True, slots=True)
 class _Picking:
-    """A sampler whose choice is looked at, and which only completes what was trained on already.
+    """A sampler that takes the groups trained on already, lets another sampler choose the rest and checks its choice.
 
     Args:
         first: groups of the batch that were trained on already.
@@ -45,7 +45,7 @@ class Batches:
     """Hands groups to the trainer.
 
     Args:
-        gate: admission at work.
+        gate: the admission gate.
     """
 
     def __init__(
@@ -53,20 +53,20 @@ class Batches:
     ) -> None:
         self._spec, self._ledger, self._trainer, self._gate, self._outbox = spec, ledger, trainer, gate, outbox
         parts = _parts(spec.training, range(spec.batch_groups)) if spec.training.streams else ()
-        self._sizes = [len(part) for part in parts[:-1]]  # of the parts that are accumulated
-        self._waits_at: tuple[int, ...] | None = None  # nothing was found there; nothing has changed since
+        self._sizes = [len(part) for part in parts[:-1]]  # sizes of the parts that are accumulated
+        self._waits_at: tuple[int, ...] | None = None  # the state in which nothing was found, to skip repeats
 
     @property
     def wanted(self) -> bool:
-        """Whether the trainer is free for a batch, or for a part of one. What it holds must be on its way to replicas."""
+        """Whether the trainer is free for a batch or a part of one. Its weights must have been handed over first."""
         return self._trainer.idle and self._trainer.step < self._spec.steps and self._trainer.staged
 
     def fell_back(self) -> None:
-        """The trainer holds the weights of a checkpoint, and admission has been set anew."""
+        """Reset after the trainer fell back to a checkpoint and admission was reset."""
         self._waits_at = None
 
     def give(self) -> bool:
-        """Give the trainer what it may have now. Returns whether it was anything."""
+        """Give the trainer a batch or a part of one, if it may have it now. Returns whether it got one."""
         if self._trainer.parts < len(self._sizes):
             return self._accumulate(self._sizes[self._trainer.parts])
         return self._step()
@@ -115,17 +115,17 @@ class Batches:
         return True
 
     def _take(self, groups: Sequence[int]) -> int:
-        """They are consumed for the next version, which is returned."""
+        """Consume groups for the next version, and return that version."""
         version = self._trainer.version + 1
         self._trainer.consumed(version, self._staleness(groups))
         self._ledger.consume(groups, version)
         return version
 
     def _staleness(self, groups: Sequence[int]) -> dict[int, int]:
-        """Trajectories by staleness. Asserts the bound on what is about to be consumed.
+        """Number of trajectories by staleness, of groups about to be consumed.
 
         Raises:
-            PluginAnswerError: admission guarantees a bound and a trajectory exceeds it.
+            PluginAnswerError: a trajectory exceeds the bound that admission guarantees.
         """
         counts: dict[int, int] = {}
         bound = self._gate.bound

@@ -6,10 +6,9 @@
     waits for   a replica that is up, a version that is published, a batch that is complete, a trainer that is idle
     unblocked   by Up, by Published, by Scored, by Stepped; a member that never answers is reported Down by the executor
 
-Events that arrive together are all taken in before anything is decided. Then the controller decides in this order: training,
-devices, one cycle of the rollout coordinator, the end.
-
-The same calls with the same events give the same commands, byte for byte: replaying the log rebuilds the controller.
+The controller first updates its state from all events of one instant. Then it decides in this order: training, devices, one
+cycle of the rollout coordinator, the end of the run.
+The same calls with the same events give the same commands, byte for byte. So replaying the log rebuilds the controller.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.failures import Failures
-from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.groups import Groups
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.lives import GroupPhase, Phase
 from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import DATA, RELAY, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import blame
 from tailrace.pipeline.controller.provisioning import Provisioning
 from tailrace.pipeline.controller.scoring import Scoring
+from tailrace.pipeline.controller.states import GroupPhase, Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.controller.weights import Weights
@@ -59,7 +58,7 @@ class Controller:
         self.spec, self.relays = spec, relays
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions)
         self.members = Members()
-        self.fleet = Fleet(self.ledger.view)
+        self.fleet = Replicas(self.ledger.view)
         self.trainer = TrainerState(first_version, spec.keep_checkpoints)
         self.evaluations = Evaluations(spec.evaluation)
         self.gate = spec.admission.gate(spec.batch_groups)
@@ -88,7 +87,7 @@ class Controller:
         self.now = 0.0
         self.started = False
         self.finished = False
-        self.recovering = False  # the driver died, and the store has not said yet what it holds
+        self.recovering = False  # the driver died, and the store has not reported its content yet
         self.failure: str | None = None
         self.view = RunView(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -109,17 +108,18 @@ class Controller:
         }
 
     def handle(self, event: c.Event, now: float) -> list[c.Command]:
-        """The commands that follow from one event: `handle_all` of it alone."""
+        """The commands that follow from one event; see `handle_all`."""
         return self.handle_all((event,), now)
 
     def handle_all(self, events: Sequence[c.Event], now: float) -> list[c.Command]:
-        """The commands that follow from events that arrived together, in order: one decision over all of them.
+        """The commands that follow from events that arrived together, decided over all of them at once.
 
-        A coordinator's cycle follows if any of them calls for one; what is to be scored goes out as one `Score`. What comes
-        after an event that ends the run is not looked at. A policy that raises, or answers what its contract forbids, ends
-        the run; it can be resumed.
+        The coordinator runs one cycle if any event calls for it; all trajectories to score go out as one `Score`. Events after
+        one that ends the run are ignored. A policy that raises, or gives an answer that its contract forbids, ends the run,
+        which can then be resumed.
 
         Args:
+            events: the events, in order of arrival.
             now: seconds on the run's clock, never decreasing.
 
         Raises:
@@ -143,7 +143,7 @@ class Controller:
 
     @property
     def over(self) -> bool:
-        """Whether the run has ended, well or not."""
+        """Whether the run has finished or failed."""
         return self.finished or self.failure is not None
 
     def state(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class Controller:
     # ---- events ---------------------------------------------------------------------------------------------------
 
     def _take_in(self, events: Sequence[c.Event]) -> bool:
-        """Bring the state up to date; returns whether the run goes on."""
+        """Update the state from events. Returns whether the run continues."""
         for kind, alike in groupby(events, type):
             if kind is c.Finished:
                 self._on_finished(cast("Iterator[c.Finished]", alike))
@@ -256,7 +256,7 @@ class Controller:
         for event in events:
             trajectory = trajectories.get(event.trajectory)
             if trajectory is None or trajectory.phase is not _DONE:
-                continue  # it was dropped, or that was known already
+                continue  # it was dropped, or is scored already
             group = ledger.scored(trajectory, event.reward)
             if group is None:
                 ledger.settle_eval(self.evaluations.scored(trajectory, event.reward))
@@ -290,12 +290,12 @@ class Controller:
         self.trainer.accumulating = None
 
     def _check_measured(self, event: c.Accumulated | c.Stepped) -> None:
-        """The trainer counts staleness by itself, from the versions of the tokens."""
+        """Compare the bound with the staleness that the trainer itself counted, from the versions of the tokens."""
         measured = event.metrics.get("staleness_max", 0)
         if self.gate.bound is not None and measured > self.gate.bound:
             self._fail(
-                f"the batch of version {event.version} held tokens of a staleness of {measured:.0f}, over the bound of "
-                f"{self.gate.bound}: what was trained on is not what the controller admitted"
+                f"the batch of version {event.version} had tokens of staleness {measured:.0f}, above the bound of "
+                f"{self.gate.bound}: the trainer trained on other tokens than the controller admitted"
             )
 
     def _on_stepped(self, event: c.Stepped) -> None:
@@ -313,21 +313,21 @@ class Controller:
         self.evaluations.at(trainer.version, trainer.step, self.spec.steps)
 
     def _on_resumed(self, event: c.Resumed) -> None:
-        """Every process of the run is new. What ran is pending again once the store has said what it kept of it."""
+        """Restart after the driver died: every process is new. Running trajectories wait for the store's report."""
         self.failure, self.recovering = None, True
         for member in self.members.states.values():
             self.losses.lost(member)
         self.members.restarted()
         if not self.trainer.found(event.checkpoints):
             self._fail(
-                "none of the checkpoints that the run could go on from can be used: expected one of "
+                "the run has no checkpoint to continue from: expected one of "
                 f"{self.trainer.fallbacks}, found {sorted(event.checkpoints) or 'none'}; start a new run"
             )
             return
         self.failures.restart_all(self.trainer.fallbacks[-1])
 
     def _survived(self, event: c.Up) -> None:
-        """The store says what it holds after the driver's death."""
+        """Take over what the store reports that it holds after the driver's death."""
         self.recovering, self.failures.resumes_at = False, None
         held = set(event.held)
         for trajectory in list(self.ledger.trajectories.values()):
@@ -352,7 +352,7 @@ class Controller:
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def _decide(self, kinds: set[type], now: float) -> None:
-        """Decide after events of these kinds."""
+        """Take all decisions after events of these kinds."""
         self._train()
         if not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
             self.provisioning.plan(now)
@@ -364,7 +364,7 @@ class Controller:
             self._end()
 
     def _end(self) -> None:
-        """Every batch is trained on: what redundancy left over goes, and the run ends once nothing is under way."""
+        """End the run after its last batch: drop surplus groups, and finish once nothing is under way."""
         for group in [group.index for group in self.ledger.groups.values() if group.phase is not GroupPhase.TRAINED]:
             self.groups.drop(group, c.GroupEnd.SURPLUS, c.Reason(c.Why.OVER))
         durable = not self.spec.steps or self.trainer.durable >= self.trainer.version
@@ -393,6 +393,7 @@ class Controller:
         self.outbox.send(c.Fail, reason=reason)
 
     def _policies(self) -> dict[str, object]:
-        """Policies, and what they opened; of one object, the first name counts."""
-        found = {axis: getattr(self.spec, axis) for axis in AXES}
-        return {**found, "sampler": self.spec.sampler, "admission gate": self.gate, "batching source": self.source}
+        """Policies and the objects that they opened, by axis; an object with several names keeps the first."""
+        found = {axis: getattr(self.spec, axis) for axis in (*AXES, "sampler", "eviction")}
+        found = {axis: policy for axis, policy in found.items() if policy is not None}
+        return {**found, "admission gate": self.gate, "batching source": self.source}

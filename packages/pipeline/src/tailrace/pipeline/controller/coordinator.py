@@ -4,18 +4,15 @@
                 ▲                                     │           │
                 └──────────── Interrupted ◄───────────┴───────────┘
 
-Where the paper issues Route commands that wait for an interruption or a pull, this one decides again when that is done: a
-trajectory is in the pool only when its tokens are, and a replica is given work only when it serves a version. So commands
-that depend on each other go in order, and those to different replicas side by side.
-
-A cycle follows what changes what can be decided. Load alone, which every replica reports several times a second, calls for
-one at most every `cycle_s` seconds.
-
-One slow replica holds up nobody: load is validated for each replica by itself, and policies that plan with load leave out
-those whose last snapshot does not show every command yet.
-
-One cycle looks at so many trajectories of the pool at most; what it leaves is looked at in the next one, with the next tick at
-the latest. So a large backlog holds up nothing else.
+The paper issues Route commands that wait for an interruption or a pull. This coordinator instead decides again when that is
+done: a trajectory enters the pool only once the store has its tokens, and a replica gets work only while it serves a version.
+So dependent commands go out in order, and commands to different replicas are carried out in parallel.
+A cycle runs after every event that may change a decision. Changes of load alone, which every replica reports several times a
+second, lead to at most one cycle every `cycle_s` seconds.
+A slow replica does not hold up the others: load is validated for each replica by itself, and policies that plan with load
+ignore replicas whose last snapshot does not show every command yet.
+One cycle looks at a limited number of trajectories of the pool. The rest follows in the next cycle, at the next tick at the
+latest. So a large backlog does not hold up anything else.
 """
 
 from __future__ import annotations
@@ -29,17 +26,17 @@ from tailrace.pipeline.controller.backlog import first_of, in_turn, room
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.evaluating import Evaluating
 from tailrace.pipeline.controller.evaluations import Evaluations
-from tailrace.pipeline.controller.fleet import Fleet, ReplicaState
+from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.lives import GroupState, TrajectoryState
 from tailrace.pipeline.controller.members import Members
 from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.planned import pulls, relocations
+from tailrace.pipeline.controller.plan_checks import pulls, relocations
 from tailrace.pipeline.controller.plugin_faults import answered, listed
+from tailrace.pipeline.controller.states import GroupState, TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
-_ONCE = "a trajectory that waits in the pool, once"
+_ONCE = "a trajectory of the pool, placed once"
 _LOAD = frozenset({c.Snapshot})
 _PROGRESS = frozenset(
     {c.Finished, c.Interrupted, c.Scored, c.ScoringFailed, c.Durable, c.Suspect, c.Accumulated, c.Activity}
@@ -47,17 +44,18 @@ _PROGRESS = frozenset(
 
 
 class Coordinator:
-    """Decides what replicas do. The state that it decides over belongs to others.
+    """Decides what replicas do. Other objects own the state that it decides on.
 
     Args:
-        gate, source: admission and batching at work.
+        gate: the admission gate.
+        source: the batching source.
     """
 
     def __init__(
         self,
         spec: PipelineSpec,
         ledger: Ledger,
-        fleet: Fleet,
+        fleet: Replicas,
         members: Members,
         trainer: TrainerState,
         evaluations: Evaluations,
@@ -73,6 +71,7 @@ class Coordinator:
         self.blocked_cycles = 0
         self.last_plan_s = 0.0
         self.last_cycle_s = -math.inf
+        self.cycles = 0
         self.backlog = False
         self.turn = 0  # of the replicas, in a backlog
         self._passed = self._idly = (
@@ -85,9 +84,10 @@ class Coordinator:
 
     @property
     def open_limit(self) -> int:
-        """Groups that may be open at once: waiting, generating or complete."""
-        limits = [limit for limit in (self._gate.room, self._spec.buffer_groups) if limit is not None]
-        return min(limits, default=4 * self._spec.batch_groups)
+        """Groups that may be open at once: waiting, generating or complete; where complete ones are evicted, the former two."""
+        held_back = None if self._spec.eviction is not None else self._spec.buffer_groups
+        limits = [limit for limit in (self._gate.room, held_back) if limit is not None]
+        return min(limits, default=self._spec.open_batches * self._spec.batch_groups)
 
     def progress(self) -> c.Progress:
         """How far the run is, for policies."""
@@ -105,7 +105,7 @@ class Coordinator:
         )
 
     def due(self, kinds: Set[type], now: float) -> bool:
-        """Whether events of these kinds call for a cycle."""
+        """Whether events of these kinds require a cycle."""
         others = kinds - _PROGRESS
         if bool(others - _LOAD) or (bool(others) and now - self.last_cycle_s >= self._spec.cycle_s):
             self._idly = 0
@@ -113,12 +113,14 @@ class Coordinator:
         return self.backlog
 
     def run(self, now: float, *, stepped: bool) -> None:
-        """One cycle.
+        """Run one cycle.
 
         Args:
-            stepped: the trainer has just updated the weights.
+            now: seconds on the run's clock.
+            stepped: whether the trainer has just updated the weights.
         """
         self.last_cycle_s, self.turn = now, self.turn + self._passed
+        self.cycles += 1
         self._refill()
         self._seen = None
         self._place_moving()
@@ -131,14 +133,14 @@ class Coordinator:
     # ---- the pool -------------------------------------------------------------------------------------------------
 
     def _refill(self) -> None:
-        """Open groups while there is room and the batches that remain need them, so that the run leaves nothing behind."""
+        """Open groups while there is room and the remaining batches need them, so that no groups are left over at the end."""
         counts, batching = self._ledger.counts, self._spec.batching
         if self._trainer.step >= self._spec.steps:
             return
         wanted = self._spec.steps * self._spec.batch_groups + batching.surplus_groups
-        limit = self.open_limit
+        limit, evicts = self.open_limit, self._spec.eviction is not None
         while (
-            self._ledger.generating + len(self._ledger.buffered) < limit
+            self._ledger.generating + (0 if evicts else len(self._ledger.buffered)) < limit
             and counts.admitted - counts.filtered - counts.failed < wanted
         ):
             launch = self._source.next(self.progress())
@@ -149,7 +151,7 @@ class Coordinator:
             self._source.launched(self._ledger.admit(launch), launch)
 
     def _cycle(self) -> c.Cycle:
-        """What policies decide from, as of now: made anew only after a command."""
+        """The input of policies now. It is built anew only after a command."""
         if self._seen is None or self._seen[0] != self._outbox.seq:
             self._seen = (self._outbox.seq, self._look())
         return self._seen[1]
@@ -165,10 +167,11 @@ class Coordinator:
             progress=progress,
             routing=self._spec.routing,
             routings=self.routings,
+            turn=self.cycles,
         )
 
     def _part(self, views: list[c.ReplicaView]) -> tuple[list[c.ReplicaView], c.Pool]:
-        """Replicas and what waits for one; where more could be routed at once than one decision should, a part of both."""
+        """The replicas and the pool; a part of both if more could be routed at once than one decision may."""
         most, pool = self._spec.cycle_trajectories, self._ledger.levels
         older = any(level is not None for level in pool)
         self.backlog = self._ledger.pooled > most and sum([room(view) for view in views if older or view.open]) > most
@@ -179,12 +182,12 @@ class Coordinator:
         return views, first_of(pool, size)
 
     def _opens(self) -> Callable[[c.ReplicaView], bool]:
-        """Whether a replica may be given new groups, as things stand."""
+        """A function that says whether a replica may be given new groups now."""
         progress, accepts = self.progress(), self._spec.sync.accepts
         return lambda view: accepts(view, progress)
 
     def _place_moving(self) -> None:
-        """What a move has set free goes where it was bound for, if that still serves its version."""
+        """Route interrupted trajectories of a move to their destination, if it still serves their version."""
         arrivals: dict[tuple[str, str], list[TrajectoryState]] = {}
         for name, source in list(self._ledger.moving.items()):
             if name not in self._ledger.waiting:
@@ -200,7 +203,7 @@ class Coordinator:
             self._route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED, source))
 
     def _place_stranded(self) -> None:
-        """What only a replica of its own version can continue goes before that replica pulls another."""
+        """Route trajectories that need their own version, before a replica of that version pulls another."""
         if self._ledger.mixes_versions:
             return
         queues = self._ledger.waiting.queues
@@ -227,7 +230,7 @@ class Coordinator:
         self.backlog = self.backlog and self._idly < len(self._fleet.replicas)
 
     def _place(self, cycle: c.Cycle) -> Sequence[c.Placement]:
-        """Do what the routing policy says, and return it."""
+        """Carry out the routing policy's placements, and return them."""
         if not _may_place(cycle):
             return ()
         ledger, replicas, trajectories = self._ledger, self._fleet.replicas, self._ledger.trajectories
@@ -272,7 +275,7 @@ class Coordinator:
         """The replica that a policy named.
 
         Raises:
-            PluginAnswerError: it cannot be given work.
+            PluginAnswerError: the replica cannot be given work.
         """
         replica = self._fleet.replicas.get(chosen)
         if replica is None or not replica.serves:
@@ -280,10 +283,10 @@ class Coordinator:
         return replica
 
     def _check_version(self, state: TrajectoryState, replica: ReplicaState, placement: object) -> None:
-        """What has tokens goes on under the version that made them, or, where versions mix, under none older than its group's.
+        """Check that a trajectory resumes under the version of its tokens or, if versions mix, one as new as its group's.
 
         Raises:
-            PluginAnswerError: it would not.
+            PluginAnswerError: the replica serves another version.
         """
         assert replica.version is not None
         oldest = self._ledger.groups[state.group].version
@@ -296,7 +299,8 @@ class Coordinator:
         return answered("routing", self._spec.routing, "route", answer, expected)
 
     def _start(self, trajectory: str, replica: ReplicaState, placement: object) -> GroupState:
-        """The first trajectory of a group is about to be routed."""
+        """Start a group, whose first trajectory is about to be routed."""
+
         group = self._ledger.waits_with(trajectory)
         if group is None:
             raise self._forbidden(placement, _ONCE)
@@ -334,7 +338,7 @@ class Coordinator:
     def _pull(self, replica: ReplicaState, version: int, reason: c.Reason) -> None:
         sources = self._members.sources(replica.id)
         if self.last_cycle_s < replica.pulls_from_s or not sources:
-            return  # a relay that comes up calls for another cycle
+            return  # another cycle runs when a relay comes up
         if replica.assigned:
             self.interrupting_pulls += 1
             pulling = c.Reason(c.Why.PULLING, numbers={"version": version})
@@ -346,7 +350,7 @@ class Coordinator:
         self._outbox.send_to(replica, c.Interrupt, trajectories=names, reason=reason)
 
     def empty(self, replica: ReplicaState) -> None:
-        """A replica is to stop: what runs there goes back to the pool with its tokens."""
+        """Empty a replica that will stop: its trajectories go back to the pool with their tokens."""
         if replica.assigned:
             self._interrupt(replica, tuple(replica.assigned), c.Reason(c.Why.STOPPING))
 
@@ -379,13 +383,13 @@ class Coordinator:
         self._interrupt(source, names, c.Reason(c.Why.MOVED, destination.id))
 
     def unbind(self, trajectory: TrajectoryState) -> None:
-        """A trajectory no longer moves to its destination."""
+        """Cancel a trajectory's move to its destination."""
         if trajectory.destination is not None:
             self._fleet.replicas[trajectory.destination].incoming -= 1
             self._ledger.bind(trajectory, None)
 
 
 def _may_place(cycle: c.Cycle) -> bool:
-    """Whether a routing policy has any choice: a quick no while every replica is busy, or none is open."""
+    """Whether a routing policy could place anything. A fast no if every replica is busy or none is open."""
     serving = [view for view in cycle.replicas if view.version is not None and not view.pulling]
     return any(level is not None or any(view.open for view in serving) for level in cycle.pool) and bool(serving)

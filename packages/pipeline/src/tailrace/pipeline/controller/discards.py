@@ -1,4 +1,4 @@
-"""Discards: what was dropped and has not left the store yet. What begins anew waits for that."""
+"""Discards: dropped trajectories that the store has not deleted yet. Those that start again wait for that."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.lives import TrajectoryState
 from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.states import TrajectoryState
 
 
 @dataclass(slots=True)
 class Discards:
-    """Aborts that the store has not answered, by number: whom they drop, and which of those begin anew."""
+    """Aborts that the store has not answered. `pending` has the trajectories and the reason of each, by its number."""
 
     ledger: Ledger
     outbox: Outbox
@@ -28,13 +28,13 @@ class Discards:
             self.pending[seq] = (tuple(names), reason)
 
     def begin_anew(self, states: Sequence[TrajectoryState], reason: c.Reason) -> None:
-        """What exists of pending trajectories is dropped; they are in the pool again once that is done."""
+        """Drop the tokens of pending trajectories, and put them in the pool again once that is done."""
         for state in states:
             self.ledger.discarding_begins(state)
         self.abort([state.id for state in states], reason)
 
     def done(self, event: c.Discarded) -> None:
-        """The store has dropped them."""
+        """Note that the store has dropped the trajectories of an abort."""
         entry = self.pending.pop(event.answers, None)
         if entry is None:
             return
@@ -44,7 +44,7 @@ class Discards:
                 self.ledger.restarted(self.ledger.trajectories[name])
 
     def again(self) -> None:
-        """The store is a new process, which may not have heard of what is pending."""
+        """Send pending aborts again, since the store is a new process that may not have got them."""
         pending, self.pending = self.pending, {}
         for names, reason in pending.values():
             self.abort(names, reason)

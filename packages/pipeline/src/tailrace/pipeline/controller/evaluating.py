@@ -1,4 +1,4 @@
-"""Where held-out problems are answered: by whichever replica is next free with fresh enough weights."""
+"""Gives held-out problems to the next free replica with new enough weights."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from tailrace import contracts as c
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.evaluations import Evaluations
-from tailrace.pipeline.controller.fleet import Fleet, ReplicaState
+from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.lives import TrajectoryState
+from tailrace.pipeline.controller.states import TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
 Route = Callable[[ReplicaState, Sequence[TrajectoryState], c.Reason], None]
@@ -20,14 +20,14 @@ class Evaluating:
     """Gives evaluations to replicas.
 
     Args:
-        route, pull: how the coordinator does it.
+        route, pull: the coordinator's functions to route trajectories and to have a replica pull.
     """
 
     def __init__(
         self,
         evaluations: Evaluations,
         ledger: Ledger,
-        fleet: Fleet,
+        fleet: Replicas,
         trainer: TrainerState,
         discards: Discards,
         route: Route,
@@ -37,7 +37,7 @@ class Evaluating:
         self._discards, self._route, self._pull = discards, route, pull
 
     def place(self, opens: Callable[[c.ReplicaView], bool]) -> None:
-        """Evaluations go first, whole, to a replica that is new enough; it keeps its weights until they are answered."""
+        """Route due evaluations, before anything else and each whole, to a replica that is new enough. It keeps its weights."""
         if self._ledger.stranded_evaluations:
             self._place_stranded()
         if not self._evaluations.due:
@@ -56,7 +56,7 @@ class Evaluating:
         self._pull_for_evaluation()
 
     def pull_old(self, version: int, reason: c.Reason) -> None:
-        """An idle replica pulls a version again that nobody serves any more, if no replica is about to."""
+        """Have an idle replica pull an old version that no replica serves, unless one is about to."""
         up = self._fleet.up()
         if any(version in (replica.version, replica.pulling) for replica in up):
             return
@@ -65,7 +65,7 @@ class Evaluating:
             self._pull(idle[0], version, reason)
 
     def _place_stranded(self) -> None:
-        """An evaluation whose replica died goes on where its version is served; where versions mix, it begins anew."""
+        """Resume evaluations whose replica died on a replica of their version; if versions mix, start them again."""
         ledger = self._ledger
         stranded = [ledger.trajectories[name] for name in ledger.stranded_evaluations]
         if ledger.mixes_versions:
@@ -86,11 +86,11 @@ class Evaluating:
         for home, trajectories in homes.items():
             replica = self._fleet.replicas[home]
             self._route(replica, trajectories, _reason(replica.version or 0))
-        for version in homeless:  # by a replica that has just been given nothing
+        for version in homeless:  # no replica serves it
             self.pull_old(version, _reason(version))
 
     def _pull_for_evaluation(self) -> None:
-        """An evaluation must not wait for a policy that sees no use in new weights."""
+        """Have a replica pull for a due evaluation, since the sync policy may see no reason to."""
         published = self._trainer.published
         due = [version for version, _ in self._evaluations.due if version <= published]
         if not due or not self._ledger.mixes_versions:

@@ -1,6 +1,6 @@
-"""Evaluations: held-out problems, answered by whichever replica next turns up idle with a fresh enough version.
+"""Evaluations: held-out problems, answered by the next idle replica with a new enough version.
 
-They run inside the pipeline, so that an accuracy curve costs no pause and names the version that it measured.
+They run inside the pipeline, so training does not pause for them, and each result names the version that it measured.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from tailrace.contracts import Purpose
-from tailrace.pipeline.controller.lives import TrajectoryState
+from tailrace.pipeline.controller.states import TrajectoryState
 from tailrace.pipeline.spec import EvaluationPlan
 
 
 @dataclass(slots=True)
 class EvaluationResult:
-    """One finished evaluation."""
+    """One finished evaluation: the accuracy over its problems, and the response tokens of each scored one."""
 
     version: int
     mode: str
@@ -46,7 +46,7 @@ class Evaluations:
     results: list[EvaluationResult] = field(default_factory=list)
 
     def at(self, version: int, step: int, last_step: int) -> None:
-        """The trainer holds `version` after `step` batches: queue what is due."""
+        """Queue the evaluations that are due when the trainer has made `version` after `step` batches."""
         if not self.plan.size:
             return
         modes: list[str] = []
@@ -66,7 +66,7 @@ class Evaluations:
                 self.due.append((version, mode))
 
     def start(self, version: int) -> list[TrajectoryState]:
-        """Trajectories of the next evaluation that a replica on `version` can answer; empty when none is due."""
+        """Start the next evaluation that a replica on `version` can answer. Returns its trajectories; empty if none is due."""
         for index, (milestone, mode) in enumerate(self.due):
             if version >= milestone:
                 del self.due[index]
@@ -76,14 +76,14 @@ class Evaluations:
         return []
 
     def scored(self, trajectory: TrajectoryState, reward: float | None) -> Iterable[str]:
-        """A reward arrived, or None for a broken verifier. Returns the ids to forget when the evaluation is complete."""
+        """Note a reward, or None if the verifier failed. Returns the ids to forget once the evaluation is complete."""
         key = next((key for key, job in self.running.items() if trajectory.id in job.waiting), None)
         if key is None:
             return ()
         job = self.running[key]
         del job.waiting[trajectory.id]
         if trajectory.version is not None:
-            job.version = trajectory.version  # after a crash that lost the version, the one that did answer
+            job.version = trajectory.version  # the version that answered, if a crash lost the wanted one
         if reward is None:
             job.failed += 1
         else:

@@ -1,6 +1,7 @@
-"""Failures: what becomes of members that go down, and who is taken for down. The recovery policy decides.
+"""Failures: carries out what the recovery policy decides about members that go down or stand still.
 
-Counted per member in the policy's window, and only since it last did its work: a member that works may fail for ever.
+Failures are counted per member in the policy's window, and only since it last did its work. So a member that works in between
+is restarted again and again.
 """
 
 from __future__ import annotations
@@ -21,8 +22,12 @@ class Failures:
     """Carries out what the recovery policy answers.
 
     Args:
-        losses: takes note of what is lost with a member.
-        view: what policies see.
+        policy: the recovery policy.
+        members: all members.
+        trainer: the trainer's state.
+        outbox: takes the commands.
+        losses: notes what is lost with a member.
+        view: returns the policies' view of the fleet.
         fail: ends the run with a reason.
     """
 
@@ -39,13 +44,15 @@ class Failures:
     ) -> None:
         self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
         self._losses, self._view, self._fail = losses, view, fail
-        self.resumes_at: int | None = None  # while the store has not said what survived the driver's death
+        self.resumes_at: int | None = None  # set until the store reports what survived the driver's death
 
     def went_down(self, event: c.Down, now: float, reason: c.Reason | None = None) -> None:
-        """A member is gone, or is taken for gone. Heard once: what is known to be down is passed over.
+        """Handle a member that is gone or counts as gone. An event for a member that is down already is ignored.
 
         Args:
-            reason: why it is taken for gone.
+            event: the event.
+            now: seconds on the run's clock.
+            reason: why it counts as gone, if it is a suspect.
         """
         member = self._members.get(event.role, event.id)
         if member is None or member.health is c.Health.DOWN:
@@ -66,7 +73,7 @@ class Failures:
         self._act(member, self._policy.on_down(failure), failure, reason or failed)
 
     def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
-        """The trainer is not to blame, and an older checkpoint may be whole."""
+        """Restart the trainer from an older checkpoint. The damaged one does not count as a failure of the trainer."""
         damaged = self._trainer.fallbacks[-1]
         if self._trainer.unusable(damaged):
             self._restart(member, c.Reason(c.Why.DAMAGED, numbers={"version": damaged}))
@@ -74,7 +81,7 @@ class Failures:
             self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {why}")
 
     def stands_still(self, now: float) -> None:
-        """A member reports that it makes no progress: the policy says whether that is long enough."""
+        """Ask the policy whether members that report no progress count as down."""
         view = self._view()
         for suspected in listed("recovery", self._policy, "suspects", self._policy.suspects(view), c.Suspected):
             member = self._members.get(suspected.role, suspected.id)
@@ -85,7 +92,7 @@ class Failures:
                 self.went_down(down(member, text, c.Cause.STILL), now, suspected.reason)
 
     def restart_all(self, version: int | None) -> None:
-        """The driver died with every process. The data role falls back to what the trainer goes on from."""
+        """Restart every member after the driver died. The data role falls back to the trainer's version."""
         self.resumes_at = version
         for member in list(self._members.states.values()):
             self._restart(member, c.Reason(c.Why.LOST_IN_CRASH))
@@ -106,7 +113,7 @@ class Failures:
                 f"it within {self._policy.window_s:.0f} s without work in between)"
             )
         else:
-            where = f"on {failure.machine}" if failure.machine else "on a machine that nobody knows"
+            where = f"on {failure.machine}" if failure.machine else "on an unknown machine"
             expected = (
                 f"a RecoveryAction that fits: {member.role} {member.id} {where} is down ({failure.reason}), and "
                 f"{failure.others or 'no'} others do its work"
@@ -122,7 +129,7 @@ class Failures:
         self._restart(member, reason)
 
     def came_up(self, member: MemberState) -> bool:
-        """A member serves. Returns whether it may: its machine may have been given up while it started."""
+        """Whether a member that came up may stay: its machine may have been given up while it started."""
         machine = member.machine
         if machine in member.avoids or machine not in self._members.given_up or member.health is not c.Health.UP:
             return True

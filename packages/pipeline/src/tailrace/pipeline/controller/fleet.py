@@ -1,7 +1,7 @@
-"""The fleet: one owner for the load of every replica. Whether it lives is in `members.py`.
+"""The fleet: owns the load of every replica. `members.py` knows whether a replica lives.
 
-A replica's load is planned with only when a snapshot shows every command that it was sent. Then StaleFlow's equation 1 must
-hold: what runs and waits in the engine is what the controller believes to be there.
+A replica's load may be used only if a snapshot shows every command that it was sent. Then StaleFlow's equation 1 must hold: the
+trajectories that run and wait in the engine are those that the controller believes to be there.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 from tailrace.contracts import Health, ReplicaView, Snapshot, TrajectoryView
 from tailrace.pipeline.controller.assigned import Assigned
-from tailrace.pipeline.controller.lives import TrajectoryState
 from tailrace.pipeline.controller.members import MemberState
+from tailrace.pipeline.controller.states import TrajectoryState
 
 
 @dataclass(slots=True)
 class ReplicaState:
-    """One replica. `assigned` holds what was routed and has not come back, `incoming` what is on its way by a move.
+    """One replica. `assigned` holds trajectories that were routed and have not come back; `incoming` counts those that move
 
-    `sent` is the number of the last command to this incarnation, `evaluating` counts evaluation trajectories in `assigned`,
-    `aborted` those that left it by an `Abort` that its snapshots do not show yet. After pulls that failed it is not told to
-    pull before `pulls_from_s`, on the run's clock.
+    here. `sent` is the number of the last command to this incarnation. `evaluating` counts evaluation trajectories in
+    `assigned`, `aborted` those that left by an `Abort` that its snapshots do not show yet. After failed pulls it gets no
+    further pull before `pulls_from_s`, on the run's clock.
     """
 
     id: str
@@ -48,7 +48,7 @@ class ReplicaState:
 
     @property
     def in_flight(self) -> int:
-        """Trajectories that it holds or is about to receive."""
+        """Number of trajectories that it holds or is about to receive."""
         return len(self.assigned.states) + self.incoming
 
     @property
@@ -62,10 +62,10 @@ class ReplicaState:
         )
 
     def view(self, opens: Callable[[ReplicaView], bool]) -> ReplicaView:
-        """What a policy sees of it.
+        """The replica's view for policies.
 
         Args:
-            opens: whether it may be given groups that have not started, from the view.
+            opens: says from the view whether it may be given groups that have not started.
         """
         view = ReplicaView(
             self.id,
@@ -85,11 +85,11 @@ class ReplicaState:
             self.assigned,
         )
         if not opens(view):
-            object.__setattr__(view, "open", False)  # nobody else has seen it yet
+            object.__setattr__(view, "open", False)  # the view is not in use yet
         return view
 
     def left(self, trajectory: str, *, evaluation: bool) -> None:
-        """A trajectory is no longer on it; a source whose last one has left is released."""
+        """Remove a trajectory. If it was the last one of a replica being emptied, the replica is released."""
         assigned = self.assigned
         if assigned.states.pop(trajectory, None) is not None:
             if assigned.seen is not None:
@@ -100,7 +100,7 @@ class ReplicaState:
             self.moving_out = False
 
     def reset(self) -> None:
-        """Forget everything that died with the process."""
+        """Forget all state of the process that died."""
         self.version, self.pulling, self.moving_out = None, None, False
         self.assigned.clear()
         self.evaluating = self.aborted = self.incoming = 0
@@ -110,13 +110,13 @@ class ReplicaState:
 
 
 @dataclass(slots=True)
-class Fleet:
+class Replicas:
     """All replicas, in the order in which they were first started.
 
-    `contradictions` counts snapshots that broke equation 1 after reconciliation: a replica has more or fewer trajectories.
+    `contradictions` counts snapshots that violate equation 1: a replica has more or fewer trajectories than expected.
 
     Args:
-        view: how policies see a trajectory that runs.
+        view: creates the view of a running trajectory.
     """
 
     view: Callable[[TrajectoryState], TrajectoryView]
@@ -124,13 +124,13 @@ class Fleet:
     contradictions: int = 0
 
     def add(self, member: MemberState, capacity: int) -> ReplicaState:
-        """A new replica that is starting."""
+        """Add a replica that is starting."""
         state = ReplicaState(member.id, capacity, Assigned(self.view), member)
         self.replicas[member.id] = state
         return state
 
     def plain(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """The whole state as plain data."""
         replicas = {
             replica.id: {each.name: getattr(replica, each.name) for each in fields(replica) if each.name != "member"}
             | {"assigned": list(replica.assigned)}
@@ -144,18 +144,18 @@ class Fleet:
         return [replica for replica in self.replicas.values() if replica.member.health is up]
 
     def routed(self, replica: ReplicaState, trajectories: Sequence[TrajectoryState], *, evaluations: int) -> None:
-        """Work was given to a replica: its KV-cache curve starts anew."""
+        """Add trajectories to a replica; the peak of its KV usage starts anew."""
         replica.assigned.add(trajectories)
         replica.evaluating += evaluations
         replica.kv_peak = replica.kv
 
     def commanded(self, replica: ReplicaState, seq: int) -> int:
-        """A command goes to a replica: its load is unknown until a snapshot shows it. Returns the command before."""
+        """Note a command to a replica, whose load is unknown until a snapshot shows it. Returns the previous command."""
         before, replica.sent, replica.fresh = replica.sent, seq, False
         return before
 
     def observed(self, snapshot: Snapshot) -> None:
-        """A snapshot arrived."""
+        """Take over a snapshot."""
         replica = self.replicas.get(snapshot.replica)
         if replica is None or replica.member.health is not Health.UP:
             return
@@ -172,6 +172,6 @@ class Fleet:
                 self.contradictions += 1
 
     def sampled(self) -> None:
-        """Remember the KV usage of this periodic check as the previous one."""
+        """Store the current KV usage of each replica as that of the previous periodic sample."""
         for replica in self.replicas.values():
             replica.kv_before = replica.kv

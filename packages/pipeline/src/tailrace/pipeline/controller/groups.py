@@ -1,4 +1,4 @@
-"""The ends of groups: complete, filtered, surplus, expired or failed. What is dropped leaves everywhere."""
+"""The ends of groups: complete, filtered, surplus, evicted, expired or failed. A dropped group is removed from every owner."""
 
 from __future__ import annotations
 
@@ -7,27 +7,29 @@ from collections.abc import Sequence
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.discards import Discards
-from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.lives import GroupPhase, GroupState, TrajectoryState
+from tailrace.pipeline.controller.plugin_faults import chosen
 from tailrace.pipeline.controller.scoring import Scoring
+from tailrace.pipeline.controller.states import GroupPhase, GroupState, TrajectoryState
 from tailrace.pipeline.spec import PipelineSpec
 
 
 class Groups:
     """Ends groups.
 
-    `freed`: groups left since the last cycle, so the pool has room.
+    `freed` says whether groups have left since the last cycle, so that there is room for new ones.
 
     Args:
-        gate, source: admission and batching at work.
+        gate: the admission gate.
+        source: the batching source.
     """
 
     def __init__(
         self,
         spec: PipelineSpec,
         ledger: Ledger,
-        fleet: Fleet,
+        fleet: Replicas,
         gate: c.AdmissionGate,
         source: c.BatchingSource,
         discards: Discards,
@@ -39,7 +41,7 @@ class Groups:
         self._discards, self._scoring, self._coordinator = discards, scoring, coordinator
 
     def complete(self, group: GroupState) -> None:
-        """A group has its rewards: surplus samples are aborted; it is kept for the trainer or filtered."""
+        """Complete a group that has its rewards: abort surplus samples, then keep it for the trainer or filter it."""
         self._unbind(group)
         candidate, surplus = self._ledger.complete(group)
         if surplus:
@@ -49,14 +51,28 @@ class Groups:
         else:
             self.drop(group.index, c.GroupEnd.FILTERED, c.Reason(c.Why.NO_SIGNAL))
         self.drop_surplus()
+        self._evict()
+
+    def _evict(self) -> None:
+        """Where complete groups do not hold replicas back, those beyond the buffer's capacity leave."""
+        eviction, capacity = self._spec.eviction, self._spec.buffer_groups
+        if eviction is None:
+            return
+        self.freed = True  # a complete group takes no room
+        if capacity is None or len(self._ledger.buffered) <= capacity:
+            return
+        candidates, count = self._ledger.candidates(), len(self._ledger.buffered) - capacity
+        keys = [candidate.key for candidate in candidates]
+        for index in chosen("eviction", eviction, "evict", eviction.evict(candidates, count), keys, count):
+            self.drop(index, c.GroupEnd.FILTERED, c.Reason(c.Why.EVICTED))
 
     def drop_surplus(self) -> None:
-        """Before another group completes: what came too late for its batch goes (redundancy)."""
+        """Drop groups that came too late for their batch (redundancy). Call it before another group completes."""
         for late in list(self._gate.surplus()):
             self.drop(late, c.GroupEnd.SURPLUS, c.Reason(c.Why.SURPLUS_GROUP))
 
     def drop(self, group: int, end: c.GroupEnd, reason: c.Reason) -> None:
-        """A group is not trained on."""
+        """Drop a group, which will not be trained on."""
         self._unbind(self._ledger.groups[group])
         phase = GroupPhase.FAILED if end is c.GroupEnd.FAILED else GroupPhase.FILTERED
         members = self._ledger.drop(group, phase, reason.why)
@@ -66,7 +82,7 @@ class Groups:
         self._abort(members, reason)
 
     def _unbind(self, group: GroupState) -> None:
-        """Nothing of a group is on its way to another replica any more."""
+        """Cancel all moves of a group's trajectories."""
         if self._ledger.moving:
             for state in group.states:
                 self._coordinator.unbind(state)

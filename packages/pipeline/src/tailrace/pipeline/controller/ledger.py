@@ -1,4 +1,4 @@
-"""The ledger: one owner for the life of every trajectory and group.
+"""The ledger: owns the state of every trajectory and group.
 
     PENDING ──route──► RUNNING ──finish──► DONE ──score──► SCORED
        ▲                  │ interrupt, replica down
@@ -9,10 +9,9 @@
          ├─► FAILED               │ └─► FILTERED             │
          └─► FILTERED             └──────────────────────────┘
 
-A pending trajectory waits in the pool (`pool.py`), or until the store has dropped what it had (`discards.py`).
-
-Invariant (design, 2): every admitted group ends as TRAINED, FILTERED or FAILED exactly once. If it did not hold, prompts
-would be lost or trained on twice, and nobody would see it in the reward curve.
+A pending trajectory waits in the pool (`pool.py`), or until the store has dropped its tokens (`discards.py`).
+Invariant: every admitted group ends as TRAINED, FILTERED or FAILED exactly once. Otherwise prompts would be lost or trained on
+twice, and the reward curve would not show it.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tailrace.contracts import Candidate, Launch, Pool, Purpose, TrajectoryRef, TrajectoryView
-from tailrace.pipeline.controller.lives import Counts, GroupPhase, GroupState, Phase, TrajectoryState
 from tailrace.pipeline.controller.pool import Waiting
+from tailrace.pipeline.controller.states import Counts, GroupPhase, GroupState, Phase, TrajectoryState
 from tailrace.pipeline.errors import ControllerError
 
-# An enum's members are slow to look up, and every trajectory passes each of these.
+# Looked up once, since access to an enum's members is slow and every trajectory passes each of these.
 _PENDING: Final = Phase.PENDING
 _RUNNING: Final = Phase.RUNNING
 _DONE: Final = Phase.DONE
@@ -37,15 +36,15 @@ _EVAL: Final = Purpose.EVAL
 
 @dataclass(slots=True)
 class Ledger:
-    """All trajectories and groups that are not yet settled. Settled groups leave it once their checkpoint is durable.
+    """All trajectories and groups that are not settled. A trained group is settled once its checkpoint is durable.
 
-    Trajectories are kept one by one from the start of their group on; before, nothing tells them apart, and `unstarted` has the
-    group of each. `moving` has the replica that each moves away from, `discarding` are those that begin anew once the store
-    has dropped what they had. `consumed` lists the groups of each version that training makes or made, `unfinished` counts
-    trajectories by the version whose weights they still need.
+    A trajectory has a state from the start of its group on. Before that all trajectories of a group are alike, and `unstarted`
+    has the group of each. `moving` has the replica that each moves away from. `discarding` are those that start again once
+    the store has dropped their tokens. `consumed` lists the groups of each version that training makes or made. `unfinished`
+    counts trajectories by the version whose weights they still need.
 
     Args:
-        mixes_versions: a trajectory may go on under newer weights.
+        mixes_versions: whether a trajectory may continue under newer weights.
     """
 
     mixes_versions: bool = False
@@ -66,16 +65,16 @@ class Ledger:
 
     @property
     def levels(self) -> Pool:
-        """What waits for a replica, the oldest version first, what has none last."""
+        """The pool by version: oldest first, trajectories without a version last."""
         return self.waiting.levels()
 
     @property
     def pooled(self) -> int:
-        """Trajectories in the pool."""
+        """Number of trajectories in the pool."""
         return len(self.waiting)
 
     def admit(self, launch: Launch) -> int:
-        """Open a group; its trajectories are pending. Returns its number."""
+        """Open a group with pending trajectories. Returns its number."""
         group = self.counts.admitted
         members = tuple([f"{group}.{sample}" for sample in range(launch.samples)])
         self.groups[group] = GroupState(group, members, launch.prompt, launch.needed)
@@ -97,12 +96,12 @@ class Ledger:
         return state
 
     def waits_with(self, trajectory: str) -> GroupState | None:
-        """The group that a trajectory waits to start with; None if it has started, or is settled or unknown."""
+        """The group with which a trajectory waits to start; None if it has started, or is settled or unknown."""
         group = self.unstarted.get(trajectory)
         return None if group is None else self.groups[group]
 
     def started(self) -> dict[int, tuple[int, bool]]:
-        """Groups that count for admission, with their version and whether they are complete."""
+        """Groups that count for admission, each with its version and whether it is complete."""
         return {
             group.index: (group.version, group.phase is GroupPhase.BUFFERED)
             for group in self.groups.values()
@@ -110,7 +109,7 @@ class Ledger:
         }
 
     def start(self, group: GroupState, version: int) -> None:
-        """The first trajectory of a group is about to be routed: the group's version is fixed. See `pool_rest`."""
+        """Fix the version of a group whose first trajectory is about to be routed. Call `pool_rest` afterwards."""
         group.version = version
         self._leaves_unstarted(group)
         group.states = _fresh(group)
@@ -118,19 +117,19 @@ class Ledger:
         self.trajectories.update(zip(group.members, group.states, strict=True))
 
     def pool_rest(self, group: GroupState) -> None:
-        """Trajectories of a group that has just started and were not routed with its first one wait by themselves."""
+        """Put the trajectories of a group that has just started and were not routed with it into the pool, one by one."""
         for state in group.states:
             if state.phase is _PENDING and state.id not in self.waiting:
                 self._pend(state)
 
     def exact(self, state: TrajectoryState) -> bool:
-        """Whether only its own version can continue a trajectory."""
+        """Whether a trajectory can continue only under its own version."""
         return state.version is not None and (state.purpose is _EVAL or not self.mixes_versions)
 
     # ---- trajectories ---------------------------------------------------------------------------------------------
 
     def routed(self, states: Iterable[TrajectoryState], replica: str, version: int) -> list[TrajectoryRef]:
-        """A replica takes trajectories. Returns what it is told."""
+        """Route trajectories to a replica. Returns their references for the command."""
         refs: list[TrajectoryRef] = []
         waiting, mixes = self.waiting.level_of, self.mixes_versions
         news = 0
@@ -160,13 +159,13 @@ class Ledger:
         return refs
 
     def view(self, state: TrajectoryState) -> TrajectoryView:
-        """How policies see a trajectory that runs."""
+        """The policies' view of a running trajectory."""
         if self.mixes_versions and state.purpose is _TRAIN:
             return TrajectoryView(state.id, state.group, self.groups[state.group].version, state.tokens)
         return TrajectoryView(state.id, state.group, state.version, state.tokens, True)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
-        """A trajectory has left its replica unfinished and is pending again."""
+        """Make a trajectory that left its replica unfinished pending again."""
         state = self.trajectories[trajectory]
         state.phase, state.replica = _PENDING, None
         if tokens is not None:
@@ -175,13 +174,13 @@ class Ledger:
         return state
 
     def discarding_begins(self, state: TrajectoryState) -> None:
-        """A pending trajectory is not in the pool until what exists of it is dropped."""
+        """Take a pending trajectory out of the pool until its tokens are dropped."""
         self.waiting.remove(state.id)
         self.stranded_evaluations.pop(state.id, None)
         self.discarding[state.id] = None
 
     def restarted(self, state: TrajectoryState, version: int | None = None, tokens: int = 0) -> None:
-        """What exists of a pending trajectory is this, by default nothing."""
+        """Set a pending trajectory's version and number of tokens; by default it has none."""
         self.waiting.remove(state.id)
         self.discarding.pop(state.id, None)
         if state.phase is _PENDING or state.phase is _RUNNING:
@@ -191,7 +190,7 @@ class Ledger:
         self._pend(state)
 
     def bind(self, trajectory: TrajectoryState, destination: str | None) -> None:
-        """A trajectory moves to a replica, or does not any more."""
+        """Set the replica that a trajectory moves to; None cancels the move."""
         trajectory.destination = destination
         if destination is None:
             self.moving.pop(trajectory.id, None)
@@ -199,7 +198,7 @@ class Ledger:
             self.moving[trajectory.id] = trajectory.replica or ""
 
     def finished(self, state: TrajectoryState, tokens: int, trainer_version: int) -> bool:
-        """A trajectory is complete. Returns whether that is news."""
+        """Mark a trajectory as complete. Returns False if it was complete already."""
         phase = state.phase
         if phase is _DONE or phase is _SCORED:
             return False
@@ -214,7 +213,7 @@ class Ledger:
         return True
 
     def scored(self, state: TrajectoryState, reward: float) -> GroupState | None:
-        """A finished trajectory has its reward. Returns its group if it has one, which is for training."""
+        """Store the reward of a finished trajectory. Returns its group; None for an evaluation."""
         state.phase, state.reward = _SCORED, reward
         if state.purpose is _EVAL:
             return None
@@ -239,7 +238,7 @@ class Ledger:
     # ---- groups ---------------------------------------------------------------------------------------------------
 
     def complete(self, group: GroupState) -> tuple[Candidate, list[TrajectoryState]]:
-        """A group has all rewards that it needs. Returns what it is worth, and its surplus members, which are forgotten."""
+        """Complete a group that has all rewards it needs. Returns its candidate and its surplus members (now forgotten)."""
         surplus: list[TrajectoryState] = []
         if group.scored < len(group.members):
             surplus = [state for state in group.states if state.phase is not _SCORED]
@@ -261,7 +260,7 @@ class Ledger:
         return [candidate for candidate in found if candidate is not None]
 
     def consume(self, groups: Sequence[int], version: int) -> None:
-        """A batch that makes `version` takes these groups, as a whole or in parts."""
+        """Give groups to the batch that makes `version`, at once or in parts."""
         for index in groups:
             group = self.groups[index]
             if group.phase is not GroupPhase.BUFFERED:
@@ -271,18 +270,18 @@ class Ledger:
         self.consumed.setdefault(version, []).extend(groups)
 
     def batch(self, version: int) -> list[TrajectoryState]:
-        """Everything that was consumed for a version so far, parts that were accumulated first."""
+        """All trajectories consumed for a version so far, accumulated parts first."""
         return [state for index in self.consumed.get(version, ()) for state in self.groups[index].states]
 
     def trained(self, version: int) -> None:
-        """The step that made `version` is done."""
+        """Mark the groups of the step that made `version` as trained."""
         for index in self.consumed.get(version, ()):
             group = self.groups[index]
             group.phase = GroupPhase.TRAINED
             self._count_trained(group, 1)
 
     def roll_back(self, durable: int) -> None:
-        """Groups that were consumed for versions newer than a checkpoint go back to the buffer."""
+        """Put groups that were consumed for versions newer than a checkpoint back into the buffer."""
         undone = [version for version in self.consumed if version > durable]
         back = [self.groups[index] for version in undone for index in self.consumed.pop(version)]
         for group in sorted(back, key=_order):
@@ -291,7 +290,7 @@ class Ledger:
             self._buffer(group)
 
     def settle(self, version: int) -> list[int]:
-        """The trainer can not go back beyond a version: what that trained on never comes back. Returns the groups."""
+        """Settle the groups trained on up to a version, behind which the trainer can no longer fall back. Returns them."""
         ended: list[int] = []
         for made in [made for made in self.consumed if made <= version]:
             settled = [index for index in self.consumed[made] if self.groups[index].phase is GroupPhase.TRAINED]
@@ -305,7 +304,7 @@ class Ledger:
         return ended
 
     def drop(self, index: int, phase: GroupPhase, reason: str) -> list[TrajectoryState]:
-        """End a group as FILTERED or FAILED. Returns its members, which are forgotten."""
+        """End a group as FILTERED or FAILED. Returns its trajectories, which are forgotten."""
         group = self.groups.pop(index)
         if group.phase is GroupPhase.GENERATING:
             self.generating -= 1
@@ -340,7 +339,7 @@ class Ledger:
             return
         version = self.groups[state.group].version
         if version is None:
-            return  # it waits with its group
+            return  # its group waits as a whole
         exact = state.version is not None and not self.mixes_versions
         if exact:
             assert state.version is not None
@@ -348,7 +347,7 @@ class Ledger:
         self.waiting.add(version, TrajectoryView(state.id, state.group, version, state.tokens, exact))
 
     def _needed(self, state: TrajectoryState, count: int) -> None:
-        """An unfinished trajectory needs its version from now on, or does not any more."""
+        """Count that an unfinished trajectory needs its version (count 1) or no longer does (-1)."""
         if state.version is not None and (not self.mixes_versions or state.purpose is _EVAL):
             self.unfinished[state.version] = self.unfinished.get(state.version, 0) + count
 

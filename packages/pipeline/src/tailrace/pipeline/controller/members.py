@@ -1,4 +1,4 @@
-"""Members and machines: one owner for who lives where, and how often it failed.
+"""Members and machines: which member lives where, and how often it failed.
 
 STARTING ──Up──► UP ──Down──► DOWN ──Restart──► STARTING
                  │             └──evicted: gone for good
@@ -19,7 +19,7 @@ _UP = Health.UP
 
 @dataclass(slots=True)
 class MemberState:
-    """One member. `failures` are the times of those since it last did its work, `avoids` the machines that it was kept from."""
+    """One member. `failures` are the times of its failures since it last did its work, `avoids` machines it may not use."""
 
     role: str
     id: str
@@ -34,12 +34,12 @@ class MemberState:
     avoids: tuple[str, ...] = ()
 
     def worked(self) -> None:
-        """It did what it is there for: its next failure is the first in a row."""
+        """Note that it did its work, so that its next failure is the first in a row."""
         if self.failures:
             self.failures.clear()
 
     def view(self, in_flight: int) -> MemberView:
-        """As policies see it."""
+        """The member's view for policies."""
         return MemberView(
             self.role, self.id, self.health, self.machine, self.phase, self.still_s, self.slowest_s, in_flight
         )
@@ -49,7 +49,7 @@ class MemberState:
 class Members:
     """All members that were started and are not gone for good, in the order in which they were first started.
 
-    `failed` lists the failures of the whole run by time, role and machine, as far as they still count.
+    `failed` lists the time, role and machine of all failures in the run that still count.
     """
 
     states: dict[tuple[str, str], MemberState] = field(default_factory=dict)
@@ -57,12 +57,12 @@ class Members:
     failed: list[tuple[float, str, str]] = field(default_factory=list)
 
     def add(self, role: str, id_: str) -> MemberState:
-        """A new member that is starting."""
+        """Add a member that is starting."""
         state = self.states[role, id_] = MemberState(role, id_)
         return state
 
     def get(self, role: str, id_: str = "0") -> MemberState | None:
-        """A member, None if it is gone for good."""
+        """A member; None if it is gone for good."""
         return self.states.get((role, id_))
 
     def of(self, role: str) -> Iterator[MemberState]:
@@ -75,7 +75,7 @@ class Members:
         return state is not None and state.health is _UP
 
     def came_up(self, event: Up) -> MemberState | None:
-        """A member serves. None if it is gone for good."""
+        """Mark a member as up. Returns None if it is gone for good."""
         state = self.states.get((event.role, event.id))
         if state is None:
             return None
@@ -88,13 +88,13 @@ class Members:
         return state
 
     def says(self, event: Activity) -> None:
-        """A member tells what it is at."""
+        """Store a member's activity."""
         state = self.states.get((event.role, event.id))
         if state is not None:
             state.phase, state.still_s, state.slowest_s = event.phase, event.still_s, event.slowest_s
 
     def failure(self, state: MemberState, event: Down, now: float, window_s: float, step: int) -> Failure:
-        """Count a failure. Returns what the recovery policy sees of it."""
+        """Count a failure. Returns the recovery policy's view of it."""
         state.failures = [at for at in state.failures if now - at < window_s] + [now]
         self.failed = [entry for entry in self.failed if now - entry[0] < window_s]
         self.failed.append((now, state.role, state.machine))
@@ -116,13 +116,13 @@ class Members:
         )
 
     def give_up(self, machine: str) -> list[MemberState]:
-        """A machine is given up. Returns the members that stand there."""
+        """Mark a machine as no longer used. Returns the members that run there."""
         self.machines[machine] = MachineView(machine, healthy=False)
         return [state for state in self.states.values() if state.machine == machine]
 
     @property
     def given_up(self) -> tuple[str, ...]:
-        """Machines on which nobody is to stand any more."""
+        """Machines that are no longer used."""
         return tuple(machine.id for machine in self.machines.values() if not machine.healthy)
 
     def relays(self) -> dict[str, str]:
@@ -130,19 +130,19 @@ class Members:
         return {state.id: state.address for state in self.of(RELAY) if state.health is _UP}
 
     def sources(self, replica: str) -> tuple[str, ...]:
-        """Addresses of the relays that are up, best first for a replica: those of its machine, then the others in turn."""
+        """Addresses of the relays that are up, best first for a replica: on its machine first, then the others in turn."""
         up = [state for state in self.of(RELAY) if state.health is _UP]
         if len(up) > 1:
             here = self.states[REPLICA, replica]
             index = [state.id for state in self.of(REPLICA)].index(replica) % len(up)
-            up = up[index:] + up[:index]  # with several to choose from, replicas are spread over them
+            up = up[index:] + up[:index]  # spreads replicas over the relays
             up.sort(key=lambda relay: relay.machine != here.machine)
         return tuple(relay.address for relay in up)
 
     def restarted(self) -> None:
-        """The driver died, and every process with it. One that was down is what the run failed of: it starts again, too.
+        """Reset all members after the driver and every process died. A member that was down starts again too.
 
-        Failures do not count any more.
+        Earlier failures no longer count.
         """
         self.failed.clear()
         for state in list(self.states.values()):
@@ -154,7 +154,7 @@ class Members:
                 state.phase, state.still_s = "", 0.0
 
     def plain(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """The whole state as plain data."""
         return {f"{role} {id_}": repr(state) for (role, id_), state in self.states.items()} | {
             "machines": repr(self.machines),
             "failed": list(self.failed),
@@ -162,5 +162,5 @@ class Members:
 
 
 def down(member: MemberState, reason: str, cause: Cause) -> Down:
-    """What the executor would say if it had noticed by itself."""
+    """The event that the executor would report if it had found the member down itself."""
     return Down(member.role, member.id, reason, cause)

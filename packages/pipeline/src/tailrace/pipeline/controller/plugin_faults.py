@@ -1,4 +1,4 @@
-"""What policies may answer, and whose fault it is when one raises: a line that names plugin, method and answer."""
+"""Checks of policies' answers, and the message for a policy that raises: a line with plugin, method and answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _Answer = TypeVar("_Answer")
 
 
 def answered(axis: str, policy: object, method: str, answer: object, expected: str) -> PluginAnswerError:
-    """The error for an answer that the contract forbids."""
+    """The error for an answer that a policy's contract forbids."""
     return PluginAnswerError(
         _line(f"{axis} policy {name_of(policy)}: {method} answered {answer!r:.200}, expected {expected}")
     )
@@ -21,10 +21,10 @@ def answered(axis: str, policy: object, method: str, answer: object, expected: s
 def listed(
     axis: str, policy: object, method: str, answer: Sequence[_Answer], kinds: type | tuple[type, ...]
 ) -> Sequence[_Answer]:
-    """An answer that is to be a sequence of these kinds.
+    """Check that an answer is a sequence of these types, and return it.
 
     Raises:
-        PluginAnswerError: it is something else.
+        PluginAnswerError: the answer is something else.
     """
     if isinstance(answer, Sequence) and all(isinstance(member, kinds) for member in answer):
         return answer
@@ -35,14 +35,18 @@ def listed(
 def chosen(
     axis: str, policy: object, method: str, answer: Sequence[int], offered: Collection[int], count: int | None = None
 ) -> list[int]:
-    """An answer that is to name groups, each once.
+    """Check that an answer names groups, each once, and return it.
 
     Args:
+        axis: the policy's axis.
+        policy: the policy.
+        method: the method that answered.
+        answer: the answer.
         offered: groups that it may name.
-        count: how many it is to name; any number if None.
+        count: how many it must name; None for any number.
 
     Raises:
-        PluginAnswerError: it is something else.
+        PluginAnswerError: the answer is something else.
     """
     if isinstance(answer, Sequence) and all(isinstance(group, int) for group in answer):
         groups = set(answer)
@@ -53,9 +57,10 @@ def chosen(
 
 
 def blame(error: Exception, policies: Mapping[str, object]) -> str | None:
-    """The line for an exception that a policy raised; None if it came from elsewhere.
+    """The message for an exception that a policy raised; None if another code raised it.
 
     Args:
+        error: the exception.
         policies: policies, and the objects that they opened, by axis.
     """
     if isinstance(error, PluginAnswerError):
@@ -74,6 +79,6 @@ def _line(text: str) -> str:
 
 
 def name_of(policy: Any) -> str:
-    """A policy for a person: its class, with the module that it comes from."""
+    """A policy's name for messages: its module and class."""
     kind = type(policy)
     return f"{kind.__module__}.{kind.__qualname__}"

@@ -1,7 +1,7 @@
-"""The pool: one owner for what waits for a replica (StaleFlow's trajectory server, section 5.1).
+"""The pool: owns the trajectories that wait for a replica (StaleFlow's trajectory server, section 5.1).
 
-What has a version waits by itself, in the queue of the version that it is bound to: that of its tokens where a trajectory has
-one version, that of its group where versions may be mixed. What has none waits as a group.
+A trajectory with a version waits in the queue of that version: the version of its tokens or, if versions may be mixed, of its
+group. A group that has not started waits as a whole.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tailrace.contracts import Pool, TrajectoryView, Unstarted
 
 @dataclass(slots=True)
 class Waiting:
-    """Everything in the pool.
+    """The trajectories and groups in the pool.
 
     Args:
-        queues: by version, in order of arrival.
-        level_of: the version of whose queue a trajectory is in.
+        queues: trajectories by version, in order of arrival.
+        level_of: the version in whose queue each trajectory is.
         unstarted: groups that have not started.
     """
 
@@ -33,7 +33,7 @@ class Waiting:
         return trajectory in self.level_of
 
     def levels(self) -> Pool:
-        """All queues, the oldest version first, what has none last."""
+        """All queues, oldest version first, groups that have not started last."""
         levels: dict[int | None, dict[str, TrajectoryView] | Unstarted] = {
             version: self.queues[version] for version in sorted(self.queues)
         }
@@ -42,12 +42,12 @@ class Waiting:
         return levels
 
     def add(self, version: int, view: TrajectoryView) -> None:
-        """A trajectory waits for a replica of a version."""
+        """Add a trajectory to the queue of a version."""
         self.queues.setdefault(version, {})[view.trajectory] = view
         self.level_of[view.trajectory] = version
 
     def remove(self, trajectory: str) -> TrajectoryView | None:
-        """A trajectory does not wait any more; None if it did not, or waits with its group."""
+        """Remove a trajectory. Returns None if it was not here, or waits with its group."""
         version = self.level_of.pop(trajectory, None)
         if version is None:
             return None

@@ -1,4 +1,4 @@
-"""Who gets which devices: asks the provisioning policy and carries its plan out."""
+"""Asks the provisioning policy who gets which devices, and carries its plan out."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import deque
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
-from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.members import REPLICA, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered, listed
@@ -17,13 +17,13 @@ _WINDOW = 8  # training steps over which times are averaged
 
 
 class Provisioning:
-    """Starts and stops replicas. A replica that is to stop is emptied first: its tokens are kept."""
+    """Starts and stops replicas. A replica is emptied before it stops, so that its tokens are kept."""
 
     def __init__(
         self,
         spec: PipelineSpec,
         members: Members,
-        fleet: Fleet,
+        fleet: Replicas,
         trainer: TrainerState,
         coordinator: Coordinator,
         outbox: Outbox,
@@ -36,11 +36,11 @@ class Provisioning:
         self._stopping: dict[str, c.Reason] = {}
 
     def stepped(self, now: float, training_s: float) -> None:
-        """A batch was trained on, which took the trainer so many seconds."""
+        """Note that a batch was trained on, and the seconds that the trainer took for it."""
         self._stepped.append((now, training_s))
 
     def view(self) -> c.FleetView:
-        """What provisioning and recovery policies see."""
+        """The view for provisioning and recovery policies."""
         replicas, steps = self._fleet.replicas, self._stepped
         between = (steps[-1][0] - steps[0][0]) / (len(steps) - 1) if len(steps) > 1 else 0.0
         return c.FleetView(
@@ -56,7 +56,7 @@ class Provisioning:
         )
 
     def plan(self, now: float) -> None:
-        """Ask the policy, and do what it says."""
+        """Ask the policy and carry out its actions."""
         self._now = now
         policy = self._spec.provisioning
         actions = listed("provisioning", policy, "plan", policy.plan(self.view()), (c.StartReplica, c.StopReplica))
@@ -78,7 +78,7 @@ class Provisioning:
             raise answered("provisioning", policy, "plan", actions, "at least one replica that is not stopping")
 
     def stop_emptied(self) -> None:
-        """Replicas that are to stop and hold nothing any more are told."""
+        """Send `Stop` to replicas that are stopping and hold no trajectories any more."""
         for name in [name for name in self._stopping if not self._fleet.replicas[name].assigned]:
             self._outbox.send(c.Stop, role=REPLICA, id=name, reason=self._stopping.pop(name))
 

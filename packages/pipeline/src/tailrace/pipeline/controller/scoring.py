@@ -1,4 +1,4 @@
-"""Scoring: what is to be scored, and what is given up because its verifier broke too often."""
+"""Scoring: which trajectories to score, and which to give up because their verifier failed too often."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Collection
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.lives import Phase, TrajectoryState
 from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.states import Phase, TrajectoryState
 
 
 class Scoring:
-    """Trajectories that are complete and have no reward.
+    """Complete trajectories without a reward.
 
     Args:
-        attempts: how often a verifier that breaks is tried.
+        ledger: the trajectories.
+        outbox: takes the commands.
+        attempts: how often a failing verifier is tried.
     """
 
     def __init__(self, ledger: Ledger, outbox: Outbox, attempts: int) -> None:
@@ -23,17 +25,17 @@ class Scoring:
         self.next: list[str] = []
 
     def came_up(self) -> None:
-        """A scorer serves. What one before it was given and did not answer goes again, and counts as no attempt."""
+        """Note that a scorer is up. What the last one left unanswered is sent again and does not count as an attempt."""
         self.up = True
         self.next = [state.id for state in self._ledger.trajectories.values() if state.phase is Phase.DONE]
 
     def went_down(self) -> None:
-        """It is gone, with all that it was given."""
+        """Note that the scorer is gone with all that it was given."""
         self.up = False
         self.next.clear()
 
     def failed(self, state: TrajectoryState) -> bool:
-        """A verifier broke. Returns whether that was once too often."""
+        """Note that a trajectory's verifier failed. Returns whether it has no attempt left."""
         state.scoring_attempts += 1
         if state.scoring_attempts >= self._attempts:
             return True
@@ -41,13 +43,13 @@ class Scoring:
         return False
 
     def dropped(self, names: Collection[str]) -> None:
-        """These need no reward any more."""
+        """Forget trajectories that no longer need a reward."""
         if self.next:
             gone = set(names)
             self.next = [name for name in self.next if name not in gone]
 
     def send(self) -> None:
-        """What finished since the last time goes as one command."""
+        """Send everything that finished since the last call in one command."""
         if self.next and self.up:
             names, self.next = self.next, []
             self._outbox.send(c.Score, trajectories=tuple(names))

@@ -1,7 +1,7 @@
-"""The trainer's state: one owner for what is known of it.
+"""The controller's knowledge of the trainer.
 
-Versions only grow. A trainer that fell back to a checkpoint while replicas already serve newer weights does not reuse their
-numbers: its weights are published under a new one, so that a version names one set of weights for ever.
+Versions only grow. If the trainer falls back to a checkpoint while replicas serve newer weights, it does not reuse their
+numbers: its weights are published under a new one. So a version always names one set of weights.
 """
 
 from __future__ import annotations
@@ -14,16 +14,14 @@ from dataclasses import dataclass, field
 class TrainerState:
     """The trainer.
 
-    `first` is the version of the model that the run began with. `batches` maps each version that training made to its number
-    of batches consumed, so that a fall-back knows its step. Staleness counts trajectories: at completion by staleness, at
-    consumption by version that was made, then by staleness, so that a fall-back forgets the batches that it undoes.
-
-    `staged`: the weights that it holds were handed over to be published since it came up. `saving` are versions whose
-    checkpoints are under way, `fallbacks` those that it can go back to, oldest first: the newest durable checkpoints, and
-    `first` as long as nothing newer is.
-
-    Of the batch that is being streamed, `accumulated` lists the groups that were given so far, in so many `parts`;
-    `accumulating` is its version while the trainer works on one of them.
+    `first` is the version of the model that the run began with. `batches` maps each version that training made to the number
+    of batches consumed by then, so that a fall-back knows its step. `staleness_at_completion` counts trajectories by
+    staleness, `consumed_staleness` by the version made and then by staleness, so that a fall-back can undo batches.
+    `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
+    checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints,
+    or `first` while there is none.
+    Of a streamed batch, `accumulated` lists the groups given so far and `parts` counts their parts; `accumulating` is the
+    batch's version while the trainer works on a part.
     """
 
     first: int = 0
@@ -56,21 +54,21 @@ class TrainerState:
 
     @property
     def making(self) -> int | None:
-        """The version that the trainer works on, with a whole batch or a part of one; None if it was given nothing."""
+        """The version of the batch, or part of one, that the trainer works on; None if it has none."""
         return self.accumulating if self.stepping is None else self.stepping
 
     def consumed(self, version: int, staleness: dict[int, int]) -> None:
-        """Trajectories of so much staleness are trained on for a version."""
+        """Count the trajectories that are trained on for a version, by staleness."""
         counts = self.consumed_staleness.setdefault(version, {})
         for lag, count in staleness.items():
             counts[lag] = counts.get(lag, 0) + count
 
     def went_down(self) -> None:
-        """The trainer is gone. What it was given stays consumed until it falls back."""
+        """Note that the trainer is gone. Its batch stays consumed until it falls back."""
         self.up, self.staged, self.stepping, self.accumulating = False, False, None, None
 
     def stepped(self, version: int) -> None:
-        """A step is done."""
+        """Note that the step that made a version is done."""
         self.version, self.stepping = version, None
         self.accumulated, self.parts = [], 0
         self.step += 1
@@ -78,7 +76,7 @@ class TrainerState:
 
     @property
     def staleness_at_consumption(self) -> dict[int, int]:
-        """Trajectories that were trained on, by staleness."""
+        """Number of trajectories that were trained on, by staleness."""
         counts: dict[int, int] = {}
         for batch in self.consumed_staleness.values():
             for lag, count in batch.items():
@@ -88,17 +86,17 @@ class TrainerState:
     # ---- checkpoints ----------------------------------------------------------------------------------------------
 
     def saves(self, needed: Iterable[int]) -> tuple[int, ...]:
-        """A checkpoint of what it holds is begun. Returns those that stay beside it.
+        """Begin a checkpoint of its version. Returns the older checkpoints to keep.
 
-        They are those to fall back to, those that are not durable yet, whose end may never be heard, and those of versions
-        that are still needed.
+        These are the fallbacks, checkpoints that are not durable yet (their end may never be reported), and versions that are
+        still needed.
         """
         kept = {*self.fallbacks, *self.saving, *needed}
         self.saving.append(self.version)
         return tuple(sorted(kept))
 
     def became_durable(self, version: int) -> int:
-        """A checkpoint survives a crash. Returns the oldest version that the trainer may still go back to."""
+        """Note that a checkpoint is durable. Returns the oldest version that the trainer may still fall back to."""
         self.durable = max(self.durable, version)
         self.saving = [later for later in self.saving if later > version]
         if version in self.batches and version not in self.fallbacks:
@@ -106,10 +104,10 @@ class TrainerState:
         return self.fallbacks[0]
 
     def found(self, checkpoints: Sequence[int]) -> bool:
-        """After a crash these checkpoints exist; one that nobody had heard of yet may be newer than all that were known.
+        """Note the checkpoints that exist after a crash. One may be newer than all that were reported durable.
 
-        The relays are new, so nothing is published until the trainer hands it over. Returns whether there is one to go on
-        from; otherwise it is still known which ones would do.
+        The relays are new, so no version is published until the trainer hands one over. Returns whether the run can continue
+        from a checkpoint; if not, `fallbacks` is unchanged.
         """
         self.publishing, self.published = max(self.publishing, self.published), -1
         known = [version for version in checkpoints if version in self.batches and version > self.fallbacks[-1]]
@@ -117,7 +115,7 @@ class TrainerState:
         return self._can_use([*left, *sorted(known)])
 
     def unusable(self, version: int) -> bool:
-        """A checkpoint is damaged. Returns whether there is another."""
+        """Note that a checkpoint is damaged. Returns whether there is another."""
         return self._can_use([other for other in self.fallbacks if other != version])
 
     def _can_use(self, fallbacks: list[int]) -> bool:
@@ -126,11 +124,11 @@ class TrainerState:
 
     @property
     def checkpoint(self) -> int | None:
-        """The checkpoint that a new trainer starts from; None is the model that the run began with."""
+        """The checkpoint that a new trainer starts from; None for the model that the run began with."""
         return None if self.fallbacks[-1] == self.first else self.fallbacks[-1]
 
     def fall_back(self, version: int) -> None:
-        """The trainer holds the weights of a checkpoint again."""
+        """Set the trainer back to the weights of a checkpoint."""
         self.saving = []
         self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}

@@ -1,4 +1,4 @@
-"""A run as observers see it: read only, plain values."""
+"""A read-only view of a run for observers, with plain values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Protocol
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.evaluations import EvaluationResult, Evaluations
-from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.lives import Counts
 from tailrace.pipeline.controller.members import REPLICA, Members
+from tailrace.pipeline.controller.states import Counts
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -20,7 +20,7 @@ from tailrace.pipeline.spec import PipelineSpec
 class _Parts(Protocol):
     spec: PipelineSpec
     ledger: Ledger
-    fleet: Fleet
+    fleet: Replicas
     members: Members
     trainer: TrainerState
     evaluations: Evaluations
@@ -35,9 +35,9 @@ class ReplicaRow:
     """A replica at a moment.
 
     Args:
-        doing: for a person.
-        trajectories: in flight.
-        kv: share of the KV cache in use.
+        doing: what it does, in words.
+        trajectories: number of trajectories in flight.
+        kv: share of the KV cache in use, 0 to 1.
     """
 
     id: str
@@ -49,7 +49,7 @@ class ReplicaRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """A trajectory of a batch: the oldest version of its tokens, the trainer's version when it was complete, its tokens."""
+    """A trajectory of a batch: its oldest version, the trainer's version at its completion, its number of tokens."""
 
     version: int
     completed_at: int
@@ -57,7 +57,7 @@ class BatchMember:
 
 
 class RunView:
-    """What is known of a run. Nothing can be changed through it.
+    """The state of a run, read only.
 
     Args:
         parts: the controller.
@@ -93,17 +93,17 @@ class RunView:
 
     @property
     def last_version(self) -> int:
-        """The highest version number that was given so far."""
+        """The highest version number used so far."""
         return max(self._parts.trainer.version, self._parts.trainer.publishing)
 
     @property
     def making(self) -> int | None:
-        """The version that the trainer works on; None if it was given nothing."""
+        """The version that the trainer works on; None if it has no batch."""
         return self._parts.trainer.making
 
     @property
     def trainer_up(self) -> bool:
-        """Whether the trainer serves."""
+        """Whether the trainer is up."""
         return self._parts.trainer.up
 
     @property
@@ -113,17 +113,17 @@ class RunView:
 
     @property
     def failure(self) -> str | None:
-        """Why the run was given up."""
+        """Why the run failed; None if it did not."""
         return self._parts.failure
 
     @property
     def bound(self) -> int | None:
-        """The staleness that admission guarantees."""
+        """The bound on staleness that admission guarantees; None if it guarantees none."""
         return self._parts.gate.bound
 
     @property
     def mixes_versions(self) -> bool:
-        """Whether a trajectory may go on under newer weights."""
+        """Whether a trajectory may continue under newer weights."""
         return self._parts.ledger.mixes_versions
 
     @property
@@ -133,71 +133,71 @@ class RunView:
 
     @property
     def pooled(self) -> int:
-        """Trajectories that wait for a replica."""
+        """Number of trajectories that wait for a replica."""
         return self._parts.ledger.pooled
 
     @property
     def generating(self) -> int:
-        """Groups that are not complete."""
+        """Number of groups that were started and are not complete."""
         return self._parts.ledger.generating
 
     @property
     def open_groups(self) -> int:
-        """Groups that were admitted and have not ended."""
+        """Number of groups that were admitted and have not ended."""
         return sum(str(group.phase) != "trained" for group in self._parts.ledger.groups.values())
 
     @property
     def buffered(self) -> int:
-        """Groups that are complete and not consumed."""
+        """Number of groups that are complete and not consumed."""
         return len(self._parts.ledger.buffered)
 
     @property
     def staleness_at_consumption(self) -> dict[int, int]:
-        """Trajectories that were trained on, by staleness."""
+        """Number of trajectories that were trained on, by staleness."""
         return self._parts.trainer.staleness_at_consumption
 
     @property
     def staleness_at_completion(self) -> dict[int, int]:
-        """Trajectories that were completed, by the trainer's lead over them then."""
+        """Number of completed trajectories, by the versions that the trainer was ahead at completion."""
         return dict(self._parts.trainer.staleness_at_completion)
 
     @property
     def evaluations(self) -> Sequence[EvaluationResult]:
-        """Evaluations that are done."""
+        """The finished evaluations."""
         return tuple(self._parts.evaluations.results)
 
     @property
     def evaluations_open(self) -> int:
-        """Evaluations that are due or running."""
+        """Number of evaluations that are due or running."""
         return len(self._parts.evaluations.due) + len(self._parts.evaluations.running)
 
     @property
     def contradictions(self) -> int:
-        """Snapshots that showed something else than the controller believes."""
+        """Number of snapshots that contradict the controller's state."""
         return self._parts.fleet.contradictions
 
     @property
     def blocked_cycles(self) -> int:
-        """Decisions in a row that placed nothing of a pool that held something."""
+        """Number of cycles in a row that placed nothing although the pool was not empty."""
         return self._parts.coordinator.blocked_cycles
 
     @property
     def moves(self) -> int:
-        """Replicas emptied by relocation."""
+        """Number of replicas that relocation emptied."""
         return self._parts.coordinator.moves
 
     @property
     def evictions(self) -> int:
-        """Trajectories interrupted by relocation."""
+        """Number of trajectories that relocation interrupted."""
         return self._parts.coordinator.evictions
 
     @property
     def interrupting_pulls(self) -> int:
-        """Pulls that interrupted running work."""
+        """Number of pulls that interrupted running work."""
         return self._parts.coordinator.interrupting_pulls
 
     def restarts(self, role: str) -> int:
-        """Restarts of members of a role that are not gone for good."""
+        """Number of restarts of a role's members, without members that are gone for good."""
         return sum(member.restarts for member in self._parts.members.of(role))
 
     def step_of(self, version: int) -> int:
@@ -205,7 +205,7 @@ class RunView:
         return self._parts.trainer.batches.get(version, self.step)
 
     def made(self, version: int) -> bool:
-        """Whether training made a version, and did not fall back behind it."""
+        """Whether training made a version and did not undo it by a fall-back."""
         return version in self._parts.trainer.batches
 
     def batch(self, version: int) -> Iterator[BatchMember]:
@@ -215,7 +215,7 @@ class RunView:
                 yield BatchMember(state.version, state.completed_at, state.tokens)
 
     def waits(self, trajectory: str) -> str | None:
-        """What a trajectory is at now, for a person; None if it is unknown or settled."""
+        """What a trajectory does or waits for, in words; None if it is unknown or settled."""
         state = self._parts.ledger.get(trajectory)
         if state is None:
             return None
@@ -242,5 +242,5 @@ class RunView:
 
     @property
     def replica_restarts(self) -> int:
-        """Restarts of replicas."""
+        """Number of restarts of replicas."""
         return self.restarts(REPLICA)

@@ -1,4 +1,4 @@
-"""Weight versions on their way: handed over, published, pulled, saved."""
+"""Commands for weight versions: publish, pull and checkpoint."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.discards import Discards
-from tailrace.pipeline.controller.fleet import Fleet
+from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import RELAY, Members
 from tailrace.pipeline.controller.outbox import Outbox
@@ -14,13 +14,13 @@ from tailrace.pipeline.controller.trainer_state import TrainerState
 
 PULL_ATTEMPTS = 4
 PULL_PAUSE_S = 0.5
-"""Before a pull that failed is tried again, twice as long after each further failure: 7.5 s in all."""
+"""Pause before a failed pull is tried again; it doubles with each further failure, 7.5 s in all."""
 
 
 class Weights:
-    """What the trainer hands over and replicas load.
+    """Publishes and saves the trainer's weights, and follows the replicas' pulls.
 
-    `now` is the run's clock.
+    `now` is the time on the run's clock.
 
     Args:
         fail: ends the run with a reason.
@@ -29,7 +29,7 @@ class Weights:
     def __init__(
         self,
         ledger: Ledger,
-        fleet: Fleet,
+        fleet: Replicas,
         members: Members,
         trainer: TrainerState,
         discards: Discards,
@@ -41,9 +41,9 @@ class Weights:
         self._discards, self._outbox, self._fail = discards, outbox, fail
 
     def publish(self) -> None:
-        """Hand the trainer's weights over; those that were handed over before are offered to the relays that there are now.
+        """Publish the trainer's weights to the relays that are up, also if they were published before.
 
-        Before the first relay lives there is nobody to hand them to, and training waits for that.
+        Before the first relay is up, nothing is published, and training waits.
         """
         trainer, relays = self._trainer, self._members.relays()
         if trainer.up and (relays or trainer.staged):
@@ -57,19 +57,19 @@ class Weights:
         self._outbox.send(c.Checkpoint, version=self._trainer.version, keep=keep)
 
     def was_published(self, event: c.Published) -> None:
-        """A version may be pulled; the relays that live have done their work."""
+        """Note that a version may be pulled; this counts as work of the relays that are up."""
         self._trainer.published = max(self._trainer.published, event.version)
         for relay in self._members.of(RELAY):
             if relay.health is c.Health.UP:
                 relay.worked()
 
     def pulled(self, event: c.Pulled) -> None:
-        """A replica serves a version."""
+        """Note that a replica serves a version."""
         replica = self._fleet.replicas[event.replica]
         replica.version, replica.pulling, replica.failed_pulls = event.version, None, 0
 
     def pull_failed(self, event: c.PullFailed) -> None:
-        """A replica could not load a version: the newest is tried again, an older one is gone, which is nobody's fault."""
+        """Handle a failed pull: the newest version is tried again; an older one is gone, which is no replica's failure."""
         replica = self._fleet.replicas[event.replica]
         replica.pulling, replica.version = None, None
         if event.version != self._trainer.published:
@@ -80,14 +80,14 @@ class Weights:
             self._fail(
                 f"replica {replica.id} failed {replica.failed_pulls} times to pull version {event.version}: {event.reason}"
             )
-        else:  # its relay may be dead and not known to be yet
+        else:  # its relay may be dead without a Down yet
             replica.pulls_from_s = self.now + PULL_PAUSE_S * 2 ** (replica.failed_pulls - 1)
 
     def _version_gone(self, version: int) -> None:
-        """What only the weights of a version could continue begins anew, in the store too.
+        """Start trajectories again that only the weights of a lost version could continue, and drop them from the store.
 
-        The store may hold such a trajectory complete, if its end was never reported. Handed back then, it would count for
-        the version of the replica that asks.
+        The store may have such a trajectory complete, if its end was never reported. A replica that began it would then be
+        given it as complete, and it would count for that replica's version.
         """
         ledger = self._ledger
         waiting = [ledger.trajectories[name] for name in (*ledger.waiting.level_of, *ledger.stranded_evaluations)]

@@ -1,6 +1,6 @@
-"""Deadlines of commands: each is answered by an event that names its number, or its member is taken for down.
+"""Deadlines of commands. If no event with a command's number arrives in time, its member counts as down.
 
-What a replica was given to generate has no deadline here: its length is not known. A replica that stands still says so.
+A `Route` has no deadline here, since the length of a response is unknown. A replica that stands still reports it itself.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ Down = Callable[[Running, BaseException], None]
 
 
 class Answers:
-    """Which commands have not been answered yet.
+    """The commands that are not answered yet.
 
     Args:
+        waits: the executor's waits.
+        deadlines: seconds for each kind of command.
         down: called when a member does not answer in time.
     """
 
@@ -34,7 +36,7 @@ class Answers:
         self._heard |= {c.Published: self._published}
 
     def expect(self, running: Running, command: c.Command, now: float) -> None:
-        """A command goes to a member."""
+        """Wait for the answer to a command that goes to a member."""
         limits = self._deadlines
         match command:
             case c.Step(version=version):
@@ -42,9 +44,9 @@ class Answers:
             case c.Accumulate(version=version):
                 self._add(running, command.seq, f"{running} to train a part of version {version}", limits.step_s, now)
             case c.Publish(version=version, relays=relays):
-                if self._publishing is not None:  # a newer version takes the place of one that is not out yet
+                if self._publishing is not None:  # a newer version replaces one that is not published yet
                     self._end(self._publishing)
-                self._publishing = command.seq if relays else None  # without any, nobody can take it
+                self._publishing = command.seq if relays else None  # without relays nothing can be published
                 if relays:
                     self._add(running, command.seq, f"version {version} to be published", limits.publish_s, now)
             case c.Checkpoint(version=version):
@@ -53,12 +55,12 @@ class Answers:
             case c.Pull(version=version):
                 self._add(running, command.seq, f"{running} to pull version {version}", limits.pull_s, now)
             case c.Abort():
-                self._add(running, command.seq, "what was dropped to leave the store", limits.score_s, now)
+                self._add(running, command.seq, "the store to delete dropped trajectories", limits.score_s, now)
             case _:
                 pass
 
     def scoring(self, scorer: Running, names: Sequence[str], now: float) -> None:
-        """Trajectories go to the scorer. Its deadline counts from its last outcome."""
+        """Wait for the scores of trajectories. The deadline counts from the scorer's last outcome."""
         self._unscored.update(dict.fromkeys(names))
         if self._scoring is None:
             self._scoring = self._waits.add(
@@ -72,17 +74,17 @@ class Answers:
             )
 
     def dropped(self, names: Sequence[str]) -> None:
-        """Trajectories need no score any more."""
+        """Stop waiting for the scores of trajectories."""
         for name in names:
             self._unscored.pop(name, None)
         self._settle_scores()
 
     def heard(self, events: Sequence[c.Event], now: float) -> None:
-        """Members said this."""
+        """End or postpone waits after events of members."""
         scored = False
         for event in events:
             kind = type(event)
-            if kind is c.Finished or kind is c.Snapshot:  # most are
+            if kind is c.Finished or kind is c.Snapshot:  # the most frequent events, which answer nothing else
                 continue
             if kind is c.Scored or kind is c.ScoringFailed:
                 self._unscored.pop(event.trajectory, None)  # type: ignore[union-attr]
@@ -95,7 +97,7 @@ class Answers:
             self._settle_scores()
 
     def forget(self, running: Running) -> None:
-        """A member is gone, and owes nothing any more."""
+        """End all waits for a member that is gone."""
         self._numbers = {seq: entry for seq, entry in self._numbers.items() if entry[1] is not running}
         if running.role == "scorer":
             self._unscored.clear()

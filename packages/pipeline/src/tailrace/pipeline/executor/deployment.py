@@ -1,4 +1,4 @@
-"""What an executor starts for each role: a factory and its arguments, and how long it waits for what."""
+"""How an executor starts each role (a factory and its arguments), and its deadlines."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ DATA, SCORER, TRAINER, REPLICA, RELAY = "data", "scorer", "trainer", "replica", 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long the executor waits, in seconds. What it waits for is in the run's status.
+    """The executor's deadlines in seconds. The run's status shows the current waits.
 
     Args:
-        start_s: for a role to come up, a model to load included.
-        step_s: for one training step.
-        publish_s: for a version to be visible on a relay, or a checkpoint to be durable.
-        pull_s: for a replica to load a version.
-        score_s: for the next outcome while trajectories are being scored.
-        suspect_s, silent_s: silence after which a member is suspected, and then taken for dead.
-        close_s: for a role to tidy up.
+        start_s: deadline for the start of a role, including loading a model.
+        step_s: deadline for one training step.
+        publish_s: deadline until a version is visible on a relay, or a checkpoint is durable.
+        pull_s: deadline for a replica to load a version.
+        score_s: deadline for the next outcome while trajectories are scored.
+        suspect_s, silent_s: silence after which a member is suspected, and after which it counts as dead.
+        close_s: deadline for a role to clean up.
     """
 
     start_s: float = 600.0
@@ -37,7 +37,7 @@ class Deadlines:
 
     @classmethod
     def all(cls, limit_s: float, *, suspect_s: float, silent_s: float) -> Deadlines:
-        """The same deadline for everything but silence."""
+        """Deadlines that are all `limit_s`, except those for silence."""
         return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, silent_s, limit_s)
 
 
@@ -46,12 +46,13 @@ class Deployment:
     """All roles of a run.
 
     Args:
-        name: names the run's relays; unique on the machine.
+        name: prefix of the relays' names; unique on the machine.
         token: shared secret of the run's peers.
-        roles: how each role is started, by its name.
-        trainer_ranks: processes of the trainer.
-        rendezvous: directory where the trainer's ranks find each other; used with more than one.
-        adopting: arguments of `adopt`, by role, for members that stay up from a run before.
+        roles: how to start each role, by its name.
+        trainer_ranks: number of trainer processes.
+        rendezvous: directory where several ranks of the trainer find each other.
+        deadlines: the executor's deadlines.
+        adopting: arguments of `adopt`, by role, for members that stay up from an earlier run.
     """
 
     name: str
@@ -63,11 +64,14 @@ class Deployment:
     adopting: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def role(self, host: Host, role: str, id_: str, incarnation: int, rank: int = 0) -> RoleSpec:
-        """How a member is started.
+        """How to start a member.
 
         Args:
-            host: for callers of other members.
-            rank: of a trainer's process.
+            host: the host, which gives callers of other members.
+            role: the member's role.
+            id_: the member's id.
+            incarnation: counts the starts of this member, from 1.
+            rank: rank of a trainer's process.
         """
         spec = self.roles[role]
         own: dict[str, Any] = {}
@@ -81,4 +85,12 @@ class Deployment:
             several = self.rendezvous is not None and self.trainer_ranks > 1
             rendezvous = f"file://{self.rendezvous}/{incarnation}" if several else None
             own |= {"rank": rank, "world_size": self.trainer_ranks, "rendezvous": rendezvous, "token": self.token}
+            own["incarnation"] = incarnation
+            if rank == 0:
+                own["followers"] = [host.caller(TRAINER, rank_id(id_, other)) for other in range(1, self.trainer_ranks)]
         return dataclasses.replace(spec, arguments={**spec.arguments, **own})
+
+
+def rank_id(leader: str, rank: int) -> str:
+    """The id of a trainer's rank; the first rank has the id of the trainer."""
+    return leader if rank == 0 else f"{leader}.{rank}"

@@ -3,10 +3,9 @@
     consumes    answers of calls, polled events of every member, deadlines, the host's clock, scripted faults
     waits for   see `Waits`: every call and command has a deadline and a line in the status
     unblocked   by any of these; a silent member is suspected, then killed and reported down
-
-It decides nothing. One thread owns all state. Everything of one instant goes to the controller together; the log has both
-the events and the commands that follow before any of these is carried out, so it never lags behind the world. What carrying
-out makes known at once belongs to the next instant.
+It decides nothing. One thread owns all state. All events of one instant go to the controller together. The events and the
+commands that follow are logged before a command is carried out, so the log is never behind the members. Events that arise
+while commands are carried out belong to the next instant.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ _log = logging.getLogger(__name__)
 
 
 class Log(Protocol):
-    """Where instants are written."""
+    """Stores instants."""
 
     def append(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
-        """Events that reached the controller together, and the commands that it gave."""
+        """Store events that reached the controller together, and the commands that it gave."""
         ...
 
 
@@ -48,7 +47,7 @@ class Observer(Protocol):
         ...
 
     def tick(self, now: float, executor: Executor) -> None:
-        """Time passes: a chance to refresh what people see."""
+        """Called at regular intervals, for example to refresh a display."""
         ...
 
 
@@ -56,8 +55,9 @@ class Executor:
     """Runs controllers on a host.
 
     Args:
-        host: where members live.
-        deployment: what they are.
+        host: starts the members.
+        deployment: how each role is started, and the deadlines.
+        observers: called at every instant and tick.
     """
 
     def __init__(self, host: Host, deployment: Deployment, *, observers: Sequence[Observer] = ()) -> None:
@@ -89,13 +89,13 @@ class Executor:
 
     @property
     def controller(self) -> Controller:
-        """The controller that is running, or ran last."""
+        """The controller that runs, or ran last."""
         assert self._controller is not None
         return self._controller
 
     @property
     def deployment(self) -> Deployment:
-        """What members are; a new one is for those that are started from now on."""
+        """The deployment. A new one applies to members that are started from now on."""
         return self.membership.deployment
 
     @deployment.setter
@@ -104,12 +104,12 @@ class Executor:
 
     @property
     def members(self) -> Mapping[Key, Running]:
-        """Members that run, by role and id."""
+        """The running members, by role and id."""
         return self.membership.running
 
     @property
     def data(self) -> Caller:
-        """The data role, for calls of the driver."""
+        """A caller of the data role, for the driver."""
         return self.host.caller(DATA)
 
     def run(
@@ -121,14 +121,17 @@ class Executor:
         faults: Sequence[Fault] = (),
         until: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Run a controller to its end. May be called again with another controller: members stay up.
+        """Run a controller to its end. Members stay up, so it may be called again with another controller.
 
         Args:
+            controller: the controller.
+            log: stores its instants.
             first: the first event; a tick if None.
-            until: stop here too, before the end.
+            faults: the scripted faults.
+            until: stops the run earlier once it returns True.
 
         Raises:
-            RunFailedError: the controller gave up.
+            RunFailedError: the controller ended the run as failed.
         """
         self._controller, self._log, self._injection = controller, log, Injection(faults)
         self._news = [first if first is not None else c.Tick()]
@@ -139,25 +142,29 @@ class Executor:
             raise RunFailedError(controller.failure)
 
     def keep_up(self, work: Future[Any], timeout_s: float) -> None:
-        """Keep the members' heartbeats going while something else is waited for.
+        """Keep polling members while waiting for other work.
+
+        Args:
+            work: the other work.
+            timeout_s: its deadline in seconds.
 
         Raises:
-            DeadlineError: it took longer than `timeout_s`.
+            DeadlineError: the work took longer than `timeout_s`.
         """
         deadline = self.now() + timeout_s
         self._next_tick_s = self.now()
         self._loop(lambda: work.done() or self.now() > deadline)
         if not work.done():
-            raise DeadlineError(f"waited {timeout_s:.0f} s in vain for work beside the run")
+            raise DeadlineError(f"waited {timeout_s:.0f} s for work beside the run, which did not end")
 
     def close(self, patience_s: float | None = None) -> None:
-        """Let every member tidy up, then end them. One that does not come to an end is killed: nothing is lost with it.
+        """Let every member clean up, then end it. A member that does not end in time is killed, which loses nothing.
 
         Args:
-            patience_s: how long for; the deployment's deadline if None. What dies is recovered from, so it may be short.
+            patience_s: deadline in seconds; None: the deployment's. It may be short, since a resumed run recovers from kills.
 
         Raises:
-            Exception: the store could not be closed.
+            Exception: the data role could not close its store.
         """
         patience_s = self.deployment.deadlines.close_s if patience_s is None else patience_s
         failed: list[tuple[Running, BaseException]] = []
@@ -176,7 +183,7 @@ class Executor:
                 raise error
 
     def visible(self) -> dict[str, Any]:
-        """What a person wants to see: members, and what is waited for."""
+        """Members and current waits, for the status."""
         return {
             "members": [
                 {"role": r.role, "id": r.id, "pid": r.member.pid, "incarnation": self.membership.incarnations[key]}
@@ -210,19 +217,19 @@ class Executor:
 
     def _tick(self, now: float) -> None:
         self._next_tick_s += self.host.tick_s
-        if self._next_tick_s <= now:  # the machine stood still meanwhile
+        if self._next_tick_s <= now:  # the machine was suspended
             self._next_tick_s = now + self.host.tick_s
         self.membership.watch(now)
         self._news.append(c.Tick())
         self._inject(now)
 
     def _deliver(self, now: float) -> None:
-        """Hand everything of this instant to the controller, and carry out what follows."""
+        """Give all events of this instant to the controller, and carry out its commands."""
         events, self._news, controller = self._news, [], self._controller
         if not events or controller is None:
             return
         if controller.over and type(events[0]) is not c.Resumed:
-            return  # between runs members stay up, and nobody decides
+            return  # between runs members stay up without a controller
         assert self._log is not None
         commands = controller.handle_all(events, now)
         self._log.append(now, events, commands)
@@ -248,7 +255,7 @@ class Executor:
         self._news.extend(events)
 
     def _inject(self, now: float) -> None:
-        """Strike whom the script names; one that is not up yet is struck when it is."""
+        """Inject due faults; a member that is not up yet is struck once it is."""
         if self._controller is not None and self._injection.pending:
             self._injection.strike(now, self._controller.view.step, self.members.values())
 
@@ -256,7 +263,7 @@ class Executor:
 
     def _send(self, key: Key, command: c.Command) -> Running | None:
         running = self.members.get(key)
-        if running is not None:  # otherwise its Down is on the way
+        if running is not None:  # otherwise its Down will be delivered
             running.put(command)
             self._unsent[running] = None
         return running

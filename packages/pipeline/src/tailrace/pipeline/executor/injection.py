@@ -1,4 +1,4 @@
-"""Scripted faults: who is struck when, on any host."""
+"""Injects scripted faults, on any host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tailrace.pipeline.executor.running import Running
 
 
 class Injection:
-    """Strikes members as a script says. One that is not up when its time comes is struck once it is.
+    """Strikes members by a script. A member that is not up when its fault is due is struck once it is up.
 
     Args:
         faults: the script.
@@ -21,14 +21,16 @@ class Injection:
 
     @property
     def pending(self) -> bool:
-        """Whether anything is still to happen."""
+        """Whether a fault is still to be injected."""
         return bool(self._due or self._schedule.pending)
 
     def strike(self, now: float, step: int, members: Iterable[Running]) -> None:
-        """Carry out what is due.
+        """Inject the faults that are due.
 
         Args:
-            step: batches trained on.
+            now: seconds on the run's clock.
+            step: number of batches trained on.
+            members: the running members.
         """
         self._due += self._schedule.due(now, step)
         alive = list(members)

@@ -1,7 +1,7 @@
-"""Members as they come and go: started, watched by their heartbeats, ended. The controller says who; this carries it out.
+"""Starts members, watches their heartbeats and ends them, as the controller's commands say.
 
-Every role is asked for its events again and again. An answer is a heartbeat; one that gives none for too long is taken for
-gone. News of a member that is gone already is not heard.
+Every member is polled for its events; each answer is a heartbeat. A member that does not answer for too long counts as gone.
+Later events of a member that is gone are ignored.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tailrace import contracts as c
 from tailrace.faulttol import Death, HeartbeatMonitor, Suspicion
 from tailrace.pipeline.errors import DeadlineError
 from tailrace.pipeline.executor.answers import Answers
-from tailrace.pipeline.executor.deployment import DATA, TRAINER, Deployment
+from tailrace.pipeline.executor.deployment import DATA, TRAINER, Deployment, rank_id
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import Answer, Host, MemberDeadError
 from tailrace.pipeline.executor.waits import Waits, error_of, together
@@ -23,13 +23,14 @@ Key = tuple[str, str]
 
 
 class Membership:
-    """Who runs.
+    """The running members.
 
     Args:
-        deployment: what members are.
-        waits: of the executor.
-        tell: takes what became of a member, as events.
-        heard: takes what members say.
+        host: starts the members.
+        deployment: how each role is started.
+        waits: the executor's waits.
+        tell: takes events about members (up, down, suspect).
+        heard: takes the members' own events.
     """
 
     def __init__(
@@ -50,15 +51,15 @@ class Membership:
         self._heartbeats = HeartbeatMonitor(self._deadlines.suspect_s, self._deadlines.silent_s)
 
     def ranks(self, role: str, id_: str) -> list[Running]:
-        """A member that runs, with the further ranks of a trainer; empty if it does not."""
+        """A running member, for a trainer with its further ranks; empty if it does not run."""
         count = self.deployment.trainer_ranks if role == TRAINER else 1
-        found = (self.running.get((role, _rank_id(id_, rank))) for rank in range(count))
+        found = (self.running.get((role, rank_id(id_, rank))) for rank in range(count))
         return [running for running in found if running is not None]
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
     def start(self, command: c.Start) -> None:
-        """Start a member, or have the next controller take over one that stayed up from a run before."""
+        """Start a member, or have the controller take over one that stayed up from an earlier run."""
         ranks = self.ranks(command.role, command.id)
         if not ranks:
             self._spawn(command, None)
@@ -68,16 +69,16 @@ class Membership:
         self._await(ranks, answer, command.seq, f"{ranks[0]} to be taken over")
 
     def restart(self, command: c.Restart) -> None:
-        """Put a fresh member in the place of one, ending what is left of it."""
+        """Replace a member by a fresh one, and end the old one if it still runs."""
         for running in self.ranks(command.role, command.id)[:1]:
             self._end(running)
         self._spawn(command, command.version)
 
     def stop(self, command: c.Stop) -> None:
-        """Let a member tidy up, then end it."""
+        """Let a member clean up, then end it."""
         for running in self.ranks(command.role, command.id)[:1]:
             ended = partial(self._stopped, running)
-            running.up = False  # nothing more goes to it; what it says until the end is heard
+            running.up = False  # it gets no more commands, but its events are still taken
             answer = running.member.call("close")
             limit_s = self._deadlines.close_s
             self._waits.add(f"{running} to stop", self._time.now(), limit_s, answer, ended, ended, running)
@@ -86,7 +87,7 @@ class Membership:
         role, id_ = command.role, command.id
         ranks: list[Running] = []
         for rank in range(self.deployment.trainer_ranks if role == TRAINER else 1):
-            key = (role, _rank_id(id_, rank))
+            key = (role, rank_id(id_, rank))
             incarnation = self.incarnations[key] = self.incarnations.get(key, 0) + 1
             spec = self.deployment.role(self._host, role, id_, incarnation, rank)
             member = self._host.spawn(role, key[1], incarnation, spec, command.place)
@@ -117,7 +118,7 @@ class Membership:
         self._waits.add(what, self._time.now(), self._deadlines.start_s, answer, up, first.failed, first)
 
     def _sent(self, running: Running, answer: Answer, commands: Sequence[c.Command]) -> None:
-        """A call with commands is under way."""
+        """Wait for a call with commands that is under way."""
         self._waits.add(
             f"{running} to take {len(commands)} commands",
             self._time.now(),
@@ -131,7 +132,7 @@ class Membership:
     # ---- signs of life --------------------------------------------------------------------------------------------
 
     def watch(self, now: float) -> None:
-        """Who has been silent for too long is suspected, then ended."""
+        """Report members that are silent for too long as suspects, then end them."""
         for notice in self._heartbeats.check(now):
             role, _, id_ = notice.member.partition(" ")
             running = self.running.get((role, id_))
@@ -165,7 +166,7 @@ class Membership:
     # ---- ends -----------------------------------------------------------------------------------------------------
 
     def failed(self, running: Running, error: BaseException) -> None:
-        """A call of a member failed, or it did not do in time what it was told."""
+        """Handle a member whose call failed or that missed the deadline of a command."""
         cause = getattr(error, "cause", None)
         if not isinstance(cause, c.Cause):
             died, late = isinstance(error, MemberDeadError), isinstance(error, DeadlineError)
@@ -176,13 +177,13 @@ class Membership:
         self._down(running, "it was told to stop", c.Cause.STOPPED)
 
     def _down(self, running: Running, reason: str, cause: c.Cause) -> None:
-        """A member is gone. Heard once: later news of the same one is ignored."""
+        """Report a member as gone, once; later reports about it are ignored."""
         if self._end(running):
             first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
             self._tell(c.Down(running.role, running.leader, first_line, cause))
 
     def _end(self, running: Running) -> bool:
-        """End a member, with the other ranks of a trainer. Returns whether it was there."""
+        """End a member, for a trainer with all its ranks. Returns whether it was running."""
         if self.running.get((running.role, running.id)) is not running:
             return False
         for gone in self.ranks(running.role, running.leader):
@@ -194,7 +195,3 @@ class Membership:
             self._waits.dismiss(gone.standing)
             gone.member.kill()
         return True
-
-
-def _rank_id(leader: str, rank: int) -> str:
-    return leader if rank == 0 else f"{leader}.{rank}"

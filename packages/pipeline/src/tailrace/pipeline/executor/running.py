@@ -1,4 +1,4 @@
-"""A member that runs, as the executor keeps it: its commands go out one call at a time, so that they keep their order."""
+"""The executor's record of a running member. Its commands go out one call at a time, so that they keep their order."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ Sent = Callable[["Running", Answer, Sequence[Command]], None]
 
 
 class Running:
-    """One incarnation of a member. `failed` takes the error of a call of it.
+    """One incarnation of a member. `failed` takes the error of one of its calls.
 
-    `asked` is the question for its events that waits for an answer, `standing` the number under which answers come, and
-    `answered` is called with each.
+    `asked` is the poll for its events that waits for an answer; `standing` is the number of its answers in `Waits`, and
+    `answered` is called with each answer.
 
     Args:
-        role, id: its name; further ranks of the trainer have an `id` of their own and belong to `leader`.
+        role, id_: the member's name. Each further rank of the trainer has its own id.
         member: the host's handle.
-        sent: told of each call that is under way; it calls `arrived` when that is over.
+        sent: called with each call under way; it calls `arrived` once the call is over.
+        leader: the id of the member to which a rank belongs.
     """
 
     __slots__ = (
@@ -53,11 +54,11 @@ class Running:
         self._sending = False
 
     def put(self, command: Command) -> None:
-        """One more command; it goes with the next `send`."""
+        """Queue a command for the next `send`."""
         self._queue.append(command)
 
     def send(self) -> None:
-        """Hand over what is queued, if the member is up and took what went before."""
+        """Send the queued commands, if the member is up and has taken the previous ones."""
         if self._sending or not self._queue or not self.up:
             return
         commands, self._queue = self._queue, []
@@ -67,7 +68,7 @@ class Running:
             self._sent(self, answer, commands)
 
     def arrived(self) -> None:
-        """The member has taken the last call: the next one may go."""
+        """Note that the member has taken the last call, so that the next one may go."""
         self._sending = False
         self.send()
 

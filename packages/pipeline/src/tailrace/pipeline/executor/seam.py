@@ -1,12 +1,12 @@
-"""The seam between the executor and its hosts: where members live, how they are called, and what time it is.
+"""The protocols between the executor and its hosts: starting members, calling them, and the clock.
 
-Every role offers the same five methods, on every host:
+Every role has the same five methods, on every host:
 
-    ready(...)         answers once it serves, with fields of its `Up` event
+    ready(...)         returns once the role serves, with fields of its `Up` event
     submit(commands)   takes commands, in order, and returns at once
-    events(timeout_s)  what happened since the last call; waits that long for something. Its answer is the heartbeat
-    adopt(...)         another controller takes over, which numbers its commands anew
-    close()            tidies up
+    events(timeout_s)  returns the events since the last call, and waits for the first; each answer is a heartbeat
+    adopt(...)         prepares for another controller, which numbers its commands anew
+    close()            cleans up
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ class MemberDeadError(RoleError):
 
 
 class Answer(Protocol):
-    """The result of a call, sooner or later. A `concurrent.futures.Future` is one."""
+    """The future result of a call. A `concurrent.futures.Future` is one."""
 
     def add_done_callback(self, call: Callable[[Any], None], /) -> None:
-        """Call this once it is there, at once if it is."""
+        """Call a function once the result is there; at once if it already is."""
         ...
 
     def cancelled(self) -> bool:
-        """Whether it will never come, since its member was killed before it got to it."""
+        """Whether the result will never come, since the member was killed before it began the call."""
         ...
 
     def exception(self) -> BaseException | None:
-        """The error that it ended with."""
+        """The error that the call ended with; None if it succeeded."""
         ...
 
     def result(self) -> Any:
-        """The result. Raises the error that it ended with."""
+        """The result. Raises the error that the call ended with."""
         ...
 
 
 class Caller(Protocol):
-    """A member as another member calls it: by name, so that a restarted one is found again. Picklable among processes."""
+    """Calls a member from another member, by name, so that a restarted one is found again. It can be pickled."""
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        """Call a method and wait for its result. Where the member is gone, it is looked for again until `timeout_s`.
+        """Call a method and wait for its result. If the member is gone, its successor is looked for until `timeout_s`.
 
         Raises:
-            MemberDeadError: it was not there again within `timeout_s`.
-            DeadlineError: no answer within `timeout_s`.
+            MemberDeadError: the member is gone, and no successor came within `timeout_s`.
+            DeadlineError: the call was not answered within `timeout_s`.
         """
         ...
 
 
 class Member(Protocol):
-    """One running role."""
+    """A handle of one running member."""
 
     @property
     def pid(self) -> int | None:
-        """Its process, None before it is ready."""
+        """The member's process; None before it is ready."""
         ...
 
     @property
@@ -71,30 +71,33 @@ class Member(Protocol):
         ...
 
     def call(self, method: str, *arguments: Any) -> Answer:
-        """Call a method of the role. The answer is a `MemberDeadError` when the member is gone."""
+        """Call a method of the role. If the member is gone, the answer's error is a `MemberDeadError`."""
         ...
 
     def strike(self, kind: FaultKind) -> None:
-        """Injure it as a script says."""
+        """Inject a fault."""
         ...
 
     def kill(self) -> None:
-        """End it now, without a chance to tidy up."""
+        """End the member now, without cleaning up."""
         ...
 
     def close(self, timeout_s: float) -> None:
-        """Let it tidy up, then end it."""
+        """Let the member clean up, then end it."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RoleSpec:
-    """How one role is started: ``factory(**arguments)`` on a machine.
+    """How to start a role: by ``factory(**arguments)`` on a machine.
 
     Args:
-        cpus: share of CPU cores, for scheduling only.
-        gpus: GPUs.
-        environment: environment variables of its process.
+        factory: creates the role object.
+        arguments: the factory's arguments.
+        cpus: number of CPU cores, for scheduling only.
+        gpus: number of GPUs.
+        environment: environment variables of the role's process.
+        nice: niceness of the role's process, 0 to 19.
     """
 
     factory: Callable[..., Any]
@@ -102,10 +105,11 @@ class RoleSpec:
     cpus: float = 0.0
     gpus: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
+    nice: int = 0
 
 
 class HostTime(Protocol):
-    """The clock of a host, and what wakes the executor.
+    """The clock of a host, and the queue of answers that wakes the executor.
 
     `now` shows seconds on the run's clock.
     """
@@ -115,19 +119,19 @@ class HostTime(Protocol):
         ...
 
     def wake(self, number: int) -> None:
-        """The answer with this number is there. Called from any thread."""
+        """Note that the answer with this number is there. Any thread may call it."""
         ...
 
     def wait(self, until_s: float) -> Sequence[int]:
-        """Numbers of answers that came, all of one instant together; none at `until_s`."""
+        """Wait for answers. Returns the numbers of all answers of one instant; empty at `until_s`."""
         ...
 
 
 class Host(Protocol):
     """Starts members, carries calls, owns the clock.
 
-    `poll_s` is how long a member may keep the question for its events before it answers with none, `tick_s` the time between
-    two ticks of the executor.
+    `poll_s` is how long a member may wait for an event before it answers a poll without one, `tick_s` the time between two
+    ticks of the executor, both in seconds.
     """
 
     poll_s: float
@@ -139,20 +143,20 @@ class Host(Protocol):
         ...
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> Member:
-        """Start a member. Returns at once; its first call waits for the start."""
+        """Start a member. Returns at once; the first call of the member waits for the start."""
         ...
 
     def caller(self, role: str, id_: str = "0") -> Caller:
-        """A member, for other members and for the driver."""
+        """A caller of a member, for other members and for the driver."""
         ...
 
     def close(self) -> None:
-        """End whatever is left."""
+        """End all members that still run."""
         ...
 
 
 class _Done:
-    """Over already, with no result."""
+    """An answer that is there at once, without a result."""
 
     def add_done_callback(self, call: Callable[[Any], None], /) -> None:
         call(self)
@@ -168,4 +172,4 @@ class _Done:
 
 
 DONE: Answer = _Done()
-"""The answer of a host on which a command has arrived as soon as it is given."""
+"""The answer on a host where commands arrive at once."""

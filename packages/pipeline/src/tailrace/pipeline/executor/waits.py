@@ -1,4 +1,4 @@
-"""Everything that the executor waits for: each wait has a deadline and can be seen."""
+"""The executor's waits. Each has a deadline and is shown in the status."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Otherwise = Callable[[BaseException], None]
 
 @dataclass(slots=True)
 class Wait:
-    """One wait. `owner` is the member that is waited for; `answer` is None where an event of it ends the wait."""
+    """One wait. `owner` is the member that it waits for; `answer` is None if an event of the member ends the wait."""
 
     what: str
     since_s: float
@@ -31,17 +31,17 @@ class Wait:
 
 
 class Waits:
-    """Owned by the executor's loop. Answers wake it through `wake`; results and deadlines are handled in the loop.
+    """All waits, owned by the executor's loop. Answers wake the loop, which handles results and deadlines.
 
     Args:
-        wake: called, from any thread, with the number of a wait whose answer is there.
+        wake: called from any thread with the number of a wait whose answer is there.
     """
 
     def __init__(self, wake: Callable[[int], None]) -> None:
         self._wake = wake
         self._waits: dict[int, Wait] = {}
         self._standing: dict[int, Callable[[], None]] = {}
-        self._deadlines: list[tuple[float, int]] = []  # a heap; numbers that are settled are passed over
+        self._deadlines: list[tuple[float, int]] = []  # a heap; settled numbers are skipped
         self._next = 0
 
     def add(
@@ -57,9 +57,13 @@ class Waits:
         """Wait for an answer until a deadline. Returns the wait's number.
 
         Args:
-            timeout_s: infinite where somebody else watches for silence.
-            answer: None if `settle` will be called by somebody who hears of the end.
-            owner: with it, `forget` ends the wait.
+            what: what is waited for, in words.
+            now: seconds on the run's clock.
+            timeout_s: the deadline in seconds from now; infinite if silence is watched elsewhere.
+            answer: the answer; None if the caller will call `settle`.
+            then: called with the result.
+            otherwise: called with the error, or when the deadline passes.
+            owner: the member; `forget` ends all of its waits.
         """
         self._next += 1
         number = self._next
@@ -71,21 +75,21 @@ class Waits:
         return number
 
     def stand(self, call: Callable[[], None]) -> int:
-        """A number for answers that come again and again, each of which calls this until `dismiss`."""
+        """A number for repeated answers. Each calls the function, until `dismiss`."""
         self._next += 1
         self._standing[self._next] = call
         return self._next
 
     def dismiss(self, number: int) -> None:
-        """Answers of a standing number are not heard any more."""
+        """Ignore further answers with a number of `stand`."""
         self._standing.pop(number, None)
 
     def wake(self, number: int) -> None:
-        """The answer with this number is there. From any thread."""
+        """Note that the answer with this number is there. Any thread may call it."""
         self._wake(number)
 
     def settle(self, number: int) -> None:
-        """An answer is there: hand its result, or its error, on."""
+        """End a wait whose answer is there, and pass on its result or error."""
         standing = self._standing.get(number)
         if standing is not None:
             standing()
@@ -103,25 +107,25 @@ class Waits:
             wait.otherwise(error)
 
     def postpone(self, number: int, until_s: float) -> None:
-        """There was progress: the deadline is later."""
+        """Move a wait's deadline to a later time, after progress."""
         wait = self._waits.get(number)
         if wait is not None and until_s > wait.deadline_s:
-            wait.deadline_s = until_s  # its place in the heap follows when its turn comes
+            wait.deadline_s = until_s  # its place in the heap is corrected at its old deadline
 
     def forget(self, owner: object) -> None:
-        """A member is gone: nothing of it is waited for any more."""
+        """End all waits for a member that is gone."""
         for number in [number for number, wait in self._waits.items() if wait.owner is owner]:
             del self._waits[number]
 
     def expire(self, now: float) -> None:
-        """Give up what has passed its deadline."""
+        """End the waits whose deadline has passed."""
         for number in list(self._due(now)):
             wait = self._waits.pop(number, None)
             if wait is not None:
                 wait.otherwise(DeadlineError(f"waited {now - wait.since_s:.0f} s for {wait.what}"))
 
     def next_deadline_s(self) -> float:
-        """When the next wait is given up; infinite for none."""
+        """The time of the next deadline; infinite if there is none."""
         heap, waits = self._deadlines, self._waits
         while heap:
             at, number = heap[0]
@@ -135,7 +139,7 @@ class Waits:
         return math.inf
 
     def visible(self, now: float) -> list[tuple[str, float, float]]:
-        """(what, seconds waited, seconds left) of every wait with a deadline of its own, longest first."""
+        """(what, seconds waited, seconds left) of every wait with a finite deadline, longest wait first."""
         rows = [
             (wait.what, now - wait.since_s, wait.deadline_s - now)
             for wait in self._waits.values()
@@ -149,12 +153,12 @@ class Waits:
 
 
 def error_of(answer: Answer) -> BaseException | None:
-    """Why a call failed. One that was cancelled belonged to a member that was killed before it got to it."""
+    """The error of a call; None if it succeeded. A cancelled call belonged to a member that was killed before it began."""
     return MemberDeadError("its member was killed before it began") if answer.cancelled() else answer.exception()
 
 
 def together(answers: Sequence[Answer]) -> Answer:
-    """Done with all results when every answer is there, or with the first error."""
+    """An answer with the results of several answers, once all are there, or with their first error."""
     if len(answers) == 1:
         return _Alone(answers[0])
     whole: Future[list[Any]] = Future()
@@ -180,7 +184,7 @@ def together(answers: Sequence[Answer]) -> Answer:
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """One answer as a list of one."""
+    """An answer whose result is a list with the result of another."""
 
     answer: Answer
 

@@ -1,1 +1,1 @@
-"""Hosts: where members live. Threads of this process, or Ray actors; the virtual one is `tailrace.fleetsim`."""
+"""Hosts, which run members: as threads of this process, or as Ray actors. `tailrace.fleetsim` has the virtual host."""

@@ -47,11 +47,11 @@ class LocalMember:
             return self._refused()
         try:
             return self._pool.submit(self._invoke, method, arguments)
-        except RuntimeError:  # the pool was shut down between the check and here
+        except RuntimeError:  # the pool was shut down after the check
             return self._refused()
 
     def strike(self, kind: FaultKind) -> None:
-        """A thread can be abandoned, or kept from answering; a role with a process of its own has that struck."""
+        """Inject a fault: abandon the role's threads or keep them from answering, or strike a role's own process."""
         struck = getattr(self._role.result(), "strike", None) if self._role.done() else None
         if struck is not None and struck(kind):
             return
@@ -61,12 +61,12 @@ class LocalMember:
             self.kill()
 
     def kill(self) -> None:
-        """A thread cannot be killed: the role is abandoned. Whatever it still says or writes is refused."""
+        """Abandon the role, since a thread cannot be killed. Its further events and writes are refused."""
         if self._dead.is_set():
             return
         self._dead.set()
         self._hung.clear()
-        self._role.add_done_callback(self._abandon)  # one that is being built, once it is
+        self._role.add_done_callback(self._abandon)  # once it is built
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def close(self, timeout_s: float) -> None:
@@ -86,7 +86,7 @@ class LocalMember:
         try:
             result = getattr(role, method)(*arguments)
         except Exception as error:
-            if self._dead.is_set():  # what it was doing when it died says nothing
+            if self._dead.is_set():  # errors of a role that was killed mean nothing
                 raise MemberDeadError(f"{self._name} was killed") from error
             raise
         while self._hung.is_set() and not self._dead.is_set():
@@ -96,7 +96,7 @@ class LocalMember:
         return result
 
     def _build(self, spec: RoleSpec, building: threading.Lock) -> Any:
-        with building:  # transformers does not load models in two threads at once
+        with building:  # transformers cannot load models in two threads at once
             if self._dead.is_set():
                 raise MemberDeadError(f"{self._name} was killed")
             return spec.factory(**spec.arguments)
@@ -114,23 +114,24 @@ class LocalMember:
 
 
 def _tidy_up(close: Callable[[], object]) -> None:
-    with suppress(Exception):  # nobody waits for it, and what it depends on may be gone, too
+    with suppress(Exception):  # nobody waits for it, and members that it needs may be gone too
         close()
 
 
 class LocalCaller:
-    """Calls whoever bears a name on a host, and waits.
+    """Calls the current member of a name on a host, and waits for the result.
 
     Args:
-        find: the member; None while there is none.
-        closed: set once none will ever come.
+        find: returns the member; None while there is none.
+        name: the member's name.
+        closed: set once the host is closed, so that no member will come.
     """
 
     def __init__(self, find: Callable[[], LocalMember | None], name: str, closed: threading.Event) -> None:
         self._find, self._name, self._closed = find, name, closed
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        """Call and wait; a member that is gone is looked for again."""
+        """Call a method and wait for its result; if the member is gone, its successor is looked for."""
         deadline = time.monotonic() + timeout_s
         while True:
             member = self._find()
@@ -143,7 +144,7 @@ class LocalCaller:
             except (MemberDeadError, CancelledError):
                 if self._closed.is_set() or time.monotonic() + _RETRY_S > deadline:
                     raise MemberDeadError(
-                        f"{self._name} is gone, none came in its place in {timeout_s:.0f} s"
+                        f"{self._name} is gone, and no successor came within {timeout_s:.0f} s"
                     ) from None
                 time.sleep(_RETRY_S)
 
@@ -152,7 +153,7 @@ class LocalHost:
     """Starts members as threads.
 
     Args:
-        started_s: what the run's clock shows now.
+        started_s: time now on the run's clock, in seconds.
     """
 
     poll_s = 0.2
@@ -165,18 +166,18 @@ class LocalHost:
         self._closed = threading.Event()
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> LocalMember:
-        """Start a member. There is one machine. Its environment variables would be this process's: they are not applied."""
+        """Start a member on this machine. Environment and niceness are not applied, since they are the process's."""
         del place
         member = LocalMember(f"{role}-{id_}-{incarnation}", spec, self._building)
         self._members[role, id_] = member
         return member
 
     def caller(self, role: str, id_: str = "0") -> LocalCaller:
-        """Whoever bears the name when it is called."""
+        """A caller of the member that has the name at the time of a call."""
         return LocalCaller(lambda: self._members.get((role, id_)), f"{role} {id_}", self._closed)
 
     def close(self) -> None:
-        """Abandon whatever is left."""
+        """Abandon all members that still run."""
         self._closed.set()
         for member in self._members.values():
             member.kill()

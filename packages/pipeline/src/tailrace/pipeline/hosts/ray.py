@@ -22,7 +22,8 @@ from tailrace.pipeline.hosts.real_time import RealTime
 
 _THREADS_PER_MEMBER = 8
 _RETRY_S = 0.1
-_LOOK_AHEAD = 8  # incarnations of a member that may have died before a caller noticed
+_FIRST = 1  # incarnation
+_LOOK_AHEAD = 8  # most incarnations that may have died unnoticed by a caller
 
 
 class RayAddressError(PipelineError, ConnectionError):
@@ -30,10 +31,23 @@ class RayAddressError(PipelineError, ConnectionError):
 
 
 class _RoleActor:
-    """A role in a process of its own."""
+    """A process, and the role in it once that is built."""
 
-    def __init__(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        self._role = factory(**arguments)
+    def __init__(self, nice: int) -> None:
+        os.nice(nice)
+        self._role: Future[Any] = Future()
+
+    def prepare(self, function: Callable[..., object], arguments: Mapping[str, Any], after: object) -> None:
+        """Call a function that saves the role time later. Ray begins once `after`, another actor's answer, is there."""
+        del after
+        function(**arguments)
+
+    def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        """Build the role."""
+        try:
+            self._role.set_result(factory(**arguments))
+        except BaseException as error:
+            self._role.set_exception(error)  # whoever calls the role hears of it
 
     def where(self) -> tuple[str, int]:
         import ray
@@ -41,11 +55,11 @@ class _RoleActor:
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._role, method)(*arguments)
+        return getattr(self._role.result(), method)(*arguments)
 
 
 class RayMember:
-    """An actor."""
+    """A handle of a member that is an actor."""
 
     def __init__(self, name: str, actor: Any) -> None:
         self._name = name
@@ -67,12 +81,12 @@ class RayMember:
         return self._node or ""
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method of the role. One that is ready says where it is, too."""
+        """Call a method of the role. `ready` also finds out the member's process and machine."""
         answer = _translated(self._actor.call.remote(method, arguments), self._name)
         return _after(self._where, answer) if method == "ready" else answer
 
     def strike(self, kind: FaultKind) -> None:
-        """A role with a process of its own has that struck, or its engine; otherwise the actor's process is."""
+        """Inject a fault into the role's engine or own process, if the role handles it, else into the actor's process."""
         self.call("strike", kind).add_done_callback(lambda done: self._unless_struck(kind, done))
 
     def _unless_struck(self, kind: FaultKind, done: Future[Any]) -> None:
@@ -84,7 +98,7 @@ class RayMember:
             strike(self._pid, kind)
 
     def kill(self) -> None:
-        """SIGKILL to the process where it is on this machine, else through Ray."""
+        """Send SIGKILL to the process if it is on this machine; otherwise kill it through Ray."""
         import ray
 
         self._killed = True
@@ -113,11 +127,13 @@ class RayMember:
 
 
 class RayCaller:
-    """Calls the newest incarnation of a member by name, from any process, and waits.
+    """Calls the newest incarnation of a member by name, from any process, and waits for the result.
 
     Args:
-        run: names the run on the cluster.
-        before: an incarnation that is gone; the next one is looked for.
+        run: the run's name on the cluster.
+        role: the member's role.
+        id_: the member's id.
+        before: an incarnation that is gone; later ones are looked for.
     """
 
     def __init__(self, run: str, role: str, id_: str, before: int = 0) -> None:
@@ -126,7 +142,7 @@ class RayCaller:
         self._actor: Any = None
 
     def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        """Call and wait; a member that is gone is looked for again, in its next incarnation."""
+        """Call a method and wait for its result; if the member is gone, its next incarnation is looked for."""
         import ray
 
         deadline = time.monotonic() + timeout_s
@@ -139,9 +155,7 @@ class RayCaller:
             except (ray.exceptions.RayActorError, MemberDeadError) as error:
                 self._actor = None
                 if time.monotonic() + _RETRY_S > deadline:
-                    raise MemberDeadError(
-                        f"{self} is gone, and none came in its place within {timeout_s:.0f} s"
-                    ) from error
+                    raise MemberDeadError(f"{self} is gone, and no successor came within {timeout_s:.0f} s") from error
                 time.sleep(_RETRY_S)
             except ray.exceptions.RayTaskError as error:
                 raise error.cause from error
@@ -177,7 +191,7 @@ class RayHost:
     Args:
         address: ``None`` starts a cluster on this machine that ends with this process; ``"auto"`` or ``"host:port"`` joins one.
         cpus: logical CPUs of a cluster that is started here.
-        started_s: what the run's clock shows now.
+        started_s: time now on the run's clock, in seconds.
     """
 
     poll_s = 0.2
@@ -186,9 +200,11 @@ class RayHost:
     def __init__(self, address: str | None = None, *, cpus: int = 64, started_s: float = 0.0) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if address is None:
-            # Under `uv run` Ray would start each worker through uv again: seconds each, for the environment that is here.
-            # It reads this when it is imported.
+            # Under `uv run`, Ray would start each worker through uv too, which takes seconds and changes nothing. Ray reads
+            # this variable at import.
             os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+            # Ray's workers have niceness 15 otherwise: beside any other program a run would nearly stand still.
+            os.environ.setdefault("RAY_worker_niceness", "0")
         import ray
 
         self._ray = ray
@@ -207,10 +223,11 @@ class RayHost:
             del options["include_dashboard"]
         self._run = f"tailrace-{secrets.token_hex(6)}"
         self._newest: dict[tuple[str, str], int] = {}
+        self._prepared: dict[tuple[str, str], Any] = {}
         try:
             with _own_signals():
                 ray.init(**options)
-            # the raylet's words on a worker that died: the executor reports it, in one line
+            # hides the raylet's messages about dead workers, which the executor reports in one line
             logging.getLogger("ray._private.worker").setLevel(logging.CRITICAL)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -218,9 +235,35 @@ class RayHost:
                 f"ray address {address!r}: no cluster answers there ({first}); start one with `ray start --head`"
             ) from error
 
+    def prepare(self, role: str, id_: str, spec: RoleSpec, after: Any = None) -> Any:
+        """Start the process of a member's first incarnation ahead of `spawn`, which takes it if it asks for the same.
+
+        Args:
+            spec: what the process is, and a function to call there, such as one that imports libraries.
+            after: what another `prepare` returned; the function is called once that one's is done.
+
+        Returns:
+            Stands for the end of the function.
+        """
+        options = self._options(role, id_, _FIRST, spec, Place())
+        actor = self._start(options, spec.nice)
+        self._prepared[role, id_] = actor, options, spec.nice
+        return actor.prepare.remote(spec.factory, dict(spec.arguments), after)
+
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> RayMember:
-        """Start an actor, on a machine that is not given up."""
+        """Start an actor on a machine that the run may use."""
         self._newest[role, id_] = incarnation
+        options = self._options(role, id_, incarnation, spec, place)
+        actor, *prepared_as = self._prepared.pop((role, id_), (None,))
+        if actor is not None and prepared_as != [options, spec.nice]:
+            self._ray.kill(actor, no_restart=True)
+            actor = None
+        if actor is None:
+            actor = self._start(options, spec.nice)
+        actor.build.remote(spec.factory, dict(spec.arguments))
+        return RayMember(f"{role}-{id_}-{incarnation}", actor)
+
+    def _options(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> dict[str, Any]:
         options: dict[str, Any] = {
             "name": actor_name(self._run, role, id_, incarnation),
             "num_cpus": spec.cpus,
@@ -232,8 +275,10 @@ class RayHost:
             options |= self._placed(place, incarnation)
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}
-        actor = self._ray.remote(_RoleActor).options(**options).remote(spec.factory, dict(spec.arguments))
-        return RayMember(f"{role}-{id_}-{incarnation}", actor)
+        return options
+
+    def _start(self, options: dict[str, Any], nice: int) -> Any:
+        return self._ray.remote(_RoleActor).options(**options).remote(nice)
 
     def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -244,17 +289,17 @@ class RayHost:
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(fit[index % len(fit)], soft=True)}
 
     def caller(self, role: str, id_: str = "0") -> RayCaller:
-        """Whoever bears the name when it is called."""
+        """A caller of the member that has the name at the time of a call."""
         return RayCaller(self._run, role, id_, self._newest.get((role, id_), 1) - 1)
 
     def close(self) -> None:
-        """Leave the cluster; one that was started here ends."""
+        """Leave the cluster, and end it if it was started here."""
         self._ray.shutdown()
 
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray puts its own handlers in place of ours, which would abort the driver where it should tidy up."""
+    """Keep the driver's signal handlers. Ray replaces them by its own, which abort the driver without cleaning up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -267,7 +312,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """The line of Ray's account that says why: the last of a traceback, the first otherwise; without colours."""
+    """The line of Ray's message that has the cause: the last of a traceback, otherwise the first; without colours."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -275,7 +320,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
-    """The answer, once both are there."""
+    """The second answer, once both are there."""
     out: Future[Any] = Future()
 
     def settle(done: Future[Any]) -> None:
@@ -290,7 +335,7 @@ def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
 
 
 def _translated(ref: Any, name: str) -> Future[Any]:
-    """A Ray result as a future whose exceptions are ours."""
+    """A Ray result as a future, with Ray's exceptions translated to those of this package."""
     import ray
 
     out: Future[Any] = Future()

@@ -10,10 +10,10 @@ _TOGETHER = 1024
 
 
 class RealTime:
-    """Seconds on the run's clock.
+    """The clock and answer queue of a host in real time.
 
     Args:
-        started_s: what it shows now: more than 0 when a run is resumed.
+        started_s: time now on the run's clock, in seconds; more than 0 if a run is resumed.
     """
 
     def __init__(self, started_s: float = 0.0) -> None:
@@ -25,11 +25,11 @@ class RealTime:
         return time.monotonic() - self._zero
 
     def wake(self, number: int) -> None:
-        """The answer with this number is there."""
+        """Note that the answer with this number is there."""
         self._arrived.put(number)
 
     def wait(self, until_s: float) -> Sequence[int]:
-        """Wait for the first answer, and take with it whatever else is there."""
+        """Wait for the first answer until `until_s`, and return the numbers of all answers that are there."""
         found: list[int] = []
         try:
             found.append(self._arrived.get(timeout=max(0.0, until_s - self.now())))

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate
+from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate, Tried
 from tailrace.pipeline.errors import PolicyError
 
 
 @dataclass(frozen=True, slots=True)
 class Redundant:
-    """More than is needed, of which the slowest is aborted (StaleFlow, section 4.3 and appendix C).
+    """Launches more samples or groups than needed and aborts the slowest (StaleFlow, section 4.3 and appendix C).
 
-    It favours short responses: what is aborted is what takes long. The report shows by how much.
+    This favours short responses, since the aborted ones take long. The report shows by how much.
 
     Args:
-        samples: trajectories that a group is trained with.
-        surplus_samples: further ones that are launched; the group is complete without the slowest (group level).
-        surplus_groups: further groups that are generated for every batch, which is complete without the slowest (batch
-            level).
-        filter_equal_rewards: do not train on a group whose rewards are all the same: it has no signal (DAPO's dynamic
+        samples: trajectories with which a group is trained.
+        surplus_samples: further samples launched for each group, which is complete without the slowest (group level).
+        surplus_groups: further groups generated for each batch, which is complete without the slowest (batch level).
+        filter_equal_rewards: whether to filter groups whose rewards are all equal, since they have no signal (DAPO's dynamic
             sampling).
 
     Raises:
-        PolicyError: a number makes no sense.
+        PolicyError: a number is out of its range.
     """
 
     samples: int = 8
-    surplus_samples: int = 0
-    surplus_groups: int = 0
+    surplus_samples: Annotated[int, Tried((0, 1, 2))] = 0
+    surplus_groups: Annotated[int, Tried((0, 0, 1, 2))] = 0
     filter_equal_rewards: bool = False
 
     def __post_init__(self) -> None:
@@ -41,7 +40,7 @@ class Redundant:
             )
 
     def open(self) -> InOrder:
-        """The prompts of the stream in order, each once."""
+        """A source of the prompts in order, each once."""
         return InOrder(self)
 
 
@@ -59,21 +58,21 @@ class InOrder:
         self._prompt = 0
 
     def next(self, progress: Progress) -> Launch:  # noqa: ARG002 - the protocol's arguments
-        """The next prompt, with its surplus samples: always, as far as there is room."""
+        """The next prompt with its samples, never None."""
         return Launch(self._prompt, self._samples + self._surplus, self._samples)
 
     def launched(self, group: int, launch: Launch) -> None:  # noqa: ARG002 - the protocol's arguments
-        """On to the prompt after it."""
+        """Go to the next prompt."""
         self._prompt = launch.prompt + 1
 
     def keeps(self, group: int, rewards: Sequence[float]) -> bool:  # noqa: ARG002 - the protocol's arguments
-        """All groups, or those with a signal."""
+        """Whether the rewards differ, if the policy filters equal rewards; otherwise True."""
         return not self._filters or len(set(rewards)) > 1
 
     def ended(self, group: int, end: GroupEnd) -> PromptFate:  # noqa: ARG002 - the protocol's arguments
-        """Whatever became of the group, its prompt does not come again."""
+        """A prompt never comes again, whatever became of its group."""
         return PromptFate.DONE
 
     def state(self) -> dict[str, Any]:
-        """The next prompt is all that changes."""
+        """The next prompt, which is the whole state."""
         return {"prompt": self._prompt}

@@ -11,13 +11,13 @@ from tailrace.pipeline.errors import PolicyError
 
 @dataclass(frozen=True, slots=True)
 class Static:
-    """A fixed number of replicas, from the start to the end. One that is evicted stays away.
+    """A fixed number of replicas, started once. Evicted ones are not replaced.
 
     Args:
-        count: rollout replicas.
+        count: number of replicas.
 
     Raises:
-        PolicyError: fewer than one.
+        PolicyError: `count` is below 1.
     """
 
     count: int = 2
@@ -27,7 +27,7 @@ class Static:
             raise PolicyError(f"found count={self.count}, expected at least 1")
 
     def plan(self, view: FleetView) -> Sequence[StartReplica]:
-        """All of them at the start, when there is none, and nothing after that."""
+        """Start all replicas while there is none; nothing after that."""
         if any(member.health is not Health.STOPPING for member in view.of("replica")):
             return ()
         return [StartReplica()] * self.count

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
+from tailrace.contracts import Tried
 from tailrace.pipeline.errors import PolicyError
 
 
@@ -19,7 +21,7 @@ class FullBatch:
         return False
 
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
-        """The batch."""
+        """One part with the whole batch."""
         return [groups]
 
 
@@ -31,10 +33,10 @@ class MiniBatch:
         parts: optimizer steps per batch.
 
     Raises:
-        PolicyError: fewer than one.
+        PolicyError: `parts` is below 1.
     """
 
-    parts: int = 2
+    parts: Annotated[int, Tried((1, 2, 3))] = 2
 
     def __post_init__(self) -> None:
         if self.parts < 1:
@@ -46,7 +48,7 @@ class MiniBatch:
         return False
 
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
-        """The parts, in order; fewer when there are fewer groups."""
+        """The parts, in order; fewer if there are fewer groups."""
         parts = min(self.parts, len(groups))
         bounds = [len(groups) * part // parts for part in range(parts + 1)]
         return [groups[start:end] for start, end in pairwise(bounds)]
@@ -56,8 +58,9 @@ class MiniBatch:
 class Streamed(MiniBatch):
     """Stream generation: each part of a batch is trained on as soon as enough groups are complete (Laminar, section 2.3).
 
-    The trainer starts while the long trajectories of the batch are still being generated; what it waits for in the end is the
-    last part alone. The same optimizer steps as `MiniBatch`, on groups in order of completion: early steps see short responses.
+    The trainer starts while the long trajectories of the batch are still being generated, so that in the end it waits only for
+    the last part. It does the same optimizer steps as `MiniBatch`, but on groups in order of completion, so that early steps
+    train on short responses.
 
     Args:
         parts: see `MiniBatch`.
@@ -65,5 +68,5 @@ class Streamed(MiniBatch):
 
     @property
     def streams(self) -> bool:
-        """Yes."""
+        """Yes: each part is trained on as soon as it is complete."""
         return True

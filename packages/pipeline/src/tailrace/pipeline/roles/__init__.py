@@ -1,1 +1,1 @@
-"""The roles of a run: what each process does, composed from the components."""
+"""The roles of a run, composed from the components. Each member of a run is one role in its own process."""

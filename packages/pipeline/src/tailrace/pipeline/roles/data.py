@@ -4,7 +4,7 @@ replicas ──begin, append──►  partial-response pool ──finish──�
                                                                       ▲ to_score, set_rewards
                                                                     scorer
 
-Whoever calls it may repeat a call whose answer was lost because this process died: the store sees to that.
+A caller may repeat a call whose answer was lost because this process died: the store accepts repeated calls.
 """
 
 from __future__ import annotations
@@ -14,14 +14,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Abort, Command, Discarded, Event, Experience, Purpose, TrajectoryRef
+from tailrace.contracts import (
+    Abort,
+    Command,
+    Discarded,
+    Event,
+    Experience,
+    PartialDelta,
+    Purpose,
+    Resume,
+    TrajectoryRef,
+)
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
 from tailrace.pipeline.roles.worker import Worker
 from tailrace.reward import ScoreItem
-from tailrace.rollout.ports import PartialDelta, Resume
-from tailrace.trajstore import Assignment, TrajectoryStateError, TrajectoryStore
-from tailrace.trajstore import PartialDelta as StoredDelta
+from tailrace.trajstore import Assignment, TrajectoryStateError, TrajectoryStore, UnknownTrajectoryError
 
 _OPEN_S, _CLOSE_S = 30.0, 10.0
 
@@ -32,11 +40,21 @@ class DataRole:
     Args:
         store: the SQLite file.
         prompts: arguments of `Prompts`.
-        verifier: verifier of rows that name none.
-        mixed_versions: a trajectory may go on under newer weights.
+        verifier: the verifier of rows that name none.
+        mixed_versions: whether a trajectory may continue under newer weights.
+        archive: JSON Lines file for trajectories that were trained on and leave the store; None: they are not kept.
     """
 
-    def __init__(self, *, store: Path, prompts: Mapping[str, Any], verifier: str, mixed_versions: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        store: Path,
+        prompts: Mapping[str, Any],
+        verifier: str,
+        mixed_versions: bool = False,
+        archive: Path | None = None,
+    ) -> None:
+        self._archive = archive
         self._store = TrajectoryStore(store, mixed_versions=mixed_versions, open_timeout_s=_OPEN_S)
         self._prompts = Prompts(**prompts)
         self._verifier = verifier
@@ -45,12 +63,12 @@ class DataRole:
     # ---- for the executor -----------------------------------------------------------------------------------------
 
     def ready(self, version: int | None = None) -> dict[str, Any]:
-        """What the store holds.
+        """The content of the store, as fields of `Up`.
 
         Args:
-            version: None at the first start, and where only this role has died: its callers go on where they were. Where the
-                whole run starts again, the version that the trainer goes on from: what was trained on after it is held again,
-                and nobody owns what is unfinished.
+            version: None at the first start, or if only this role died and its callers continue. If the whole run restarts,
+                the version that the trainer continues from. Trajectories trained on after it may then be consumed again,
+                and unfinished ones lose their owners.
         """
         if version is not None:
             self._store.rollback(version)
@@ -58,15 +76,15 @@ class DataRole:
         return {"held": tuple(found.held), "partial": dict(found.partial)}
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Discard what each `Abort` names."""
+        """Discard the trajectories of each `Abort`."""
         self._worker.submit(commands)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What was discarded since the last call; waits up to `timeout_s` seconds for something."""
+        """`Discarded` events since the last call; waits up to `timeout_s` seconds for the first."""
         return self._worker.events(timeout_s)
 
     def adopt(self) -> None:
-        """Another controller takes over."""
+        """Prepare for another controller."""
         self._worker.forget()
 
     def close(self) -> None:
@@ -83,7 +101,7 @@ class DataRole:
     # ---- for replicas ---------------------------------------------------------------------------------------------
 
     def begin(self, owner: str, version: int, refs: Sequence[TrajectoryRef]) -> list[Resume]:
-        """A replica takes trajectories: their prompts and what they have, on the same version unless versions mix."""
+        """Give trajectories to a replica, with their prompts and tokens; of this version only, unless versions mix."""
         items = [
             Assignment(
                 trajectory=ref.trajectory,
@@ -94,30 +112,16 @@ class DataRole:
             )
             for ref in refs
         ]
-        return [
-            Resume(
-                trajectory=resume.trajectory,
-                prompt_tokens=tuple(resume.prompt_tokens),
-                kept_tokens=tuple(resume.kept_tokens),
-                complete=resume.complete,
-            )
-            for resume in self._store.begin(owner, version, items)
-        ]
+        return self._store.begin(owner, version, items)
 
     def append(self, owner: str, deltas: Sequence[PartialDelta]) -> list[str]:
-        """Tokens in progress; returns the trajectories that are no longer the owner's."""
-        return self._store.append(
-            owner,
-            [
-                StoredDelta(delta.trajectory, delta.offset, delta.version, delta.tokens, delta.logprobs, delta.finish)
-                for delta in deltas
-            ],
-        )
+        """Store new tokens. Returns the trajectories that no longer belong to the owner."""
+        return self._store.append(owner, deltas)
 
     # ---- for the scorer -------------------------------------------------------------------------------------------
 
     def to_score(self, ids: Sequence[str]) -> list[ScoreItem]:
-        """Finished trajectories as text, with what their verifier needs. Those that were dropped meanwhile are left out."""
+        """Finished trajectories as text, with their verifiers' inputs. Trajectories that were dropped are left out."""
         items = []
         for experience in self._store.finished(ids):
             ref = _ref(experience)
@@ -134,9 +138,10 @@ class DataRole:
         return items
 
     def set_rewards(self, rewards: Mapping[str, float]) -> None:
-        """Rewards of finished trajectories."""
+        """Store rewards of finished trajectories."""
         for trajectory, reward in rewards.items():
-            with suppress(TrajectoryStateError):  # dropped and begun anew meanwhile: the reward came too late
+            # The trajectory was dropped and started again or forgotten, so the reward came too late.
+            with suppress(TrajectoryStateError, UnknownTrajectoryError):
                 self._store.set_reward(trajectory, reward)
 
     # ---- for the trainer ------------------------------------------------------------------------------------------
@@ -146,12 +151,16 @@ class DataRole:
         return self._store.experiences(ids)
 
     def consume(self, ids: Sequence[str], version: int) -> None:
-        """A step that made `version` trained on these."""
+        """Mark trajectories as trained on by the step that made `version`."""
         self._store.consume(ids, version)
 
     def roll_back(self, version: int) -> None:
-        """The trainer goes on from a version: what was trained on after it is available again."""
+        """Make trajectories available again that were trained on after a version, from which the trainer continues."""
         self._store.rollback(version)
+
+    def trim(self, version: int) -> None:
+        """Forget trajectories that are not needed any more, since the trainer never falls back behind this version."""
+        self._store.trim(version, self._archive)
 
     # ---- for the driver -------------------------------------------------------------------------------------------
 
@@ -160,27 +169,16 @@ class DataRole:
         return dict(self._store.audit())
 
     def trained_lengths(self) -> list[int]:
-        """Response tokens of everything that was trained on."""
-        return [row.tokens for row in self._store.consumed()]
+        """Number of response tokens of each trajectory that was trained on."""
+        return self._store.consumed_tokens()
 
     def export(self, path: Path) -> None:
-        """Write what was trained on as JSONL."""
+        """Write the trajectories that were trained on to a JSONL file."""
         self._store.export_jsonl(path)
-
-    def samples(self, ids: Sequence[str]) -> list[dict[str, Any]]:
-        """Prompt, response and reward of a few trajectories, for a person to read."""
-        rows = []
-        for experience in self._store.experiences(ids):
-            prompt = self._prompts.prompt(_ref(experience))
-            response = self._prompts.decode(experience.tokens)
-            rows.append(
-                {"prompt": prompt.prompt, "response": response, "answer": prompt.answer, "reward": experience.reward}
-            )
-        return rows
 
 
 def _ref(experience: Experience) -> TrajectoryRef:
-    """What `begin` was told of a trajectory."""
+    """The reference with which `begin` got a trajectory."""
     about = experience.metadata
     prompt, purpose, mode = about["prompt"], Purpose(str(about["purpose"])), str(about["mode"])
     assert isinstance(prompt, int)

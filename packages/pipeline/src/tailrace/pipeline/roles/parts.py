@@ -10,10 +10,10 @@ _SUMS = frozenset({"tokens", "trajectories"})
 
 
 def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of all parts as one step's (see `TrainerWorker.step`), each part one optimizer step.
+    """The metrics of all parts as those of one step (see `TrainerWorker.step`); each part was one optimizer step.
 
-    Seconds and counts add up, a maximum is the greatest, `lr` is the last. Means over response tokens are weighted by them,
-    those over optimizer steps count parts, all others count trajectories.
+    Seconds and counts are added, maxima are the greatest, `lr` is the last. Means over response tokens are weighted by tokens,
+    means over optimizer steps by parts, and all others by trajectories.
     """
     if len(parts) == 1:
         return dict(parts[0])

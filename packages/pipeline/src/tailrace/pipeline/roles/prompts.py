@@ -16,8 +16,8 @@ class DecodingMode:
     """How one kind of response is drawn.
 
     Args:
-        temperature: 0 is greedy.
-        prefix: text that the response is made to begin with (the control that forces a style).
+        temperature: sampling temperature; 0 is greedy.
+        prefix: text with which each response is forced to begin (the control that forces a style).
     """
 
     temperature: float = 1.0
@@ -30,8 +30,9 @@ class Prompts:
     Args:
         tokenizer: a Hugging Face ``tokenizer.json``.
         train: prompts to train on, a JSONL or Parquet file.
-        held_out: problems to evaluate on; None where there are none.
+        held_out: problems to evaluate on; None if there are none.
         modes: decoding modes of evaluations by name.
+        shuffle_seed: seed of the order of training prompts; None keeps the file's order.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class Prompts:
         return self._held_out[ref.prompt]
 
     def encode(self, ref: TrajectoryRef) -> tuple[int, ...]:
-        """Prompt tokens, with the mode's prefix behind them."""
+        """Prompt tokens, followed by the mode's prefix."""
         return tuple(self._tokenizer.encode(self.prompt(ref).prompt + self.prefix(ref), add_special_tokens=False).ids)
 
     def prefix(self, ref: TrajectoryRef) -> str:
-        """What the response was made to begin with."""
+        """The text with which the response was forced to begin."""
         return self._modes[ref.mode].prefix if ref.purpose is Purpose.EVAL else ""
 
     def decode(self, tokens: tuple[int, ...]) -> str:
@@ -76,8 +77,8 @@ class SamplingTable:
     """Sampling parameters of each trajectory.
 
     Args:
-        temperature: of training trajectories; the policy that is trained.
-        max_tokens: response tokens at most.
+        temperature: temperature of training trajectories, which is also the trainer's.
+        max_tokens: most response tokens.
         stop_token_ids: tokens that end a response.
         modes: decoding modes of evaluations.
     """
@@ -88,12 +89,12 @@ class SamplingTable:
     modes: Mapping[str, DecodingMode]
 
     def __call__(self, ref: TrajectoryRef) -> Sampling:
-        """How a trajectory is drawn."""
+        """The sampling parameters of a trajectory."""
         temperature = self.temperature if ref.purpose is Purpose.TRAIN else self.modes[ref.mode].temperature
         return Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_token_ids=self.stop_token_ids)
 
 
 def item_metadata(prompt: Prompt) -> dict[str, Any]:
-    """What a verifier is told of a prompt beside its answer: the row's ``metadata`` object, or its further columns."""
+    """The verifier's metadata of a prompt: the row's ``metadata`` object, or its further columns."""
     nested = prompt.metadata.get("metadata")
     return dict(nested) if isinstance(nested, Mapping) else dict(prompt.metadata)

@@ -1,32 +1,32 @@
-"""The trainer's end of the relay tier: weights are staged here at once, and reach whichever relay is master when there is one.
+"""The trainer's side of the relay tier: weights are staged here at once, and pushed to the master relay when there is one.
 
     publish ──► Publisher (stages, pushes in the background) ──► master relay ──► the others, as `RelayGroup` has ordered
                     ▲ retarget                                        │
                     └──────────── RelayGroup (who lives, who is master) ◄──── heartbeats
+    further ranks:  │ follow
+    publish ──► Publisher of each (its own shards) ──► the same master
 
-Nothing here waits for a relay. What is staged goes to the next master by itself.
+The caller waits for no relay to appear or to find room, but until the version before is sent: a rank keeps one copy of its
+weights. If the master changes, staged weights go to the next master.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from tailrace.paramserver import (
-    AuthenticationFailed,
-    ManifestInvalid,
-    NotEnoughSharedMemory,
     ParamServerError,
-    Publisher,
-    PublishTimeout,
     RelayGroup,
-    TransportUnavailable,
 )
+from tailrace.pipeline.errors import DeadlineError
+from tailrace.pipeline.executor.seam import Caller, MemberDeadError
+from tailrace.pipeline.roles.rank_publisher import HOPELESS, RankPublisher, Weights
+from tailrace.pipeline.roles.shards import Shards
+from tailrace.pipeline.roles.transfer import WeightTransfer
 
 _log = logging.getLogger(__name__)
-_CLOSE_S = 5.0
-_HOPELESS = (AuthenticationFailed, ManifestInvalid, NotEnoughSharedMemory, TransportUnavailable)
+_FOLLOW_S = 30.0
 _REMEMBERED = 16
 
 
@@ -35,50 +35,56 @@ class Publishing:
 
     Args:
         token: shared secret of the run's peers.
-        published: called, from another thread, with a version that is visible and the number of the newest command for it.
-        broke: called, from another thread, with an error that no other relay mends.
+        transfer: the transport and codec.
+        published: called from another thread with a version that is visible and the number of the newest command for it.
+        broke: called from another thread with an error that another relay cannot fix.
+        shards: this rank's part of each version; None: all of it.
+        followers: the other ranks, which are told the master relay's address.
     """
 
     def __init__(
-        self, *, token: str, published: Callable[[int, int], None], broke: Callable[[BaseException], None]
+        self,
+        *,
+        token: str,
+        transfer: WeightTransfer,
+        published: Callable[[int, int], None],
+        broke: Callable[[BaseException], None],
+        shards: Shards | None = None,
+        followers: Sequence[Caller] = (),
     ) -> None:
-        self._published, self._broke = published, broke
-        self._numbers: dict[int, int] = {}  # of the newest command for a version
+        self._published, self._broke, self._followers = published, broke, followers
+        self._numbers: dict[int, int] = {}  # number of the newest command for each version
         self._relays: dict[str, str] = {}
-        self._publisher = Publisher(None, token=token, on_published=self._on_published)
-        self._group = RelayGroup({}, token=token, timeout_s=None, on_master=self._publisher.retarget)
+        self._rank = RankPublisher(token, transfer, shards, self._on_published)
+        self._group = RelayGroup({}, token=token, timeout_s=None, on_master=self._retarget)
 
-    def publish(
-        self, seq: int, version: int, relays: Mapping[str, str], weights: Iterable[tuple[str, Any]] | None
-    ) -> None:
-        """Copy weights, or offer again what is staged, to the relays that live now.
+    def publish(self, seq: int, version: int, relays: Mapping[str, str], weights: Callable[[], Weights] | None) -> None:
+        """Copy weights, or offer the staged ones again, to the live relays.
 
         Args:
             seq: number of the command.
-            relays: addresses by id.
-            weights: None if the version is staged.
+            version: the version.
+            relays: addresses of the live relays by id.
+            weights: returns the weights, or this rank's part; None if the version is staged already.
         """
         self._numbers.pop(version, None)
         self._numbers[version] = seq
         while len(self._numbers) > _REMEMBERED:
             del self._numbers[next(iter(self._numbers))]
         if weights is not None:
-            self._publisher.publish(version, weights)
+            self._rank.publish(version, weights())
         self._follow(relays)
         if weights is None:
-            self._group.follow(self._publisher.retarget)  # the master is told again, and asked what it lacks
+            self._group.follow(self._retarget)  # contacts the master again and asks what it lacks
 
     def forget(self) -> None:
-        """Commands are numbered anew: nobody waits for the versions that were published so far."""
+        """Forget the numbers of commands so far, since another controller numbers them anew."""
         self._numbers.clear()
 
     def close(self) -> None:
         """Leave the relays as they are."""
         self._group.close()
-        try:
-            self._publisher.close(timeout_s=_CLOSE_S)
-        except PublishTimeout as error:
-            _log.info("%s", error)
+        self._rank.close()
 
     def _follow(self, relays: Mapping[str, str]) -> None:
         for name in self._relays.keys() - relays.keys():
@@ -88,10 +94,18 @@ class Publishing:
                 self._group.join(address, name=name)
         self._relays = dict(relays)
 
+    def _retarget(self, address: str) -> None:
+        self._rank.retarget(address)
+        for follower in self._followers:
+            try:
+                follower.call("follow", address, timeout_s=_FOLLOW_S)
+            except (MemberDeadError, DeadlineError) as error:  # the executor notices too, and ends all ranks
+                _log.info("a rank of the trainer was not told of the relay %s: %s", address, error)
+
     def _on_published(self, version: int, error: ParamServerError | None) -> None:
-        self._group.published(version, error)  # which has it tried again where that makes sense
+        self._group.published(version, error)  # which tries again if that can help
         seq = self._numbers.get(version)
         if error is None and seq is not None:
             self._published(version, seq)
-        elif isinstance(error, _HOPELESS):
+        elif isinstance(error, HOPELESS):
             self._broke(error)

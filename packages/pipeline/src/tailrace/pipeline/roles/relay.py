@@ -20,6 +20,7 @@ from tailrace.paramserver import (
     RelayUnreachable,
 )
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.roles.transfer import WeightTransfer
 
 _LOOK_S = 0.05
 _PROBE_S = 2.0
@@ -29,39 +30,38 @@ class RelayRole:
     """Starts and watches the relay process of a machine.
 
     Args:
-        name: unique on the machine; names the shared-memory segments.
+        name: the relay's name, unique on the machine; its shared-memory segments bear it.
         token: shared secret of the run's peers.
-        host: address to listen on; ``"node"`` is this machine's address in the Ray cluster.
+        transfer: the transport and codec, and the address to listen on.
     """
 
-    def __init__(self, *, name: str, token: str, host: str = "127.0.0.1") -> None:
-        if host == "node":
-            import ray
-
-            host = ray.util.get_node_ip_address()
-        # A relay of the name that still lives is this member's last incarnation.
-        self._process = RelayProcess.start(name, host=host, token=token, replace=True)
+    def __init__(self, *, name: str, token: str, transfer: WeightTransfer = WeightTransfer()) -> None:  # noqa: B008
+        # If a relay of this name still lives, it is this member's last incarnation; replace it.
+        self._process = RelayProcess.start(name, host=transfer.address, token=token, replace=True, **transfer.sending())
         self._probe = RelayReader(self._process.address, token=token, same_host=False, stall_s=_PROBE_S)
         self._closed = threading.Event()
 
     def ready(self) -> dict[str, str]:
-        """Where the relay listens."""
+        """The relay's address, as a field of `Up`."""
         return {"address": self._process.address}
 
     def process(self) -> int:
-        """The relay's own process."""
+        """Process id of the relay itself."""
         return self._process.pid
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Nothing is asked of a relay."""
+        """Relays take no commands.
+        Raises:
+            RoleError: there is one.
+        """
         if commands:
             raise RoleError(f"the relay got {type(commands[0]).__name__} {commands[0].seq}, expected nothing")
 
     def events(self, timeout_s: float) -> list[Event]:
-        """Returns after `timeout_s` seconds, and only if the relay answers then. While it is suspended, this does not return.
+        """No events, after `timeout_s` seconds. Returns only once the relay answers, so never while it is suspended.
 
         Raises:
-            RoleError: its process is gone.
+            RoleError: the relay's process is gone.
         """
         deadline = time.monotonic() + timeout_s
         while not self._closed.is_set():
@@ -75,10 +75,10 @@ class RelayRole:
         return []
 
     def adopt(self) -> None:
-        """Another controller takes over; the relay keeps what it holds."""
+        """Prepare for another controller; the relay keeps its versions."""
 
     def strike(self, kind: FaultKind) -> bool:
-        """A scripted fault hits the relay's own process."""
+        """Inject a fault into the relay's own process."""
         return kind in (FaultKind.KILL, FaultKind.HANG) and strike(self._process.pid, kind)
 
     def close(self) -> None:
@@ -86,13 +86,13 @@ class RelayRole:
         self._closed.set()
         if self._process.alive():
             with suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGCONT)  # one that is suspended could not tidy up
+                os.kill(self._process.pid, signal.SIGCONT)  # a suspended process could not clean up
         self._process.close()
         self._clear()
 
     def _clear(self) -> None:
-        """What a relay that was killed left."""
-        with suppress(RelayNameTaken):  # its next incarnation is there already
+        """Free the shared memory of a relay that was killed."""
+        with suppress(RelayNameTaken):  # its next incarnation runs already
             RelayProcess.clear(self._process.name)
 
     def _answers(self) -> bool:

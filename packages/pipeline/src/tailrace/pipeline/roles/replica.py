@@ -1,4 +1,4 @@
-"""The replica role: one engine and the worker that drives it, in a process of its own."""
+"""The replica role: one engine and the worker that drives it, in its own process."""
 
 from __future__ import annotations
 
@@ -7,18 +7,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Abort, Command, Engine, Event, Interrupt, Pull, Route, TrajectoryRef
+from tailrace.contracts import (
+    Abort,
+    Command,
+    Engine,
+    Event,
+    Interrupt,
+    PartialDelta,
+    Pull,
+    Resume,
+    Route,
+    TrajectoryRef,
+)
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.prompts import SamplingTable
+from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.weights import RelayWeights
 from tailrace.rollout import ReplicaWorker, build_engine
-from tailrace.rollout.ports import PartialDelta, Resume
 
 
 class _Source:
-    """The data role as the worker's source of trajectories. The owner's name carries the incarnation: it fences the dead."""
+    """The data role as the worker's source. The owner's name has the incarnation, so that writes of a dead one are refused."""
 
     def __init__(self, data: Caller, owner: str, timeout_s: float) -> None:
         self._data, self._owner, self._timeout_s = data, owner, timeout_s
@@ -43,9 +54,10 @@ class ReplicaRole:
         options: engine options.
         data: the data role.
         sampling: how trajectories are drawn.
-        token, checkpoints: where weights come from.
-        snapshot_s, still_report_s: how often the load is told, and that the engine stands still.
-        data_timeout_s: how long the data role may be gone, until a restarted one is found.
+        token, checkpoints, transfer: see `RelayWeights`.
+        snapshot_s: seconds between two snapshots.
+        still_report_s: seconds between two reports that the engine stands still.
+        data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
     def __init__(
@@ -60,12 +72,13 @@ class ReplicaRole:
         sampling: SamplingTable,
         token: str,
         checkpoints: Path,
+        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
         snapshot_s: float = 0.25,
         still_report_s: float = 5.0,
         data_timeout_s: float = 180.0,
     ) -> None:
-        self._weights = RelayWeights(token=token, checkpoints=checkpoints)
-        # every incarnation of every replica draws its own samples
+        self._weights = RelayWeights(token=token, checkpoints=checkpoints, transfer=transfer)
+        # a different seed for each incarnation of each replica, so that each draws other samples
         seed = (int(options.get("seed", 0)) + zlib.crc32(f"{replica}#{incarnation}".encode())) % 2**31
         self._engine = self.build_engine(engine, model, {**options, "seed": seed})
         self._worker = ReplicaWorker(
@@ -80,11 +93,11 @@ class ReplicaRole:
         )
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:
-        """The engine; a seam for tests and for embedding."""
+        """Build the engine. Tests and embedding code may override it."""
         return build_engine(engine, str(model), options)
 
     def ready(self) -> dict[str, object]:
-        """Answers once the engine is loaded."""
+        """Returns once the engine is loaded."""
         return {}
 
     def submit(self, commands: Sequence[Command]) -> None:
@@ -97,22 +110,22 @@ class ReplicaRole:
             self._worker.submit(command)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to `timeout_s` seconds for something."""
+        """Events since the last call; waits up to `timeout_s` seconds for the first."""
         return list(self._worker.events(timeout_s))
 
     def adopt(self) -> None:
-        """Another controller takes over, which numbers its commands anew."""
+        """Prepare for another controller, which numbers its commands anew."""
         self._worker.adopt()
 
     def strike(self, kind: FaultKind) -> bool:
-        """A scripted stall hits the engine; other faults hit the process."""
+        """Inject a stall into the engine. Returns False for other faults, which concern the process."""
         if kind is not FaultKind.STALL:
             return False
         self.stall()
         return True
 
     def stall(self) -> None:
-        """Let the engine stand still, in a process that lives."""
+        """Let the engine stand still while the process lives."""
         self._worker.stall()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""The scorer role: verifies finished trajectories, away from the trainer and the replicas.
+"""The scorer role: verifies finished trajectories in its own process.
 
-A verifier that breaks costs its trajectory one attempt. A data role that is gone for too long costs nobody anything: the role
-goes down with it, and the controller has the trajectories scored again.
+If a verifier fails, its trajectory loses one attempt. If the data role is gone for too long, this role goes down too; the
+controller then has the trajectories scored again, without counting an attempt.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from tailrace.contracts import Score as ScoreCommand
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.worker import Worker
-from tailrace.reward import Score, ScoreItem, Scorer
+from tailrace.reward import ScoreItem, Scorer, ScoringResult
+from tailrace.reward.verifiers import is_reference
 
-_AT_ONCE = 64  # trajectories for each verifier process: their outcomes are known together
+_AT_ONCE = 64  # trajectories of one call for each verifier process; their outcomes are reported together
 
 
 class ScorerRole:
@@ -25,10 +26,10 @@ class ScorerRole:
 
     Args:
         data: the data role.
-        verifier: the one that most rows name.
+        verifier: the verifier of rows that name none: an installed one, or a reference such as ``my_task.py:verify``.
         timeout_s: deadline of one verification.
-        workers: verifier processes.
-        data_timeout_s: how long the data role may be gone, until a restarted one is found.
+        workers: number of verifier processes.
+        data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
     def __init__(
@@ -41,21 +42,22 @@ class ScorerRole:
         data_timeout_s: float = 180.0,
     ) -> None:
         self._data, self._data_timeout_s = data, data_timeout_s
-        self._scorer = Scorer(workers=workers, timeout_s=timeout_s)
+        own = {verifier: verifier} if is_reference(verifier) else {}
+        self._scorer = Scorer(own, workers=workers, timeout_s=timeout_s)
         self._at_once = _AT_ONCE * workers
-        # A verifier's first use imports it, which can take seconds: not while the first responses wait.
+        # A verifier's first use imports it, which can take seconds; do that before the first responses wait.
         self._scorer.score([ScoreItem("", "", "", verifier)])
         self._lock = threading.Lock()
-        self._waiting: dict[str, int] = {}  # trajectories with the number of their command
+        self._waiting: dict[str, int] = {}  # number of the command by trajectory
         self._under_way: dict[str, int] = {}
         self._worker = Worker("scoring", self._carry_out)
 
     def ready(self) -> dict[str, object]:
-        """Answers once the role is up."""
+        """Returns once the role is up."""
         return {}
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Verify what each `Score` names, but for what an `Abort` names after it."""
+        """Verify the trajectories of each `ScoringResult`, except those that a later `Abort` names."""
         with self._lock:
             for command in commands:
                 match command:
@@ -76,7 +78,7 @@ class ScorerRole:
         return self._worker.events(timeout_s)
 
     def adopt(self) -> None:
-        """Another controller takes over: what the last one wanted to know is void."""
+        """Prepare for another controller: drop the last one's trajectories."""
         with self._lock:
             self._waiting.clear()
             self._under_way.clear()
@@ -89,7 +91,7 @@ class ScorerRole:
         self._scorer.close()
 
     def _carry_out(self, command: Command) -> None:
-        """Verify all that waits, whichever command named it."""
+        """Verify all waiting trajectories, of whichever command."""
         del command
         while True:
             with self._lock:
@@ -104,16 +106,18 @@ class ScorerRole:
     def _verify(self, names: list[str]) -> None:
         items = self._data.call("to_score", names, timeout_s=self._data_timeout_s)
         outcomes = self._scorer.score(items)
-        rewards = {o.trajectory: o.reward for o in outcomes if isinstance(o, Score) and o.trajectory in self._under_way}
+        rewards = {
+            o.trajectory: o.reward for o in outcomes if isinstance(o, ScoringResult) and o.trajectory in self._under_way
+        }
         if rewards:
             self._data.call("set_rewards", rewards, timeout_s=self._data_timeout_s)
         with self._lock:
             for outcome in outcomes:
                 seq = self._under_way.get(outcome.trajectory)
                 if seq is None:
-                    continue  # nobody wants to know any more
+                    continue  # it was dropped meanwhile
                 self._worker.put(
                     Scored(outcome.trajectory, outcome.reward, answers=seq)
-                    if isinstance(outcome, Score)
+                    if isinstance(outcome, ScoringResult)
                     else ScoringFailed(outcome.trajectory, outcome.reason, answers=seq)
                 )

@@ -1,11 +1,12 @@
 """The trainer role: consumes batches, publishes versions, saves checkpoints. One member per rank, each with the same commands.
 
-Step, Accumulate   wait for the batch's tokens from the data role, and nothing else
-Publish            copies the weights once, and goes on; relays get them in the background (see `Publishing`)
-Checkpoint         copies the state to host memory, and goes on; a background thread makes it durable
+Step, Accumulate   wait only for the batch's tokens from the data role
+Publish            copies this rank's weights once; relays get them in the background (see `Publishing`)
+Checkpoint         copies the state to host memory; a background thread makes it durable
 
-A thread carries the commands out in order. They are collectives: every rank decides alike, from the commands alone, whether
-weights must be gathered. Only the first rank answers, talks to relays, and owns old checkpoints and the marks of consumption.
+A thread carries the commands out in order. They are collectives: from the commands alone, every rank decides in the same way
+whether to stage weights. Every rank sends its own shards to the master relay. Only the first rank sends events, chooses the
+master relay, deletes old checkpoints and marks trajectories as consumed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError, Rol
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.parts import merge_metrics
 from tailrace.pipeline.roles.publishing import Publishing
+from tailrace.pipeline.roles.rank_publisher import Follower
+from tailrace.pipeline.roles.shards import Shards
+from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.worker import Worker
 
 _PHASES: dict[type, str] = {Step: "training", Accumulate: "training", Publish: "publishing", Checkpoint: "saving"}
@@ -45,7 +49,7 @@ _IDLE = "idle"
 _CLOSE_S = 5.0
 _PREDECESSOR_S = 30.0
 _one_at_a_time = threading.Lock()
-"""Torch's process group is the process's. Where members are threads, a trainer waits until the one before it is through."""
+"""Torch's process group is global in a process. If members are threads, a trainer waits until the previous one has left."""
 
 
 class TrainerRole:
@@ -59,11 +63,11 @@ class TrainerRole:
         data: the data role.
         token: shared secret of the run's peers.
         checkpoints: directory with one checkpoint per version.
-        held: a model directory whose weights are published instead of the trained ones (for controls). Then nothing is
-            rolled back: what was trained stays so.
-        member: id of the trainer.
-        save_timeout_s: deadline for a checkpoint to become durable.
-        data_timeout_s: how long the data role may be gone, until a restarted one is found.
+        held: a model directory whose weights are published instead of the trained ones (for controls). Consumption is then
+            never rolled back.
+        member: the trainer's id.
+        save_timeout_s: deadline until a checkpoint is durable.
+        data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
     def __init__(
@@ -78,6 +82,9 @@ class TrainerRole:
         data: Caller,
         token: str,
         checkpoints: Path,
+        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
+        incarnation: int = 1,
+        followers: Sequence[Caller] = (),
         held: Path | None = None,
         member: str = "0",
         save_timeout_s: float = 600.0,
@@ -93,24 +100,37 @@ class TrainerRole:
         self._data, self._data_timeout_s = data, data_timeout_s
         self._checkpoints, self._save_timeout_s = checkpoints, save_timeout_s
         self._held, self._member = held, member
-        self._made: int | None = None  # by the last step; a checkpoint's weights may be published as a newer version
+        self._made: int | None = (
+            None  # version of the last step; a checkpoint's weights may be published as a newer version
+        )
         self._staged: int | None = None
         self._parts: list[tuple[Sequence[str], dict[str, float]]] = []  # accumulated since the last step
         self._saves: list[threading.Thread] = []
         self._phase, self._finished = _IDLE, 0
         self._slowest_s: dict[str, float] = {}
         self._worker = Worker(f"trainer-{rank}", self._run)
-        self._publishing = (
-            Publishing(token=token, published=self._published, broke=self._worker.fail) if rank == 0 else None
-        )
+        self._shards = Shards(self._backend, transfer, rank, incarnation) if world_size > 1 else None
+        self._publishing: Publishing | None = None
+        self._follower: Follower | None = None
+        if rank == 0:
+            self._publishing = Publishing(
+                token=token,
+                transfer=transfer,
+                published=self._published,
+                broke=self._worker.fail,
+                shards=self._shards,
+                followers=followers,
+            )
+        else:
+            self._follower = Follower(token, transfer, self._shards, self._worker.fail)
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 
     def ready(self, version: int | None = None) -> dict[str, int | None]:
-        """Load the checkpoint of a version, None for the model that the run began with. What was trained after it is undone.
+        """Load the checkpoint of a version; None for the model that the run began with. Later consumption is rolled back.
 
         Raises:
-            CheckpointUnusableError: there is none, it is damaged, or of another model.
+            CheckpointUnusableError: the checkpoint is missing, damaged, or of another model.
         """
         if version is not None:
             self._restore(version)
@@ -123,14 +143,14 @@ class TrainerRole:
         self._worker.submit(commands)
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to `timeout_s` seconds for something."""
+        """Events since the last call; waits up to `timeout_s` seconds for the first."""
         return self._worker.events(timeout_s)
 
     def adopt(self, held: Path | None = None) -> None:
-        """Another controller takes over. To be called on every rank, when nothing is under way.
+        """Prepare for another controller. Call it on every rank, when no command is under way.
 
         Args:
-            held: publish the weights of this model directory from now on, instead of the trained ones (for controls).
+            held: a model directory whose weights are published from now on, instead of the trained ones (for controls).
         """
         self._worker.forget()
         if self._publishing is not None:
@@ -138,7 +158,7 @@ class TrainerRole:
         self._held, self._staged = held, None
 
     def close(self) -> None:
-        """Carry out nothing more, wait for saves that are under way, then leave."""
+        """Carry out no further command, wait for checkpoints under way, and leave the process group."""
         idle = self._worker.close(_CLOSE_S)
         for save in self._saves:
             save.join(self._save_timeout_s)
@@ -147,6 +167,15 @@ class TrainerRole:
         self._let_others()
         if self._publishing is not None:
             self._publishing.close()
+        if self._follower is not None:
+            self._follower.close()
+
+    # ---- for the first rank ---------------------------------------------------------------------------------------
+
+    def follow(self, address: str) -> None:
+        """Send to this relay from now on, beginning with what it lacks of the newest version."""
+        if self._follower is not None:
+            self._follower.retarget(address)
 
     def _let_others(self) -> None:
         alone, self._alone = self._alone, False
@@ -156,7 +185,7 @@ class TrainerRole:
     # ---- commands -------------------------------------------------------------------------------------------------
 
     def carry_out(self, command: Command) -> None:
-        """Carry out a command, on every rank at once."""
+        """Carry out a command. All ranks must do so together."""
         match command:
             case Step(seq, version, mini_batches):
                 metrics = self._step(version, mini_batches)
@@ -192,7 +221,7 @@ class TrainerRole:
             self._worker.put(event)
 
     def _step(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
-        """Train on a batch, or on what is left of it, and mark all of it consumed; returns metrics of all of it."""
+        """Train on a batch or its last part, and mark the whole batch as consumed. Returns the whole batch's metrics."""
         metrics = self._train(version, mini_batches)
         parts, self._parts = self._parts, []
         if self._publishing is not None and not self._worker.closing:
@@ -222,10 +251,11 @@ class TrainerRole:
         if fresh and self._held is None:
             self._require(command.version, "publish")
         if self._publishing is not None:
-            self._publishing.publish(command.seq, command.version, command.relays, self._weights() if fresh else None)
-        elif fresh and self._held is None:
-            for _ in self._backend.weights():  # a collective: every rank takes part
-                pass
+            self._publishing.publish(command.seq, command.version, command.relays, self._weights if fresh else None)
+        elif self._follower is not None and fresh:
+            self._follower.publish(command.version, self._weights())
+        elif self._follower is not None:
+            self._follower.offer_again()
         self._staged = command.version
 
     def _checkpoint(self, command: Checkpoint) -> None:
@@ -237,13 +267,15 @@ class TrainerRole:
             self._saves = [save for save in self._saves if save.is_alive()] + [thread]
 
     def _require(self, version: int, what: str) -> None:
-        """That the weights are those of a version."""
+        """Check that the weights are those of a version."""
         if self._parts or self._made not in (None, version):
             found = "some in the middle of a batch" if self._parts else f"those of version {self._made}"
             raise RoleError(f"the trainer was to {what} the weights of version {version}, found {found}")
 
     def _weights(self) -> Iterator[tuple[str, Any]]:
-        if self._held is None:
+        if self._shards is not None:
+            yield from self._shards.weights(self._held)
+        elif self._held is None:
             yield from self._backend.weights()
         else:
             from tailrace.trainer import load_weights_file
@@ -277,3 +309,11 @@ class TrainerRole:
             for path in self._checkpoints.iterdir():
                 if path.name.isdigit() and int(path.name) < command.version and int(path.name) not in command.keep:
                     shutil.rmtree(path, ignore_errors=True)
+            self._trim(min([command.version, *command.keep]))
+
+    def _trim(self, oldest: int) -> None:
+        """No checkpoint before this version is kept."""
+        try:
+            self._data.call("trim", oldest, timeout_s=self._data_timeout_s)
+        except Exception as error:
+            self._worker.fail(error)

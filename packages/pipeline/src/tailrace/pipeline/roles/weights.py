@@ -1,14 +1,15 @@
-"""Where a replica's weights come from: the relays or, for a version that they dropped, its checkpoint (Laminar, section 4)."""
+"""A replica's weights: from the relays or, for a version that they dropped, from its checkpoint (Laminar, section 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tailrace.paramserver import ProtocolError, RelayReader, RelayTimeout, RelayUnreachable
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.roles.transfer import WeightTransfer
 
 
 class RelayWeights:
@@ -17,25 +18,27 @@ class RelayWeights:
     Args:
         token: shared secret of the run's peers.
         checkpoints: directory with one checkpoint per version.
+        transfer: the transport and codec.
     """
 
-    def __init__(self, *, token: str, checkpoints: Path) -> None:
+    def __init__(self, *, token: str, checkpoints: Path, transfer: WeightTransfer = WeightTransfer()) -> None:  # noqa: B008
+        self._transfer = transfer
         self._token, self._checkpoints = token, checkpoints
         self._sources: tuple[str, ...] = ()
-        self._best = ""  # of the sources that the reader was made for
+        self._best = ""  # the best of the sources that the reader was created for
         self._reader: RelayReader | None = None
 
     def use(self, sources: Sequence[str]) -> None:
-        """Addresses of the relays that live, best first. From any thread: a load that is under way may go on with them."""
+        """Set the addresses of the live relays, best first. Any thread may call it; a load under way may use them."""
         self._sources = tuple(sources)
 
     @contextmanager
-    def load(self, version: int, timeout_s: float) -> Iterator[list[tuple[str, Any]]]:
+    def load(self, version: int, timeout_s: float) -> Iterator[Iterable[tuple[str, Any]]]:
         """The tensors of a version, valid inside the context.
 
         Raises:
-            RoleError: there is neither a relay nor a checkpoint of the version.
-            ParamServerError: no relay serves it, and there is no checkpoint of it.
+            RoleError: no relay is known, and the version has no checkpoint.
+            ParamServerError: no relay serves the version, and it has no checkpoint.
         """
         directory = self._checkpoints / str(version)
         saved = directory.is_dir()
@@ -44,10 +47,10 @@ class RelayWeights:
         if saved and not self._served(version):
             from tailrace.trainer import load_weights_file
 
-            yield list(load_weights_file(directory))
+            yield list(self._transfer.as_published(load_weights_file(directory)))
             return
         with self._open().lease(version, timeout_s=timeout_s) as weights:
-            yield list(weights.items())
+            yield self._transfer.restored(weights)
 
     def close(self) -> None:
         """Leave the relays."""
@@ -56,7 +59,7 @@ class RelayWeights:
             self._reader = None
 
     def _served(self, version: int) -> bool:
-        """Whether a relay has the version, or can still get it. It cannot once it has a newer one."""
+        """Whether a relay has the version or can still get it; a relay with a newer one cannot."""
         if not self._sources:
             return False
         try:
@@ -66,9 +69,12 @@ class RelayWeights:
         return version in visible or (bool(visible) and max(visible) < version)
 
     def _open(self) -> RelayReader:
-        """A reader of whichever sources there are at any time. It stays with one that works until another one is the best."""
+        """A reader of the current sources. It keeps a working source until another one becomes the best."""
         best = self._sources[0]
         if self._reader is None or best != self._best:
             self.close()
-            self._reader, self._best = RelayReader(lambda: self._sources, token=self._token), best
+            self._reader, self._best = (
+                RelayReader(lambda: self._sources, token=self._token, **self._transfer.reading()),
+                best,
+            )
         return self._reader

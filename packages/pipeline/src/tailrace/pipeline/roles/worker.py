@@ -1,8 +1,8 @@
-"""A thread that carries commands out in order, and the events that come of it: what several roles have in common.
+"""A thread that carries commands out in order, and a queue of events; several roles use it.
 
     submit(commands) ──► what waits ──► thread: carry_out(command) ──► put(event) ──► events(timeout_s)
 
-An exception in the thread ends it; `events` raises it once what came before has been taken. Then nothing more is carried out.
+An exception in the thread ends the thread; `events` raises it once all earlier events have been taken.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tailrace.contracts import Command, Event
 
 
 class Worker:
-    """Carries commands out. It begins at once.
+    """Carries commands out in a thread, which starts at once.
 
     Args:
-        name: of the thread.
+        name: the thread's name.
         carry_out: called with each command, in the thread.
     """
 
@@ -34,38 +34,38 @@ class Worker:
 
     @property
     def waiting(self) -> bool:
-        """Whether a command waits for its turn."""
+        """Whether a command is waiting."""
         with self._changed:
             return bool(self._commands)
 
     @property
     def closing(self) -> bool:
-        """Whether it was closed: what is being carried out counts for nobody any more."""
+        """Whether it was closed, so that the result of the current command is not needed."""
         return self._closing
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Take commands. Returns at once, from any thread."""
+        """Queue commands. Returns at once; any thread may call it."""
         with self._changed:
             self._commands.extend(commands)
             self._changed.notify_all()
 
     def put(self, *events: Event) -> None:
-        """Something happened. From any thread."""
+        """Add events. Any thread may call it."""
         with self._changed:
             self._events.extend(events)
             self._changed.notify_all()
 
     def fail(self, error: BaseException) -> None:
-        """The role is broken; the first cause counts. From any thread."""
+        """Record the error that broke the role; only the first is kept. Any thread may call it."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def events(self, timeout_s: float) -> list[Event]:
-        """What happened since the last call; waits up to `timeout_s` seconds for something.
+        """Events since the last call; waits up to `timeout_s` seconds for the first.
 
         Raises:
-            BaseException: what broke the role, after all events from before it.
+            BaseException: the error that broke the role, once all earlier events have been taken.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._events or self._error is not None, timeout_s)
@@ -75,13 +75,13 @@ class Worker:
             return found
 
     def forget(self) -> None:
-        """Commands that wait and events that nobody took are void: another controller takes over."""
+        """Drop waiting commands and events that were not taken, since another controller takes over."""
         with self._changed:
             self._commands.clear()
             self._events.clear()
 
     def close(self, timeout_s: float) -> bool:
-        """Carry out nothing more. Returns whether what was under way came to its end within `timeout_s` seconds."""
+        """Carry out no further command. Returns whether the current one ended within `timeout_s` seconds."""
         with self._changed:
             self._closing = True
             self._commands.clear()
@@ -94,7 +94,7 @@ class Worker:
             while (command := self._next()) is not None:
                 self._carry_out(command)
         except BaseException as error:
-            # Not swallowed: `events` raises it.
+            # Not swallowed: `events` raises this error.
             self.fail(error)
 
     def _next(self) -> Command | None:

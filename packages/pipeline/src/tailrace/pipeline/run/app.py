@@ -1,4 +1,4 @@
-"""What an app is: a name, its defaults and its quick start. Apps register in the entry-point group ``tailrace.app``."""
+"""Apps: each has a name, defaults and a quick start, and registers in the entry-point group ``tailrace.app``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tailrace.pipeline.config.loading import merge
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A recipe: which policies, which roles, which defaults.
+    """A recipe: which policies, roles and defaults make up a system.
 
     Args:
-        name: as in ``tailrace run NAME`` and ``app = "NAME"``.
-        paper: what it implements.
-        package: the package that holds ``defaults.toml`` (the axes) and ``quickstart.toml`` (what a small run changes).
+        name: the name in ``tailrace run NAME`` and ``app = "NAME"``.
+        paper: the paper that it implements.
+        package: the package with ``defaults.toml`` (the axes) and ``quickstart.toml`` (the changes for a small run).
     """
 
     name: str
@@ -25,11 +25,11 @@ class App:
     package: str
 
     def defaults(self) -> dict[str, Any]:
-        """The app's point in the space of axes."""
+        """The app's choice on each axis, and other defaults."""
         return _read(self.package, "defaults.toml")
 
     def quickstart(self) -> dict[str, Any]:
-        """A run that needs no GPU and no download."""
+        """Settings of a run that needs no GPU and no download."""
         return merge(_read("tailrace.pipeline.config", "small.toml"), _read(self.package, "quickstart.toml"))
 
 

@@ -1,29 +1,33 @@
-"""From a configuration to a controller's spec and an executor's deployment."""
+"""Builds a controller's spec and an executor's deployment from a configuration."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import inspect
 import json
-import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import PluginError, plugins
+from tailrace.contracts import PluginError
 from tailrace.faulttol import Fault, FaulttolError, parse_fault
-from tailrace.pipeline.config.models import Choice, RunConfig
+from tailrace.paramserver import ParamServerError
+from tailrace.pipeline.config.gathered import Gathered
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.options import read_options, registered
+from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
-from tailrace.pipeline.executor.seam import Host, RoleSpec
+from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
+from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import SamplingTable
 from tailrace.pipeline.roles.relay import RelayRole
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole
+from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
@@ -32,31 +36,41 @@ CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
-    """The policies and quantities.
+    """Build the pipeline's spec: its policies and quantities.
 
     Args:
-        controls: the spec that only evaluates a model which was not trained by RL.
+        config: the configuration.
+        controls: build the spec that only evaluates a model which RL did not train.
 
     Raises:
-        ConfigError: a policy is unknown or does not take an option.
+        ConfigError: a policy is unknown, or one of its options is wrong.
     """
     pipeline = config.pipeline
     if pipeline.buffer_prompts is not None and pipeline.buffer_prompts < pipeline.prompts_per_step:
         raise ConfigError(
             f"keys 'pipeline.buffer_prompts' and 'pipeline.prompts_per_step': found {pipeline.buffer_prompts} and "
-            f"{pipeline.prompts_per_step}, expected room for one batch at least: otherwise none is ever complete"
+            f"{pipeline.prompts_per_step}, expected room for at least one batch: otherwise none is ever complete"
         )
     given = {
         "batching": {"samples": pipeline.samples_per_prompt},
         "provisioning": {"count": config.rollout.replicas},
     }
-    policies: dict[str, Any] = {
-        axis: _build("pipeline", axis, getattr(pipeline, axis), given.get(axis, {}), _cost_model(config))
-        for axis in (*AXES, "sampler")
-    }
-    if policies["batching"].surplus_groups:  # admission has to make room for them
+    policies: dict[str, Any] = {}
+    gathered = Gathered()
+    for axis in (*AXES, "sampler"):
+        with gathered.check():
+            policies[axis] = build_policy(axis, getattr(pipeline, axis), given.get(axis), _cost_model(config))
+    if pipeline.eviction is not None:
+        with gathered.check():
+            if pipeline.buffer_prompts is None:
+                raise ConfigError(
+                    "key 'pipeline.eviction': found no pipeline.buffer_prompts, expected how many prompts are kept"
+                )
+            policies["eviction"] = build_policy("eviction", pipeline.eviction)
+    gathered.done()
+    if policies["batching"].surplus_groups:  # admission must have room for them
         surplus = {"surplus": policies["batching"].surplus_groups}
-        policies["admission"] = _build("pipeline", "admission", pipeline.admission, surplus)
+        policies["admission"] = build_policy("admission", pipeline.admission, surplus)
     forced = (FORCED, FORCED_GREEDY) if config.task.name is not None and config.evaluation.controls else ()
     size = config.task.held_out_size if config.task.name is not None or config.task.held_out is not None else 0
     if controls:
@@ -69,6 +83,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         batch_groups=pipeline.prompts_per_step,
         replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
         buffer_groups=pipeline.buffer_prompts,
+        open_batches=pipeline.open_batches,
         cycle_s=pipeline.cycle_s,
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
@@ -77,37 +92,43 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
 
 
 def check(config: RunConfig) -> None:
-    """Find what is wrong with a configuration before minutes of preparation.
+    """Find all faults of a configuration before minutes of preparation.
 
     Raises:
-        ConfigError: a policy, a fault, an engine, a backend or one of their options is wrong.
+        ConfigError: a policy, a fault, an engine, a backend or one of their options is wrong, or the transport or codec
+            cannot be used. The message has a line for each fault.
     """
-    from tailrace.rollout import EngineOptions
-
-    build_spec(config)
-    _check_faults(config)
-    _engine(config)
-    _trainer_config(config)
-    try:
-        plugins.load("tailrace.backend", config.trainer.backend)
-        EngineOptions.read(config.rollout.options)
-    except (PluginError, ValueError) as error:
-        raise ConfigError(f"keys 'trainer.backend', 'rollout.options': {error}") from error
+    gathered = Gathered()
+    parts = (
+        build_spec,
+        prepare.check,
+        _check_faults,
+        _check_transfer,
+        selected_engine,
+        _engine_options,
+        _trainer_config,
+        _backend,
+    )
+    for part in parts:
+        with gathered.check():
+            part(config)
+    gathered.done()
 
 
 def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirectory, *, token: str) -> Deployment:
-    """What each role is started with.
+    """How each role is started.
 
     Raises:
         ConfigError: an engine, a backend or an option of the trainer is unknown.
     """
-    engine = _engine(config)
+    engine = selected_engine(config)
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
     trainer = _trainer_config(config)
-    modes = prepared.modes()
+    modes, transfer = prepared.modes(), _transfer(config)
     sampling = SamplingTable(config.rollout.temperature, config.rollout.max_tokens, stop_tokens(prepared.model), modes)
     data = {
         "store": directory.store.absolute(),
+        "archive": directory.trained.absolute(),
         "prompts": {
             "tokenizer": prepared.model / "tokenizer.json",
             "train": prepared.train,
@@ -116,7 +137,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             "shuffle_seed": config.seed,
         },
         "verifier": prepared.verifier,
-        "mixed_versions": _build("pipeline", "sync", config.pipeline.sync, {}, _cost_model(config)).mixes_versions,
+        "mixed_versions": build_policy("sync", config.pipeline.sync, None, _cost_model(config)).mixes_versions,
     }
     checkpoints = directory.checkpoints.absolute()
     trainer_arguments = {
@@ -124,6 +145,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         "backend": config.trainer.backend,
         "config": trainer,
         "checkpoints": checkpoints,
+        "transfer": transfer,
     }
     replica_arguments = {
         "engine": engine,
@@ -131,6 +153,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         "options": {**device, "seed": config.seed, **config.rollout.options},
         "sampling": sampling,
         "checkpoints": checkpoints,
+        "transfer": transfer,
     }
     known = {field.name for field in dataclasses.fields(Deadlines)}
     deadlines = {name: value for name, value in config.deadlines.model_dump().items() if name in known}
@@ -144,12 +167,16 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         roles={
             DATA: RoleSpec(DataRole, data),
             SCORER: RoleSpec(ScorerRole, scorer),
-            RELAY: RoleSpec(RelayRole, {"host": config.relay.host}),
+            RELAY: RoleSpec(RelayRole, {"transfer": transfer}),
             TRAINER: RoleSpec(
                 TrainerRole, trainer_arguments, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT
             ),
             REPLICA: RoleSpec(
-                ReplicaRole, replica_arguments, gpus=config.executor.replica_gpus, environment=CPU_ENVIRONMENT
+                ReplicaRole,
+                replica_arguments,
+                gpus=config.executor.replica_gpus,
+                environment=CPU_ENVIRONMENT,
+                nice=config.rollout.nice,
             ),
         },
         trainer_ranks=config.trainer.processes,
@@ -159,7 +186,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
 
 
 def holding(deployment: Deployment, held: Path) -> Deployment:
-    """The same roles, but the trainer publishes the weights of a model directory instead of those that it trained."""
+    """The same roles, except that the trainer publishes the weights of a model directory instead of its own."""
     trainer = deployment.roles[TRAINER]
     return dataclasses.replace(
         deployment,
@@ -171,24 +198,16 @@ def holding(deployment: Deployment, held: Path) -> Deployment:
     )
 
 
-def build_host(config: RunConfig, *, started_s: float = 0.0) -> Host:
-    """Where the roles run.
-
-    Args:
-        started_s: what the run's clock shows now.
-    """
-    if config.executor.name == "local":
-        return LocalHost(started_s)
-    from tailrace.pipeline.hosts.ray import RayHost
-
-    return RayHost(config.executor.ray_address, started_s=started_s)
+def build_host(config: RunConfig) -> LocalHost | RayHost:
+    """The host on which the roles run."""
+    return LocalHost() if config.executor.name == "local" else RayHost(config.executor.ray_address)
 
 
 def build_faults(config: RunConfig) -> list[Fault]:
     """The scripted faults.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: a fault is not valid.
     """
     try:
         return [parse_fault(text) for text in config.faults]
@@ -197,7 +216,7 @@ def build_faults(config: RunConfig) -> list[Fault]:
 
 
 def _check_faults(config: RunConfig) -> None:
-    """The scripted faults name members that the run begins with."""
+    """Check that the scripted faults name members of the run's start."""
     members = {role: ["0"] for role in (DATA, SCORER, TRAINER)}
     members[RELAY] = [str(index) for index in range(config.relay.count)]
     members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
@@ -209,10 +228,15 @@ def _check_faults(config: RunConfig) -> None:
             )
 
 
-def _engine(config: RunConfig) -> str:
+def selected_engine(config: RunConfig) -> str:
+    """The name of the engine.
+
+    Raises:
+        ConfigError: it is unknown or not installed.
+    """
     from tailrace.rollout import RolloutError, select_engine
 
-    # vLLM takes over torch's process group and threads: in one process with the trainer it is the wrong engine
+    # vLLM changes torch's process group and threads, so it cannot share a process with the trainer
     local = config.executor.name == "local" and config.rollout.engine == "auto"
     try:
         return select_engine("transformers" if local else config.rollout.engine)
@@ -220,15 +244,32 @@ def _engine(config: RunConfig) -> str:
         raise ConfigError(f"key 'rollout.engine': {error}") from error
 
 
+def _engine_options(config: RunConfig) -> Any:
+    from tailrace.rollout import EngineOptions
+
+    return read_options(EngineOptions, config.rollout.options, "key 'rollout.options'")
+
+
+def _backend(config: RunConfig) -> None:
+    registered("trainer.backend", "tailrace.backend", config.trainer.backend)
+
+
+def _transfer(config: RunConfig) -> WeightTransfer:
+    return WeightTransfer(config.relay.transport, config.relay.codec, config.relay.host)
+
+
+def _check_transfer(config: RunConfig) -> None:
+    try:
+        _transfer(config).check(config.trainer.processes)
+    except (ParamServerError, ValueError) as error:
+        raise ConfigError(f"keys 'relay.transport', 'relay.codec': {error}") from error
+
+
 def _trainer_config(config: RunConfig) -> Any:
     from tailrace.trainer import TrainerConfig
 
     options = {"device": config.executor.device, "seed": config.seed, **config.trainer.options}
-    lists_as_tuples: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
-    try:
-        return TrainerConfig(**lists_as_tuples)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"key 'trainer.options': {_plain(error)}") from error
+    return read_options(TrainerConfig, options, "key 'trainer.options'")
 
 
 def stop_tokens(model: Path) -> tuple[int, ...]:
@@ -245,39 +286,3 @@ def stop_tokens(model: Path) -> tuple[int, ...]:
 
 def _cost_model(config: RunConfig) -> dict[str, Any]:
     return {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
-
-
-def _build(
-    table: str, axis: str, choice: Choice, given: dict[str, Any], where_taken: Mapping[str, Any] | None = None
-) -> Any:
-    """A policy. What is given must be an option of it; of `where_taken`, it gets the options that it has."""
-    try:
-        factory = plugins.load(f"tailrace.{axis}", choice.name)
-    except PluginError as error:
-        raise ConfigError(f"key '{table}.{axis}': {error}") from error
-    takes = inspect.signature(factory).parameters
-    _check_kinds(f"key '{table}.{axis}': {choice.name!r}", takes, choice.options)
-    offered = {name: value for name, value in (where_taken or {}).items() if name in takes}
-    try:
-        return factory(**{**offered, **given, **choice.options})
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"key '{table}.{axis}': {choice.name!r}: {_plain(error)}") from error
-
-
-KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-}
-
-
-def _check_kinds(where: str, takes: Mapping[str, inspect.Parameter], options: Mapping[str, Any]) -> None:
-    """A policy's options are of the kind that it declares, as far as that is simple."""
-    for name, value in options.items():
-        kind = KINDS.get(str(takes[name].annotation)) if name in takes else None
-        if kind is not None and (not isinstance(value, kind[0]) or isinstance(value, bool) != (bool in kind[0])):
-            raise ConfigError(f"{where}: option {name!r}: found {value!r}, expected {kind[1]}")
-
-
-def _plain(error: Exception) -> str:
-    return re.sub(r"(\w+\.)?__init__\(\) got an unexpected keyword argument", "found the unknown option", str(error))

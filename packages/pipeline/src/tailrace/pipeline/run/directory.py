@@ -1,14 +1,14 @@
-"""The run directory: everything that a run leaves behind, and all that it needs to go on.
+"""The run directory: all results of a run, and everything needed to resume it.
 
 config.json        the resolved configuration
 events.jsonl       the event log: the controller's durable state; controls.jsonl is that of the controls
 metrics.jsonl      one line per step and per evaluation
-status.json        what is going on now
-summary.json       the outcome
-report.html        the outcome to look at
+status.json        the current state
+summary.json       the results
+report.html        the results to look at
 checkpoints/N/     the trainer at version N, a Hugging Face model directory as well
-trajectories/      the trajectory store, and what was trained on as JSONL
-task/, model/      prompts and the model that training started from
+trajectories/      the trajectory store, and the trajectories that were trained on as JSONL
+task/, model/      the prompts, and the model that training started from
 tensorboard/       the metrics for TensorBoard
 """
 
@@ -31,7 +31,7 @@ FORMAT = 2
 
 
 class RunDirectory:
-    """Paths of a run, and the lock that keeps a second run out.
+    """The paths of a run, and the lock against a second run in the same directory.
 
     Args:
         root: the directory.
@@ -59,18 +59,20 @@ class RunDirectory:
     def create(
         cls, root: Path, config: Mapping[str, Any], *, simulated: Mapping[str, Any] | None = None
     ) -> RunDirectory:
-        """A new run, locked. If this raises, nothing of it is left behind.
+        """Create and lock the directory of a new run. If this raises, no file of it is left.
 
         Args:
-            simulated: of a run on a simulated fleet, what its configuration does not say: `steps`, the batches that its
-                pipeline would train on if it were not stopped, and what whoever simulates it wants to find again.
+            root: the directory.
+            config: the resolved configuration.
+            simulated: for a simulated run, data that its configuration lacks: `steps`, the batches that its pipeline would
+                train on if it were not stopped, and further data of the simulator.
 
         Raises:
-            RunDirectoryError: there is something there already. Nothing is overwritten.
-            RunWriteError: it cannot be made there.
+            RunDirectoryError: the directory is not empty. Nothing is overwritten.
+            RunWriteError: the directory cannot be created.
         """
         directory = cls(root)
-        _check_new(directory)
+        check_new(directory)
         new = [path for path in (root, *root.parents) if not path.exists()]
         try:
             _make(root)
@@ -97,10 +99,10 @@ class RunDirectory:
 
     @classmethod
     def open(cls, root: Path) -> RunDirectory:
-        """A run that exists.
+        """Open the directory of an existing run.
 
         Raises:
-            RunDirectoryError: it does not, or is damaged.
+            RunDirectoryError: the directory does not exist or is damaged.
         """
         if not root.is_dir():
             raise RunDirectoryError(f"{root}: no such run directory")
@@ -109,10 +111,10 @@ class RunDirectory:
         return directory
 
     def read_config(self) -> dict[str, Any]:
-        """The resolved configuration.
+        """The resolved configuration, as plain data.
 
         Raises:
-            RunDirectoryError: it is missing or damaged.
+            RunDirectoryError: the file is missing or damaged.
         """
         content = read_json(self.config)
         run = content.get("run")
@@ -123,16 +125,16 @@ class RunDirectory:
         return run
 
     def configuration(self) -> RunConfig:
-        """The same, checked.
+        """The resolved configuration, validated.
 
         Raises:
-            RunDirectoryError, ConfigError: it is missing or damaged.
+            RunDirectoryError, ConfigError: the file is missing, damaged or not valid.
         """
         return validate([(str(self.config), self.read_config())])
 
     @property
     def simulated(self) -> Mapping[str, Any] | None:
-        """What was said of the simulated fleet that it ran on; None for a real run."""
+        """The `simulated` data of `create`; None for a real run."""
         found = read_json(self.config).get("simulated")
         return found if isinstance(found, dict) else None
 
@@ -161,7 +163,7 @@ class RunDirectory:
             raise RunDirectoryError(
                 f"{path}: could not be locked: {error.strerror}; choose a local --run-dir"
             ) from error
-        with suppress(OSError):  # a full disk: the lock holds, only the number of its holder is not to be had
+        with suppress(OSError):  # on a full disk the lock still holds, only its owner's process id is missing
             os.ftruncate(handle, 0)
             os.write(handle, str(os.getpid()).encode())
         self._lock = handle
@@ -181,17 +183,19 @@ class RunDirectory:
         return False
 
     def unlock(self) -> None:
-        """Let others in."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
 
 def write_json(path: Path, content: Mapping[str, Any], *, sync: bool = False) -> None:
-    """Replace a file whole: a reader sees the old content or the new, and if this raises, the old.
+    """Replace a file at once: a reader sees the old content or the new; if this raises, the old.
 
     Args:
-        sync: return only when the new content survives a crash of the machine.
+        path: the file.
+        content: the new content.
+        sync: return only once the new content survives a crash of the machine.
 
     Raises:
         RunWriteError: the disk is full or broken.
@@ -216,7 +220,7 @@ def write_json(path: Path, content: Mapping[str, Any], *, sync: bool = False) ->
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object.
 
     Raises:
         RunDirectoryError: the file is missing or damaged.
@@ -234,7 +238,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_new(directory: RunDirectory) -> None:
+def check_new(directory: RunDirectory) -> None:
+    """Whether a run may be made there.
+
+    Raises:
+        RunDirectoryError: there is something there already.
+    """
     root = directory.root
     try:
         if not root.exists() or (root.is_dir() and not any(root.iterdir())):
@@ -253,7 +262,7 @@ def _make(path: Path) -> None:
 
 
 def _remove_empty(directories: Sequence[Path]) -> None:
-    """Remove them, innermost first, as far as nobody has put anything there."""
+    """Remove directories, innermost first, as far as they are empty."""
     for path in directories:
         with suppress(OSError):
             path.rmdir()

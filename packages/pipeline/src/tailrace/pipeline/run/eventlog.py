@@ -1,7 +1,7 @@
 """The event log: the controller's durable state. One line for each instant, written before its commands are carried out.
 
-The first line says what the file is. Every other one is ``{"t": seconds, "events": [...], "commands": [...]}``: what reached
-the controller together, and what it decided then. Whatever is to be known about a run is folded from this file alone.
+The first line names the format. Every other line is ``{"t": seconds, "events": [...], "commands": [...]}``: the events that
+reached the controller together, and its commands. Everything known about a run can be computed from this file alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COMPACT = (",", ":")
 HEADER = json.dumps({"tailrace": _KIND, "format": FORMAT}, separators=_COMPACT).encode() + b"\n"
 """The first line of a log."""
 _OUTLIVING = (Checkpoint, Finish)
-"""What these leave behind may outlive a crash of the machine, so what led to them must, too."""
+"""The effects of these commands may survive a crash of the machine, so the log up to them must too."""
 _BLOCK = 1 << 16
 
 _encode = json.JSONEncoder(separators=_COMPACT, default=encode_level, check_circular=False).encode
@@ -34,10 +34,12 @@ _encode = json.JSONEncoder(separators=_COMPACT, default=encode_level, check_circ
 
 @dataclass(frozen=True, slots=True)
 class Instant:
-    """What reached the controller together, and what it decided.
+    """Events that reached the controller together, and its commands.
 
     Args:
-        now: the run's clock in seconds.
+        now: seconds on the run's clock.
+        events: the events.
+        commands: the commands.
     """
 
     now: float
@@ -52,22 +54,21 @@ def encode_instant(now: float, events: Sequence[Event], commands: Sequence[Comma
 
 
 class EventLog:
-    """Appends instants to a file, which it makes if there is none.
+    """Appends instants to a file, which it creates if needed.
 
-    What survives: when `append` has returned, its instant survives the death of this process, however it dies. A crash of the
-    machine may take what was appended after the last sync, newest first, but nothing before it. A sync is made on opening; by
-    the first `append` that comes `sync_s` or more after the last one; by every `append` with a `Checkpoint` or a `Finish`,
-    before it returns; and by `sync` and `close`.
-
-    Nobody else may write to the file meanwhile.
+    Once `append` has returned, its instant survives the death of this process, however it dies. A crash of the machine may
+    lose the instants after the last sync, newest first, but none before it. The file is synced on opening, by the first
+    `append` at least `sync_s` after the last sync, by every `append` with a `Checkpoint` or a `Finish` before it returns, and
+    by `sync` and `close`.
+    No other process may write to the file at the same time.
 
     Args:
-        path: the file. What another process left of a line that it did not finish is cut off.
-        sync_s: seconds of appended instants that a crash of the machine may take.
+        path: the file. An incomplete last line of an earlier process is cut off.
+        sync_s: seconds of appended instants that a crash of the machine may lose.
 
     Raises:
-        RunDirectoryError: the file is something else, or a log of another version.
-        LogWriteError: it cannot be made.
+        RunDirectoryError: the file is not an event log, or has another format version.
+        LogWriteError: the file cannot be created.
     """
 
     def __init__(self, path: Path, *, sync_s: float = 1.0) -> None:
@@ -93,11 +94,13 @@ class EventLog:
         """Write an instant, or nothing if this raises.
 
         Args:
-            now: the run's clock in seconds.
+            now: seconds on the run's clock.
+            events: the events.
+            commands: the commands.
 
         Raises:
-            LogWriteError: the disk is full or broken. The log ends with the instant before. When there is room again, the
-                same instant may be appended; a log that could not even be synced or cut has to be opened anew.
+            LogWriteError: the disk is full or broken. The log ends with the previous instant. Once there is space again, the
+                same instant may be appended; if the log could not be synced or cut, it must be opened again first.
         """
         line = encode_instant(now, events, commands)
         durable = any(isinstance(command, _OUTLIVING) for command in commands)
@@ -108,7 +111,7 @@ class EventLog:
             if durable or time.monotonic() >= self._synced + self._sync_s:
                 self._sync()
             self._end += len(line)
-        except BaseException as error:  # an interrupt from the terminal between two writes leaves half a line, too
+        except BaseException as error:  # an interrupt between two writes leaves half a line too
             try:
                 os.ftruncate(self._file, self._end)
             except OSError as another:
@@ -118,10 +121,10 @@ class EventLog:
             raise
 
     def sync(self) -> None:
-        """Return when all that was appended survives a crash of the machine.
+        """Return once all appended instants survive a crash of the machine.
 
         Raises:
-            LogWriteError: it may not.
+            LogWriteError: they may not survive.
         """
         if self._failed is not None:
             raise self._failed
@@ -131,10 +134,10 @@ class EventLog:
             raise self._error(error) from error
 
     def close(self) -> None:
-        """Sync, and close the file. Once is enough.
+        """Sync and close the file. A second close does nothing.
 
         Raises:
-            LogWriteError: it could not be synced. It is closed.
+            LogWriteError: the file could not be synced. It is closed.
         """
         if not self._open:
             return
@@ -154,11 +157,11 @@ class EventLog:
         if value is None:
             self.close()
             return
-        with suppress(LogWriteError):  # what went wrong first is what is to be told
+        with suppress(LogWriteError):  # the first error is the one to report
             self.close()
 
     def _begin(self) -> None:
-        """Go to the end of the last whole line, and make sure of it."""
+        """Cut the file after its last complete line, and sync it."""
         size = os.fstat(self._file).st_size
         start = os.pread(self._file, _BLOCK, 0)
         if size < len(HEADER) and HEADER.startswith(start):
@@ -179,14 +182,14 @@ class EventLog:
 
     def _write(self, data: bytes) -> None:
         written = os.write(self._file, data)
-        while written < len(data):  # a disk that fills up takes a part, and refuses the next
+        while written < len(data):  # a full disk may take only a part of the data
             written += os.write(self._file, data[written:])
 
     def _sync(self) -> None:
         try:
             os.fsync(self._file)
         except OSError as error:
-            # The next sync would not meet the same fault again, although what this one could not write is gone.
+            # A later sync would succeed although the data of this one is lost, so the log stays failed.
             self._failed = self._error(error)
             raise
         self._synced = time.monotonic()
@@ -196,10 +199,10 @@ class EventLog:
 
 
 def read_log(path: Path) -> Iterator[Instant]:
-    """The instants of a log. A last line that was cut short is left out.
+    """The instants of a log. An incomplete last line is left out.
 
     Raises:
-        RunDirectoryError: the file is missing, is something else, is a log of another version, or has a damaged line.
+        RunDirectoryError: the file is missing, is not an event log, has another format version or a damaged line.
     """
     try:
         file = path.open("rb")
@@ -220,7 +223,7 @@ def read_events(path: Path) -> Iterator[tuple[float, Event]]:
     """The events of a log, each with its time.
 
     Raises:
-        RunDirectoryError: as `read_log`.
+        RunDirectoryError: see `read_log`.
     """
     for instant in read_log(path):
         for event in instant.events:
@@ -266,7 +269,7 @@ def _excerpt(line: bytes) -> str:
 
 
 def _last_line_end(file: int, size: int) -> int:
-    """The offset behind the last newline."""
+    """The offset after the last newline."""
     end = size
     while end:
         start = max(0, end - _BLOCK)

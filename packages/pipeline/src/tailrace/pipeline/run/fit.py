@@ -1,4 +1,4 @@
-"""The cost model of decoding, fitted to what a run's replicas did (StaleFlow, equation 11)."""
+"""Fits the cost model of decoding to a run's snapshots (StaleFlow, equation 11)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Fit:
     """A cost model and how well it explains the run.
 
     Args:
-        samples: snapshots that it was fitted to.
+        model: the cost model.
+        samples: number of snapshots that it was fitted to.
         error: median of |estimated - measured| / measured over the replicas' throughput.
     """
 

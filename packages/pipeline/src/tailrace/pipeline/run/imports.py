@@ -1,7 +1,7 @@
 """Makes imports cheap for the processes of a run: torch, Ray and vLLM are tens of thousands of lines.
 
-Where Python is told not to write bytecode, every process would compile them again: on two cores that is half a minute before
-a run starts. The run's processes then keep bytecode in Tailrace's own cache directory instead.
+If Python is told not to write bytecode, every process compiles them again, which on two cores takes half a minute before a run
+starts. The run's processes then keep bytecode in Tailrace's own cache directory instead.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ HEAVY = ("torch", "transformers", "ray", "reasoning_gym", "vllm.v1.engine.llm_en
 
 
 def keep_bytecode(cache: Path) -> None:
-    """Have child processes of this one keep bytecode, in `cache` if they must not keep it beside the sources."""
+    """Have child processes keep bytecode, in `cache` if they must not keep it beside the sources."""
     if sys.dont_write_bytecode and not os.environ.get("PYTHONPYCACHEPREFIX"):
         os.environ["PYTHONPYCACHEPREFIX"] = str(cache / "bytecode")
         os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 
 class ImportsAhead:
-    """Imports heavy modules once in a process beside this one, so that those that come later find bytecode and warm files.
+    """Imports heavy modules once in another process, so that later processes find bytecode and cached files.
 
-    A module that is not installed is passed over. Used as a context: leaving it ends what is not done.
+    Modules that are not installed are skipped. Leaving this context ends the process, even if it is not done.
     """
 
     def __init__(self, modules: Sequence[str] = HEAVY) -> None:

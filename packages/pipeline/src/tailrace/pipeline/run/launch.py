@@ -1,4 +1,4 @@
-"""A run from end to end: prepare, train, measure the controls, report. And the same run again after its driver died."""
+"""A run from end to end (prepare, train, measure the controls), and its resumption after its driver died."""
 
 from __future__ import annotations
 
@@ -18,10 +18,14 @@ from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import ControllerError, RunDirectoryError
 from tailrace.pipeline.executor.deployment import DATA
 from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.hosts.ray import RayHost
+from tailrace.pipeline.hosts.real_time import RealTime
+from tailrace.pipeline.run.ahead import start_ahead
 from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_log
-from tailrace.pipeline.run.imports import ImportsAhead, keep_bytecode
+from tailrace.pipeline.run.garbage import GarbageCollection
+from tailrace.pipeline.run.imports import keep_bytecode
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
@@ -29,23 +33,33 @@ from tailrace.pipeline.run.summary import summarise
 from tailrace.trainer import checkpoints
 
 Listener = Callable[[RunStatus], None]
+Report = Callable[[RunDirectory], object]
+"""Writes what people look at."""
 HURRY_S = 3.0
-"""Patience with members when a run breaks off: they may hang, and a resumed run needs nothing from them."""
+"""Deadline in seconds for members to close after a failed run: they may hang, and a resumed run does not need them."""
 
 
-def launch(config: RunConfig, directory: RunDirectory, listener: Listener | None = None) -> dict[str, Any]:
-    """Run to the end; returns what ``summary.json`` says.
+def launch(
+    config: RunConfig, directory: RunDirectory, listener: Listener | None = None, *, report: Report | None = None
+) -> dict[str, Any]:
+    """Run to the end, from the event log if the directory has one. Returns the content of ``summary.json``.
 
-    Goes on from the event log when the directory has one.
+    Args:
+        config: the configuration.
+        directory: the locked run directory.
+        listener: called with the status after each change.
+        report: called once the run is complete and its summary is written.
     """
-    return _Launch(config, directory, listener).run()
+    return _Launch(config, directory, listener, report).run()
 
 
-def resume(directory: RunDirectory, listener: Listener | None = None) -> dict[str, Any]:
-    """Go on with a run whose driver died.
+def resume(
+    directory: RunDirectory, listener: Listener | None = None, *, report: Report | None = None
+) -> dict[str, Any]:
+    """Resume a run whose driver died; see `launch`.
 
     Raises:
-        RunDirectoryError: it is complete, simulated, damaged, or running.
+        RunDirectoryError: the run is complete, simulated, damaged, or running.
     """
     if directory.simulated is not None:
         raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to go on with")
@@ -53,12 +67,14 @@ def resume(directory: RunDirectory, listener: Listener | None = None) -> dict[st
     if directory.summary.exists():
         raise RunDirectoryError(f"{directory.root}: found a finished run (summary.json), expected one to go on with")
     config = validate([(str(directory.config), directory.read_config())])
-    return launch(config, directory, listener)
+    return launch(config, directory, listener, report=report)
 
 
 class _Launch:
-    def __init__(self, config: RunConfig, directory: RunDirectory, listener: Listener | None) -> None:
-        self.config, self.directory = config, directory
+    def __init__(
+        self, config: RunConfig, directory: RunDirectory, listener: Listener | None, report: Report | None
+    ) -> None:
+        self.config, self.directory, self._report = config, directory, report
         self.status = StatusObserver(directory.status, app=config.app, run_dir=directory.root, listener=listener)
         self.marks: dict[str, float] = {}
 
@@ -77,15 +93,21 @@ class _Launch:
         check(config)
         spec, faults = build_spec(config), build_faults(config)
         controller = Controller(spec, relays=config.relay.count)
-        past = replay(controller, directory.events)  # a log that cannot be used is told before minutes of preparation
+        past = replay(controller, directory.events)  # so that an unusable log is reported before minutes of preparation
         keep_bytecode(cache_directory())
-        with ImportsAhead():  # beside the warm start, which leaves a core idle
+        host = build_host(config)
+        try:
+            if isinstance(host, RayHost):
+                start_ahead(host, config)
             prepared = prepare(config, directory, self._preparing)
-        deployment = build_deployment(config, prepared, directory, token=new_token())
+            deployment = build_deployment(config, prepared, directory, token=new_token())
+        except BaseException:
+            host.close()
+            raise
         self.status.phase("starting roles")
         metrics = MetricsObserver(directory.metrics, directory.tensorboard)
-        host = build_host(config, started_s=past or 0.0)
-        executor = Executor(host, deployment, observers=[metrics, self.status])
+        host.time = RealTime(past or 0.0)
+        executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection()])
         try:
             if not controller.finished:
                 first = None if past is None else c.Resumed(tuple(checkpoints(directory.checkpoints)))
@@ -107,7 +129,9 @@ class _Launch:
             metrics.close()
         executor.close()
         write_json(directory.summary, summary)
-        self._report()
+        if self._report is not None:
+            self.status.phase("writing the report")
+            self._report(directory)
         self.status.phase("done")
         return summary
 
@@ -122,9 +146,9 @@ class _Launch:
     def _controls(
         self, prepared: Prepared, controller: Controller, executor: Executor, training_s: float
     ) -> Sequence[EvaluationResult]:
-        """Fine-tuning continued from the warm start for as long as RL took, and evaluated in the same way.
+        """Continue fine-tuning from the warm start for as long as RL took, and evaluate the model in the same way.
 
-        A run that is resumed here begins the controls anew: the roles are started for them.
+        If a run is resumed here, it starts the roles and begins the controls again.
         """
         if prepared.demonstrations is None or not self.config.evaluation.controls:
             return ()
@@ -182,7 +206,7 @@ class _Launch:
         training_s: float,
         prepared: Prepared,
     ) -> dict[str, Any]:
-        if not executor.members:  # the run had ended before this driver began
+        if not executor.members:  # the run had ended before this driver started
             executor.membership.start(c.Start(0, DATA, "0"))
         data = executor.data
         data.call("export", self.directory.trained)
@@ -197,15 +221,9 @@ class _Launch:
             extra={"warm_start_s": prepared.warm_start_s, "warm_start_cached": prepared.warm_start_cached},
         )
 
-    def _report(self) -> None:
-        self.status.phase("writing the report")
-        from tailrace.pipeline.run.report import write_report
-
-        write_report(self.directory)
-
 
 def replay(controller: Controller, path: Path) -> float | None:
-    """Rebuild a controller from the log; the time of its last event, None without one.
+    """Rebuild a controller from the log. Returns the time of its last event; None without one.
 
     Raises:
         RunDirectoryError: the log is damaged, or was written by another version of this code.
@@ -221,7 +239,7 @@ def replay(controller: Controller, path: Path) -> float | None:
                 ) from error
             found = [type(command).__name__ for command in commands]
             logged = [type(command).__name__ for command in instant.commands]
-            if found != logged and "Fail" not in logged:  # a plugin that failed there may have been mended since
+            if found != logged and "Fail" not in logged:  # a plugin that failed there may have been fixed since
                 raise RunDirectoryError(
                     f"{path}, line {number}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
                     "this code, or of a plugin, wrote it; go on with that one"

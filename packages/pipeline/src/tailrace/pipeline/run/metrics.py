@@ -1,4 +1,4 @@
-"""Metrics: one JSON line per step and per evaluation, and the same for TensorBoard where it is installed."""
+"""Metrics: one JSON line per step and per evaluation, and the same for TensorBoard if it is installed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.run.figures import Batch, percentile
 
 
 class MetricsObserver:
     """Writes metrics as they arise.
 
     Args:
-        path: ``metrics.jsonl``; appended to.
-        tensorboard: directory for TensorBoard, None for none.
+        path: ``metrics.jsonl``, to which lines are appended.
+        tensorboard: directory for TensorBoard; None for no TensorBoard.
     """
 
     def __init__(self, path: Path, tensorboard: Path | None) -> None:
-        written = sum(row["kind"] == "evaluation" for row in read_metrics(path))  # by drivers before this one
+        written = sum(row["kind"] == "evaluation" for row in read_metrics(path))  # by earlier drivers
         self._file = path.open("a", buffering=1)
         self._writer = _tensorboard(tensorboard)
         self._batches: dict[int, dict[str, Any]] = {}
         self._evaluations = written
         self.follows = True
-        """Whether what is observed is the run's own; not while controls are evaluated."""
+        """Whether observed instants belong to the run; False while controls are evaluated."""
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """Note a batch when it is taken and write it when it is trained on."""
@@ -41,7 +42,7 @@ class MetricsObserver:
             self._write("step", now, row)
         for command in commands:  # a step may begin as soon as the one before it is done
             if type(command) is c.Step:
-                self._batches = {command.version: _batch(command.version, run)}
+                self._batches = {command.version: _batch(command.version, run, now)}
         if len(run.evaluations) > self._evaluations:
             self._evaluated(now, run)
 
@@ -62,7 +63,7 @@ class MetricsObserver:
         self._evaluations = len(run.evaluations)
 
     def tick(self, now: float, executor: Executor) -> None:
-        """Nothing is periodic here."""
+        """Does nothing."""
         del now, executor
 
     def close(self) -> None:
@@ -80,35 +81,18 @@ class MetricsObserver:
                     self._writer.add_scalar(f"{prefix}/{key}", value, row["step"])
 
 
-def _batch(version: int, run: RunView) -> dict[str, Any]:
-    """Facts of a batch that the trainer does not know."""
-    members = list(run.batch(version))
-    lags = [run.version - member.version for member in members]
-    at_completion = [member.completed_at - member.version for member in members]
-    lengths = sorted(member.tokens for member in members)
+def _batch(version: int, run: RunView, now: float) -> dict[str, Any]:
+    """Figures of a batch that the trainer does not know."""
     return {
-        "trajectories": len(members),
-        "response_tokens": sum(lengths),
-        "length_p50": percentile(lengths, 0.5),
-        "length_p99": percentile(lengths, 0.99),
-        "staleness_mean": sum(lags) / len(lags) if lags else 0.0,
-        "staleness_max": max(lags, default=0),
-        "staleness_at_completion_mean": sum(at_completion) / len(at_completion) if at_completion else 0.0,
+        **Batch.of(version, run.version, run.batch(version), now).figures(),
         "buffered_groups": run.buffered,
         "pooled_trajectories": run.pooled,
         "filtered_groups": run.counts.filtered,
     }
 
 
-def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below which a share of ordered values lies (nearest rank); 0 for none."""
-    if not ordered:
-        return 0.0
-    return float(ordered[min(len(ordered) - 1, int(share * len(ordered)))])
-
-
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All lines of ``metrics.jsonl``; a last line that a crash cut short is left out."""
+    """All lines of ``metrics.jsonl``; an incomplete last line is left out."""
     if not path.exists():
         return []
     with path.open() as file:
@@ -120,6 +104,6 @@ def _tensorboard(directory: Path | None) -> Any:
         return None
     try:
         from tensorboardX import SummaryWriter
-    except ImportError:  # an extra; the JSON lines say the same
+    except ImportError:  # an extra; the JSON lines have the same data
         return None
     return SummaryWriter(str(directory))

@@ -1,7 +1,8 @@
-"""What a run needs before it starts: prompts, held-out problems, a model, and the controls' demonstrations."""
+"""Prepares what a run needs: prompts, held-out problems, a model, and the controls' demonstrations."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
@@ -24,8 +27,8 @@ class Prepared:
     """Files of a run.
 
     Args:
-        forced_prefix: what a response in the worked style begins with; empty where there is no such control.
-        demonstrations: JSON file with the (prompt, response) pairs of the warm start; None without one.
+        forced_prefix: the beginning of a response in the worked style; empty if there is no such control.
+        demonstrations: JSON file with the (prompt, response) pairs of the warm start; None without a warm start.
     """
 
     model: Path
@@ -47,47 +50,63 @@ class Prepared:
 
 
 def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
-    """Make or find what the run needs; a second call finds it.
+    """Create the run's files or find those of an earlier call.
 
     Raises:
-        ConfigError: something that the configuration names is not there.
+        ConfigError: a file, task or model that the configuration names does not exist.
     """
     note = directory.task / "prepared.json"
     if note.exists():
         found = read_json(note)
         paths = {key: Path(found[key]) if found[key] else None for key in ("held_out", "demonstrations")}
         return Prepared(**{**found, **paths, "model": Path(found["model"]), "train": Path(found["train"])})
-    prepared = _from_files(config) if config.task.name is None else _generated(config, directory, progress)
+    prepared = (
+        _from_files(config, directory, progress)
+        if config.task.name is None
+        else _generated(config, directory, progress)
+    )
     write_json(note, {name: getattr(prepared, name) for name in Prepared.__slots__})
     return prepared
 
 
 def cache_directory() -> Path:
-    """Where warm starts are kept between runs: ``$TAILRACE_CACHE``, else the user's cache directory."""
+    """The directory for warm starts of several runs: ``$TAILRACE_CACHE``, else the user's cache directory."""
     own = os.environ.get("TAILRACE_CACHE")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
 
 
 def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
-    from tailrace.reward.errors import UnknownTaskError
-    from tailrace.reward.tasks import get_task, write_jsonl
+    from tailrace.reward.tasks import write_jsonl
 
     assert config.task.name is not None
-    try:
-        task = get_task(config.task.name)
-    except UnknownTaskError as error:
-        raise ConfigError(f"key 'task.name': {error}") from error
+    task = _task("task.name", config.task.name)
     progress({"phase": "preparing the task"})
     train, held_out = directory.task / "train.jsonl", directory.task / "held_out.jsonl"
     rows = task.generate("train", config.task.train_size, config.seed)
     write_jsonl(train, rows)
     write_jsonl(held_out, task.generate("heldout", config.task.held_out_size, config.seed))
+    files = Prepared(Path(), train, held_out, rows[0]["verifier"], task.forced_prefix, None)
     if config.model.path is not None:
-        model = _existing_model(config.model.path)
-        return Prepared(model, train, held_out, rows[0]["verifier"], task.forced_prefix, None)
+        return dataclasses.replace(files, model=_existing_model(config.model.path))
+    return _warm_started(files, task, config, directory, progress)
 
+
+def _task(key: str, name: str) -> Any:
+    from tailrace.reward.errors import UnknownTaskError
+    from tailrace.reward.tasks import get_task
+
+    try:
+        return get_task(name)
+    except UnknownTaskError as error:
+        raise ConfigError(f"key {key!r}: {error}") from error
+
+
+def _warm_started(
+    files: Prepared, task: Any, config: RunConfig, directory: RunDirectory, progress: Progress
+) -> Prepared:
+    """The same with a small model that learned from a task's demonstrations."""
     from tailrace.trainer.small import SmallModel
-    from tailrace.trainer.warmstart import Stage, TokenizerShape, WarmStartConfig, warm_start
+    from tailrace.trainer.warmstart import DemonstrationStage, warm_start
 
     warm = config.warm_start
     pairs = task.warm_start(warm.demonstrations, config.seed + 1)
@@ -97,42 +116,68 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
     result = warm_start(
         directory.model,
         cache_directory() / "warmstart",
-        demonstrations=[Stage(warm.steps, pairs)],
-        config=WarmStartConfig(
-            steps=warm.steps, batch=warm.batch, lr=warm.lr, processes=warm.processes, seed=config.seed, **warm.options
-        ),
+        demonstrations=[DemonstrationStage(warm.steps, pairs)],
+        config=_warm_start(config),
         model=SmallModel(**small.model_dump()) if small is not None else SmallModel(),
-        tokenizer=TokenizerShape(**config.model.tokenizer),
+        tokenizer=_tokenizer(config),
         progress=lambda row: progress({"phase": "warm start", **row}),
     )
-    return Prepared(
-        result.directory,
-        train,
-        held_out,
-        rows[0]["verifier"],
-        task.forced_prefix,
-        demonstrations,
-        result.seconds,
-        result.cached,
+    return dataclasses.replace(
+        files,
+        model=result.directory,
+        demonstrations=demonstrations,
+        warm_start_s=result.seconds,
+        warm_start_cached=result.cached,
     )
 
 
-def _from_files(config: RunConfig) -> Prepared:
+def check(config: RunConfig) -> None:
+    """Check the options of a warm start before it takes minutes.
+
+    Raises:
+        ConfigError: an option is unknown or of the wrong type.
+    """
+    gathered = Gathered()
+    for part in (_warm_start, _tokenizer):
+        with gathered.check():
+            part(config)
+    gathered.done()
+
+
+def _warm_start(config: RunConfig) -> Any:
+    from tailrace.trainer.warmstart import WarmStartConfig
+
+    warm = config.warm_start
+    own = {"steps": warm.steps, "batch": warm.batch, "lr": warm.lr, "processes": warm.processes, "seed": config.seed}
+    return read_options(WarmStartConfig, {**own, **warm.options}, "key 'warm_start.options'")
+
+
+def _tokenizer(config: RunConfig) -> Any:
+    from tailrace.trainer.warmstart import TokenizerShape
+
+    return read_options(TokenizerShape, config.model.tokenizer, "key 'model.tokenizer'")
+
+
+def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
     if config.task.train is None:
         raise ConfigError(
             "key 'task': found neither 'name' nor 'train', expected a generated task or a file of prompts"
         )
-    if config.model.path is None:
+    if config.model.path is None and config.warm_start.task is None:
         raise ConfigError(
-            "key 'model.path': found none, expected a Hugging Face model directory to train on these prompts"
+            "key 'model.path': found none, expected a Hugging Face model directory to train on these prompts, or "
+            "'warm_start.task' for a small model that learns from a generated task"
         )
     files = [config.task.train, config.task.held_out]
     for key, path in zip(("task.train", "task.held_out"), files, strict=True):
         if path is not None and not path.is_file():
             raise ConfigError(f"key {key!r}: found {str(path)!r}, which is no file; expected JSONL or Parquet")
     held_out = config.task.held_out.absolute() if config.task.held_out else None
-    model = _existing_model(config.model.path)
-    return Prepared(model, config.task.train.absolute(), held_out, config.task.verifier, "", None)
+    found = Prepared(Path(), config.task.train.absolute(), held_out, config.task.verifier, "", None)
+    if config.model.path is not None:
+        return dataclasses.replace(found, model=_existing_model(config.model.path))
+    assert config.warm_start.task is not None
+    return _warm_started(found, _task("warm_start.task", config.warm_start.task), config, directory, progress)
 
 
 def _existing_model(path: Path) -> Path:

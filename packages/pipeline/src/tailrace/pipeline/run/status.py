@@ -1,4 +1,4 @@
-"""What is going on: one object that the driver fills, a display shows and ``tailrace status`` reads from the run directory."""
+"""The status of a run: the driver fills it, displays show it, and ``tailrace status`` reads it from the run directory."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
+from tailrace.pipeline.run.figures import mean_counted
 
 WINDOW_STEPS = 10
 
@@ -25,9 +26,9 @@ WINDOW_STEPS = 10
 class RunStatus:
     """A run at a moment. Times in seconds, rates in tokens per second.
 
-    `wall_s` is the time of the whole run: of all its drivers, or in a simulation what its clock shows. `pooled` and `migrated`
-    count trajectories, `blocked_cycles` the coordinator's decisions in a row that placed nothing of a pool that held something,
-    `contradictions` snapshots that showed something else than the controller believes. `down` are members that are not up.
+    `wall_s` is the time of the whole run: of all its drivers or, in a simulation, on its clock. `pooled` and `migrated` count
+    trajectories, `blocked_cycles` the coordinator's cycles in a row that placed nothing although the pool was not empty, and
+    `contradictions` snapshots that contradict the controller's state. `down` are members that are not up.
     """
 
     simulated: bool = False
@@ -73,10 +74,12 @@ class StatusObserver:
 
     Args:
         path: ``status.json``.
-        listener: called after each change that a person should see.
-        clock: of a simulated run; `RunStatus.wall_s` is the time of all drivers of the run so far if None.
-        every_s: write at most so often between two phases, in seconds of real time.
-        steps: batches after which the run is stopped; those of its pipeline if None.
+        app: the app's name.
+        run_dir: the run directory.
+        listener: called after each change that users should see.
+        simulated: `RunStatus.wall_s` is what the run's clock showed last; of a real run it is the time of all its drivers.
+        every_s: least seconds of real time between two writes within a phase.
+        steps: batches after which the run is stopped; None: those of its pipeline.
     """
 
     def __init__(
@@ -86,14 +89,13 @@ class StatusObserver:
         app: str,
         run_dir: Path,
         listener: Callable[[RunStatus], None] | None = None,
-        clock: Callable[[], float] | None = None,
+        simulated: bool = False,
         every_s: float = 0.0,
         steps: int | None = None,
     ) -> None:
-        self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid(), simulated=clock is not None)
+        self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid(), simulated=simulated)
         self._path, self._listener, self._every_s = path, listener, every_s
-        zero = time.monotonic() - _wall_so_far(path)
-        self._clock = clock or (lambda: time.monotonic() - zero)
+        self._now, self._began = 0.0, time.monotonic() - _wall_so_far(path)
         self._run: RunView | None = None
         self._last_step = steps
         self._written = -math.inf
@@ -101,17 +103,17 @@ class StatusObserver:
         self._rates: dict[str, float] = {}
         self._lock = threading.Lock()
         self.follows = True
-        """Whether events and ticks are the run's own; not while controls are evaluated."""
+        """Whether events and ticks belong to the run; False while controls are evaluated."""
 
     def phase(self, name: str, detail: str = "", *, left_s: float | None = None, progress: float | None = None) -> None:
-        """A new phase, or progress within one as a share."""
+        """Set the phase, or the progress within one as a share from 0 to 1."""
         status = self.status
         status.phase, status.detail, status.left_s, status.progress = name, detail, left_s, progress
         self._tell()
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
-        """Note what events say."""
-        status = self.status
+        """Update the status from events."""
+        status, self._now = self.status, now
         if not self.follows:
             return
         self._run = run
@@ -127,7 +129,7 @@ class StatusObserver:
 
     def tick(self, now: float, executor: Executor) -> None:
         """Refresh and write, unless that was just done."""
-        del now
+        self._now = now
         if time.monotonic() - self._written >= self._every_s:
             if self.follows:
                 visible = executor.visible()
@@ -141,7 +143,7 @@ class StatusObserver:
         consumed = run.staleness_at_consumption
         if consumed:
             status.staleness_max = max(consumed)
-            status.staleness_mean = sum(lag * count for lag, count in consumed.items()) / sum(consumed.values())
+            status.staleness_mean = mean_counted(consumed)
         sampled = [result for result in run.evaluations if result.mode == "sampled"]
         if sampled:
             status.accuracy_before, status.accuracy = sampled[0].accuracy, sampled[-1].accuracy
@@ -162,17 +164,17 @@ class StatusObserver:
                 status.left_s = (last_s - first_s) / (len(steps) - 1) * (status.steps - status.step)
 
     def _tell(self) -> None:
-        with self._lock:  # progress of work beside the run comes from a thread of its own
+        with self._lock:  # progress of other work comes from another thread
             self._written = time.monotonic()
             if self.follows and self._run is not None:
                 self._refresh(self._run)
             self.status.updated_at = time.time()
-            self.status.wall_s = self._clock()
+            self.status.wall_s = self._now if self.status.simulated else time.monotonic() - self._began
             write_json(self._path, asdict(self.status))
             if self._listener is not None:
                 self._listener(self.status)
 
 
 def _wall_so_far(path: Path) -> float:
-    """Seconds that drivers of this run before us took."""
+    """Seconds that earlier drivers of this run took."""
     return float(read_json(path)["wall_s"]) if path.exists() else 0.0

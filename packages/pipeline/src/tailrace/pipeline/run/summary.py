@@ -1,4 +1,4 @@
-"""The outcome of a run in one JSON object."""
+"""The results of a run in one JSON object."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.controller.view import RunView
-from tailrace.pipeline.run.metrics import percentile
+from tailrace.pipeline.run.figures import mean_counted, percentile
 from tailrace.pipeline.run.prepare import GREEDY, SAMPLED
 
 
@@ -24,15 +24,18 @@ def summarise(
     training_s: float,
     extra: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What ``summary.json`` says.
+    """The content of ``summary.json``.
 
     Args:
-        controls: evaluations of the model that was fine-tuned on instead of trained by RL.
-        audit: the trajectory store's own count, independent of the controller's: `consumed` and `consumed_twice`; None where
-            there is none.
-        lengths: response lengths of everything that was trained on, in tokens.
+        config: the configuration.
+        run: the run's final state.
+        controls: evaluations of the model that was fine-tuned further instead of trained by RL.
+        audit: the trajectory store's own counts, independent of the controller's: `consumed` and `consumed_twice`; None if
+            there is no store.
+        lengths: response tokens of each trajectory that was trained on.
         wall_s: seconds of the whole run.
         training_s: seconds from the first published version to the last step.
+        extra: further fields.
     """
     counts, results = run.counts, run.evaluations
     before = (
@@ -49,7 +52,6 @@ def summarise(
     open_groups = 0 if run.finished else run.open_groups
     settled = trained + (counts.filtered + counts.failed + open_groups) * samples
     ordered = sorted(lengths)
-    lags = sum(consumed.values())
     lost_groups = counts.admitted - counts.trained - counts.filtered - counts.failed - open_groups
     return {
         "app": config.app,
@@ -67,7 +69,7 @@ def summarise(
         "tokens_per_s": round(counts.trained_tokens / training_s, 2) if training_s else 0.0,
         "staleness_bound": run.bound,
         "staleness_max": max(consumed, default=0),
-        "staleness_mean": round(sum(lag * count for lag, count in consumed.items()) / lags, 4) if lags else 0.0,
+        "staleness_mean": round(mean_counted(consumed), 4),
         "staleness_at_consumption": {str(lag): count for lag, count in sorted(consumed.items())},
         "staleness_at_completion": {str(lag): count for lag, count in sorted(run.staleness_at_completion.items())},
         "weight_versions": run.version + 1,

@@ -1,1 +1,1 @@
-"""For tests: a small real run, and the contract that every host of members passes."""
+"""For tests: a small real run, and the contract suite of hosts."""

@@ -1,10 +1,10 @@
-"""The contract of hosts: whatever hosts the members, the same run comes out, and what is killed is made good.
+"""The contract suite of hosts: on every host, runs give the same results and recover from killed members.
 
     class TestMyHost(ExecutorContract):
         def make_host(self, started_s):
             return MyHost(started_s)
 
-Everything is real but the engine, see `tailrace.pipeline.testing.small_run`.
+Everything is real except the engine, see `tailrace.pipeline.testing.small_run`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tailrace import contracts as c
 from tailrace.faulttol import FaultKind, parse_fault
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.errors import RunFailedError
 from tailrace.pipeline.executor.deployment import RELAY, REPLICA, TRAINER, Deployment
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.executor.seam import Host
@@ -42,11 +43,11 @@ from tailrace.pipeline.testing.small_run import (
 
 
 class _Dies(Exception):  # noqa: N818 - it stands for the driver's death
-    """The driver dies."""
+    """Raised to end the driver, as if it died."""
 
 
 class _Watching:
-    """An observer that does something once, at an event of a kind; of this version, unless it is None."""
+    """An observer that acts once, at the first event of a kind; if `version` is not None, at an event of that version."""
 
     def __init__(self, kind: type, version: int | None) -> None:
         self._kind, self._version = kind, version
@@ -60,10 +61,10 @@ class _Watching:
             self.act()
 
     def tick(self, now: float, executor: Executor) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def act(self) -> None:
-        """What it does."""
+        """End the driver."""
         raise _Dies
 
 
@@ -84,9 +85,13 @@ class _Damages(_Watching):
         self.executor.members[TRAINER, "0"].member.strike(FaultKind.KILL)
 
 
+def _few_checkpoints() -> PipelineSpec:
+    return make_spec(keep_checkpoints=2)
+
+
 @dataclass(frozen=True)
 class _Handover:
-    """Two replicas, and after the first step a third in their place."""
+    """Starts two replicas, and after the first step replaces them by a third."""
 
     def plan(self, view: c.FleetView) -> Sequence[c.StartReplica | c.StopReplica]:
         known = [member.id for member in view.of(REPLICA)]
@@ -101,17 +106,17 @@ class ExecutorContract:
     """Subclass it, provide `make_host`, and run it with pytest."""
 
     def make_host(self, started_s: float) -> Host:
-        """A host of the kind that is tested.
+        """A host of the type under test.
 
         Args:
-            started_s: what its clock shows now.
+            started_s: time now on its clock, in seconds.
         """
         raise AssertionError(f"a subclass provides the host whose clock shows {started_s} s")
 
     @pytest.fixture(scope="class")
     @classmethod
     def model(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """Files that all tests share."""
+        """The model and task files that all tests share."""
         return make_files(tmp_path_factory.mktemp("files"))
 
     def run(
@@ -121,12 +126,16 @@ class ExecutorContract:
         *,
         faults: Sequence[str] = (),
         relays: int = 1,
+        ranks: int = 1,
         spec: PipelineSpec | None = None,
         observer: Observer | None = None,
     ) -> RunView:
-        """One run, checked."""
+        """Do one run and check it."""
         controller = Controller(spec or make_spec(), relays=relays)
-        deployment = make_deployment(root, model, mixed_versions=controller.view.mixes_versions)
+        silent_s = 6.0 if any(text.startswith("hang") for text in faults) else 30.0
+        deployment = make_deployment(
+            root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, silent_s=silent_s
+        )
         executor = Executor(self.make_host(0.0), deployment, observers=[observer] if observer else [])
         if isinstance(observer, _Damages):
             observer.executor = executor
@@ -139,13 +148,13 @@ class ExecutorContract:
         return controller.view
 
     def downs(self, root: Path) -> list[tuple[str, str]]:
-        """Who went down, in order."""
+        """The members that went down, in order."""
         return [(event.role, str(event.cause)) for event in events_of(root, c.Down)]
 
     # ---- without faults -------------------------------------------------------------------------------------------
 
     def test_trains_every_prompt_once(self, tmp_path: Path, model: Path) -> None:
-        """The plain run; held-out accuracy is measured on the way, and the newest checkpoints are left."""
+        """A run without faults measures held-out accuracy and keeps the newest checkpoints."""
         run = self.run(tmp_path, model, spec=make_spec(keep_checkpoints=2))
         assert self.downs(tmp_path) == []
         assert {result.mode for result in run.evaluations} == {"sampled", "greedy"}
@@ -153,7 +162,7 @@ class ExecutorContract:
         assert {STEPS - 1, STEPS} <= left < set(range(STEPS + 1))
 
     def test_tokens_and_versions_line_up_under_partial_rollout(self, tmp_path: Path, model: Path) -> None:
-        """Interrupted, continued under newer weights and migrated, within the bound; a replica and the trainer die."""
+        """Trajectories are interrupted, resumed under newer weights and migrated; a replica and the trainer die."""
         faults = ["replica@step1", "trainer@step3"]
         run = self.run(tmp_path, model, spec=make_staleflow_spec(), faults=faults)
         assert run.interrupting_pulls > 0
@@ -161,7 +170,7 @@ class ExecutorContract:
         assert run.replica_restarts == 1
 
     def test_replicas_come_and_go(self, tmp_path: Path, model: Path) -> None:
-        """A provisioning policy starts one and stops the others in mid-run; what ran there goes on elsewhere."""
+        """A provisioning policy replaces replicas during the run; their trajectories resume elsewhere."""
         self.run(tmp_path, model, spec=make_spec(provisioning=_Handover()))
         assert [start.id for start in commands_of(tmp_path, c.Start) if start.role == REPLICA] == ["r0", "r1", "r2"]
         assert sorted(stop.id for stop in commands_of(tmp_path, c.Stop)) == ["r0", "r1"]
@@ -171,12 +180,12 @@ class ExecutorContract:
     # ---- members that die -----------------------------------------------------------------------------------------
 
     def test_a_killed_replica_is_replaced_and_nothing_is_lost(self, tmp_path: Path, model: Path) -> None:
-        """SIGKILL where members are processes; training goes on."""
+        """Training continues after a replica was killed (by SIGKILL if members are processes)."""
         run = self.run(tmp_path, model, faults=["replica:r1@step1", "replica@step3"])
         assert run.replica_restarts == 2
 
     def test_a_killed_trainer_goes_on_from_its_checkpoint(self, tmp_path: Path, model: Path) -> None:
-        """What it had trained on since is trained on again, once; parts of a batch that it had accumulated, too."""
+        """Batches after the checkpoint, and accumulated parts of a batch, are trained on again, once."""
         streamed = make_spec(training=policy("training", "streamed", parts=GROUPS))
         self.run(tmp_path, model, spec=streamed, faults=["trainer@step2"])
         assert [role for role, _ in self.downs(tmp_path)] == [TRAINER]
@@ -185,7 +194,7 @@ class ExecutorContract:
             assert stepped.metrics["trajectories"] == GROUPS * SAMPLES
 
     def test_any_relay_may_die_and_no_step_is_lost(self, tmp_path: Path, model: Path) -> None:
-        """Of three: the first, again the first, then both others at once."""
+        """Three relays: the first dies, then the first again, then both others at once."""
         faults = ["relay:0@step1", "relay:0@step2", "relay:1@step3", "relay:2@step3"]
         run = self.run(tmp_path, model, relays=3, faults=faults)
         assert [role for role, _ in self.downs(tmp_path)] == [RELAY] * 4
@@ -193,13 +202,13 @@ class ExecutorContract:
         assert [event.version for event in events_of(tmp_path, c.Stepped)] == list(range(1, STEPS + 1))
 
     def test_the_data_role_dies_alone(self, tmp_path: Path, model: Path) -> None:
-        """It is restarted over its store; nobody else goes down, and nothing is lost."""
+        """It is restarted with its store; no other member goes down, and nothing is lost."""
         run = self.run(tmp_path, model, faults=["data@step1", "data@step3"])
         assert [role for role, _ in self.downs(tmp_path)] == ["data", "data"]
         assert (run.replica_restarts, run.restarts(TRAINER)) == (0, 0)
 
     def test_a_scorer_that_dies_uses_up_no_attempt(self, tmp_path: Path, model: Path) -> None:
-        """What waited for it is scored by the next one, though there is one attempt only."""
+        """The next scorer scores its trajectories, although only one attempt is allowed."""
         run = self.run(tmp_path, model, spec=make_spec(scoring_attempts=1), faults=["scorer@step1", "scorer@step2"])
         assert [role for role, _ in self.downs(tmp_path)] == ["scorer", "scorer"]
         assert run.counts.failed == 0
@@ -208,7 +217,7 @@ class ExecutorContract:
     # ---- members that hang or stand still -------------------------------------------------------------------------
 
     def test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on(self, tmp_path: Path, model: Path) -> None:
-        """Its process lives and answers; what it had generated is kept."""
+        """Its process lives and answers; its tokens are kept."""
         spec = make_spec(recovery=policy("recovery", "isolate", still_s=1.0))
         run = self.run(tmp_path, model, spec=spec, faults=["stall:replica@step1"])
         assert self.downs(tmp_path) == []
@@ -218,14 +227,14 @@ class ExecutorContract:
 
     @pytest.mark.parametrize("roles", [("replica", "relay", "scorer"), ("trainer", "data")], ids="+".join)
     def test_members_that_hang_are_replaced(self, tmp_path: Path, model: Path, roles: Sequence[str]) -> None:
-        """SIGSTOP where members are processes: they answer nothing, and are killed."""
+        """They do not answer (after SIGSTOP if members are processes), and are killed."""
         self.run(tmp_path, model, faults=[f"hang:{role}@step1" for role in roles])
         assert sorted(self.downs(tmp_path)) == sorted((role, "silent") for role in roles)
 
     # ---- checkpoints and the driver -------------------------------------------------------------------------------
 
     def test_an_older_checkpoint_is_used_where_the_newest_is_damaged(self, tmp_path: Path, model: Path) -> None:
-        """What came after it is trained on again."""
+        """Batches after the older checkpoint are trained on again."""
         damages = _Damages(tmp_path / "checkpoints" / "3")
         spec = make_spec(keep_checkpoints=2)
         self.run(tmp_path, model, spec=spec, observer=damages)
@@ -235,9 +244,12 @@ class ExecutorContract:
         assert versions == [3, 2]
 
     def test_a_driver_that_died_goes_on_from_its_log(self, tmp_path: Path, model: Path) -> None:
-        """In mid-run, and again while it comes back: the log rebuilds the controller, the store says what survived."""
+        """It dies during the run and again during the resumption; the log rebuilds the controller each time.
+
+        Few checkpoints are kept, and the store is trimmed behind them.
+        """
         deployment = make_deployment(tmp_path, model)
-        self._dies(Controller(make_spec()), deployment, tmp_path, c.Stepped, 3)
+        self._dies(Controller(_few_checkpoints()), deployment, tmp_path, c.Stepped, 3)
         for kind in (c.Up, c.Published, c.Stepped):
             self._dies(self._rebuilt(tmp_path), deployment, tmp_path, kind)
         controller = self._rebuilt(tmp_path)
@@ -251,10 +263,31 @@ class ExecutorContract:
             executor.close()
         assert len(events_of(tmp_path, c.Resumed)) == 4
 
+    def test_a_run_that_gave_up_goes_on(self, tmp_path: Path, model: Path) -> None:
+        """A policy ends it at the first failure; once resumed, failures count anew."""
+        spec = make_spec(recovery=policy("recovery", "restart-task"))
+        deployment = make_deployment(tmp_path, model)
+        executor = Executor(self.make_host(0.0), deployment)
+        with (
+            EventLog(tmp_path / LOG) as log,
+            pytest.raises(RunFailedError, match="replica r0 is down and is not restarted"),
+        ):
+            executor.run(Controller(spec), log, faults=[parse_fault("replica:r0@step2")])
+        executor.close(1.0)
+        controller = Controller(spec)
+        executor = Executor(self.make_host(replay(controller, tmp_path / LOG) or 0.0), deployment)
+        assert controller.view.failure is not None
+        try:
+            with EventLog(tmp_path / LOG) as log:
+                executor.run(controller, log, first=self._resumed(tmp_path))
+            check_run(controller, executor, tmp_path)
+        finally:
+            executor.close()
+
     def _dies(
         self, controller: Controller, deployment: Deployment, root: Path, kind: type, version: int | None = None
     ) -> None:
-        """Run a controller until its driver dies, at the first event of a kind."""
+        """Run a controller until the driver dies at the first event of a kind."""
         watching = _Watching(kind, version)
         executor = Executor(self.make_host(self._last_s(root)), deployment, observers=[watching])
         first = self._resumed(root) if controller.started else None
@@ -263,12 +296,12 @@ class ExecutorContract:
         executor.host.close()
 
     def _rebuilt(self, root: Path) -> Controller:
-        controller = Controller(make_spec())
+        controller = Controller(_few_checkpoints())
         replay(controller, root / LOG)
         return controller
 
     def _last_s(self, root: Path) -> float:
-        return replay(Controller(make_spec()), root / LOG) or 0.0
+        return replay(Controller(_few_checkpoints()), root / LOG) or 0.0
 
     def _resumed(self, root: Path) -> c.Resumed:
         from tailrace.trainer import checkpoints

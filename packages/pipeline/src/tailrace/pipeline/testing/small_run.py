@@ -1,11 +1,12 @@
-"""A small run with everything real but the engine, on any host, and what must be true of it whatever happened.
+"""A small run on any host, with everything real except the engine, and checks that must hold whatever happened in it.
 
-The engine draws tokens as a function of the weights that it was given, the prompt and the position: so each stored token can
-be checked against the checkpoint of the version that it claims.
+The engine draws tokens as a function of its weights, the prompt and the position. So each stored token can be checked against
+the checkpoint of its version.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 import zlib
@@ -25,23 +26,24 @@ from tailrace.pipeline.roles.relay import RelayRole
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole
+from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
 from tailrace.rollout.testing import FakeEngine, fake_token
 
 STEPS, GROUPS, SAMPLES = 5, 4, 4
 MODES = {"sampled": DecodingMode(1.0), "greedy": DecodingMode(0.0)}
-LOG = "events.jsonl"
+LOG, TRAINED = "events.jsonl", "trained.jsonl"
 
 
 def fingerprint(weights: Iterable[tuple[str, Any]]) -> int:
-    """A number that stands for a set of weights."""
+    """A hash of a set of weights."""
     name, tensor = min(weights, key=lambda pair: pair[0])
     return zlib.crc32(name.encode() + tensor.detach().contiguous().view(-1).numpy().tobytes())
 
 
 class _Engine(FakeEngine):
-    """The fake engine on real weights, slow enough to be killed in the middle of something."""
+    """The fake engine on real weights, slow enough to be killed during its work."""
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
         super().load_weights([("w", fingerprint(weights))])
@@ -55,7 +57,7 @@ class FakeReplicaRole(ReplicaRole):
     """The replica role on the fake engine."""
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> c.Engine:
-        """The fake."""
+        """Build the fake engine."""
         del engine, model, options
         return _Engine(max_num_seqs=16, max_model_len=256)
 
@@ -64,12 +66,12 @@ class FakeReplicaRole(ReplicaRole):
 
 
 def policy(axis: str, name: str, **options: Any) -> Any:
-    """A registered policy."""
+    """A registered policy with these options."""
     return load(f"tailrace.{axis}", name)(**options)
 
 
 def make_spec(**changes: Any) -> PipelineSpec:
-    """A small Laminar pipeline. It keeps every checkpoint, for `check_run`."""
+    """A small Laminar pipeline that keeps every checkpoint, for `check_run`."""
     fields: dict[str, Any] = {
         "admission": policy("admission", "inherent"),
         "batching": policy("batching", "plain", samples=SAMPLES),
@@ -104,7 +106,7 @@ def make_staleflow_spec(bound: int = 1) -> PipelineSpec:
 
 
 def make_files(root: Path) -> Path:
-    """A tiny model with its tokenizer, prompts and held-out problems."""
+    """Write a tiny model with its tokenizer, prompts and held-out problems."""
     from tailrace.reward.tasks import write_jsonl
     from tailrace.trainer.small import build_model
     from tailrace.trainer.tokenizer import train_tokenizer
@@ -120,16 +122,34 @@ def make_files(root: Path) -> Path:
     return model
 
 
-def make_deployment(root: Path, model: Path, *, name: str | None = None, mixed_versions: bool = False) -> Deployment:
-    """All roles of a run below a directory.
+def make_deployment(
+    root: Path,
+    model: Path,
+    *,
+    name: str | None = None,
+    mixed_versions: bool = False,
+    transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 - it is frozen
+    lr: float = 1e-2,
+    ranks: int = 1,
+    silent_s: float = 30.0,
+) -> Deployment:
+    """A deployment of all roles, with files in a directory.
 
     Args:
-        name: of the run's relays; a new one if None.
+        root: the directory.
+        model: the model directory.
+        name: prefix of the relays' names; a new one if None.
+        mixed_versions: whether a trajectory may continue under newer weights.
+        transfer: the transport and codec.
+        lr: the trainer's learning rate.
+        ranks: number of trainer processes; more than one only on a host whose members are processes.
+        silent_s: seconds until a member that says nothing counts as dead; the default outlasts a busy machine.
     """
     from tailrace.trainer import TrainerConfig
 
-    checkpoints = root / "checkpoints"
-    checkpoints.mkdir(parents=True, exist_ok=True)
+    checkpoints, rendezvous = root / "checkpoints", root / "rendezvous"
+    for directory in (checkpoints, rendezvous):
+        directory.mkdir(parents=True, exist_ok=True)
     prompts = {
         "tokenizer": model / "tokenizer.json",
         "train": model.parent / "train.jsonl",
@@ -140,8 +160,9 @@ def make_deployment(root: Path, model: Path, *, name: str | None = None, mixed_v
     trainer = {
         "model": model,
         "backend": "fsdp2",
-        "config": TrainerConfig(lr=1e-2, device="cpu", threads=1),
+        "config": TrainerConfig(lr=lr, device="cpu", threads=1),
         "checkpoints": checkpoints,
+        "transfer": transfer,
     }
     replica = {
         "engine": "fake",
@@ -149,21 +170,32 @@ def make_deployment(root: Path, model: Path, *, name: str | None = None, mixed_v
         "options": {},
         "sampling": SamplingTable(1.0, 120, (1, 2), MODES),
         "checkpoints": checkpoints,
+        "transfer": transfer,
         "snapshot_s": 0.1,
         "still_report_s": 0.5,
     }
-    data = {"store": root / "store.sqlite", "prompts": prompts, "verifier": "exact", "mixed_versions": mixed_versions}
+    data = {
+        "store": root / "store.sqlite",
+        "archive": root / TRAINED,
+        "prompts": prompts,
+        "verifier": "exact",
+        "mixed_versions": mixed_versions,
+    }
     return Deployment(
         name=name or f"tailrace-{secrets.token_hex(6)}",
-        token="contract-suite-shared-token",  # noqa: S106 - nobody else is there
+        token="contract-suite-shared-token",  # noqa: S106 - a test's own secret
         roles={
             DATA: RoleSpec(DataRole, data),
             SCORER: RoleSpec(ScorerRole, {"verifier": "exact"}),
-            RELAY: RoleSpec(RelayRole),
+            RELAY: RoleSpec(RelayRole, {"transfer": transfer}),
             TRAINER: RoleSpec(TrainerRole, trainer),
             REPLICA: RoleSpec(FakeReplicaRole, replica),
         },
-        deadlines=Deadlines(start_s=120, step_s=60, publish_s=60, pull_s=60, score_s=60, suspect_s=2, silent_s=6),
+        trainer_ranks=ranks,
+        rendezvous=rendezvous,
+        deadlines=Deadlines(
+            start_s=120, step_s=60, publish_s=60, pull_s=60, score_s=60, suspect_s=2, silent_s=silent_s
+        ),
     )
 
 
@@ -171,10 +203,10 @@ def make_deployment(root: Path, model: Path, *, name: str | None = None, mixed_v
 
 
 def check_run(controller: Controller, executor: Executor, root: Path) -> None:
-    """Everything admitted was trained on exactly once, each token is its version's, and the log tells the same.
+    """Check that every admitted group was trained on exactly once, each token fits its version, and the log agrees.
 
     Raises:
-        AssertionError: something of that is not so.
+        AssertionError: one of these does not hold.
     """
     from tailrace.pipeline.run.launch import replay  # not in every member's process
 
@@ -198,37 +230,44 @@ def check_run(controller: Controller, executor: Executor, root: Path) -> None:
 
 
 def _check_tokens(controller: Controller, executor: Executor, root: Path) -> None:
-    """As far as the checkpoints of their versions are there: all, where the run keeps so many."""
+    """Check each token whose version's checkpoint exists; that is all of them if the run keeps every checkpoint."""
     from tailrace.trainer import CheckpointError, load_weights_file
 
     view = controller.view
+    transfer: WeightTransfer = executor.deployment.roles[REPLICA].arguments["transfer"]
 
     def known(version: int) -> int | None:
         try:
-            return fingerprint(load_weights_file(root / "checkpoints" / str(version)))
+            return fingerprint(transfer.as_published(load_weights_file(root / "checkpoints" / str(version))))
         except (CheckpointError, OSError):
-            assert controller.spec.keep_checkpoints < STEPS
+            assert controller.spec.keep_checkpoints < STEPS or not view.made(version)  # it died with the trainer
             return None
 
     weights: dict[int, int | None] = {}
-    for version, names in trained(read_log(root / LOG), view.made).items():
-        for experience in executor.data.call("experiences", names):
-            assert view.mixes_versions or len({segment.version for segment in experience.segments}) == 1
-            assert view.bound is None or version - 1 - experience.oldest_version <= view.bound
-            versions = [segment.version for segment in experience.segments for _ in segment.tokens]
+    executor.data.call("export", root / TRAINED)
+    rows = {row["trajectory"]: row for row in map(json.loads, (root / TRAINED).read_text().splitlines())}
+    found = trained(read_log(root / LOG), view.made)
+    assert rows.keys() == {name for names in found.values() for name in names}
+    for version, names in found.items():
+        for row in map(rows.__getitem__, names):
+            versions = row["versions"]
+            assert view.mixes_versions or len(set(versions)) == 1
+            assert row["consumed_version"] == version
+            assert view.bound is None or version - 1 - min(versions) <= view.bound
             for held in set(versions) - weights.keys():
                 weights[held] = known(held)
-            drawn = zip(versions, experience.tokens, experience.logprobs, strict=True)
+            drawn = zip(versions, row["tokens"], row["logprobs"], strict=True)
             for position, (held, token, logprob) in enumerate(drawn):
                 made_by = weights[held]
-                assert made_by is None or (token, logprob) == fake_token(made_by, experience.prompt, position)
+                assert made_by is None or (token, logprob) == fake_token(made_by, row["prompt"], position)
 
 
 def trained(log: Iterable[Instant], counts: Callable[[int], bool]) -> dict[int, list[str]]:
-    """What each version was trained on, from the log alone.
+    """The trajectories that each version was trained on, from the log alone.
 
     Args:
-        counts: whether a version counts; one that the trainer fell back behind does not.
+        log: the instants.
+        counts: whether a version counts; a version that a fall-back undid does not.
     """
     ordered: dict[int, list[str]] = {}
     done: dict[int, list[str]] = {}
@@ -237,7 +276,7 @@ def trained(log: Iterable[Instant], counts: Callable[[int], bool]) -> dict[int, 
             if isinstance(event, c.Stepped):
                 done[event.version] = ordered.pop(event.version)
             elif isinstance(event, c.Up) and event.role == TRAINER:
-                ordered.clear()  # a new one has forgotten what was accumulated
+                ordered.clear()  # a restarted trainer has lost what was accumulated
         for command in instant.commands:
             if isinstance(command, c.Accumulate):
                 ordered.setdefault(command.version, []).extend(command.trajectories)

@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
-
+from tailrace.contracts import expected_one_of
 from tailrace.reward.errors import UnknownTaskError
 from tailrace.reward.tasks.chain_sum import ChainSum
 from tailrace.reward.tasks.demonstrations import Demonstration
-from tailrace.reward.tasks.rows import Row, Split, split_of, write_jsonl
+from tailrace.reward.tasks.rows import Split, TaskRow, split_of, write_jsonl
 
 _TASKS = {
     task.name: task
@@ -30,13 +29,11 @@ def get_task(name: str) -> ChainSum:
     """The task of that name.
 
     Raises:
-        UnknownTaskError: there is none.
+        UnknownTaskError: no task has this name.
     """
     if name not in _TASKS:
-        close = difflib.get_close_matches(name, _TASKS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UnknownTaskError(f"found the task {name!r}, expected one of {', '.join(task_names())}{hint}")
+        raise UnknownTaskError(f"found the task {name!r}, {expected_one_of(name, task_names())}")
     return _TASKS[name]
 
 
-__all__ = ["ChainSum", "Demonstration", "Row", "Split", "get_task", "split_of", "task_names", "write_jsonl"]
+__all__ = ["ChainSum", "Demonstration", "TaskRow", "Split", "get_task", "split_of", "task_names", "write_jsonl"]

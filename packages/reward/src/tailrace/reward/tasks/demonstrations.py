@@ -1,4 +1,4 @@
-"""Worked responses to chained sums, of a chosen quality."""
+"""Worked responses to chained sums, with a chosen rate of errors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ Demonstration = tuple[str, str]
 
 
 def worked(expression: str, rng: random.Random, misread: float) -> str:
-    """A response that works the expression out step by step, right except that minus signs may be taken for plus signs.
+    """A response that works the expression out step by step; its only errors are minus signs misread as plus signs.
 
-    ``7 - 2 + 5`` becomes ``<think> 7 - 2 = 5 + 5 = 10</think><answer> 10</answer>``, or, with its sign misread,
-    ``<think> 7 + 2 = 9 + 5 = 14</think><answer> 14</answer>``: the arithmetic of what was read is always right.
+    ``7 - 2 + 5`` becomes ``<think> 7 - 2 = 5 + 5 = 10</think><answer> 10</answer>``. With its sign misread it becomes
+    ``<think> 7 + 2 = 9 + 5 = 14</think><answer> 14</answer>``; the arithmetic after the misreading is always right.
 
     Args:
         expression: one-digit terms with ``+`` and ``-`` between them, separated by spaces.
         rng: decides which signs are misread.
-        misread: probability of it, at each minus sign anew.
+        misread: probability of misreading, drawn for each minus sign.
     """
     first, *rest = expression.split()
     total = int(first)
@@ -26,5 +26,5 @@ def worked(expression: str, rng: random.Random, misread: float) -> str:
         read = "+" if sign == "-" and rng.random() < misread else sign
         total = total + int(term) if read == "+" else total - int(term)
         steps += [read, term, "=", str(total)]
-    # A space in front of every number and operator and nowhere else: a tokenizer needs one token form for each.
+    # A space before every number and operator and nowhere else, so that a tokenizer needs only one token for each.
     return f"<think> {' '.join(steps)}</think><answer> {total}</answer>"

@@ -1,4 +1,4 @@
-"""Data rows: what a task generates and what a data file holds."""
+"""Data rows, which tasks generate and data files hold."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Split = Literal["train", "heldout"]
 _HELDOUT_SHARE = 10  # one question text in ten
 
 
-class Row(TypedDict):
-    """One prompt with what its verifier needs."""
+class TaskRow(TypedDict):
+    """One prompt with the answer, verifier and metadata to score its responses."""
 
     prompt: str
     answer: str
@@ -23,13 +23,13 @@ class Row(TypedDict):
 
 
 def split_of(question: str) -> Split:
-    """The split that a question belongs to, by a hash of its text: so the splits never overlap, whatever sizes and seeds."""
+    """The split of a question, by a hash of its text, so that splits never overlap, whatever their sizes and seeds."""
     digest = hashlib.blake2b(question.encode(), digest_size=8).digest()
     return "heldout" if int.from_bytes(digest) % _HELDOUT_SHARE == 0 else "train"
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write one JSON object per line, replacing the file whole; the number of rows."""
+    """Write one JSON object per line and replace the file at once. Returns the number of rows."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")

@@ -3,5 +3,6 @@
 from tailrace.reward.verifiers.exact import exact
 from tailrace.reward.verifiers.numeric import numeric
 from tailrace.reward.verifiers.protocol import Verifier, load_verifier, verifier_names
+from tailrace.reward.verifiers.reference import is_reference, load_reference
 
-__all__ = ["Verifier", "exact", "load_verifier", "numeric", "verifier_names"]
+__all__ = ["Verifier", "exact", "is_reference", "load_reference", "load_verifier", "numeric", "verifier_names"]

@@ -1,4 +1,4 @@
-"""Verifier ``reasoning-gym``: the scorer that belongs to a reasoning-gym task. Needs the extra ``reasoning-gym``."""
+"""Verifier ``reasoning-gym``: the score function of a reasoning-gym task. Needs the extra ``reasoning-gym``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import final_answer
 from tailrace.reward.gym import import_reasoning_gym
 
-# Imported with the module, which only this verifier's name loads: it takes seconds, and belongs to loading a verifier, which
-# has a deadline of its own, not to the first verification.
+# Imported with the module, since the import takes seconds: loading a verifier has a deadline of its own, and the first
+# verification should not bear that time.
 reasoning_gym = import_reasoning_gym()
 
-# Some scorers give part of the reward to an answer that merely contains the right one ("212" for "12" earns 0.67), and 0.01
-# to 0.05 to junk. So only a full score is right unless the row says otherwise.
+# Some tasks give part of the score to an answer that merely contains the right one ("212" for "12" scores 0.67), and 0.01
+# to 0.05 to junk. So only a full score counts as right unless the row says otherwise.
 _RIGHT = 0.99
 
 
@@ -34,11 +34,11 @@ def reasoning_gym_verifier(response: str, answer: str, metadata: Mapping[str, An
     Args:
         response: the decoded response.
         answer: the reference answer.
-        metadata: ``dataset``, the task's name in reasoning-gym; ``entry``, the task's metadata where its scorer reads it;
-            ``partial``, true to keep scores between 0 and 1 (otherwise only a full score is 1.0 and the rest is 0.0).
+        metadata: ``dataset``, the task's name in reasoning-gym; ``entry``, the task's metadata, if its score function reads
+            it; ``partial``, true to keep scores between 0 and 1 (otherwise a full score is 1.0 and any other 0.0).
 
     Raises:
-        ScoringError: the metadata is incomplete, the task unknown, or its scorer breaks on the reference answer itself.
+        ScoringError: the metadata is incomplete, the task unknown, or its score function raises on the reference answer.
     """
     dataset = metadata.get("dataset")
     if not isinstance(dataset, str):
@@ -53,7 +53,8 @@ def reasoning_gym_verifier(response: str, answer: str, metadata: Mapping[str, An
     try:
         value = float(score(found, entry))
     except Exception as error:
-        # Several scorers raise on a malformed answer, which is the response's fault; on the right answer it is ours.
+        # Several tasks raise on a malformed answer, which is then wrong. If they raise on the reference answer too, the
+        # verifier is broken.
         try:
             score(answer, entry)
         except Exception as broken:

@@ -1,4 +1,4 @@
-"""Verifier ``numeric`` (also ``math``): the answer's exact value, however it is written."""
+"""Verifier ``numeric`` (also ``math``): compares the answer's exact value, however it is written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import final_answer, last_number
 
-_MAX_DIGITS = 400  # a longer number, or a larger exponent, is no answer but a way to make the scorer compute for ever
+_MAX_DIGITS = 400  # with longer numbers or larger exponents, a response could make the scorer compute for ever
 _LATEX_FRACTION = re.compile(r"^([-+]?)\\[dt]?frac\{([-+]?\d+)\}\{([-+]?\d+)\}$")
 _WRAPPING = re.compile(r"\\(?:text|mathrm)\{[^{}]*\}|\\[,;! ()\[\]]|[$£€%_]|(?<!\d)\s+|\s+(?!\d)")
 _FRACTION = re.compile(r"^([-+]?\d+)/([-+]?\d+)$")
@@ -40,10 +40,10 @@ def parse_number(text: str) -> Fraction | None:
 def numeric(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # noqa: ARG001 (the protocol passes it)
     r"""1.0 if the response's number has exactly the value of `answer`, else 0.0.
 
-    The number is the content of the answer tag or of ``\boxed{}``; where neither is there, the last number of the response.
+    The number is the content of the answer tag or of ``\boxed{}``; without either, the last number of the response.
 
     Raises:
-        ScoringError: `answer` is no number.
+        ScoringError: `answer` is not a number.
     """
     reference = parse_number(answer)
     if reference is None:

@@ -1,4 +1,4 @@
-"""What a verifier is, and how one is found by name."""
+"""The protocol of a verifier, and loading one by name."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ GROUP = "tailrace.verifier"
 
 
 class Verifier(Protocol):
-    """Judges one response. Pure, and must not depend on anything outside its arguments.
+    """Judges one response. Pure: the result depends only on the arguments.
 
-    An answer that is wrong, malformed or missing earns 0.0. An exception says that the verifier itself could not judge
-    (bad metadata, a missing tool): it is reported as a failure of the infrastructure and never becomes a reward.
+    An answer that is wrong, malformed or missing earns 0.0. An exception means that the verifier itself could not judge
+    (bad metadata, a missing tool). It is reported as a failure of the infrastructure and never becomes a reward.
     """
 
     def __call__(self, response: str, answer: str, metadata: Mapping[str, Any]) -> float:
-        """The reward of a response, finite; 1.0 is right and 0.0 is wrong where the task has no partial credit.
+        """The reward of a response, finite. Without partial credit, 1.0 is right and 0.0 is wrong.
 
         Args:
             response: the decoded response, without the prompt.
             answer: the reference answer.
-            metadata: what the data row says beside it, JSON values only.
+            metadata: the row's metadata; JSON values only.
         """
         ...
 
@@ -32,7 +32,7 @@ def load_verifier(name: str) -> Verifier:
     """The verifier that is registered under a name in the entry-point group ``tailrace.verifier``.
 
     Raises:
-        PluginError: unknown, registered twice, or its module does not import.
+        PluginError: the name is unknown or registered twice, or its module cannot be imported.
     """
     return cast(Verifier, load(GROUP, name))
 

@@ -21,8 +21,7 @@ from tailrace.rollout.testing.tiny_model import (
     save_tiny_model,
 )
 
-# ruff: noqa: D102
-# A test suite asserts, and its tests are named for what they say.
+# A test suite asserts, and the names of its tests say what they check.
 
 _BATCH = 16
 _SEED = 11
@@ -32,11 +31,11 @@ Prompts = list[tuple[int, ...]]
 
 
 class EngineContract:
-    """What every engine must do, on a tiny random Qwen3 with tied embeddings.
+    """Tests of what every engine must do, on a tiny random Qwen3 with tied embeddings.
 
     Attributes:
-        options: passed to `build`, beside sizes that the suite needs.
-        tolerance: of log-probabilities; the reference is plain transformers in float32 on CPU.
+        options: options passed to `build`, in addition to the sizes that the suite needs.
+        tolerance: largest error of a log-probability; the reference is plain transformers in float32 on CPU.
     """
 
     options: ClassVar[Mapping[str, Any]] = {}
@@ -49,7 +48,7 @@ class EngineContract:
     @pytest.fixture(scope="class")
     @classmethod
     def models(cls, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
-        """A model directory, its model, and a model of other weights."""
+        """A model directory, its model, and a model with other weights."""
         folder = tmp_path_factory.mktemp("models")
         return folder / "a", save_tiny_model(folder / "a", seed=1), save_tiny_model(folder / "b", seed=2)
 
@@ -84,7 +83,7 @@ class EngineContract:
 
     @pytest.fixture
     def prompts(self) -> Prompts:
-        """Prompts of several lengths, some of them longer than a few KV blocks: those can hit a prefix cache."""
+        """Prompts of several lengths; some span several KV blocks, so that they can hit a prefix cache."""
         draw = random.Random(_SEED)
         return [
             tuple(draw.randrange(VOCABULARY) for _ in range(length))
@@ -142,7 +141,7 @@ class EngineContract:
             while any(id_ not in ends and len(tokens[id_]) < before[id_] + 15 for id_ in pending):
                 take(engine.step())
                 assert time.monotonic() < deadline, "the engine does not advance"
-            # what was seen before the abort must be there after it, and more only from the abort itself
+            # all tokens returned before the abort must remain, and only the abort itself may add more
             take(engine.abort([*pending, "nobody"]))
             assert engine.step() == []
             assert engine.stats().running == engine.stats().waiting == 0

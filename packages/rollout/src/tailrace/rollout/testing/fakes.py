@@ -1,7 +1,7 @@
 """A deterministic engine without a model, and a trajectory source and weights in memory.
 
-Token and log-probability are functions of the weights, the prompt and the position, so a test can say what each response
-must be, whatever was interrupted and resumed in between.
+Token and log-probability are functions of the weights, the prompt and the position. So a test can predict each response, even
+if it was interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -12,39 +12,38 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tailrace.contracts import Delta, EngineStats, FinishReason, Request, TrajectoryRef
+from tailrace.contracts import Delta, EngineStats, FinishReason, PartialDelta, Request, Resume, TrajectoryRef
 from tailrace.rollout.errors import EngineBusyError, WeightsError
-from tailrace.rollout.ports import PartialDelta, Resume
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
 
 VOCABULARY = 50
 
 
 def fake_token(weights: int, prompt: Sequence[int], position: int) -> tuple[int, float]:
-    """Token and log-probability at a position of the response."""
+    """The token and its log-probability at a position of the response."""
     drawn = zlib.crc32(repr((weights, tuple(prompt), position)).encode())
     return drawn % VOCABULARY, -(1 + drawn % 1000) / 1000
 
 
 class FakeEngine:
-    """A rollout engine (`tailrace.contracts.Engine`) that computes nothing and keeps every promise of the protocol.
+    """A rollout engine (`tailrace.contracts.Engine`) without a model that keeps every rule of the protocol.
 
     Args:
-        max_num_seqs: requests that run at once; the others wait.
-        max_model_len: prompt and response tokens of one request at most.
-        unseen: tokens that a request may be ahead of what `step` returned, as an engine with its own thread is.
+        max_num_seqs: most requests that run at once; others wait.
+        max_model_len: most prompt and response tokens of one request.
+        unseen: tokens that a request may be ahead of those that `step` returned, as in an engine with its own thread.
     """
 
     def __init__(self, max_num_seqs: int = 4, max_model_len: int = 64, unseen: int = 0) -> None:
         self._max_num_seqs, self._max_model_len, self._unseen = max_num_seqs, max_model_len, unseen
         self._requests: dict[str, Request] = {}
-        self._made: dict[str, list[int]] = {}  # tokens behind the kept ones
+        self._made: dict[str, list[int]] = {}  # tokens after the kept ones
         self._seen: dict[str, int] = {}
         self._weights: int | None = None
         self.closed = False
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests; raises RequestError for what no engine can carry out."""
+        """Queue requests; raises RequestError for a request that no engine can carry out."""
         for request in requests:
             check_request(request, self._requests, self._max_model_len)
             self._requests[request.id] = request
@@ -63,7 +62,7 @@ class FakeEngine:
         return deltas
 
     def abort(self, ids: Sequence[str]) -> Sequence[Delta]:
-        """Stop requests and return what nobody has seen."""
+        """Stop requests and return their tokens that `step` has not returned."""
         deltas = []
         for id_ in dict.fromkeys(ids):
             if id_ not in self._requests:
@@ -84,12 +83,12 @@ class FakeEngine:
         self._weights = arrived["w"]
 
     def stats(self) -> EngineStats:
-        """The running ones fill an equal share of the cache each."""
+        """The load. Each running request uses an equal share of the cache."""
         running = min(len(self._requests), self._max_num_seqs)
         return EngineStats(running / self._max_num_seqs, running, len(self._requests) - running)
 
     def close(self) -> None:
-        """Remember that it was closed."""
+        """Note that the engine was closed."""
         self.closed = True
 
     def _advance(self, id_: str) -> None:
@@ -152,14 +151,16 @@ class MemorySource:
                 kept = self.kept.get(ref.trajectory)
                 if kept is not None:
                     kept.owner = replica
-                    resumes.append(Resume(ref.trajectory, kept.prompt, tuple(kept.tokens), kept.finish is not None))
+                    resumes.append(
+                        Resume(ref.trajectory, kept.prompt, tuple(kept.tokens), complete=kept.finish is not None)
+                    )
             return resumes
 
     def append(self, replica: str, deltas: Sequence[PartialDelta]) -> list[str]:
-        """Keep tokens; refuses those of trajectories that another replica has taken over.
+        """Store tokens, except those of trajectories that another replica has taken over, whose ids are returned.
 
         Raises:
-            ValueError: tokens are missing between what is kept and what arrives, or go on behind the end.
+            ValueError: a delta leaves a gap after the stored tokens, or goes on after the end of the response.
         """
         with self._lock:
             rejected = []
@@ -179,7 +180,7 @@ class MemorySource:
             return rejected
 
     def take_away(self, trajectory: str) -> None:
-        """Give a trajectory to nobody: its replica's tokens are refused from now on."""
+        """Take a trajectory away from its replica: its tokens are refused from now on."""
         with self._lock:
             self.kept[trajectory].owner = ""
 
@@ -188,7 +189,7 @@ class MemoryWeights:
     """Weight versions in memory.
 
     Args:
-        versions: named tensors by version.
+        versions: for each version, its tensors by name.
     """
 
     def __init__(self, versions: Mapping[int, Mapping[str, object]]) -> None:
@@ -199,7 +200,7 @@ class MemoryWeights:
         """The tensors of a version.
 
         Raises:
-            LookupError: there is no such version.
+            LookupError: the version does not exist.
         """
         if version not in self.versions:
             raise LookupError(f"found no version {version}, expected one of {sorted(self.versions)}")

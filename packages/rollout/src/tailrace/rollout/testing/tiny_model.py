@@ -1,4 +1,4 @@
-"""A tiny random Qwen3 with tied embeddings, and what plain transformers says of it."""
+"""A tiny random Qwen3 with tied embeddings, and its reference results from plain transformers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VOCABULARY = 149
 def save_tiny_model(path: Path, seed: int, *, layers: int = 3) -> Any:
     """Build the model from a config, save it as a Hugging Face model directory and return it (float32, CPU).
 
-    The weights are wide enough for a distribution that is far from uniform, so that a wrong weight shows.
+    The weights are large enough that the token distribution is far from uniform, so that a wrong weight shows.
     """
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
@@ -40,7 +40,7 @@ def save_tiny_model(path: Path, seed: int, *, layers: int = 3) -> Any:
 def log_probabilities(
     model: Any, prompt: tuple[int, ...], response: tuple[int, ...], temperature: float
 ) -> list[float]:
-    """Log-probability of each response token by one plain forward pass; temperature 0 leaves the logits unscaled."""
+    """Log-probability of each response token, from one plain forward pass; temperature 0 leaves the logits unscaled."""
     import torch
 
     with torch.no_grad():

@@ -1,0 +1,68 @@
+"""``tailrace run --dry-run``: checks everything that can be checked and prints what a run would do, without starting it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.spec import AXES
+from tailrace.rollout import select_engine
+from tailrace.trajstore import PromptPool
+
+
+def show_plan(config: RunConfig, root: Path, console: Console | None = None) -> None:
+    """Print what a run would do.
+
+    Args:
+        config: the configuration.
+        root: the run directory that would be created.
+        console: where to print; None for stdout.
+    """
+    console = console if console is not None else Console()
+    table = Table.grid(padding=(0, 3, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    pipeline, rollout = config.pipeline, config.rollout
+    trajectories = pipeline.steps * pipeline.prompts_per_step * pipeline.samples_per_prompt
+    for name, value in (
+        ("app", config.app),
+        ("prompts", _prompts(config)),
+        ("held out", f"{config.task.held_out_size:,}" if config.task.name or config.task.held_out else "none"),
+        ("model", _model(config)),
+        (
+            "steps",
+            f"{pipeline.steps:,} of {pipeline.prompts_per_step:,} prompts x {pipeline.samples_per_prompt:,} responses",
+        ),
+        ("trains on", f"{trajectories:,} responses of at most {rollout.max_tokens:,} tokens"),
+        ("replicas", f"{rollout.replicas:,} with {select_engine(rollout.engine)}"),
+        ("trainer", f"{config.trainer.backend}, {config.trainer.processes:,} process(es)"),
+        ("relays", f"{config.relay.count:,}, transport {config.relay.transport}, codec {config.relay.codec}"),
+        ("runs on", _host(config)),
+        ("policies", ", ".join(f"{axis} {getattr(pipeline, axis).name}" for axis in AXES)),
+        ("faults", ", ".join(config.faults) or "none scripted"),
+        ("directory", str(root)),
+    ):
+        table.add_row(name, value)
+    console.print(table)
+    console.print("Nothing was started or written. Without --dry-run this runs.")
+
+
+def _prompts(config: RunConfig) -> str:
+    if config.task.name is not None:
+        return f"{config.task.train_size:,} of the generated task {config.task.name}"
+    assert config.task.train is not None
+    return f"{len(PromptPool.from_file(config.task.train)):,} of {config.task.train}, verifier {config.task.verifier}"
+
+
+def _model(config: RunConfig) -> str:
+    return "a small Qwen3, warm-started first" if config.model.path is None else str(config.model.path)
+
+
+def _host(config: RunConfig) -> str:
+    if config.executor.name == "local":
+        return "threads of one process"
+    address = config.executor.ray_address
+    return "Ray on this machine" if address is None else f"the Ray cluster at {address}"

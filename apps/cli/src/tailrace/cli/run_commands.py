@@ -1,0 +1,151 @@
+"""Commands about runs: begin, look at, explain, and what a run of one's own begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tailrace.cli.app import app
+
+
+@app.command("run")
+def run_command(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET", help="The name of an app (its quick start) or a TOML file.", show_default=False
+        ),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change one key, such as pipeline.steps=20. Repeatable."),
+    ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option("--run-dir", metavar="DIR", help="A new directory. Default: runs/APP-TIME.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of everything that is random.")] = None,
+    executor: Annotated[
+        str | None,
+        typer.Option("--executor", metavar="ray|local", help="Processes on Ray, or threads of this process."),
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", metavar="ADDR", help="Join a Ray cluster: auto, or HOST:PORT.")
+    ] = None,
+    kill: Annotated[
+        list[str] | None,
+        typer.Option("--kill", metavar="FAULT", help="Kill a member: replica@60s, trainer@step20. Repeatable."),
+    ] = None,
+    hang: Annotated[
+        list[str] | None,
+        typer.Option("--hang", metavar="FAULT", help="Stop a whole process, which lives on: trainer@60s. Repeatable."),
+    ] = None,
+    stall: Annotated[
+        list[str] | None,
+        typer.Option("--stall", metavar="FAULT", help="Stop an engine inside its process: replica@60s. Repeatable."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
+    ] = None,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,
+) -> None:
+    """Train. Needs nothing else: `tailrace run laminar` works without a GPU or a download."""
+    from tailrace.cli.run import RunOptions, run
+
+    options = RunOptions(
+        target=target,
+        settings=tuple(settings or ()),
+        run_dir=run_dir,
+        seed=seed,
+        executor=executor,
+        ray_address=ray_address,
+        faults=(
+            *(("kill", text) for text in kill or ()),
+            *(("hang", text) for text in hang or ()),
+            *(("stall", text) for text in stall or ()),
+        ),
+        resume=resume,
+        plain=plain,
+        dry_run=dry_run,
+    )
+    raise typer.Exit(run(options))
+
+
+@app.command("status")
+def status_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    watch: Annotated[bool, typer.Option("--watch", help="Keep showing it until the run ends.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+) -> None:
+    """Show what a run is doing, from another shell: its roles, and what it waits for."""
+    from tailrace.cli.status import status
+
+    status(run, watch=watch, as_json=as_json)
+
+
+@app.command("report")
+def report_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Write a run's report.html again; also while it runs, or after it was interrupted."""
+    from tailrace.pipeline.run.directory import RunDirectory
+    from tailrace.report.run_page import write_report
+
+    typer.echo(str(write_report(RunDirectory.open(run))))
+
+
+@app.command("explain")
+def explain_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    trajectory: Annotated[str, typer.Argument(metavar="TRAJECTORY", help="GROUP.SAMPLE, such as 12.3.")],
+) -> None:
+    """Tell when and why a trajectory was routed, interrupted, moved, trained on or dropped."""
+    from tailrace.cli.explain import explain
+
+    explain(run, trajectory)
+
+
+@app.command("fit-cost")
+def fit_cost_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Fit the cost model of decoding to a run's replicas; prints the table to put into a configuration."""
+    from tailrace.cli.explain import fit_cost
+
+    fit_cost(run)
+
+
+@app.command("init")
+def init_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to; made if it is not there.")],
+) -> None:
+    """Write a project that runs: configuration, ten prompts, a verifier and its test. Make it yours from there."""
+    from tailrace.cli.init import init
+
+    init(directory)
+
+
+@app.command("config")
+def config_command(
+    target: Annotated[
+        str, typer.Argument(metavar="[APP|FILE]", help="An app (its quick start) or a TOML file.")
+    ] = "laminar",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Lay this over it. Repeatable.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A list of keys for scripts.")] = False,
+    as_schema: Annotated[bool, typer.Option("--schema", help="The JSON schema of such files, for editors.")] = False,
+) -> None:
+    """Print every key of a configuration: meaning, unit, default, value, and where the value comes from.
+
+    What it prints is a configuration: tailrace config laminar > mine.toml
+    """
+    from tailrace.cli.config import show_config
+
+    show_config(target, settings or (), as_json=as_json, as_schema=as_schema)
+
+
+@app.command("plugins")
+def plugins_command() -> None:
+    """List apps, policies, engines and every other plugin, with the distribution that brings it."""
+    from tailrace.cli.plugins import show_plugins
+
+    show_plugins()

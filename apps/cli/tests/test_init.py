@@ -1,0 +1,28 @@
+"""``tailrace init``: a project that runs."""
+
+import subprocess
+import sys
+
+from tailrace.cli.init import FILES
+from tailrace.cli.main import main
+
+
+def test_the_project_passes_every_check_and_its_own_test(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "mine"]) == 0
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == sorted(FILES)
+    assert main(["run", "mine/tailrace.toml", "--dry-run"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "tailrace run mine/tailrace.toml --dry-run" in out
+    assert "10 of" in out
+    assert "verify.py:verify" in out
+    test = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_verify.py"]
+    ran = subprocess.run(test, cwd=tmp_path / "mine", capture_output=True, text=True, timeout=60, check=False)
+    assert "2 passed" in ran.stdout, ran.stdout
+
+
+def test_nothing_is_overwritten(tmp_path, capsys):
+    (tmp_path / "verify.py").write_text("mine")
+    assert main(["init", str(tmp_path)]) == 2
+    assert "found verify.py there" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["verify.py"]

@@ -1,0 +1,27 @@
+"""How each number printed in Laminar's paper (EuroSys '26) is measured in the simulator.
+
+`targets.toml` has the printed numbers, `parameters.toml` the fitted parameters, `systems` the fleets.
+"""
+
+from __future__ import annotations
+
+from tailrace.fleetsim.reproduce import Measure, OrderStatement, Paper
+from tailrace.laminar.paper import failures, idle, repacking, speed, splits, staleness, weights
+from tailrace.laminar.paper.points import PACKAGE, PARAMETERS
+
+
+def measures(*, quick: bool) -> dict[str, Measure]:
+    """The measures of all targets, by the target's id."""
+    math, tool = (speed.Speeds.of_task(tool=tool, quick=quick) for tool in (False, True))
+    found = speed.measures(math, tool)
+    for part in (idle, weights, staleness, repacking, failures, splits):
+        found |= part.measures(quick=quick)
+    return found
+
+
+def orders(*, quick: bool) -> dict[str, OrderStatement]:
+    """The checks of all statements on orders, by the statement's id."""
+    return speed.orders(*(speed.Speeds.of_task(tool=tool, quick=quick) for tool in (False, True)))
+
+
+PAPER = Paper("laminar", PACKAGE, PARAMETERS, measures, orders)

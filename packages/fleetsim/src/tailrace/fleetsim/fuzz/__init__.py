@@ -1,1 +1,0 @@
-"""Deterministic simulation testing: random pipelines, fleets and faults, with the invariants checked at every event."""

@@ -1,0 +1,42 @@
+"""Runs jobs in parallel processes: simulations, points of an evaluation, seeds of fuzzing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import islice
+from multiprocessing import get_context
+from typing import TypeVar
+
+Job = TypeVar("Job")
+Done = TypeVar("Done")
+AHEAD = 8  # jobs that each process has before it, so that a million of them need no memory
+
+
+def in_processes(
+    work: Callable[[Job], Done], jobs: Sequence[Job], *, processes: int | None = None
+) -> Iterator[tuple[int, Done]]:
+    """Yield each job's index in `jobs` and its result, as the jobs end.
+
+    That order depends on the machine; what comes of a job does not.
+
+    Args:
+        work: a function that processes can be handed (at the top of a module).
+        processes: number of processes at once; None: one per processor core. With 1, this process does all.
+    """
+    count = min(processes or os.cpu_count() or 1, len(jobs))
+    numbered = enumerate(jobs)
+    if count <= 1:
+        yield from ((place, work(job)) for place, job in numbered)
+        return
+    # Not forked: a copy of a process with threads, of torch or of UCX, may not live long.
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+        running: dict[Future[Done], int] = {}
+        while True:
+            for place, job in islice(numbered, AHEAD * count - len(running)):
+                running[pool.submit(work, job)] = place
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()

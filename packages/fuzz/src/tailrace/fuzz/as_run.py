@@ -1,0 +1,72 @@
+"""A case on the local executor: its pipeline and its kills and hangs as a command line of ``tailrace run``.
+
+What only the simulator can do (partitions, torn pulls, lost checkpoints, deaths of the controller) has no counterpart there.
+Faults strike at the step after which they struck in the case, since the two clocks have nothing to do with each other.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.faults import CaseFault
+from tailrace.fuzz.policies import POLICIES
+
+APP = "laminar"
+
+
+def run_arguments(case: Case) -> list[str]:
+    """The words of the command, after ``tailrace``."""
+    words = ["run", APP, "--executor", "local", "--seed", str(case.seed)]
+    for setting in settings(case):
+        words += ["--set", setting]
+    for fault in case.faults:
+        scripted = fault.scripted()
+        if scripted is not None:
+            words += [f"--{scripted.kind}", str(scripted).removeprefix(f"{scripted.kind}:")]
+    return words
+
+
+def run_command(case: Case) -> str:
+    """The command, for a shell."""
+    return shlex.join(["tailrace", *run_arguments(case)])
+
+
+def left_out(case: Case) -> list[CaseFault]:
+    """Faults that a real run cannot be told to have."""
+    return [fault for fault in case.faults if fault.scripted() is None]
+
+
+def settings(case: Case) -> list[str]:
+    """The pipeline of a case as settings over an app's quick start."""
+    pipeline = case.pipeline
+    found = {f"pipeline.{axis}": getattr(pipeline, axis).model_dump() for axis in POLICIES}
+    surplus = pipeline.batching.options.get("surplus_groups", 0)
+    values: dict[str, Any] = {
+        **found,
+        "pipeline.steps": pipeline.steps,
+        "pipeline.prompts_per_step": pipeline.prompts_per_step,
+        "pipeline.samples_per_prompt": pipeline.samples_per_prompt,
+        "pipeline.prompts_per_replica": pipeline.prompts_per_replica,
+        "pipeline.cycle_s": pipeline.cycle_s,
+        # A quick start limits what is open, and no setting takes that back: what no limit would come to stands for none.
+        "pipeline.buffer_prompts": pipeline.buffer_prompts or 4 * (pipeline.prompts_per_step + surplus),
+        "rollout.replicas": case.replicas,
+        "relay.count": case.relays,
+        "rollout.cost_model": {name: getattr(case.costs, name) for name in ("k1", "k2", "k3", "k4")},
+        "checkpoint.every": case.checkpoint_every,
+        "evaluation.every": case.evaluation.every,
+    }
+    return [f"{key}={json.dumps(value)}" for key, value in _leaves("", values)]
+
+
+def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Dotted keys with what is no table: of that, JSON is TOML."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value

@@ -1,0 +1,265 @@
+"""A fuzz case: everything that one run in virtual time depends on, as a small JSON file that a person can read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tailrace.contracts import TailraceError
+from tailrace.fleetsim.config import DelayConfig, RolloutFleet
+from tailrace.fleetsim.cost.decode import DecodeCost
+from tailrace.fleetsim.cost.prefill import PrefillCost
+from tailrace.fleetsim.cost.training import TrainingCost
+from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
+from tailrace.fleetsim.quantities import parts, samples
+from tailrace.fleetsim.workload.config import WorkloadConfig
+from tailrace.fuzz.errors import CaseError
+from tailrace.fuzz.faults import BreakKind, CaseFault, Seconds
+from tailrace.fuzz.policies import NONE, POLICIES, Policies, make_policy
+from tailrace.pipeline.config.loading import explain
+from tailrace.pipeline.config.models import PipelineConfig
+from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+MOST_CALLS = 50  # of an environment whose configuration sets no limit
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Costs(_Strict):
+    """Seconds of computing.
+
+    Args:
+        k1, k2, k3, k4: of a decode step, as in `CostModelConfig`; policies that plan with costs are given the same.
+        prefill_s: for each token.
+        train_s: of a forward pass, for each token.
+        optimizer_s: of an optimizer step.
+        data_s: to move a batch to the trainer.
+    """
+
+    k1: Seconds = 1e-6
+    k2: Seconds = 4e-3
+    k3: Seconds = 4e-4
+    k4: Seconds = 8e-3
+    prefill_s: Seconds = 1e-4
+    train_s: Seconds = 5e-4
+    optimizer_s: Seconds = 0.1
+    data_s: Seconds = 0.1
+
+
+class WeightsCase(_Strict):
+    """Seconds of moving weights; `keep` newest versions can be pulled, older ones are gone, 0 for no limit."""
+
+    stall_s: Seconds = 0.1
+    broadcast_s: Seconds = 0.2
+    pull_s: Seconds = 0.2
+    keep: Annotated[int, Field(ge=0)] = 0
+
+
+class ReplicaCase(_Strict):
+    """One replica: as in `RolloutFleet`, with the tokens that its KV cache holds."""
+
+    kv_capacity_tokens: Annotated[int, Field(gt=1)]
+    max_running: Positive = 8
+    prefix_cached: Share = 0.0
+    start_s: Seconds = 0.0
+    restart_s: Seconds = 2.0
+
+
+class MessagesCase(_Strict):
+    """What happens to messages between the controller and the members.
+
+    Args:
+        delay_s: each takes up to so long, its own time. Commands to replicas overtake each other; reports keep their order.
+        repeat: share of commands, reports of finished trajectories and rewards that arrive twice.
+    """
+
+    delay_s: Seconds = 0.0
+    repeat: Share = 0.0
+
+
+class EvaluationCase(_Strict):
+    """Held-out problems, and the versions between evaluations."""
+
+    size: Annotated[int, Field(ge=0)] = 0
+    every: Annotated[int, Field(ge=0)] = 0
+
+
+class Case(_Strict):
+    """One case.
+
+    Args:
+        seed: of lengths, rewards and what messages do.
+        pipeline: as in a configuration.
+        max_tokens: of a response.
+        scoring_failures: share of scorings that fail.
+    """
+
+    seed: int
+    pipeline: PipelineConfig
+    replicas: Positive
+    relays: Positive = 1
+    replica: ReplicaCase
+    costs: Costs = Costs()
+    weights: WeightsCase = WeightsCase()
+    delays: DelayConfig
+    workload: WorkloadConfig
+    max_tokens: Positive
+    evaluation: EvaluationCase = EvaluationCase()
+    checkpoint_every: Positive = 1
+    scoring_attempts: Positive = 3
+    failed_groups_limit: Positive = 1_000
+    scoring_failures: Share = 0.0
+    messages: MessagesCase = MessagesCase()
+    faults: tuple[CaseFault, ...] = ()
+
+    # ---- files ----------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def read(cls, path: Path) -> Case:
+        """The case in a file.
+
+        Raises:
+            CaseError: one line that says what is wrong with the file.
+        """
+        try:
+            return cls.model_validate_json(path.read_text())
+        except OSError as error:
+            raise CaseError(f"{path}: {error.strerror}; expected a case that `tailrace fuzz` saved") from error
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise CaseError(f"{path}: {explain(cls, [str(part) for part in first['loc']], first)}") from None
+
+    def to_json(self) -> str:
+        """As a file: a line for each part that fits into one."""
+        plain: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        plain["faults"] = [fault.model_dump(mode="json", exclude_defaults=True) for fault in self.faults]
+        return _readable(plain) + "\n"
+
+    @property
+    def size(self) -> str:
+        """How large it is, for a person."""
+        pipeline = self.pipeline
+        return (
+            f"{len(self.faults)} faults, {pipeline.steps} steps of {pipeline.prompts_per_step} x "
+            f"{pipeline.samples_per_prompt}, {self.replicas} replicas"
+        )
+
+    # ---- what runs ------------------------------------------------------------------------------------------------
+
+    def spec(self, policies: Policies = NONE) -> PipelineSpec:
+        """The policies and quantities.
+
+        Args:
+            policies: those of yours that take part, by axis.
+
+        Raises:
+            CaseError: a policy is unknown, or does not take its options.
+        """
+        pipeline, evaluation = self.pipeline, self.evaluation
+        given: dict[str, dict[str, Any]] = {
+            "batching": {"samples": pipeline.samples_per_prompt},
+            "provisioning": {"count": self.replicas},
+        }
+        costs = self.costs.model_dump(include={"k1", "k2", "k3", "k4"})
+        try:
+            made: dict[str, Any] = {}
+            for axis in sorted(POLICIES, key=lambda axis: axis != "batching"):
+                made[axis] = make_policy(axis, getattr(pipeline, axis), given.get(axis, {}), costs, policies)
+                if axis == "batching" and made[axis].surplus_groups:  # admission has to make room for them
+                    given["admission"] = {"surplus": made[axis].surplus_groups}
+        except TailraceError as error:
+            raise CaseError(str(error)) from error
+        return PipelineSpec(
+            **made,
+            steps=pipeline.steps,
+            batch_groups=pipeline.prompts_per_step,
+            replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
+            buffer_groups=pipeline.buffer_prompts,
+            cycle_s=pipeline.cycle_s,
+            checkpoint_every=self.checkpoint_every,
+            scoring_attempts=self.scoring_attempts,
+            failed_groups_limit=self.failed_groups_limit,
+            evaluation=EvaluationPlan(evaluation.size, evaluation.every, first=("greedy",), last=("greedy",)),
+        )
+
+    def fleet(self, policies: Policies = NONE) -> SimulatedFleet:
+        """What it runs on, pipeline included.
+
+        Raises:
+            TailraceError: something cannot be.
+        """
+        costs, replica, spec = self.costs, self.replica, self.spec(policies)
+        return SimulatedFleet(
+            spec=spec,
+            workload=self.workload.build(self.seed, self.max_tokens),
+            decode=DecodeCost.fitted(costs.k1, costs.k2, costs.k3, costs.k4, replica.kv_capacity_tokens),
+            prefill=PrefillCost.fitted(costs.prefill_s),
+            training=TrainingCost.fitted(costs.train_s, optimizer_s=costs.optimizer_s),
+            weights=WeightCosts(self.weights.stall_s, self.weights.broadcast_s, self.weights.pull_s),
+            rollout=RolloutFleet(
+                max_running=replica.max_running,
+                prefix_cached=replica.prefix_cached,
+                start_s=replica.start_s,
+                restart_s=replica.restart_s,
+            ),
+            delays=self.delays,
+            samples=samples(spec),
+            parts=parts(spec),
+            data_s=costs.data_s,
+            gpus=self.replicas + 1,
+            relays=self.relays,
+        )
+
+    def patience_s(self, samples: int) -> float:
+        """Nothing is waited for longer than this: each wait that the case can bring, one after the other, twice over.
+
+        Args:
+            samples: trajectories launched for a prompt.
+        """
+        costs, delays = self.costs, self.delays
+        step_s = (
+            costs.k4 + max(costs.k2, costs.k3 * self.replica.max_running) + costs.k1 * self.replica.kv_capacity_tokens
+        )
+        slowest = min((fault.speed for fault in self.faults), default=1.0)
+        prompts = 4 * self.replica.kv_capacity_tokens
+        alone_s = (self.max_tokens * step_s + prompts * costs.prefill_s) / slowest + self._environment_s
+        batch = self.pipeline.prompts_per_step * samples * (self.max_tokens + 64)
+        train_s = (4 * batch * costs.train_s + 8 * costs.optimizer_s + costs.data_s) / slowest
+        rounds = -(-self.pipeline.prompts_per_replica * samples // self.replica.max_running) + 1
+        restarts_s = delays.detect_s + delays.hang_s + self.replica.restart_s + delays.trainer_restart_s
+        moving_s = 10.0 + self.weights.stall_s + self.weights.broadcast_s + self.weights.pull_s + delays.checkpoint_s
+        if any(fault.kind is BreakKind.STALL for fault in self.faults):
+            restarts_s += 30.0 + 30 * step_s  # what it takes to notice a still engine
+        waits_s = 2 * delays.reward_s + 4 * self.messages.delay_s + max((f.for_s for f in self.faults), default=0.0)
+        return 10.0 + 2 * (rounds * alone_s + train_s + restarts_s + moving_s + waits_s + self.replica.start_s)
+
+    @property
+    def _environment_s(self) -> float:
+        environment = self.workload.environment
+        if environment is None:
+            return 0.0
+        calls, latency = environment.calls, environment.latency
+        most = calls.max if calls.max is not None else max(calls.counts or {MOST_CALLS: 1.0})
+        return most * (latency.cap if latency.cap is not None else 10 * latency.median)
+
+
+def _readable(value: Any, indent: str = "") -> str:
+    text = json.dumps(value)
+    if not isinstance(value, dict | list) or (indent and len(text) + len(indent) <= 118):
+        return text
+    inner = indent + " "
+    if isinstance(value, dict):
+        parts = [f"{inner}{json.dumps(key)}: {_readable(part, inner)}" for key, part in value.items()]
+    else:
+        parts = [inner + _readable(part, inner) for part in value]
+    if not parts:
+        return text
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    return f"{opened}\n" + ",\n".join(parts) + f"\n{indent}{closed}"

@@ -1,0 +1,114 @@
+"""The ledger and the fleet agree with themselves and with each other: otherwise something would wait for ever.
+
+The controller keeps counts where scanning would cost too much; here they are counted anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tailrace.contracts import Health, Purpose
+from tailrace.fuzz.errors import InvariantError
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.fleet import Replicas
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.states import GroupPhase, Phase, TrajectoryState
+
+BOOKS = "the controller's books agree"
+
+_PENDING, _RUNNING, _SCORED, _EVAL = Phase.PENDING, Phase.RUNNING, Phase.SCORED, Purpose.EVAL
+
+
+def check_books(controller: Controller, pulling: Mapping[str, int]) -> None:
+    """Every trajectory is where the controller's other records say it is.
+
+    Args:
+        pulling: what replicas were asked to pull and have not answered.
+
+    Raises:
+        InvariantError: two records contradict each other.
+    """
+    ledger, fleet = controller.ledger, controller.fleet
+    pending: list[TrajectoryState] = []
+    running: dict[str | None, list[TrajectoryState]] = {}
+    moving: dict[str | None, int] = {}
+    unfinished: dict[int, int] = {}
+    mixes = ledger.mixes_versions
+    for state in ledger.trajectories.values():
+        phase = state.phase
+        if state.destination is not None:
+            moving[state.destination] = moving.get(state.destination, 0) + 1
+        if phase is _RUNNING:
+            running.setdefault(state.replica, []).append(state)
+        elif phase is _PENDING:
+            pending.append(state)
+        else:
+            continue
+        if state.version is not None and (not mixes or state.purpose is _EVAL):
+            unfinished[state.version] = unfinished.get(state.version, 0) + 1
+    _same("trajectories that still need a version", _positive(ledger.unfinished), unfinished)
+    _check_pending(ledger, pending)
+    _check_fleet(fleet, running, moving)
+    _check_groups(ledger)
+    believed = {name: replica.pulling for name, replica in fleet.replicas.items() if replica.pulling is not None}
+    _same("versions that replicas pull", believed, dict(pulling))
+
+
+def _check_pending(ledger: Ledger, pending: list[TrajectoryState]) -> None:
+    held = {state.id for state in pending if state.id in ledger.discarding}
+    _same("trajectories that the store is dropping", set(ledger.discarding), held)
+    pending = [state for state in pending if state.id not in held]
+    waiting = {state.id for state in pending if state.purpose is not _EVAL}
+    _same("trajectories in the pool", set(ledger.waiting.level_of), waiting)
+    stranded = {state.id for state in pending if state.purpose is _EVAL}
+    _same("stranded evaluations", set(ledger.stranded_evaluations), stranded)
+
+
+def _check_fleet(
+    fleet: Replicas, running: dict[str | None, list[TrajectoryState]], moving: dict[str | None, int]
+) -> None:
+    for replica in fleet.replicas.values():
+        here, name = running.pop(replica.id, []), replica.id
+        _same(f"trajectories on {name}", set(replica.assigned.states), {state.id for state in here})
+        seen = replica.assigned.seen
+        if seen is not None:
+            _same(f"trajectories that policies see on {name}", set(seen), set(replica.assigned.states))
+        _same(f"trajectories on their way to {name}", replica.incoming, moving.pop(name, 0))
+        _same(f"evaluations on {name}", replica.evaluating, sum(state.purpose is _EVAL for state in here))
+        if replica.member.health not in (Health.UP, Health.STOPPING):
+            _same(f"version of {name}, which is {replica.member.health}", replica.version, None)
+            _same(f"trajectories on {name}, which is {replica.member.health}", len(here), 0)
+    _same("snapshots that contradict the books (StaleFlow, equation 1)", fleet.contradictions, 0)
+    _same("trajectories on replicas that do not exist", {id_: len(states) for id_, states in running.items()}, {})
+    _same("trajectories on their way to replicas that do not exist", moving, {})
+
+
+def _check_groups(ledger: Ledger) -> None:
+    counts, phases = ledger.counts, dict.fromkeys(GroupPhase, 0)
+    unstarted: set[int] = set()
+    for index, group in ledger.groups.items():
+        phases[group.phase] += 1
+        if group.version is None:
+            unstarted.add(index)
+        else:
+            _same(f"rewards in group {index}", group.scored, sum(state.phase is _SCORED for state in group.states))
+    _same("groups that have not started", set(ledger.waiting.unstarted.groups), unstarted)
+    _same("trajectories that have not started", set(ledger.unstarted.values()), unstarted)
+    _same("groups that generate", ledger.generating, phases[GroupPhase.GENERATING])
+    _same("complete groups", len(ledger.buffered), phases[GroupPhase.BUFFERED])
+    _same(
+        "groups consumed",
+        sum(len(groups) for groups in ledger.consumed.values()),
+        phases[GroupPhase.TRAINING] + phases[GroupPhase.TRAINED],
+    )
+    unsettled = phases[GroupPhase.GENERATING] + phases[GroupPhase.BUFFERED] + phases[GroupPhase.TRAINING]
+    _same("groups admitted", counts.admitted, counts.trained + counts.filtered + counts.failed + unsettled)
+
+
+def _positive(counts: dict[int, int]) -> dict[int, int]:
+    return {version: count for version, count in counts.items() if count}
+
+
+def _same(what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise InvariantError(BOOKS, f"{what}: the books say {found}, counted {expected}")

@@ -1,0 +1,138 @@
+"""All checks over one run: an observer of its events and commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from tailrace import contracts as c
+from tailrace.contracts.testing import check_reason
+from tailrace.fleetsim.simulator import Simulation
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.checks.bookkeeping import check_books
+from tailrace.fuzz.checks.data_plane import DataPlane
+from tailrace.fuzz.checks.progress import PROGRESS, LivenessCheck
+from tailrace.fuzz.checks.rebuild import rebuild, same_commands
+from tailrace.fuzz.checks.training import ONCE, Training
+from tailrace.fuzz.checks.versions import VersionCheck
+from tailrace.fuzz.errors import InvariantError
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.executor.executor import Executor
+
+
+class Checker:
+    """Sees everything that a run does, and raises at the event that breaks an invariant.
+
+    `stepped` is told how many steps the trainer has made; `silenced` are members that could not answer for a while.
+
+    Args:
+        simulation: the run.
+        plane: what members really did.
+    """
+
+    def __init__(self, case: Case, simulation: Simulation, plane: DataPlane) -> None:
+        self._case, self._simulation = case, simulation
+        self.training = Training(case, simulation.fleet.spec, plane)
+        self.versions = VersionCheck(mixes_versions=simulation.fleet.spec.sync.mixes_versions)
+        self.progress = LivenessCheck(case, simulation.fleet)
+        self.events: Counter[str] = Counter()
+        self.stepped: Callable[[int], None] = lambda _: None
+        self.silenced: Collection[tuple[str, str]] = ()
+        self._steps = 0
+        self._shadow: Controller | None = None
+        training, versions = self.training, self.versions
+        self._on_event = {
+            c.Scored: (training.scored,),
+            c.ScoringFailed: (training.scoring_failed,),
+            c.Stepped: (training.stepped,),
+            c.Up: (training.up, versions.up),
+            c.Down: (versions.down,),
+            c.Resumed: (training.resumed, versions.resumed),
+            c.Pulled: (versions.pulled,),
+            c.PullFailed: (versions.pull_failed,),
+            c.Published: (versions.published,),
+        }
+
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        """Everything of one instant.
+
+        Raises:
+            InvariantError: an invariant does not hold.
+        """
+        for event in events:
+            self.events[type(event).__name__] += 1
+            for take in self._on_event.get(type(event), ()):
+                take(event)  # type: ignore[operator]
+            self.progress.seen(event, now)
+            if isinstance(event, c.Down) and event.reason.startswith("silent for"):
+                self._check_silent(event)
+        controller = self._simulation.controller
+        self.versions.routes([command for command in commands if isinstance(command, c.Route)])
+        for command in commands:
+            self._command(command, controller)
+        if self._shadow is not None:
+            same_commands(now, commands, self._shadow.handle_all(events, now))
+        if controller.failure is None:  # what came with a failure is not looked at any more
+            check_books(controller, self.versions.pulling)
+        self.progress.check(now, run)
+        steps = sum(type(event) is c.Stepped for event in events)
+        if steps:
+            self._steps += steps
+            self.stepped(self._steps)
+        if not controller.over:
+            return
+        if controller.finished:
+            self.training.finished(controller)
+            self._check_store()
+        elif controller.failure is not None:
+            self.progress.gave_up(controller.failure)
+        self._rebuilt(from_file=False)
+
+    def _check_silent(self, event: c.Down) -> None:
+        if (event.role, event.id) not in self.silenced:
+            raise InvariantError(
+                PROGRESS, f"{event.role} {event.id} is taken for silent, but nothing kept it from answering"
+            )
+
+    def tick(self, now: float, executor: Executor) -> None:
+        """Nothing is periodic here."""
+
+    def _check_store(self) -> None:
+        left = sorted(self.training.dropped & self._simulation.world.tokens.trajectories.keys())
+        if left:
+            raise InvariantError(ONCE, f"at the end the store still holds {left!r:.120}, which were dropped")
+
+    def rebuild(self) -> Controller:
+        """The driver died: another controller from its log. The one that died decides on beside it, for comparison.
+
+        Raises:
+            InvariantError: the rebuilt one is not the same.
+        """
+        self._shadow = self._simulation.controller
+        return self._rebuilt(from_file=True)
+
+    def replay(self) -> None:
+        """The controller could die here: what its log rebuilds decides on beside it, for comparison."""
+        self._shadow = self._rebuilt(from_file=True)
+
+    def _rebuilt(self, *, from_file: bool) -> Controller:
+        simulation = self._simulation
+        return rebuild(simulation.fleet, simulation.log.instants, simulation.controller, from_file=from_file)
+
+    def _command(self, command: c.Command, controller: Controller) -> None:
+        for reason in getattr(command, "reasons", None) or [getattr(command, "reason", None)]:
+            if isinstance(reason, c.Reason):
+                check_reason(reason, type(command).__name__)
+        if isinstance(command, c.Route):
+            self.training.route(command)
+        elif isinstance(command, c.Pull):
+            self.versions.pull(command)
+        elif isinstance(command, c.Restart):
+            self.versions.restart(command)
+        elif isinstance(command, c.Step):
+            self.training.step(command, controller)
+        elif isinstance(command, c.Accumulate):
+            self.training.accumulate(command, controller)
+        elif isinstance(command, c.Abort):
+            self.training.abort(command, controller)

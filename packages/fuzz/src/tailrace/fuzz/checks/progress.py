@@ -1,0 +1,88 @@
+"""Invariant 7: nothing waits without a deadline. Work that exists moves on, and a run that gives up says why, truly."""
+
+from __future__ import annotations
+
+from tailrace import contracts as c
+from tailrace.fleetsim.fleet import SimulatedFleet
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.errors import InvariantError
+from tailrace.fuzz.faults import BreakKind
+from tailrace.fuzz.policies import ends_run
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.controller.weights import PULL_ATTEMPTS
+
+PROGRESS = "nothing waits for ever"
+
+_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Suspect, c.Activity)  # these come by themselves, or go round in circles
+MOST_INSTANTS = 30_000
+MANY = 100  # failures of one member, which no recovery that goes on and on takes for the end
+
+
+class LivenessCheck:
+    """When something last happened.
+
+    Args:
+        case: says how long anything may take.
+        fleet: what it runs on.
+    """
+
+    def __init__(self, case: Case, fleet: SimulatedFleet) -> None:
+        self._case, self._patience_s = case, case.patience_s(fleet.samples)
+        self._recovery = fleet.spec.recovery
+        self._last_s = 0.0
+        self._instants = 0
+        self._downs: set[str] = set()
+        self._torn: dict[str, int] = {}
+        self._broken = 0
+
+    def seen(self, event: c.Event, now: float) -> None:
+        """An event was handled."""
+        if isinstance(event, c.Activity) and event.still_s > 0:
+            self._downs.add(event.role)
+        if not isinstance(event, _QUIET):
+            self._last_s = now
+            if isinstance(event, c.Down):
+                self._downs.add(event.role)
+            elif isinstance(event, c.PullFailed):
+                self._torn[event.replica] = self._torn.get(event.replica, 0) + 1
+            elif isinstance(event, c.ScoringFailed):
+                self._broken += 1
+
+    def check(self, now: float, run: RunView) -> None:
+        """Whether it is too long ago that something happened."""
+        self._instants += 1
+        if now - self._last_s > self._patience_s:
+            raise InvariantError(
+                PROGRESS,
+                f"nothing has happened for {now - self._last_s:.0f} s, expected something within "
+                f"{self._patience_s:.0f} s: {_waits(run)}",
+            )
+        if self._instants > MOST_INSTANTS:
+            raise InvariantError(PROGRESS, f"no end after {self._instants} instants and {now:.0f} s: {_waits(run)}")
+
+    def gave_up(self, reason: str) -> None:
+        """A run that fails has a reason: what it says has happened."""
+        case = self._case
+        if "is not restarted" in reason:
+            holds = any(ends_run(self._recovery, role, failures=MANY, others=0) for role in self._downs)
+        elif "could not be scored" in reason:
+            holds = self._broken >= case.failed_groups_limit * case.scoring_attempts
+        elif "checkpoint" in reason:
+            holds = any(fault.kind is BreakKind.DAMAGED_CHECKPOINT for fault in case.faults)
+        else:
+            holds = "times to pull version" in reason and max(self._torn.values(), default=0) > PULL_ATTEMPTS
+        if not holds:
+            raise InvariantError(PROGRESS, f"the run gave up without a reason that holds: {reason}")
+
+
+def _waits(run: RunView) -> str:
+    replicas = ", ".join(
+        f"{replica.id} {replica.doing}, version {replica.version}, {replica.trajectories} in flight"
+        for replica in run.replicas()
+    )
+    trainer = "down" if not run.trainer_up else "idle" if run.making is None else f"making version {run.making}"
+    return (
+        f"trainer {trainer} at version {run.version}, step {run.step} of {run.steps}, published {run.published}, durable "
+        f"{run.durable}; {run.pooled} trajectories wait for a replica, {run.generating} groups generate, {run.buffered} are "
+        f"complete; {run.evaluations_open} evaluations open; not up: {run.members_down()}; replicas: {replicas}"
+    )

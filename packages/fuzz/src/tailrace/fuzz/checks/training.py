@@ -1,0 +1,184 @@
+"""Invariants 1 and 2: what is trained on is within the bound, complete, scored, and trained on exactly once.
+
+An account of its own, from commands and events alone: `Step` and `Accumulate` order training, `Stepped` does it, `Abort` drops,
+and a trainer or driver that comes back from a checkpoint undoes what came after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tailrace import contracts as c
+from tailrace.fleetsim.quantities import samples
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.checks.data_plane import TOKENS, DataPlane
+from tailrace.fuzz.errors import InvariantError
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.executor.deployment import TRAINER
+from tailrace.pipeline.spec import PipelineSpec
+
+BOUND, ONCE = "the bound holds", "everything admitted ends exactly once"
+
+
+class Training:
+    """What became of every trajectory for training.
+
+    Args:
+        case: what runs.
+        spec: its policies, which say what they promise.
+        plane: knows what really generated a trajectory.
+    """
+
+    def __init__(self, case: Case, spec: PipelineSpec, plane: DataPlane) -> None:
+        self._case, self._plane = case, plane
+        self._bound = spec.admission.gate(spec.batch_groups).bound
+        self._samples = samples(spec)
+        self._needed = case.pipeline.samples_per_prompt
+        self._filters = bool(case.pipeline.batching.options.get("filter_equal_rewards", False))
+        self.rewards: dict[str, float] = {}
+        self.broken: dict[str, int] = {}
+        self.ordered: dict[int, list[str]] = {}
+        self.trained: dict[str, int] = {}
+        self.dropped: set[str] = set()
+        self.lags: dict[int, int] = {}
+        self.undone = 0
+        self._groups: dict[str, int] = {}
+        self._evaluations: set[str] = set()
+
+    # ---- events ---------------------------------------------------------------------------------------------------
+
+    def scored(self, event: c.Scored) -> None:
+        """A reward arrived."""
+        self.rewards.setdefault(event.trajectory, event.reward)
+
+    def scoring_failed(self, event: c.ScoringFailed) -> None:
+        """A verifier broke."""
+        self.broken[event.trajectory] = self.broken.get(event.trajectory, 0) + 1
+
+    def stepped(self, event: c.Stepped) -> None:
+        """A batch is trained on."""
+        for name in self.ordered.pop(event.version, ()):
+            self.trained[name] = event.version
+
+    def up(self, event: c.Up) -> None:
+        """A trainer that comes back has forgotten what its checkpoint does not hold."""
+        if event.role == TRAINER:
+            self._undo(event.version or 0)
+
+    def resumed(self, event: c.Resumed) -> None:
+        """The driver came back; its trainer comes up with a checkpoint."""
+        del event
+        self.ordered.clear()
+
+    def _undo(self, durable: int) -> None:
+        self.ordered.clear()
+        kept = {name: version for name, version in self.trained.items() if version <= durable}
+        self.undone += len(self.trained) - len(kept)
+        self.trained = kept
+
+    # ---- commands -------------------------------------------------------------------------------------------------
+
+    def accumulate(self, command: c.Accumulate, controller: Controller) -> None:
+        """A part of a batch is to be trained on."""
+        self._order(command.version, command.trajectories, controller)
+
+    def step(self, command: c.Step, controller: Controller) -> None:
+        """A batch is to be trained on, as far as it was not accumulated."""
+        self._order(command.version, [name for part in command.mini_batches for name in part], controller)
+        batch = self.ordered[command.version]
+        members: dict[int, list[str]] = {}
+        for name in batch:
+            members.setdefault(self._groups[name], []).append(name)
+        groups = self._case.pipeline.prompts_per_step
+        if len(members) != groups or any(len(each) != self._needed for each in members.values()):
+            found = {group: len(each) for group, each in members.items()}
+            raise InvariantError(
+                ONCE, f"a batch of {found} trajectories by group, expected {groups} groups of {self._needed}"
+            )
+        if self._filters:
+            for group, each in members.items():
+                if len({self.rewards[name] for name in each}) == 1:
+                    raise InvariantError(ONCE, f"group {group} has one reward throughout, expected it to be filtered")
+
+    def _order(self, version: int, names: Iterable[str], controller: Controller) -> None:
+        before = self.ordered.setdefault(version, [])
+        taken = {name for batch in self.ordered.values() for name in batch}
+        for name in names:
+            if name in self.trained or name in taken:
+                raise InvariantError(ONCE, f"{name} is trained on twice: again for version {version}")
+            taken.add(name)
+            self._check(name, version, controller)
+            before.append(name)
+
+    def _check(self, name: str, version: int, controller: Controller) -> None:
+        plane, state = self._plane, controller.ledger.get(name)
+        if name in self.dropped:
+            raise InvariantError(ONCE, f"{name} is trained on though it was dropped")
+        if name not in plane.complete:
+            raise InvariantError(ONCE, f"{name} is trained on before it is complete")
+        if name not in self.rewards:
+            raise InvariantError(
+                ONCE, f"{name} is trained on without a reward; its verifier broke {self.broken.get(name, 0)} times"
+            )
+        if state is None or state.reward != self.rewards[name]:
+            found = None if state is None else state.reward
+            raise InvariantError(ONCE, f"{name} is trained on with reward {found}, expected {self.rewards[name]}")
+        oldest = plane.oldest(name)
+        lag = version - 1 - oldest
+        self.lags[lag] = self.lags.get(lag, 0) + 1
+        if self._bound is not None and lag > self._bound:
+            raise InvariantError(
+                BOUND,
+                f"{name} of version {oldest} is trained on for version {version}: a staleness of {lag}, "
+                f"expected at most {self._bound}",
+            )
+        if state.version is None or state.version > oldest:
+            raise InvariantError(
+                TOKENS, f"the controller takes {name} for version {state.version}, but it is of {oldest}"
+            )
+
+    def abort(self, command: c.Abort, controller: Controller) -> None:
+        """Trajectories are dropped; those that the controller still knows begin anew."""
+        ordered = {name for batch in self.ordered.values() for name in batch}
+        for name in command.trajectories:
+            if name in self.trained or name in ordered:
+                raise InvariantError(ONCE, f"{name} is dropped though it was trained on")
+            if name not in self._evaluations and controller.ledger.get(name) is None:
+                self.dropped.add(name)
+
+    def route(self, command: c.Route) -> None:
+        """What is dropped or trained on does not run again."""
+        for ref in command.trajectories:
+            if ref.purpose is c.Purpose.EVAL:
+                self._evaluations.add(ref.trajectory)
+            else:
+                self._groups[ref.trajectory] = ref.group
+            if ref.trajectory in self.dropped or ref.trajectory in self.trained:
+                raise InvariantError(ONCE, f"{ref.trajectory} is routed to {command.replica} after its end")
+
+    # ---- the end --------------------------------------------------------------------------------------------------
+
+    def finished(self, controller: Controller) -> None:
+        """The run is complete: every group that was admitted was trained on or dropped, whole."""
+        counts, pipeline = controller.ledger.counts, self._case.pipeline
+        names = {f"{group}.{sample}" for group in range(counts.admitted) for sample in range(self._samples)}
+        lost = sorted(names - self.trained.keys() - self.dropped)
+        both = sorted(self.dropped & self.trained.keys())
+        strange = sorted((self.trained.keys() | self.dropped) - names)
+        if lost or both or strange:
+            raise InvariantError(ONCE, f"at the end {lost} are lost, {both} trained on and dropped, {strange} unknown")
+        expected = pipeline.steps * pipeline.prompts_per_step
+        if len(self.trained) != expected * self._needed or counts.trained != expected:
+            raise InvariantError(
+                ONCE,
+                f"{len(self.trained)} trajectories and {counts.trained} groups were trained on, expected "
+                f"{expected * self._needed} and {expected}",
+            )
+        if counts.admitted != counts.trained + counts.filtered + counts.failed:
+            raise InvariantError(
+                ONCE,
+                f"{counts.admitted} groups were admitted, expected {counts.trained} trained on + {counts.filtered} "
+                f"filtered + {counts.failed} failed",
+            )
+        if counts.failed and not self.broken:
+            raise InvariantError(ONCE, f"{counts.failed} groups failed, but no verifier broke")

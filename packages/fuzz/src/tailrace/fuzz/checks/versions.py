@@ -1,0 +1,99 @@
+"""Invariants 3 and 4, by what the controller asks for: who is given work, and under which version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace import contracts as c
+from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
+from tailrace.fuzz.errors import InvariantError
+from tailrace.pipeline.executor.deployment import REPLICA
+
+
+class VersionCheck:
+    """What the controller was told of weights.
+
+    Args:
+        mixes_versions: a trajectory for training may go on under another version.
+    """
+
+    def __init__(self, *, mixes_versions: bool) -> None:
+        self._mixes = mixes_versions
+        self._published: set[int] = set()
+        self._serves: dict[str, int] = {}
+        self._up: set[str] = set()
+        self.pulling: dict[str, int] = {}  # what was asked for and not answered
+        self._group: dict[int, int] = {}  # the version at which a group started
+
+    def up(self, event: c.Up) -> None:
+        """A member is new."""
+        if event.role == REPLICA:
+            self._up.add(event.id)
+
+    def down(self, event: c.Down) -> None:
+        """A member is gone."""
+        if event.role == REPLICA:
+            self._gone(event.id)
+
+    def restart(self, command: c.Restart) -> None:
+        """A member is replaced, whether it was down or not."""
+        if command.role == REPLICA:
+            self._gone(command.id)
+
+    def _gone(self, replica: str) -> None:
+        self._up.discard(replica)
+        self._serves.pop(replica, None)
+        self.pulling.pop(replica, None)
+
+    def resumed(self, event: c.Resumed) -> None:
+        """Every member is gone."""
+        del event
+        self._up.clear()
+        self._serves.clear()
+        self.pulling.clear()
+
+    def published(self, event: c.Published) -> None:
+        """A version may be pulled."""
+        self._published.add(event.version)
+
+    def pulled(self, event: c.Pulled) -> None:
+        """A replica serves a version."""
+        self._serves[event.replica] = event.version
+        self.pulling.pop(event.replica, None)
+
+    def pull_failed(self, event: c.PullFailed) -> None:
+        """A replica serves nothing."""
+        self._serves.pop(event.replica, None)
+        self.pulling.pop(event.replica, None)
+
+    def pull(self, command: c.Pull) -> None:
+        """Only what is published can be pulled, by who is there."""
+        self._serves.pop(command.replica, None)
+        self.pulling[command.replica] = command.version
+        if command.version not in self._published:
+            raise InvariantError(
+                WEIGHTS, f"{command.replica} is to pull version {command.version}, which is not published"
+            )
+        if command.replica not in self._up:
+            raise InvariantError(WEIGHTS, f"{command.replica} is to pull and is not up")
+
+    def routes(self, commands: Sequence[c.Route]) -> None:
+        """Work goes to replicas that serve a version which may generate it. One decision may start a group on several."""
+        started: dict[int, int] = {}
+        for command in commands:
+            version = self._serves.get(command.replica)
+            if version is None:
+                raise InvariantError(WEIGHTS, f"{command.replica} is given work and has no complete version")
+            for ref in command.trajectories:
+                if ref.purpose is c.Purpose.TRAIN and ref.group not in self._group:
+                    started[ref.group] = min(version, started.get(ref.group, version))
+        self._group |= started
+        for command in commands if self._mixes else ():
+            version = self._serves[command.replica]
+            for ref in command.trajectories:
+                if ref.purpose is c.Purpose.TRAIN and version < self._group[ref.group]:
+                    raise InvariantError(
+                        TOKENS,
+                        f"{ref.trajectory} is routed to version {version}, but its group started at version "
+                        f"{self._group[ref.group]}",
+                    )

@@ -1,0 +1,213 @@
+"""A random case from a seed: a pipeline, a small fleet, and what breaks on it."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from tailrace.contracts import BatchingPolicy, Progress
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.errors import CaseError
+from tailrace.fuzz.faults import BreakKind
+from tailrace.fuzz.policies import NONE, POLICIES, Policies, as_it_is, draw_policy, takes
+
+
+def draw_case(seed: int, policies: Policies = NONE) -> Case:
+    """The case of a seed. The same seed gives the same case, until this module changes or a plugin comes or goes.
+
+    Args:
+        policies: those of yours that are in every case, by axis.
+    """
+    random = Random(f"tailrace fuzz {seed}")
+    replicas = random.choice([1, 1, 2, 2, 3, 4, 6])
+    pipeline = _pipeline(random, policies)
+    samples = pipeline["samples_per_prompt"] + pipeline["batching"].get("surplus_samples", 0)
+    max_tokens = random.choice([48, 96, 200])
+    delays = _delays(random)
+    content: dict[str, Any] = {
+        "seed": seed,
+        "pipeline": pipeline,
+        "replicas": replicas,
+        "relays": random.choice([1, 1, 1, 2, 3]),
+        "replica": _replica(random, max_tokens),
+        "costs": _costs(random),
+        "weights": {
+            "stall_s": random.choice([0.0, 0.1, 1.0]),
+            "broadcast_s": random.choice([0.0, 0.2, 2.0]),
+            "pull_s": random.choice([0.01, 0.2, 1.5]),
+            "keep": random.choice([0, 1, 1, 2]),
+        },
+        "delays": delays,
+        "workload": _workload(random, max_tokens),
+        "max_tokens": max_tokens,
+        "evaluation": {"size": random.choice([0, 2, 2, 5]), "every": random.choice([0, 1, 2])},
+        "checkpoint_every": random.choice([1, 1, 2, 3]),
+        "scoring_attempts": random.randint(1, 3),
+        "failed_groups_limit": random.choice([1_000, 1_000, 1_000, 3]),
+        "scoring_failures": random.choice([0.0, 0.0, 0.0, 0.05, 0.25]),
+        "messages": {
+            "delay_s": random.choice([0.0, 0.02, 0.3, 1.5]),
+            "repeat": random.choice([0.0, 0.0, 0.1, 0.5]),
+        },
+    }
+    if len(pipeline["relocation"]) > 1 and random.random() < 0.4:  # a policy with options: one that moves something
+        _with_a_tail(content)
+    # A rough second for each group of a step: faults fall where something happens.
+    replicas, max_tokens = content["replicas"], content["max_tokens"]
+    step_s = 0.5 + pipeline["prompts_per_step"] * samples * max_tokens * 0.004 / replicas
+    counts = {"replica": replicas, "relay": content["relays"]}
+    faults = (_fault(random, counts, pipeline["steps"], step_s, delays) for _ in range(_how_many(random)))
+    content["faults"] = tuple(faults)
+    return Case.model_validate(content)
+
+
+def _with_a_tail(content: dict[str, Any]) -> None:
+    """Relocation finds something to do where a few long trajectories are left on several replicas with room."""
+    content["replicas"] = max(3, content["replicas"])
+    content["pipeline"] |= {"prompts_per_replica": 4, "prompts_per_step": 4, "buffer_prompts": None}
+    content["max_tokens"] = max(96, content["max_tokens"])
+    content["workload"]["response"] = {"median": content["max_tokens"] * 0.2, "sigma": 1.2}
+    content["replica"] |= {"kv_capacity_tokens": 12 * (content["max_tokens"] + 25), "max_running": 24}
+    content["delays"]["snapshot_s"] = 0.25
+
+
+def _pipeline(random: Random, policies: Policies) -> dict[str, Any]:
+    drawn = {axis: draw_policy(random, axis, policies) for axis in POLICIES}
+    mine = as_it_is("batching", policies)
+    surplus = drawn["batching"].get("surplus_groups", 0) if mine is None else mine.surplus_groups
+    while surplus and "surplus" not in takes("admission", drawn["admission"]["name"], policies):
+        # That admission makes no room for surplus groups.
+        if mine is None:
+            surplus = 0
+            del drawn["batching"]["surplus_groups"]
+        elif "admission" in policies:
+            raise CaseError(
+                f"found {surplus} surplus groups of a batching policy, expected an admission with 'surplus'"
+            )
+        else:
+            drawn["admission"] = draw_policy(random, "admission")
+    batch = random.choice([1, 2, 3, 4, 6])
+    # Fewer open groups than a batch has would never fill one.
+    room = None if random.random() < 0.6 else batch + surplus + random.randint(0, 2 * batch)
+    return {
+        **drawn,
+        "steps": random.choice([1, 2, 3, 4, 5, 8]),
+        "prompts_per_step": batch,
+        "samples_per_prompt": random.choice([2, 2, 3, 4]) if mine is None else _needed(mine),
+        "prompts_per_replica": random.choice([1, 2, 4, 6]),
+        "buffer_prompts": room,
+        "cycle_s": random.choice([0.0, 0.0, 0.5, 2.0]),
+    }
+
+
+def _needed(batching: BatchingPolicy) -> int:
+    launch = batching.open().next(Progress(0, -1, 0, 0, 0, 0, 0, 1, 1))
+    if launch is None:
+        raise CaseError(f"found that {batching!r:.60} launches nothing at the start, expected a group")
+    return launch.needed
+
+
+def _replica(random: Random, max_tokens: int) -> dict[str, Any]:
+    """Half of the fleets are so small that trajectories wait and are preempted; in the others relocation finds room."""
+    largest = max_tokens + 24 + 1
+    tight = random.random() < 0.5
+    return {
+        "kv_capacity_tokens": int(largest * random.choice([1.0, 1.2, 2.0] if tight else [4.0, 12.0])) + 1,
+        "max_running": random.choice([1, 2, 4] if tight else [8, 24]),
+        "prefix_cached": random.choice([0.0, 0.8]),
+        "start_s": random.choice([0.0, 1.0]),
+        "restart_s": random.choice([0.0, 0.5, 4.0]),
+    }
+
+
+def _costs(random: Random) -> dict[str, float]:
+    return {
+        "k1": random.choice([0.0, 1e-6, 2e-5]),
+        "k2": random.choice([1e-3, 1e-2]),
+        "k3": random.choice([1e-4, 2e-3]),
+        "k4": random.choice([2e-3, 2e-2]),
+        "prefill_s": random.choice([0.0, 1e-4, 2e-3]),
+        "train_s": random.choice([1e-5, 5e-4, 4e-3]),
+        "optimizer_s": random.choice([0.0, 0.5]),
+        "data_s": random.choice([0.0, 0.3]),
+    }
+
+
+def _delays(random: Random) -> dict[str, float]:
+    return {
+        "reward_s": random.choice([0.0, 0.1, 1.0]),
+        "report_s": random.choice([0.05, 0.25, 1.0]),
+        "snapshot_s": random.choice([0.25, 1.0, 3.0]),
+        "checkpoint_s": random.choice([0.0, 0.5, 4.0]),
+        "route_s": random.choice([0.0, 0.0, 0.05]),
+        "detect_s": random.choice([0.0, 0.5, 2.0]),
+        "hang_s": random.choice([3.0, 8.0]),
+        "trainer_restart_s": random.choice([0.0, 1.0, 5.0]),
+        "relay_restart_s": random.choice([0.0, 0.5, 6.0]),
+        "data_restart_s": random.choice([0.0, 1.0]),
+    }
+
+
+def _workload(random: Random, max_tokens: int) -> dict[str, Any]:
+    workload: dict[str, Any] = {
+        "prompt": {"median": 12.0, "sigma": 0.3, "cap": 24},
+        "response": {"median": max_tokens * random.choice([0.1, 0.2, 0.4]), "sigma": random.choice([0.4, 1.2])},
+        "correlation": random.choice([0.0, 0.5, 0.9]),
+        "drift": random.choice([None, None, 1.1]),
+        "reward_latency": random.choice([None, None, {"median": 0.2, "sigma": 1.0, "cap": 3.0}]),
+        "solve_rate": {"mean": random.choice([0.3, 0.6]), "spread": random.choice([0.0, 1.0])},
+    }
+    if random.random() < 0.3:
+        calls = random.choice([{"counts": {"0": 1.0, "1": 1.0, "3": 0.5}}, {"counts": {"2": 1.0}}])
+        workload["environment"] = {"calls": calls, "latency": {"median": 0.5, "sigma": 0.8, "cap": 4.0}}
+    return workload
+
+
+def _how_many(random: Random) -> int:
+    return random.choice([0, 1, 2, 3, 4, 6])
+
+
+_KINDS: tuple[tuple[BreakKind, int], ...] = (
+    (BreakKind.KILL, 8),
+    (BreakKind.HANG, 4),
+    (BreakKind.STALL, 2),
+    (BreakKind.SLOW, 2),
+    (BreakKind.PARTITION, 4),
+    (BreakKind.TORN_PULL, 2),
+    (BreakKind.LOST_CHECKPOINT, 2),
+    (BreakKind.DAMAGED_CHECKPOINT, 1),
+    (BreakKind.BROKEN_SCORING, 1),
+    (BreakKind.REPLAY, 2),
+    (BreakKind.CRASH, 2),
+)
+
+
+def _fault(
+    random: Random, counts: dict[str, int], steps: int, step_s: float, delays: dict[str, float]
+) -> dict[str, Any]:
+    kind = random.choices([kind for kind, _ in _KINDS], [weight for _, weight in _KINDS])[0]
+    fault: dict[str, Any] = {
+        "kind": kind,
+        "at_step": random.randint(0, steps - 1),
+        "after_s": round(random.choice([0.0, 0.5, 1.0, 2.0]) * random.random() * step_s, 3),
+    }
+    replica = {"role": "replica", "member": f"r{random.randrange(counts['replica'])}"}
+    relay = {"role": "relay", "member": str(random.randrange(counts["relay"]))}
+    trainer, scorer, data = ({"role": role, "member": "0"} for role in ("trainer", "scorer", "data"))
+    if kind is BreakKind.KILL:
+        fault |= random.choice([replica, replica, replica, trainer, trainer, relay, relay, relay, scorer, data])
+    elif kind is BreakKind.HANG:
+        fault |= random.choice([replica, replica, trainer, relay, scorer, data])
+    elif kind in (BreakKind.SLOW, BreakKind.PARTITION):
+        fault |= random.choice([replica, replica, trainer])
+    elif kind in (BreakKind.TORN_PULL, BreakKind.STALL):
+        fault |= replica
+    if kind is BreakKind.SLOW:
+        fault |= {"speed": random.choice([0.1, 0.5]), "for_s": random.choice([1.0, 10.0])}
+    elif kind is BreakKind.PARTITION:
+        fault["for_s"] = round(delays["hang_s"] * random.choice([0.1, 0.4, 0.9, 2.0]), 3)
+    elif kind is BreakKind.TORN_PULL:
+        fault["count"] = random.choice([1, 1, 2, 3])
+    elif kind is BreakKind.BROKEN_SCORING:
+        fault["for_s"] = random.choice([0.5, 3.0])
+    return fault

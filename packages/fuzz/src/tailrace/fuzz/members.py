@@ -1,0 +1,110 @@
+"""Members of a fuzz case: as in a simulation, and the checks see what they do."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from tailrace import contracts as c
+from tailrace.fleetsim.members.relays import Relays
+from tailrace.fleetsim.members.replica import Replica
+from tailrace.fleetsim.members.stores import ScorerModel
+from tailrace.fleetsim.members.trainer import Trainer
+from tailrace.fleetsim.simulator import Models
+from tailrace.fleetsim.world import World
+from tailrace.fuzz.checks.data_plane import DataPlane
+from tailrace.fuzz.checks.lineage import Lineage
+
+if TYPE_CHECKING:
+    from tailrace.fleetsim.host import VirtualMember
+
+
+class FuzzReplica(Replica):
+    """A replica whose weights and work are watched."""
+
+    __slots__ = ("_plane",)
+
+    def __init__(self, world: World, relays: Relays, name: str, plane: DataPlane) -> None:
+        self._plane = plane
+        super().__init__(world, relays, name, world.fleet.speed(name))
+
+    def weights_gone(self) -> None:
+        self._plane.drops_weights(self.id)
+
+    def weights_arrived(self, version: int) -> None:
+        self._plane.pulled(self.id, version)
+
+    def _pull(self, command: c.Pull) -> None:
+        torn = self.world.injuries.torn_pulls[self.id] > 0
+        super()._pull(command)
+        self._plane.pulls(self.id, command, torn=torn)
+
+
+class FuzzTrainer(Trainer):
+    """A trainer whose weights are numbered."""
+
+    def __init__(self, world: World, relays: Relays, lineage: Lineage) -> None:
+        self._lineage = lineage
+        super().__init__(world, relays)
+
+    def loaded(self, version: int) -> None:
+        self._lineage.loads(version)
+
+    def stages(self, version: int) -> None:
+        self._lineage.publishes(version)
+
+    def saves(self, version: int) -> None:
+        self._lineage.saves(version)
+
+    def trained(self, version: int) -> None:
+        del version
+        self._lineage.stepped()
+
+
+class FuzzScorer(ScorerModel):
+    """A scorer whose verifiers take their own time each, and break."""
+
+    def __init__(self, world: World, random: Random, breaks: float) -> None:
+        super().__init__(world)
+        self._random, self._breaks = random, breaks
+
+    def score(self, command: c.Score) -> None:
+        world, random = self._world, self._random
+        for name in command.trajectories:
+            known = world.tokens.trajectories.get(name)
+            takes_s = 2 * random.random() * world.fleet.delays.reward_s
+            takes_s += known.sample.reward_s if known is not None else 0.0
+            world.time.at(world.time.now() + takes_s, self._score_one, (self._member, name, command.seq))
+
+    def _score_one(self, scoring: tuple[VirtualMember, str, int]) -> None:
+        member, name, seq = scoring
+        known = self._world.tokens.trajectories.get(name)
+        if member is not self._member or known is None:
+            return
+        broken = self._world.time.now() < self._world.injuries.scoring_broken_until_s
+        if broken or self._random.random() < self._breaks:
+            member.say([c.ScoringFailed(name, "the verifier broke", seq)])
+        else:
+            member.say([c.Scored(name, known.sample.reward, seq)])
+
+
+class FuzzModels(Models):
+    """The members of a case.
+
+    Args:
+        random: draws what verifiers do.
+        breaks: share of scorings that fail.
+    """
+
+    def __init__(self, world: World, plane: DataPlane, lineage: Lineage, random: Random, breaks: float) -> None:
+        self._plane, self._lineage, self._random, self._breaks = plane, lineage, random, breaks
+        super().__init__(world)
+
+    def new_trainer(self) -> FuzzTrainer:
+        return FuzzTrainer(self.world, self.relays, self._lineage)
+
+    def new_scorer(self) -> FuzzScorer:
+        return FuzzScorer(self.world, self._random, self._breaks)
+
+    def new_replica(self, name: str) -> FuzzReplica:
+        return FuzzReplica(self.world, self.relays, name, self._plane)

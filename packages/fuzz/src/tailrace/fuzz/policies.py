@@ -1,0 +1,127 @@
+"""Which policy stands on each axis of a case: one that is registered, or one of yours.
+
+A policy of yours is the name of a plugin, a class (or function) whose options are drawn, or an object as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from random import Random
+from types import MappingProxyType
+from typing import Any
+
+from tailrace.contracts import Cause, Failure, RecoveryAction, TailraceError, expected_one_of, plugins
+from tailrace.fuzz.errors import CaseError
+from tailrace.fuzz.options import draw_value
+from tailrace.pipeline.config.models import Choice
+from tailrace.pipeline.config.options import Factory, options_of
+from tailrace.pipeline.config.policies import build_policy, load_policy
+from tailrace.pipeline.spec import AXES
+
+POLICIES = (*AXES, "sampler")
+Policies = Mapping[str, Any]
+NONE: Policies = MappingProxyType({})
+FOLLOWS = {"samples", "count", "surplus", "k1", "k2", "k3", "k4"}
+"""Options that follow from the rest of a case, and are not drawn."""
+SHORT_LIVED = 0.16
+"""How often a recovery that ends the run with the first dead replica is kept: little happens after that."""
+DRAWS = 20  # of options, until a policy takes them
+
+
+def check_axes(policies: Policies) -> None:
+    """Every policy of yours stands on an axis.
+
+    Raises:
+        CaseError: there is no such axis.
+    """
+    for axis in policies:
+        if axis not in POLICIES:
+            raise CaseError(f"found a policy for {axis!r}, {expected_one_of(axis, POLICIES)}")
+
+
+def draw_policy(random: Random, axis: str, policies: Policies = NONE) -> dict[str, Any]:
+    """A policy of an axis with its options, as a configuration says it."""
+    mine = policies.get(axis)
+    if mine is not None:
+        return _drawn(random, axis, _name(mine), policies)
+    names = plugins.names(f"tailrace.{axis}")
+    policy = _drawn(random, axis, random.choice(names))
+    if axis == "recovery" and random.random() >= SHORT_LIVED:
+        while ends_run(make_policy(axis, Choice(**policy)), "replica", failures=1, others=1):
+            policy = _drawn(random, axis, random.choice(names))
+    return policy
+
+
+def make_policy(
+    axis: str,
+    choice: Choice,
+    given: Mapping[str, Any] = NONE,
+    where_taken: Mapping[str, Any] = NONE,
+    policies: Policies = NONE,
+) -> Any:
+    """The policy that a case chooses; see `build_policy`.
+
+    Raises:
+        ConfigError: it does not take its options.
+    """
+    factory = policies.get(axis)
+    if factory is None or isinstance(factory, str) or choice.name != _name(factory):
+        return build_policy(axis, choice, given, where_taken)
+    return build_policy(axis, choice, given, where_taken, factory) if _is_factory(factory) else factory
+
+
+def takes(axis: str, name: str, policies: Policies = NONE) -> Mapping[str, Any]:
+    """The options of a policy by name, with their types; none of an object, which has them already."""
+    factory = _factory(axis, name, policies)
+    return {} if factory is None else options_of(factory)
+
+
+def as_it_is(axis: str, policies: Policies) -> Any | None:
+    """The object of yours on an axis; None where the policy is made for each case."""
+    mine = policies.get(axis)
+    return None if isinstance(mine, str) or _is_factory(mine) else mine
+
+
+def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:
+    """Whether a recovery ends the run when a member has failed so often."""
+    failure = Failure(role, "0", Cause.DIED, failures=failures, role_failures=failures, others=others)
+    return bool(recovery.on_down(failure) is RecoveryAction.FAIL)
+
+
+def _drawn(random: Random, axis: str, name: str, policies: Policies = NONE) -> dict[str, Any]:
+    """Options are drawn until the policy takes them; what it takes together with others is for it to say."""
+    fields = {option: kind for option, kind in takes(axis, name, policies).items() if option not in FOLLOWS}
+    for _ in range(DRAWS):
+        options = {option: value for option, kind in fields.items() if (value := draw_value(random, kind)) is not None}
+        factory = _factory(axis, name, policies)
+        if factory is None or _takes_them(factory, options):
+            return {"name": name, **options}
+    raise CaseError(f"policy {name!r} of axis {axis} took none of {DRAWS} draws of its options: {fields!r:.300}")
+
+
+def _takes_them(factory: Factory, options: Mapping[str, Any]) -> bool:
+    required = {option: 1 for option in options_of(factory) if option in FOLLOWS}
+    try:
+        factory(**{**required, **options})
+    except (TailraceError, ValueError, TypeError):
+        return False
+    return True
+
+
+def _factory(axis: str, name: str, policies: Policies) -> Factory | None:
+    mine = policies.get(axis)
+    if mine is None or isinstance(mine, str) or name != _name(mine):
+        return load_policy(axis, name)
+    return mine if _is_factory(mine) else None
+
+
+def _is_factory(policy: Any) -> bool:
+    return isinstance(policy, type) or inspect.isroutine(policy)
+
+
+def _name(policy: Any) -> str:
+    if isinstance(policy, str):
+        return policy
+    made = policy if _is_factory(policy) else type(policy)
+    return f"{made.__module__}.{made.__qualname__}"

@@ -1,0 +1,89 @@
+"""A run of a case: the executor and the controller of real runs, on a virtual host where everything may break.
+
+What breaks is scripted by the case: messages, injuries and the store are objects that the host is given. Every event and
+command, and what members really do, goes to the checks.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from tailrace import contracts as c
+from tailrace.fleetsim.errors import DriverDiedError
+from tailrace.fleetsim.injuries import Injuries
+from tailrace.fleetsim.simulator import Simulation
+from tailrace.fleetsim.world import World
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.checks.checker import Checker
+from tailrace.fuzz.checks.data_plane import DataPlane
+from tailrace.fuzz.checks.lineage import Lineage
+from tailrace.fuzz.members import FuzzModels
+from tailrace.fuzz.messages import Messages
+from tailrace.fuzz.policies import NONE, Policies
+from tailrace.fuzz.store import Store
+from tailrace.fuzz.strikes import Strikes
+from tailrace.pipeline.executor.deployment import Deadlines
+from tailrace.pipeline.executor.executor import Executor
+
+
+class FuzzSimulation:
+    """One run of a case.
+
+    Args:
+        case: what runs and what breaks.
+        policies: those of yours that take part, by axis.
+    """
+
+    def __init__(self, case: Case, policies: Policies = NONE) -> None:
+        fleet = case.fleet(policies)
+        mixes = fleet.spec.sync.mixes_versions
+        random = Random(f"what happens in case {case.seed}")
+        plane, lineage = DataPlane(mixes_versions=mixes), Lineage()
+        store = Store(fleet.workload, fleet.samples, mixes_versions=mixes, plane=plane)
+        world = World(fleet, tokens=store, injuries=Injuries(kept_versions=case.weights.keep), reorders=True)
+        messages = Messages(case.messages, random)
+        patience_s = case.patience_s(fleet.samples)
+        silent_s = fleet.delays.hang_s
+        self.case = case
+        self.simulation = Simulation(
+            fleet,
+            transport=messages,
+            models=FuzzModels(world, plane, lineage, random, case.scoring_failures),
+            deadlines=Deadlines.all(patience_s, suspect_s=silent_s / 2, silent_s=silent_s),
+        )
+        self.checker = Checker(case, self.simulation, plane)
+        self.simulation.observers.append(self.checker)
+        self.simulation.executor = self._executor()
+        self.strikes = Strikes(case.faults, self.simulation, messages, self.checker.replay)
+        self.checker.stepped, self.checker.silenced = self.strikes.reached, self.strikes.silenced
+
+    def run(self) -> None:
+        """To the end of the run.
+
+        Raises:
+            InvariantError: an invariant does not hold.
+        """
+        self.strikes.reached(0)
+        first: c.Event | None = None
+        while True:
+            try:
+                self.simulation.run(first)
+                return
+            except DriverDiedError:
+                first = self._crash()
+
+    def _crash(self) -> c.Resumed:
+        """The driver dies with every role. What it had heard is in the log; the store says what survived."""
+        simulation = self.simulation
+        simulation.controller = self.checker.rebuild()
+        simulation.host.close()
+        simulation.host.reporting.clear()
+        simulation.host.unreachable_until_s.clear()
+        simulation.world.time.clear()
+        simulation.executor = self._executor()
+        self.strikes.again()
+        return c.Resumed(tuple(simulation.world.disk))
+
+    def _executor(self) -> Executor:
+        simulation = self.simulation
+        return Executor(simulation.host, simulation.deployment, observers=simulation.observers)

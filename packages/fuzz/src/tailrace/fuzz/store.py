@@ -1,0 +1,76 @@
+"""The trajectory store of a fuzz case: beside the tokens, what a store does when members or the driver die.
+
+A trajectory whose end was never reported is handed back complete when somebody begins it again; what was consumed for versions
+that the trainer lost is held again; after the death of the driver the store says what survived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tailrace import contracts as c
+from tailrace.fleetsim.engine import Work
+from tailrace.fleetsim.tokens import Tokens
+from tailrace.fleetsim.workload.workload import Workload
+from tailrace.fuzz.checks.data_plane import DataPlane
+
+
+class Store(Tokens):
+    """Tokens that tell the checks about every beginning and end.
+
+    Args:
+        plane: the check of invariants 3 and 4.
+    """
+
+    def __init__(self, workload: Workload, samples: int, *, mixes_versions: bool, plane: DataPlane) -> None:
+        super().__init__(workload, samples, mixes_versions=mixes_versions)
+        self._plane = plane
+        self._begun: dict[str, int] = {}  # by the version that they were begun with last
+        self._consumed: dict[str, int] = {}
+
+    def works(self, refs: Sequence[c.TrajectoryRef], replica: str, version: int, now: float) -> list[Work]:
+        works = super().works(refs, replica, version, now)
+        for ref, work in zip(refs, works, strict=True):
+            self._begun[ref.trajectory] = version
+            self._plane.begins(ref, work, replica, version)
+        return works
+
+    def keep(self, left: Iterable[tuple[str, int]]) -> None:
+        left = list(left)
+        super().keep(left)
+        for name, done in left:
+            self._plane.leaves(name, done)
+
+    def complete(self, finished: Iterable[tuple[float, str, int]]) -> None:
+        finished = list(finished)
+        super().complete(finished)
+        for _, name, tokens in finished:
+            self._plane.completes(name, tokens, wanted=name in self.trajectories)
+
+    def dropped(self, replica: str, names: Iterable[str]) -> None:
+        self._plane.drops(replica, names)
+
+    def consume(self, names: Iterable[str], version: int) -> None:
+        self._consumed.update(dict.fromkeys(names, version))
+
+    def roll_back(self, version: int) -> None:
+        self._consumed = {name: made for name, made in self._consumed.items() if made <= version}
+
+    def forget(self, names: Iterable[str]) -> None:
+        names = list(names)
+        super().forget(names)
+        for name in names:
+            self._begun.pop(name, None)
+            self._consumed.pop(name, None)
+        self._plane.forgets(names)
+
+    def survivors(self, version: int) -> tuple[tuple[str, ...], dict[str, tuple[int, int]]]:
+        self.roll_back(version)
+        known = self.trajectories.items()
+        held = tuple(name for name, state in known if state.response and name not in self._consumed)
+        partial = {
+            name: (state.oldest if state.kept else self._begun[name], state.kept)
+            for name, state in known
+            if not state.response
+        }
+        return held, partial

@@ -1,0 +1,88 @@
+"""Random worlds for the controller: a fuzz case, with another policy or quantity of its pipeline where a test wants it so.
+
+Every invariant of fuzzing is checked in them. --deep and `TAILRACE_WORLDS` multiply their number; a failure names its seed.
+"""
+
+import dataclasses
+import os
+
+from tailrace.contracts.plugins import load
+from tailrace.fleetsim.errors import DriverDiedError
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.draw import draw_case
+from tailrace.fuzz.faults import BreakKind
+from tailrace.fuzz.simulation import FuzzSimulation
+
+WORLDS = int(os.environ.get("TAILRACE_WORLDS", "1"))
+COST = {"k1": 2e-5, "k2": 1e-3, "k3": 1e-4, "k4": 2e-3}
+
+
+def policy(axis, name, **options):
+    return load(f"tailrace.{axis}", name)(**options)
+
+
+def world(seed, *, spec=None, pipeline=None, **fields):
+    """A world of a seed.
+
+    Args:
+        spec: changes of the pipeline's spec, or a function from the case's own to them.
+        pipeline: changes of the case's pipeline.
+        fields: changes of the case.
+    """
+    drawn = draw_case(seed)
+    made = {name: getattr(drawn, name) for name in Case.model_fields} | fields
+    if pipeline is not None:
+        made["pipeline"] = type(drawn.pipeline).model_validate({**drawn.pipeline.model_dump(), **pipeline})
+
+    class Varied(Case):
+        def spec(self, *policies):
+            own = super().spec(*policies)
+            return dataclasses.replace(own, **(spec(own) if callable(spec) else spec or {}))
+
+    return FuzzSimulation(Varied.model_construct(**made))
+
+
+def without(case, *kinds):
+    """The faults of a case but those of some kinds."""
+    return tuple(fault for fault in case.faults if fault.kind not in kinds)
+
+
+def play(seed, played, *, first=None, gives_up=False):
+    """Run a world to its end.
+
+    Args:
+        first: the first event, where it goes on.
+        gives_up: whether it may end without success.
+    """
+    try:
+        if first is None:
+            played.run()
+        while first is not None:
+            try:
+                played.simulation.run(first)
+                first = None
+            except DriverDiedError:
+                first = played._crash()
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
+    controller = played.simulation.controller
+    assert controller.over, f"seed {seed}: no end"
+    assert gives_up or controller.finished, f"seed {seed}: {controller.failure}"
+    return controller
+
+
+def seeds(count, *, first=0, fits=lambda case: True):
+    """The first seeds whose cases fit."""
+    found = (seed for seed in range(first, first + 100_000) if fits(draw_case(seed)))
+    return [next(found) for _ in range(count * WORLDS)]
+
+
+def patient(case):
+    """Whether recovery never gives up, and nothing is so broken that the run must."""
+    options = case.pipeline.recovery.options
+    broken = {BreakKind.TORN_PULL, BreakKind.DAMAGED_CHECKPOINT}
+    return (
+        min(options.values(), default=0) > 100
+        and case.failed_groups_limit > 100
+        and not broken & {fault.kind for fault in case.faults}
+    )

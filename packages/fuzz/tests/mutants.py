@@ -1,0 +1,187 @@
+"""Bugs that are planted to see whether fuzzing finds them: each a few lines that a tired person might write."""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.fleetsim.injuries import Injuries
+from tailrace.fleetsim.members.replica import Replica
+from tailrace.fuzz.case import Case
+from tailrace.fuzz.checks.bookkeeping import BOOKS
+from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
+from tailrace.fuzz.checks.progress import PROGRESS
+from tailrace.fuzz.checks.rebuild import REBUILT
+from tailrace.fuzz.checks.training import BOUND, ONCE
+from tailrace.fuzz.trial import CRASHED
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.states import Phase
+from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.weights import Weights
+from tailrace.repack import RoundRobin
+from tailrace.rollout.order import Order
+from tailrace.staleness import StalenessError
+from tailrace.staleness.bounded import BoundedGate, BufferTentative
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug: what it does to the code, and which invariant it breaks."""
+
+    plant: Callable
+    found: tuple[str, ...]
+
+
+def _a_gate_that_admits_without_checking(patch):
+    """What fails the check is started all the same, as if it were new; and nobody else looks."""
+    reserve, planted = BoundedGate.start, set()
+
+    def start(gate, group, version):
+        planted.add(id(gate.manager))
+        with contextlib.suppress(StalenessError):
+            return reserve(gate, group, version)
+        return reserve(gate, group, gate.manager.version)
+
+    def take(tentative, group, version):
+        with contextlib.suppress(StalenessError):
+            tentative._fork.take(group, version)
+
+    def allows(tentative, version):
+        return any(tentative._fork.allows(newer) for newer in range(version, version + 8))
+
+    patch.setattr(BoundedGate, "start", start)
+    kept = property(lambda gate: None if id(gate.manager) in planted else gate.manager.bound)
+    patch.setattr(BoundedGate, "bound", kept)
+    patch.setattr(BufferTentative, "take", take)
+    patch.setattr(BufferTentative, "allows", allows)
+
+
+def _planning_that_forgets_what_it_planned(patch):
+    """Several checks of one pass are not added up."""
+    patch.setattr(BufferTentative, "take", lambda tentative, group, version: None)
+
+
+def _serving_what_arrived_damaged(patch):
+    patch.setattr(Injuries, "torn", lambda injuries, replica: False)
+
+
+def _work_before_the_first_pull(patch):
+    on_up = Controller._on_up
+
+    def served_at_once(controller, event):
+        on_up(controller, event)
+        if event.role == "replica" and controller.trainer.published >= 0:
+            controller.fleet.replicas[event.id].version = controller.trainer.published
+
+    patch.setattr(Controller, "_on_up", served_at_once)
+
+
+def _a_trajectory_lost_with_its_replica(patch):
+    returned = Ledger.returned
+
+    def lost(ledger, trajectory, tokens):
+        if tokens is None and ledger.trajectories[trajectory].sample == 1:
+            ledger.trajectories[trajectory].phase = Phase.DONE  # somebody will have seen to it
+            ledger.trajectories[trajectory].replica = None
+            return ledger.trajectories[trajectory]
+        return returned(ledger, trajectory, tokens)
+
+    patch.setattr(Ledger, "returned", lost)
+
+
+def _commands_carried_out_as_often_as_they_arrive(patch):
+    def add(order, command):
+        order._ready.append(command)
+
+    patch.setattr(Order, "add", add)
+
+
+def _a_broken_verifier_as_a_zero(patch):
+    on_scored = Controller._on_scored
+
+    def zero(controller, event):
+        scored = c.Scored(event.trajectory, 0.0)
+        on_scored(controller, [scored] if "events" in on_scored.__annotations__ else scored)
+
+    patch.setattr(Controller, "_on_scoring_failed", zero)
+
+
+def _version_numbers_used_again(patch):
+    fall_back = TrainerState.fall_back
+
+    def reuse(trainer, durable):
+        fall_back(trainer, durable)
+        trainer.batches.pop(trainer.version, None)
+        trainer.version = durable
+        trainer.batches[durable] = trainer.step
+
+    patch.setattr(TrainerState, "fall_back", reuse)
+
+
+def _a_controller_that_remembers_beside_its_log(patch):
+    route, spec, calls = RoundRobin.route, Case.spec, [0]
+
+    def new_run(case, *policies):
+        calls[0] = 0  # so that the bug, too, is the same in every run of a case
+        return spec(case, *policies)
+
+    def spread(policy, cycle):
+        calls[0] += 1
+        return route(policy, replace(cycle, routings=cycle.routings + calls[0] // 7))
+
+    patch.setattr(RoundRobin, "route", spread)
+    patch.setattr(Case, "spec", new_run)
+
+
+def _an_interruption_that_counts_a_token_too_many(patch):
+    interrupt = Replica._interrupt
+
+    def more(event):
+        return replace(event, tokens_kept=event.tokens_kept + 1) if isinstance(event, c.Interrupted) else event
+
+    def counts(replica, command):
+        say = Replica._say
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Replica, "_say", lambda who, events: say(who, [more(event) for event in events]))
+            interrupt(replica, command)
+
+    patch.setattr(Replica, "_interrupt", counts)
+
+
+def _a_failed_pull_that_nobody_hears_of(patch):
+    patch.setattr(Weights, "pull_failed", lambda weights, event: None)
+
+
+def _a_version_that_is_gone_for_the_controller_alone(patch):
+    """Fuzzing found this one: what the store kept of that version comes back as if it were of another."""
+
+    def gone(weights, version):
+        ledger = weights._ledger
+        for name in [*ledger.waiting.level_of, *ledger.stranded_evaluations]:
+            if ledger.trajectories[name].version == version:
+                ledger.restarted(ledger.trajectories[name])
+
+    patch.setattr(Weights, "_version_gone", gone)
+
+
+MUTANTS = {
+    "a gate that admits without checking": Mutant(_a_gate_that_admits_without_checking, (BOUND,)),
+    "planning that forgets what it planned": Mutant(_planning_that_forgets_what_it_planned, (CRASHED, PROGRESS)),
+    "serving what arrived damaged": Mutant(_serving_what_arrived_damaged, (WEIGHTS,)),
+    "work before the first pull": Mutant(_work_before_the_first_pull, (WEIGHTS,)),
+    "a trajectory lost with its replica": Mutant(_a_trajectory_lost_with_its_replica, (BOOKS, PROGRESS)),
+    "commands carried out as they arrive": Mutant(
+        _commands_carried_out_as_often_as_they_arrive, (TOKENS, WEIGHTS, BOOKS)
+    ),
+    "a broken verifier as a zero": Mutant(_a_broken_verifier_as_a_zero, (ONCE,)),
+    "version numbers used again": Mutant(_version_numbers_used_again, (WEIGHTS,)),
+    "a controller that remembers beside its log": Mutant(_a_controller_that_remembers_beside_its_log, (REBUILT,)),
+    "an interruption that counts a token too many": Mutant(_an_interruption_that_counts_a_token_too_many, (TOKENS,)),
+    "a version that is gone for the controller alone": Mutant(
+        _a_version_that_is_gone_for_the_controller_alone, (TOKENS,)
+    ),
+    "a failed pull that nobody hears of": Mutant(_a_failed_pull_that_nobody_hears_of, (PROGRESS, BOOKS)),
+}

@@ -1,0 +1,41 @@
+"""200 seeds hold: random pipelines, fleets and faults, the invariants checked at every event."""
+
+import pytest
+
+from tailrace.contracts import plugins
+from tailrace.fuzz.campaign import CampaignSummary, run_seeds
+from tailrace.fuzz.draw import draw_case
+from tailrace.fuzz.faults import BreakKind
+from tailrace.fuzz.policies import POLICIES
+
+SEEDS = 200
+
+
+@pytest.fixture(scope="module")
+def summary():
+    return run_seeds(range(SEEDS))
+
+
+@pytest.mark.long
+def test_the_invariants_hold(summary: CampaignSummary):
+    told = [f"{failure}\ntailrace fuzz --seeds 1 --first-seed {seed}" for seed, failure in summary.failures.items()]
+    assert not told, "\n\n".join(told)
+    assert summary.seeds == SEEDS
+
+
+def test_every_policy_and_every_fault_has_its_turn(summary: CampaignSummary):
+    drawn = set(summary.covered["policies"])
+    assert drawn == {f"{axis} {name}" for axis in POLICIES for name in plugins.names(f"tailrace.{axis}")}
+    assert set(summary.covered["faults"]) == {str(kind) for kind in BreakKind}
+
+
+def test_what_is_hard_to_get_right_does_happen(summary: CampaignSummary):
+    happened = summary.covered["happened"]
+    assert {what for what, count in happened.items() if not count} == set()
+    assert summary.ended["finished"] > SEEDS / 2
+    assert summary.ended["gave up"] > 0
+
+
+def test_the_same_seed_draws_the_same_case():
+    assert [draw_case(seed) for seed in range(50)] == [draw_case(seed) for seed in range(50)]
+    assert len({draw_case(seed).to_json() for seed in range(50)}) == 50

@@ -1,0 +1,121 @@
+"""The transports and codecs of one end, and how a receiver chooses among those of a sender."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from tailrace.paramserver.codec.registry import available, codec
+from tailrace.paramserver.errors import ParamServerError, TransportUnavailable
+from tailrace.paramserver.machine.host import ThisHost
+from tailrace.paramserver.machine.protocol import HostInterface
+from tailrace.paramserver.transport.protocol import Exportable, RemoteMemory, Transport
+from tailrace.paramserver.transport.registry import INLINE, load, negotiate, usable
+from tailrace.paramserver.wire.agreement import Offer
+from tailrace.paramserver.wire.encoding import Encoder
+
+_log = logging.getLogger(__name__)
+_OPEN_S = 2.0
+#: Below this, setting a transport up takes longer than sending the bytes on the connection that is there.
+WORTH_BYTES = 4 * 2**20
+
+
+class Means:
+    """The transports and codecs of one end, besides raw chunks on the connection itself, which always work.
+
+    Args:
+        transports: names, best first (`tailrace.paramserver.transport.registry`).
+        codecs: names, best first (`tailrace.paramserver.codec.registry`).
+        host: under which this process can be reached.
+        worth_bytes: smaller versions go on the connection.
+        always_encode: encode whatever can be, and not only where that was measured to be faster.
+
+    Raises:
+        TransportUnavailable, CodecUnknown, CodecUnavailable: one of them cannot be used here.
+    """
+
+    def __init__(
+        self,
+        transports: Sequence[str] = (),
+        codecs: Sequence[str] = (),
+        *,
+        host: str = "127.0.0.1",
+        worth_bytes: int = 0,
+        always_encode: bool = False,
+    ) -> None:
+        self.codecs = tuple(codec(name).name for name in codecs)
+        self._worth_bytes, self._always_encode = worth_bytes, always_encode
+        self._transports: dict[str, Transport] = {name: load(name, host=host) for name in transports}
+
+    @classmethod
+    def of(
+        cls,
+        transports: Sequence[str] | None,
+        codecs: Sequence[str] | None,
+        machine: HostInterface,
+        *,
+        host: str = "127.0.0.1",
+        always_encode: bool = False,
+    ) -> Means:
+        """The configured transports and codecs of a relay or publisher.
+
+        Args:
+            transports: None takes shared memory on a real host, where a version is worth it: it works exactly where the two
+                ends share memory. Transports that are named are used for versions of any size.
+            codecs: None takes, on a real host, all that can be used here.
+            machine: the machine that it runs on.
+            host, always_encode: see `Means`.
+
+        Raises:
+            TransportUnavailable, CodecUnknown, CodecUnavailable: one of them cannot be used here.
+        """
+        real = isinstance(machine, ThisHost)
+        default = tuple(usable(("shm",))) if real else ()
+        return cls(
+            default if transports is None else transports,
+            (available() if real else ()) if codecs is None else codecs,
+            host=host,
+            worth_bytes=WORTH_BYTES if transports is None else 0,
+            always_encode=always_encode,
+        )
+
+    def encoder(self, now: Callable[[], float]) -> Encoder:
+        """The codecs of one sender towards one receiver."""
+        return Encoder(now, always=self._always_encode)
+
+    @contextmanager
+    def exported(self, memory: Exportable, nbytes: int) -> Iterator[dict[str, Mapping[str, Any]]]:
+        """Descriptors of this memory by transport, valid while the context is open. Unable transports are left out."""
+        with ExitStack() as stack:
+            found = dict[str, Mapping[str, Any]]()
+            for name, transport in self._transports.items() if nbytes >= self._worth_bytes else ():
+                try:
+                    export = transport.export(memory)
+                except (TransportUnavailable, OSError) as error:
+                    _log.info("transport %s does not export %s: %s", name, memory.name, error)
+                    continue
+                stack.callback(export.close)
+                found[name] = export.descriptor
+            yield found
+
+    def choose_codec(
+        self, offer: Offer, bases: Sequence[tuple[int, int]]
+    ) -> tuple[str, tuple[int, int]] | tuple[None, None]:
+        """A codec that both ends have, and the first local version of this layout that both have; or neither."""
+        name = next((name for name in self.codecs if name in offer.codecs), None)
+        base = next((key for key in bases if key in offer.bases), None)
+        return (None, None) if name is None or base is None else (name, base)
+
+    def open(self, offered: Mapping[str, Mapping[str, Any]]) -> tuple[str, RemoteMemory | None]:
+        """The best transport that reaches the sender's memory, and that memory; `INLINE` and None if none does."""
+        wanted = [name for name in self._transports if name in offered]
+        # Whether both are on one host is for shared memory itself to find out: its `open` fails where they are not.
+        while (name := negotiate(list(offered), wanted, same_host=True)) != INLINE:
+            try:
+                return name, self._transports[name].open(offered[name], timeout_s=_OPEN_S)
+            except ParamServerError as error:
+                _log.info("transport %s does not reach the sender: %s", name, error)
+                wanted.remove(name)
+        return INLINE, None

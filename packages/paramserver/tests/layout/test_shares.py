@@ -1,0 +1,213 @@
+"""Ranks publish their own shards; a relay shows the version once all are there; readers take what their ranks need of it."""
+
+import random
+import threading
+
+import pytest
+
+from tailrace.paramserver import (
+    Needs,
+    Publisher,
+    RelayReader,
+    TransportUnavailable,
+    VersionNotYet,
+    set_chain,
+    shares,
+)
+from tailrace.paramserver.layout import GlobalTensor, Layout, from_vllm, qwen_tensors
+from tailrace.paramserver.layout.mesh_splits import chunk
+from tailrace.paramserver.manifest import byte_size
+
+from .small_models import TIED
+
+TENSORS = (
+    GlobalTensor("a", "float32", (7, 5)),
+    GlobalTensor("b", "bfloat16", (3,)),
+    GlobalTensor("c", "uint8", (1, 9, 2)),
+)
+
+
+def split(tensors, ranks):
+    """Each tensor's first dimension over the ranks, as FSDP2 cuts it."""
+    boxes = {}
+    for rank in range(ranks):
+        held = {t.name: [(chunk(t.shape[0], ranks, rank), *((0, n) for n in t.shape[1:]))] for t in tensors}
+        boxes[f"rank{rank}"] = {name: box for name, box in held.items() if box[0][0][0] < box[0][0][1]}
+    return Layout.of_boxes(tensors, boxes)
+
+
+def make(tensors, seed):
+    source = random.Random(seed)
+    return {t.name: source.randbytes(byte_size(t.dtype, t.shape)) for t in tensors}
+
+
+def local(tensors, weights, ranks, rank):
+    """The rows of a rank."""
+    for tensor in tensors:
+        first, last = chunk(tensor.shape[0], ranks, rank)
+        row = tensor.nbytes // tensor.shape[0]
+        if first < last:
+            yield tensor.name, weights[tensor.name][first * row : last * row]
+
+
+@pytest.fixture
+def trainer(serve, token):
+    """Publishers of one layout, and how they publish a version."""
+    publishers = []
+
+    class Trainer:
+        def __init__(self, tensors, ranks, address, chunk_bytes=64, **options):
+            self.tensors, self.shares, self.stamp = tensors, shares(split(tensors, ranks), chunk_bytes=chunk_bytes), 0
+            self.publishers = [Publisher(address, token=token, **options) for _ in range(ranks)]
+            publishers.extend(self.publishers)
+
+        def publish(self, version, weights, ranks=None):
+            self.stamp += 1
+            count = len(self.publishers)
+            for rank in range(count) if ranks is None else ranks:
+                rows, share = local(self.tensors, weights, count, rank), self.shares[f"rank{rank}"]
+                self.publishers[rank].publish(version, rows, stamp=self.stamp, share=share)
+
+    yield Trainer
+    for publisher in publishers:
+        publisher.close()
+
+
+def holds(relay, token, version, weights, **options):
+    with RelayReader(relay.address, token=token, **options) as reader, reader.lease(version, timeout_s=20) as held:
+        assert {name: bytes(tensor.data) for name, tensor in held.raw().items()} == weights
+
+
+@pytest.mark.parametrize("buffers", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_all_ranks_together_make_a_version(serve, token, trainer, ranks, buffers):
+    first, second = serve(), serve()
+    set_chain([first.address, second.address], token=token)
+    run = trainer(TENSORS, ranks, first.address, buffers=buffers)
+    for version in range(1, 6):
+        weights = make(TENSORS, version)
+        run.publish(version, weights)
+        for publisher in run.publishers:
+            publisher.wait(version, 20)
+        for relay in (first, second):
+            holds(relay, token, version, weights)
+            holds(relay, token, version, weights, same_host=False)
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "ucx", "nixl"])
+def test_shares_travel_by_any_transport(serve, token, trainer, transport):
+    try:
+        first, second = serve(transports=(transport,)), serve(transports=(transport,))
+    except TransportUnavailable as error:
+        pytest.skip(str(error))
+    set_chain([first.address, second.address], token=token)
+    run = trainer(TENSORS, 2, first.address, buffers=1, transports=(transport,))
+    for version in (1, 2):
+        run.publish(version, make(TENSORS, version))
+        holds(second, token, version, make(TENSORS, version), same_host=False, transports=(transport,))
+    assert run.publishers[1].transfers["payload_sent"] == 0
+
+
+def test_shares_travel_as_deltas(serve, token, trainer):
+    pytest.importorskip("numpy")
+    means = {"transports": (), "codecs": ("delta",), "always_encode": True}
+    first, second = serve(**means), serve(**means)
+    set_chain([first.address, second.address], token=token)
+    large = (GlobalTensor("w", "uint8", (64, 4096)),)
+    run = trainer(large, 2, first.address, buffers=2, chunk_bytes=2**16, **means)
+    weights = make(large, 1)
+    for version in range(1, 5):
+        run.publish(version, weights)
+        for publisher in run.publishers:
+            publisher.wait(version, 20)
+        holds(second, token, version, weights)
+        changed = bytearray(weights["w"])
+        changed[version * 5000] ^= 1
+        weights = {"w": bytes(changed)}
+    for publisher in run.publishers:
+        assert publisher.transfers["payload_sent"] < 0.5 * publisher.transfers["bytes_sent"]
+
+
+def test_nobody_sees_a_version_of_which_a_share_is_missing_and_a_newer_one_takes_its_place(serve, token, trainer):
+    relay = serve()
+    run = trainer(TENSORS, 3, relay.address, buffers=1)
+    run.publish(1, make(TENSORS, 1), ranks=[0, 2])
+    with (
+        RelayReader(relay.address, token=token) as reader,
+        pytest.raises(VersionNotYet),
+        reader.lease(1, timeout_s=0.5),
+    ):
+        pass
+    run.publish(2, make(TENSORS, 2))
+    holds(relay, token, 2, make(TENSORS, 2))
+    assert run.publishers[0].superseded == [1]
+
+
+def test_another_master_gets_all_shares_again(serve, token, trainer):
+    first, second = serve(), serve()
+    run = trainer(TENSORS, 2, first.address, buffers=1)
+    run.publish(1, make(TENSORS, 1), ranks=[0])
+    first.close()
+    for publisher in run.publishers:
+        publisher.retarget(second.address)
+    run.stamp = 0
+    run.publish(1, make(TENSORS, 1), ranks=[1])
+    holds(second, token, 1, make(TENSORS, 1))
+    third = serve()
+    for publisher in run.publishers:
+        publisher.retarget(third.address)
+    holds(third, token, 1, make(TENSORS, 1))
+
+
+def test_publishing_waits_for_no_more_than_the_version_before_to_be_sent(serve, token, trainer):
+    relay = serve()
+    run = trainer(TENSORS, 2, relay.address, buffers=1)
+    threads = [
+        threading.Thread(target=lambda: [run.publish(version, make(TENSORS, version)) for version in range(1, 30)])
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    holds(relay, token, 29, make(TENSORS, 29))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("same_host", [True, False])
+def test_a_worker_reads_what_it_needs_by_a_plan_that_is_made_once(serve, token, trainer, ranks, same_host):
+    tensors = tuple(qwen_tensors(TIED))
+    relay = serve()
+    run = trainer(tensors, ranks, relay.address)
+    workers = from_vllm(tensors, TIED, tp=4)
+    needs = {rank: Needs(lambda found: from_vllm(found, TIED, tp=4), rank) for rank in workers.shards}
+    total = sum(tensor.nbytes for tensor in tensors)
+    for version in (1, 2):
+        weights = make(tensors, version)
+        run.publish(version, weights)
+        for rank, need in needs.items():
+            reader = RelayReader(relay.address, token=token, same_host=same_host, needs=need)
+            with reader, reader.lease(version, timeout_s=20) as held:
+                for name, tensor in held.raw().items():
+                    whole, dense = weights[name], held.tensors[name]
+                    read = bytes(tensor.data)
+                    for _, piece in workers.shards[rank].pieces.get(name, ()):
+                        compare(dense, piece.box, read, whole)
+                if not same_host:
+                    assert reader.transfers["bytes_received"] < 0.8 * total
+    assert [need.made for need in needs.values()] == [1] * 4
+
+
+def compare(tensor, box, found, expected):
+    width = tensor.nbytes // max(1, tensor.shape[0])
+    size = width // (tensor.shape[1] if len(tensor.shape) > 1 else 1)
+    for row in range(*box[0]):
+        first, last = box[1] if len(box) > 1 else (0, 1)
+        part = slice(row * width + first * size, row * width + last * size)
+        assert found[part] == expected[part]
+
+
+def test_a_share_needs_its_stamp(serve, token, trainer):
+    run = trainer(TENSORS, 2, serve().address)
+    with pytest.raises(ValueError, match="stamp"):
+        run.publishers[0].publish(1, [], share=run.shares["rank0"])

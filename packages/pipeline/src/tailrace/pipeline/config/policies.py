@@ -1,0 +1,51 @@
+"""The policies that a configuration names."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.contracts import PluginError, plugins
+from tailrace.pipeline.config.models import Choice
+from tailrace.pipeline.config.options import Factory, read_options
+from tailrace.pipeline.errors import ConfigError
+
+
+def load_policy(axis: str, name: str) -> Factory:
+    """The class or function that a plugin names.
+
+    Raises:
+        ConfigError: the axis has no plugin of this name.
+    """
+    try:
+        factory: Factory = plugins.load(f"tailrace.{axis}", name)
+    except PluginError as error:
+        raise ConfigError(f"key 'pipeline.{axis}': {error}") from error
+    return factory
+
+
+def build_policy(
+    axis: str,
+    choice: Choice,
+    given: Mapping[str, Any] | None = None,
+    where_taken: Mapping[str, Any] | None = None,
+    factory: Factory | None = None,
+) -> Any:
+    """The policy that a configuration chooses.
+
+    Args:
+        axis: the policy's axis.
+        choice: the policy's name and options.
+        given: options that follow from the rest of the configuration. The policy must have them.
+        where_taken: further such options, used only if the policy has them.
+        factory: builds the policy; None: the plugin of that name.
+
+    Raises:
+        ConfigError: an option is unknown, missing or wrong, or the plugin does not exist.
+    """
+    factory = factory or load_policy(axis, choice.name)
+    takes = inspect.signature(factory).parameters
+    offered = {name: value for name, value in (where_taken or {}).items() if name in takes}
+    options = {**offered, **(given or {}), **choice.options}
+    return read_options(factory, options, f"key 'pipeline.{axis}': {choice.name!r}")

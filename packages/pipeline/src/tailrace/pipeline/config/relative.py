@@ -1,0 +1,39 @@
+"""Makes paths in a configuration file, which are relative to the file, absolute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PATHS = ("task.train", "task.held_out", "model.path", "fleet.workload.trace")
+_VERIFIER = "task.verifier"  # a name, module:function or file.py:function
+_TABLES_OR_NAMES = ("fleet.profile", "fleet.model", "fleet.trainer.device", "fleet.rollout.device")
+"""Keys whose value is the name of a built-in, or the user's own TOML file."""
+
+
+def rooted(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """The content of a file with absolute paths.
+
+    Args:
+        content: the file's content.
+        directory: the file's directory.
+    """
+    found = dict(content)
+    for key in (*_PATHS, *_TABLES_OR_NAMES, _VERIFIER):
+        *tables, name = key.split(".")
+        table: Any = found
+        for part in tables:
+            if not isinstance(table, dict) or not isinstance(table.get(part), Mapping):
+                table = None
+                break
+            table[part] = dict(table[part])
+            table = table[part]
+        value = table.get(name) if isinstance(table, dict) else None
+        if key == _VERIFIER and isinstance(value, str):
+            file, colon, function = value.rpartition(":")
+            if file.endswith(".py"):
+                table[name] = f"{(directory / file).absolute()}{colon}{function}"
+        elif isinstance(value, str) and (key in _PATHS or value.endswith(".toml")):
+            table[name] = str((directory / value).absolute())
+    return found

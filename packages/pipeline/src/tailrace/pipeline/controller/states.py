@@ -1,0 +1,100 @@
+"""The states of every trajectory and group that is not settled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tailrace.contracts import Candidate, Purpose
+
+
+class Phase(StrEnum):
+    """State of a trajectory; see `ledger.py`."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    SCORED = "scored"
+
+
+class GroupPhase(StrEnum):
+    """State of a group; see `ledger.py`."""
+
+    GENERATING = "generating"
+    BUFFERED = "buffered"
+    TRAINING = "training"
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class TrajectoryState:
+    """One trajectory.
+
+    `version` is the oldest version of its tokens; None while it has none. `destination` is set while it moves.
+    """
+
+    id: str
+    group: int
+    sample: int
+    purpose: Purpose
+    mode: str
+    prompt: int
+    phase: Phase = Phase.PENDING
+    version: int | None = None
+    replica: str | None = None
+    destination: str | None = None
+    tokens: int = 0
+    reward: float | None = None
+    completed_at: int = 0
+    scoring_attempts: int = 0
+
+
+@dataclass(slots=True)
+class GroupState:
+    """One attempt at a prompt. `version` is the version of its first routing, which admission counts.
+
+    `states` are its trajectories in order of their samples, once it has started. `scored` counts those with a reward;
+    `rewards` has their rewards by sample, `tokens` their response tokens, and `newer` counts those of versions newer than the
+    group's. `candidate` is the complete group for a sampler.
+    """
+
+    index: int
+    members: Sequence[str]
+    prompt: int
+    needed: int
+    version: int | None = None
+    phase: GroupPhase = GroupPhase.GENERATING
+    states: list[TrajectoryState] = field(default_factory=list)
+    scored: int = 0
+    rewards: list[float | None] = field(default_factory=list)
+    tokens: int = 0
+    newer: dict[int, int] | None = None
+    candidate: Candidate | None = None
+    consumed_for: int = 0
+
+    def versions(self) -> dict[int, int]:
+        """Number of its scored trajectories by version, oldest version first."""
+        assert self.version is not None
+        newer = self.newer or {}
+        own = self.scored - sum(newer.values())
+        return ({self.version: own} if own else {}) | {version: newer[version] for version in sorted(newer)}
+
+
+@dataclass(slots=True)
+class Counts:
+    """Totals over the run, in groups unless named otherwise. `filtered_because` splits `filtered` by reason."""
+
+    admitted: int = 0
+    trained: int = 0
+    filtered: int = 0
+    failed: int = 0
+    completed: int = 0
+    trained_trajectories: int = 0
+    trained_tokens: int = 0
+    regenerated_trajectories: int = 0
+    resumed_on_newer: int = 0
+    surplus_trajectories: int = 0
+    filtered_because: dict[str, int] = field(default_factory=dict)

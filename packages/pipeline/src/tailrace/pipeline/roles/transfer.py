@@ -1,0 +1,92 @@
+"""The transport and codec of weights between trainer, relays and replicas, from `[relay]` of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tailrace.paramserver.codec.cast import Cast, restore, through
+from tailrace.paramserver.codec.registry import available
+from tailrace.paramserver.codec.registry import codec as load_codec
+from tailrace.paramserver.transport.registry import load as load_transport
+
+Codec = Literal["auto", "none", "delta", "bf16", "fp8"]
+_CASTS = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
+_RESTORED = "float32"  # represents every value of every cast exactly; an engine converts it to its own dtype
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTransfer:
+    """The transport and the codec of a run, the same for all members.
+
+    Args:
+        transport: `shm` shares memory between processes of one machine, and uses the relays' own connections between
+            machines. Any other transport is used everywhere, also between processes of one machine.
+        codec: `auto` sends exact deltas between relays whose connection is so slow that this is faster. `delta` sends them over
+            every connection, from the trainer too, which keeps one more copy of its weights for that. `none` sends all bytes.
+            `bf16` and `fp8` lose precision: the trainer casts the weights that it publishes, and replicas widen them again.
+        host: address under which relays reach this process; ``"node"`` is this machine's address in the Ray cluster.
+    """
+
+    transport: str = "shm"
+    codec: Codec = "auto"
+    host: str = "127.0.0.1"
+
+    def check(self, ranks: int = 1) -> None:
+        """Check that transport and codec can be used here, and together.
+
+        Args:
+            ranks: number of trainer processes.
+
+        Raises:
+            ParamServerError: the transport, or a library that it or the codec needs, is not installed.
+            ValueError: they cannot be combined.
+        """
+        load_transport(self.transport)
+        if self.codec == "fp8" and ranks > 1:
+            raise ValueError("found codec 'fp8' with several trainer processes, expected one: it scales whole rows")
+        if self.codec == "delta":
+            load_codec("delta")
+            if self.transport != "shm":
+                raise ValueError(
+                    f"found codec 'delta' with transport {self.transport!r}, expected transport 'shm': a delta travels on the "
+                    "relays' own connections"
+                )
+
+    @property
+    def address(self) -> str:
+        """The address under which others reach this process."""
+        if self.host != "node":
+            return self.host
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def sending(self) -> dict[str, Any]:
+        """Arguments of a `Publisher` and of a relay."""
+        transports = None if self.transport == "shm" else (self.transport,)
+        if self.codec == "delta":
+            return {"transports": (), "codecs": ("delta",), "always_encode": True}
+        codecs = () if self.codec == "none" else available()
+        return {"transports": transports, "codecs": codecs}
+
+    def reading(self) -> dict[str, Any]:
+        """Arguments of a `RelayReader`."""
+        if self.transport == "shm":
+            return {}
+        return {"transports": (self.transport,), "same_host": False}
+
+    def cast(self, weights: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        """The trainer's weights as it publishes them."""
+        return Cast(_CASTS[self.codec]).apply(weights) if self.codec in _CASTS else weights
+
+    def restored(self, published: Any) -> Iterable[tuple[str, Any]]:
+        """The weights of a version, from its published tensors by name."""
+        return restore(published, _RESTORED) if self.codec in _CASTS else published.items()
+
+    def as_published(self, weights: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        """Weights from a checkpoint, changed as they would be if a relay had delivered them."""
+        if self.codec not in _CASTS:
+            return weights
+        return restore(through(Cast(_CASTS[self.codec]), weights), _RESTORED)

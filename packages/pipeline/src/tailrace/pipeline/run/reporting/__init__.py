@@ -1,1 +1,0 @@
-"""The parts of ``report.html``: what a run's files say, in figures, tables and words."""

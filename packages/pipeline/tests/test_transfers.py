@@ -1,0 +1,88 @@
+"""A run on every transport and with every codec: replicas hold the very weights that their versions' checkpoints hold."""
+
+import pytest
+
+from tailrace.paramserver import ParamServerError, relay_status
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.executor.deployment import RELAY
+from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.hosts.local import LocalHost
+from tailrace.pipeline.roles.transfer import WeightTransfer
+from tailrace.pipeline.run.build import check
+from tailrace.pipeline.run.eventlog import EventLog
+from tailrace.pipeline.testing.small_run import LOG, check_run, make_deployment, make_files, make_spec
+
+pytest.importorskip("torch", reason="a real trainer trains a real model")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return make_files(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture
+def transfers(tmp_path, model):
+    """Runs with two relays in a chain; what the relays counted."""
+
+    def run(transfer):
+        try:
+            transfer.check()
+        except ParamServerError as error:
+            pytest.skip(str(error))
+        controller = Controller(make_spec(steps=2), relays=2)
+        # A small step leaves half of every float32 as it was.
+        deployment = make_deployment(tmp_path, model, transfer=transfer, lr=1e-6)
+        executor = Executor(LocalHost(), deployment)
+        try:
+            with EventLog(tmp_path / LOG) as log:
+                executor.run(controller, log)
+            check_run(controller, executor, tmp_path)
+            relays = [running for (role, _), running in executor.members.items() if role == RELAY]
+            return [relay_status(relay.address, token=deployment.token).transfers for relay in relays]
+        finally:
+            executor.close()
+
+    return run
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "ucx", "nixl"])
+def test_a_run_uses_the_transport_that_it_is_told(transfers, transport):
+    for counts in transfers(WeightTransfer(transport)):
+        assert counts["bytes_received"] > 0
+        assert counts["fallbacks"] == 0
+        if transport != "shm":  # which is not worth it for so few bytes
+            assert counts["payload_received"] == counts["payload_sent"] == 0
+            assert counts["bytes_sent"] > 0  # replicas read so, too
+
+
+@pytest.mark.parametrize("codec", ["none", "delta", "bf16", "fp8"])
+def test_a_run_uses_the_codec_that_it_is_told(transfers, model, codec):
+    for counts in transfers(WeightTransfer(codec=codec)):
+        if codec == "delta":
+            assert 0 < counts["payload_received"] < counts["bytes_received"]
+        elif codec == "none":
+            assert counts["payload_received"] == counts["bytes_received"]
+        else:  # three versions of few bytes more than their matrices have
+            share = counts["bytes_received"] / (3 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
+            assert share < {"bf16": 0.6, "fp8": 0.5}[codec]
+
+
+@pytest.mark.parametrize(
+    ("relay", "says"),
+    [
+        ({"transport": "pigeon"}, "expected one of nixl, shm, tcp, ucx, or inline"),
+        ({"transport": "tcp", "codec": "delta"}, "found codec 'delta' with transport 'tcp', expected transport 'shm'"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_the_start(relay, says):
+    with pytest.raises(ConfigError, match=says) as error:
+        check(validate([("my.toml", {"relay": relay})]))
+    assert "\n" not in str(error.value)
+
+
+def test_a_transport_that_is_not_installed_is_said_before_the_start(monkeypatch):
+    monkeypatch.setattr("tailrace.paramserver.transport.ucx.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"'relay.transport'.*ucxx is not installed; pip install"):
+        check(validate([("my.toml", {"relay": {"transport": "ucx"}})]))

@@ -1,0 +1,140 @@
+"""Random cycles, for the contract suites and for your own tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass, field
+
+from tailrace.contracts import Cycle, Progress, ReplicaView, RoutingPolicy, TrajectoryView
+from tailrace.repack.routing import LeastLoaded
+
+OLDEST, NEWEST = 2, 5
+"""The versions in random cycles; the newest is published."""
+
+
+class NotAdmittedError(AssertionError):
+    """A group was started that admission does not allow."""
+
+
+@dataclass(slots=True)
+class SlotAdmission:
+    """A tentative admission: each version has slots, and a group takes one of its own version or of an older one.
+
+    Args:
+        slots: number of groups that may start, by version.
+        taken: version of each started group.
+    """
+
+    slots: dict[int, int]
+    taken: dict[int, int] = field(default_factory=dict)
+
+    def allows(self, version: int) -> bool:
+        """Whether a slot is left."""
+        return any(left > 0 for slot, left in self.slots.items() if slot <= version)
+
+    def take(self, group: int, version: int) -> None:
+        """Use up the newest slot that a group of the version may take.
+
+        Raises:
+            NotAdmittedError: no slot is left, or the group was started before.
+        """
+        left = [slot for slot, count in self.slots.items() if slot <= version and count > 0]
+        if not left:
+            raise NotAdmittedError(f"found group {group} started at version {version}, for which no slot is left")
+        if group in self.taken:
+            raise NotAdmittedError(f"found group {group} started at version {self.taken[group]} and again at {version}")
+        self.slots[max(left)] -= 1
+        self.taken[group] = version
+
+    def fork(self) -> SlotAdmission:
+        """A copy."""
+        return SlotAdmission(dict(self.slots), dict(self.taken))
+
+
+def random_views(random_numbers: random.Random, count: int) -> list[ReplicaView]:
+    """Replicas in every state: filling up, full, in their long tail, idle, pulling, pinned, or with stale load."""
+    views = []
+    for index in range(count):
+        capacity = random_numbers.choice([4, 16, 64])
+        peak = random_numbers.choice([0.0, 0.25, 0.5, 0.99, 1.0])
+        kv = random_numbers.choice([0.0, 0.01, 0.1, 0.25, 0.5, round(random_numbers.random(), 3)])
+        in_flight = random_numbers.choice([0, 1, 2, capacity // 2, capacity])
+        waiting = min(in_flight, random_numbers.choice([0, 0, 0, 3, 6]))
+        version = random_numbers.choice([None, 3, 3, 4, 4, 4, NEWEST])
+        views.append(
+            ReplicaView(
+                replica=f"replica-{index}",
+                version=version,
+                pulling=random_numbers.random() < 0.1,
+                in_flight=in_flight,
+                capacity=capacity,
+                kv=kv,
+                kv_before=random_numbers.choice([kv, round(random_numbers.random(), 3)]),
+                kv_peak=max(kv, peak),
+                waiting=waiting,
+                fresh=random_numbers.random() < 0.9,
+                running=in_flight - waiting,
+                kv_capacity_tokens=random_numbers.choice([0, 20_000, 100_000, 1_000_000]),
+                open=random_numbers.random() < 0.8,
+                pinned=random_numbers.random() < 0.1,
+                trajectories={
+                    view.trajectory: view
+                    for number in range(in_flight)
+                    if (view := _running(random_numbers, f"on-{index}-{number}", version)) is not None
+                },
+            )
+        )
+    return views
+
+
+def _running(random_numbers: random.Random, name: str, version: int | None) -> TrajectoryView | None:
+    if version is None:
+        return None
+    exact = random_numbers.random() < 0.1
+    oldest = version if exact else random_numbers.randint(OLDEST, version)
+    return TrajectoryView(name, 1000 + random_numbers.randrange(9), oldest, random_numbers.randrange(3000), exact)
+
+
+def random_cycle(
+    random_numbers: random.Random, *, replicas: int = 12, groups: int = 12, routing: RoutingPolicy | None = None
+) -> Cycle:
+    """A cycle with replicas in every state, and a pool of resumed trajectories and of groups that have not started.
+
+    Args:
+        random_numbers: the source of randomness.
+        replicas: most replicas.
+        groups: most groups in the pool.
+        routing: the cycle's routing policy; the least loaded replica if None.
+    """
+    queues: dict[int | None, dict[str, TrajectoryView]] = {}
+    for group in range(random_numbers.randint(0, groups)):
+        version = random_numbers.choice([None, None, OLDEST, 3, 4, NEWEST])
+        exact, tokens = random_numbers.random() < 0.2, random_numbers.choice([0, 100, 2000])
+        for member in range(random_numbers.choice([1, 2, 4, 8])):
+            view = TrajectoryView(f"group-{group}-{member}", group, version, tokens + member, exact)
+            queues.setdefault(version, {})[view.trajectory] = view
+    order = sorted(queues, key=lambda version: (version is None, version or 0))
+    return Cycle(
+        replicas=random_views(random_numbers, random_numbers.randint(0, replicas)),
+        pool={version: queues[version] for version in order},
+        admits=SlotAdmission({version: random_numbers.choice([0, 1, 3]) for version in range(OLDEST, NEWEST + 1)}),
+        progress=Progress(
+            version=NEWEST,
+            published=NEWEST,
+            admitted=0,
+            generating=0,
+            buffered=0,
+            consumed=0,
+            dropped=0,
+            batch_groups=4,
+            last_version=100,
+        ),
+        routing=routing or LeastLoaded(),
+        routings=random_numbers.randrange(1000),
+    )
+
+
+def shuffled(cycle: Cycle, random_numbers: random.Random) -> Cycle:
+    """The same cycle with its replicas in another order: no plan may depend on it."""
+    return dataclasses.replace(cycle, replicas=random_numbers.sample(cycle.replicas, len(cycle.replicas)))

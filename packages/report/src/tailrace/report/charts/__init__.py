@@ -1,0 +1,1 @@
+"""Charts as plain data. Nothing here draws: the page does."""

@@ -1,0 +1,72 @@
+"""Charts of how full replicas were, what ran on them, and how old the weights were that generated it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.report.charts.chart import LAG_COLORS, Chart, TimeAxis, axis, line
+from tailrace.report.fold.loads import FIRST_LAG, LAGS, Loads
+
+HEAT_COLUMNS, POINTS = 300, 400
+ROW_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT = 14, 220, 620
+
+
+def heat_charts(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> list[Chart]:
+    """Running trajectories and KV cache in use, of each watched replica over time."""
+    series = loads.series.coarser(HEAT_COLUMNS)
+    if not series.ends_s:
+        return []
+    count = len(loads.replicas)
+    rows = [series.row(place) for place in range(2 * count)]
+    running = [[round(value, 1) for value in row] for row in rows[:count]]
+    kv = [[round(100 * value) for value in row] for row in rows[count:]]
+    of = f"{count} of the {loads.of:,} replicas, evenly chosen. " if count < loads.of else ""
+    note = f"{of}One row per replica. In the colour of idleness: nothing runs."
+    ends = [time(end_s) for end_s in series.ends_s]
+
+    def heat(id_: str, title: str, z: Sequence[Sequence[float]], color: str, unit: str, note: str) -> Chart:
+        tick = {"tickfont": {"size": 11, "color": "$muted"}, "outlinewidth": 0, "thickness": 10, "ticksuffix": unit}
+        trace = {
+            "type": "heatmap",
+            "x": [0.0, *ends],
+            "y": list(loads.replicas),
+            "z": [list(row) for row in z],
+            "zmin": 0,
+            "colorscale": [[0.0, "$idle"], [0.001, f"${color}-low"], [1.0, f"${color}-high"]],
+            "colorbar": tick,
+            "hovertemplate": f"%{{y}}, %{{x}} {time.unit}: %{{z}}{unit}<extra></extra>",
+            **({"zmax": 100} if unit else {}),
+        }
+        layout = {
+            "xaxis": axis(f"time ({time.unit})", showgrid=False, range=[time(at) for at in shown_s]),
+            "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False, "nticks": 16, "automargin": True},
+        }
+        height = 90 + max(LEAST_HEIGHT, min(MOST_HEIGHT, ROW_HEIGHT * count))
+        return Chart(id_, title, [trace], layout, note, height, wide=True)
+
+    return [
+        heat("running", "Running trajectories of each replica", running, "heat", "", note),
+        heat("kv", "KV cache in use on each replica", kv, "fill", " %", of.strip()),
+    ]
+
+
+def ages_chart(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> Chart | None:
+    """Running trajectories by the age of the weights that generate them."""
+    flow = loads.flow.coarser(POINTS)
+    at = [time(end_s) for end_s in flow.ends_s]
+    data = []
+    for lag in range(LAGS):
+        held = flow.row(FIRST_LAG + lag)
+        if any(held):
+            name = "4 or more" if lag == LAGS - 1 else str(lag)
+            look = {"stackgroup": "lags", "fillcolor": LAG_COLORS[lag]}
+            data.append(line(at, [round(value, 1) for value in held], name, LAG_COLORS[lag], width=0, **look))
+    if not data:
+        return None
+    layout = {
+        "xaxis": axis(f"time ({time.unit})", range=[time(at_s) for at_s in shown_s]),
+        "yaxis": axis("running trajectories", rangemode="tozero"),
+        "legend": {"title": {"text": "versions behind  ", "font": {"size": 12}}, "traceorder": "normal"},
+    }
+    note = "Running trajectories, by how far their replica's weights are behind the trainer's."
+    return Chart("in-flight", "In flight, by age of the weights", data, layout, note)

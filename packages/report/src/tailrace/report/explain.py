@@ -1,0 +1,119 @@
+"""Why a trajectory went where it went: its story, from the event log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.members import REPLICA, TRAINER
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import Instant
+from tailrace.report.fold.history import History
+from tailrace.report.fold.states import Stage, Trajectory
+from tailrace.report.record import fold, spec_of
+from tailrace.report.words import here, why
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a trajectory's story.
+
+    Args:
+        at_s: seconds on the run's clock.
+        version: the trainer's version then.
+        text: what happened or was decided.
+    """
+
+    at_s: float
+    version: int
+    text: str
+
+
+def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
+    """Everything that happened to a trajectory and was decided about it, in order.
+
+    Raises:
+        RunDirectoryError, ConfigError: the run never gave such a trajectory to a replica, or is damaged.
+    """
+    history = History(spec_of(directory, directory.configuration()))
+    story: list[Line] = []
+    example = "0.0"
+    known: Trajectory | None = None
+    replica: str | None = None
+    stage: Stage | None = None
+    for instant in fold(directory.events, history):
+        texts = [text for event in instant.events for text in _event(event, trajectory, known, replica)]
+        known = history.trajectories.get(trajectory)
+        if known is not None:
+            group = history.groups.get(known.ref.group) if known.ref.purpose is c.Purpose.TRAIN else None
+            before, replica, stage = stage, known.replica, None if group is None else group.stage
+            texts += _moved_on(before, stage)
+        texts += _commands(instant, trajectory)
+        story += [Line(instant.now, history.version, text) for text in texts]
+        example = next(iter(history.trajectories), example)
+    if not story:
+        raise RunDirectoryError(
+            f"{directory.root}: found no trajectory {trajectory!r}, expected one that a replica was given, such as {example}"
+        )
+    return story
+
+
+def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: str | None) -> Iterator[str]:
+    """What an event says of a trajectory that ran on a replica."""
+    if known is None:
+        return
+    match event:
+        case c.Down(role=role, id=member, reason=reason) if (role, member) == (REPLICA, replica):
+            yield f"{replica} is down: {reason}; it waits in the pool"
+        case c.Resumed():
+            yield "the driver died, and the run went on"
+        case c.Up(role=role) if role == TRAINER and known.finished:
+            yield (
+                "the trainer is up again"
+                if event.version is None
+                else f"the trainer is back at version {event.version}"
+            )
+    if getattr(event, "trajectory", None) != trajectory:
+        return
+    match event:
+        case c.Finished(tokens=tokens, reason=reason):
+            yield f"finished on {event.replica} with {tokens} tokens ({reason})"
+        case c.Interrupted(tokens_kept=kept):
+            yield f"left {event.replica} with {kept} tokens kept; it waits in the pool"
+        case c.Scored(reward=reward):
+            yield f"scored: reward {reward:g}"
+        case c.ScoringFailed(reason=reason):
+            yield f"scoring failed: {reason}"
+
+
+def _commands(instant: Instant, trajectory: str) -> Iterator[str]:
+    for command in instant.commands:
+        match command:
+            case c.Route(replica=replica, trajectories=refs):
+                for place, ref in enumerate(refs):
+                    if ref.trajectory == trajectory:
+                        tokens = f", {ref.kept} tokens of it exist" if ref.kept else ""
+                        yield f"routed to {replica}: {here(command.reason(place))}{tokens}"
+            case c.Interrupt(replica=replica, trajectories=names) if trajectory in names:
+                yield f"interrupted on {replica}: {why(command.reason)}"
+            case c.Abort(trajectories=names) if trajectory in names:
+                anew = command.reason.why in (c.Why.VERSION_GONE, c.Why.EVALUATION)
+                yield f"{'begins anew' if anew else 'dropped'}: {why(command.reason)}"
+            case c.Accumulate(version=version, trajectories=names) if trajectory in names:
+                yield f"given to the trainer: a part of the batch that makes version {version}"
+            case c.Step(version=version, mini_batches=parts) if any(trajectory in names for names in parts):
+                yield f"given to the trainer: the batch that makes version {version}"
+
+
+def _moved_on(before: Stage | None, after: Stage | None) -> Iterator[str]:
+    """What became of its group in an instant."""
+    if before is after:
+        return
+    if after is Stage.TRAINED:
+        yield "its batch is trained on"
+    elif after is Stage.BUFFERED and before in (Stage.TRAINING, Stage.TRAINED):
+        yield "its group waits for the trainer again"
+    elif before is Stage.GENERATING and after is not None:
+        yield "its group is complete and waits for the trainer"

@@ -1,0 +1,1 @@
+"""Numbers and sentences about a run, made from what is folded from its log."""

@@ -1,0 +1,62 @@
+"""Why a member had nothing to do, as far as the log tells. Pure.
+
+A cause names no version and no number: the report adds up the time of each.
+"""
+
+from __future__ import annotations
+
+from tailrace.contracts import Health
+from tailrace.pipeline.controller.members import RELAY
+from tailrace.report.fold.history import History
+from tailrace.report.fold.states import PastMember
+
+UNPUBLISHED = "no weights published yet"
+NO_RELAY = "no relay to pull from"
+ADMITTED = "every prompt of the run is admitted"
+BUFFER_FULL = "buffer full: the trainer is behind"
+POOL_EMPTY = "the pool is empty: the trainer is behind"
+ELSEWHERE = "the pool is empty: what is left runs on other replicas"
+REFUSED = "admission: nothing may start before the trainer is further"
+HELD_BACK = "held back: no replica gains enough"
+BEHIND = "behind the newest weights, which would bring it no work yet"
+NOT_YET = "behind the newest weights, and not told to pull them yet"
+OTHERS = "waiting for the other replicas"  # what that was, once all pull together
+
+FIRST_BATCH = "the first batch is being generated"
+NO_BATCH = "no complete batch"
+HELD_FOR_LATER = "enough groups are complete, but the oldest batch lacks one"
+DONE = "all steps done: last evaluations and checkpoint"
+
+
+def idle_cause(replica: PastMember, history: History) -> str:
+    """Why a replica that is up, pulls nothing and holds nothing is idle."""
+    spec, mixes = history.spec, history.mixes_versions
+    if history.published < 0:
+        return UNPUBLISHED
+    if replica.version is None:
+        relays = any(key[0] == RELAY and member.health is Health.UP for key, member in history.members.items())
+        return NOT_YET if relays else NO_RELAY
+    open_ = history.generating + history.buffered
+    left = spec.steps * spec.batch_groups + spec.batching.surplus_groups - history.started + history.dropped
+    if left <= 0 and not (mixes and history.pending):
+        return ADMITTED
+    if open_ >= history.open_limit and not history.pending:
+        if history.room is None:
+            return BUFFER_FULL
+        return POOL_EMPTY if history.making is not None else ELSEWHERE
+    if not mixes:
+        return NOT_YET if replica.version < history.published else REFUSED
+    if any(known.version is None or known.version <= replica.version for known in history.pending.values()):
+        return HELD_BACK
+    if replica.version < history.published:
+        return BEHIND
+    return REFUSED if replica.version < history.version or history.bound is None else HELD_BACK
+
+
+def waiting_cause(history: History) -> str:
+    """Why a trainer that is up has no batch."""
+    if history.step >= history.spec.steps:
+        return DONE
+    if history.step == 0:
+        return FIRST_BATCH
+    return HELD_FOR_LATER if history.buffered >= history.spec.batch_groups else NO_BATCH

@@ -1,0 +1,73 @@
+"""All that is folded from a log, instant by instant: while a simulation runs, or from the file of any run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.members import REPLICA
+from tailrace.pipeline.spec import PipelineSpec
+from tailrace.report.fold.batches import TrainedBatches
+from tailrace.report.fold.evaluations import EvaluationFold
+from tailrace.report.fold.hearing import audience
+from tailrace.report.fold.history import History
+from tailrace.report.fold.interruptions import Interruptions
+from tailrace.report.fold.loads import Loads
+from tailrace.report.fold.timeline import Timeline
+from tailrace.report.fold.versions import Versions
+
+MOST_REPLICAS = 256
+
+
+class Folds:
+    """Observes a log. Of a large fleet, timeline and loads are those of some replicas, evenly chosen.
+
+    Args:
+        spec: the pipeline.
+        first: the version that the run began with.
+        most: replicas that are looked at.
+    """
+
+    def __init__(self, spec: PipelineSpec, *, first: int = 0, most: int = MOST_REPLICAS) -> None:
+        self.history = history = History(spec, first=first)
+        self.batches, self.versions, self.evaluations = TrainedBatches(history), Versions(), EvaluationFold(history)
+        self.interruptions, self.loads, self.timeline = Interruptions(history), Loads(history), Timeline(history)
+        folds = (self.loads, self.batches, self.versions, self.evaluations, self.interruptions, self.timeline)
+        self._audience = audience(*(fold.hears for fold in folds))
+        self._most = most
+
+    @property
+    def replicas(self) -> tuple[str, ...]:
+        """Those that are looked at."""
+        return self.loads.replicas
+
+    @property
+    def sampled(self) -> bool:
+        """Whether that is only some."""
+        return len(self.loads.replicas) < self.loads.of
+
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
+        """One instant; `now` in seconds never decreases."""
+        history, audience = self.history, self._audience
+        history.observe(now, events, commands)
+        if not self.loads.replicas:
+            names = [id_ for role, id_ in history.members if role == REPLICA]
+            self.loads.watch(evenly(names, self._most), len(names))
+            self.timeline.only = frozenset(self.loads.replicas) if self.sampled else None
+        for each in (events, commands):
+            for one in each:
+                for hear in audience.get(type(one), ()):
+                    hear(now, one)
+        self.batches.settle(now)
+        self.timeline.settle(now)
+
+    def close(self) -> None:
+        """The log ends here."""
+        self.timeline.close(self.history.now)
+        self.loads.close()
+
+
+def evenly(names: Sequence[str], most: int) -> list[str]:
+    """At most so many, evenly chosen, in their order."""
+    count = min(len(names), most)
+    return [names[place * len(names) // count] for place in range(count)]

@@ -1,0 +1,79 @@
+"""How full replicas were, what they generated, and how old the weights were that they did it with, over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.members import REPLICA
+from tailrace.report.fold.hearing import Hears
+from tailrace.report.fold.history import History
+from tailrace.report.fold.series import Series
+
+LAGS = 5  # running by versions behind: 0, 1, 2, 3, 4 or more
+GENERATED, FIRST_LAG = 0, 1
+
+
+class Loads:
+    """Hears what replicas say of their load, and samples it at each tick.
+
+    `series` holds running trajectories and then shares of KV cache in use of the watched replicas. `flow` holds response tokens
+    per second of all, and running trajectories by versions behind the trainer, scaled up from those watched to all.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.hears: Hears = {c.Snapshot: self._said, c.Tick: self._sample, c.Up: self._up}
+        self._history = history
+        self.replicas: tuple[str, ...] = ()
+        self.of = 0
+        self.series, self.flow = Series(0), Series(FIRST_LAG + LAGS)
+        self._seen: dict[str, c.Snapshot | None] = {}
+        self._told_s: dict[str, float] = {}
+        self._tokens, self._sampled_s = 0.0, 0.0
+
+    def watch(self, replicas: Sequence[str], of: int) -> None:
+        """Look at these replicas, out of so many."""
+        self.replicas, self.of = tuple(replicas), of
+        self._seen, self.series = dict.fromkeys(replicas), Series(2 * len(replicas))
+
+    def _said(self, now: float, event: c.Snapshot) -> None:
+        since = self._told_s.get(event.replica, now)
+        self._tokens += event.tokens_per_s * (now - since)
+        self._told_s[event.replica] = now
+        if event.replica in self._seen:
+            self._seen[event.replica] = event
+
+    def _up(self, now: float, event: c.Up) -> None:
+        if event.role == REPLICA:
+            self._told_s[event.id] = now
+            if event.id in self._seen:
+                self._seen[event.id] = None
+
+    def close(self) -> None:
+        """The log ends here."""
+        self.series.close()
+        self.flow.close()
+
+    def generated(self, begin_s: float, end_s: float) -> float:
+        """Response tokens that were generated between two moments."""
+        ends_s = [0.0, *self.flow.ends_s]
+        overlaps = [max(0.0, min(until, end_s) - max(since, begin_s)) for since, until in pairwise(ends_s)]
+        return sum(rate * length for rate, length in zip(self.flow.row(GENERATED), overlaps, strict=True))
+
+    def _sample(self, now: float, event: c.Tick) -> None:
+        del event
+        if not self.replicas:
+            return
+        version = self._history.version
+        seen = [self._seen[name] for name in self.replicas]
+        running = [0 if shot is None else shot.running for shot in seen]
+        self.series.add(now, [*running, *(0.0 if shot is None else shot.kv for shot in seen)])
+        elapsed_s = now - self._sampled_s
+        flow = [self._tokens / elapsed_s if elapsed_s else 0.0, *[0.0] * LAGS]
+        self._tokens, self._sampled_s = 0.0, now
+        for shot, count in zip(seen, running, strict=True):
+            if count and shot is not None and shot.version is not None:
+                behind = min(LAGS - 1, max(0, version - shot.version))
+                flow[FIRST_LAG + behind] += count * self.of / len(self.replicas)
+        self.flow.add(now, flow)

@@ -1,0 +1,74 @@
+"""Trajectories, groups, members and faults as a log shows them: what `History` is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tailrace.contracts import Health, TrajectoryRef
+
+
+@dataclass(slots=True)
+class Trajectory:
+    """One trajectory that is not settled.
+
+    `version` is the oldest that produced a token of it, `replica` where it runs, `completed_at` the trainer's version when its
+    last token was there. While it waits between two replicas it is among the `pending` of its history.
+    """
+
+    ref: TrajectoryRef
+    version: int | None
+    replica: str | None = None
+    tokens: int = 0
+    finished: bool = False
+    completed_at: int = 0
+    reward: float | None = None
+
+
+class Stage(StrEnum):
+    """Where a group is."""
+
+    GENERATING = "generating"
+    BUFFERED = "buffered"
+    TRAINING = "training"
+    TRAINED = "trained"
+
+
+@dataclass(slots=True)
+class Group:
+    """One attempt at a prompt. `version` is the one that it is consumed for."""
+
+    index: int
+    members: dict[str, Trajectory] = field(default_factory=dict)
+    scored: int = 0
+    stage: Stage = Stage.GENERATING
+    version: int | None = None
+
+
+@dataclass(slots=True)
+class PastMember:
+    """A member of a role.
+
+    Of replicas: `holds` are trajectories that were routed to it and have not come back, of which `evaluating` answer an
+    evaluation; `releasing` says that it is being emptied.
+    """
+
+    role: str
+    id: str
+    health: Health = Health.STARTING
+    version: int | None = None
+    pulling: int | None = None
+    holds: dict[str, Trajectory] = field(default_factory=dict)
+    evaluating: int = 0
+    releasing: bool = False
+
+
+@dataclass(slots=True)
+class Outage:
+    """A member that went down, and when it was up again."""
+
+    at_s: float
+    role: str
+    member: str
+    reason: str
+    up_s: float | None = None

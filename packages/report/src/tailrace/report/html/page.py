@@ -1,0 +1,59 @@
+"""A page to look at, in one file that needs no network: a template over the shared frame, charts, style and script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tailrace.report.charts.chart import Chart
+
+
+def render_page(template: str, *, title: str, charts: Sequence[Chart], **context: Any) -> str:
+    """A page as HTML.
+
+    Args:
+        template: its file; it extends ``page.html.jinja`` and may import the macros of ``pieces.html.jinja``.
+        charts: all of them, to be drawn where ``figures`` of the pieces puts them.
+        context: what else the template asks for.
+    """
+    import jinja2
+    from plotly.offline import get_plotlyjs
+
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_part),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html: str = environment.get_template(template).render(
+        title=title,
+        style=_part("colors.css") + _part("page.css"),
+        script=_part("page.js"),
+        plotly=get_plotlyjs(),
+        charts=charts,
+        data=_script_json([asdict(chart) for chart in charts]),
+        **context,
+    )
+    return html
+
+
+def write_page(path: Path, html: str) -> Path:
+    """Replace a page whole: a reader sees the old one or the new. Returns its path."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(html, encoding="utf-8")
+    partial.replace(path)
+    return path
+
+
+def _part(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _script_json(value: Any) -> str:
+    """JSON that cannot end the script element that holds it."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

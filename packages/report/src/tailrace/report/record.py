@@ -1,0 +1,145 @@
+"""A run as its files tell it: the configuration, the metrics, and what is folded from the event log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.eventlog import Instant, read_log
+from tailrace.pipeline.run.figures import Batch
+from tailrace.pipeline.run.metrics import read_metrics
+from tailrace.pipeline.spec import PipelineSpec
+from tailrace.report.fold.evaluations import TimedEvaluation
+from tailrace.report.fold.folds import Folds
+from tailrace.report.fold.history import History
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Everything that the report shows.
+
+    Args:
+        steps: one metrics row per step that stands, in order; rows of steps that a crash undid are left out.
+        controls: evaluations of the model that was fine-tuned on instead of trained by RL.
+        summary: None while the run has not finished.
+        contradictions: snapshots that showed something else than the controller believed.
+    """
+
+    directory: RunDirectory
+    config: RunConfig
+    folds: Folds
+    batches: list[Batch]
+    steps: list[dict[str, Any]]
+    controls: list[TimedEvaluation]
+    summary: dict[str, Any] | None
+    contradictions: int
+
+    @property
+    def last_s(self) -> float:
+        """When the last instant was."""
+        return self.folds.history.now
+
+    @property
+    def first_work_s(self) -> float:
+        """When the first replica served its first version: what comes before is start-up."""
+        first_s = self.folds.versions.first_pulled_s
+        return 0.0 if first_s is None else first_s
+
+    @property
+    def shown_s(self) -> tuple[float, float]:
+        """The stretch of time that charts show first."""
+        margin = 0.02 * (self.last_s - self.first_work_s)
+        return max(0.0, self.first_work_s - 3 * margin), self.last_s + margin
+
+    @property
+    def last_step_s(self) -> float:
+        """When the last step was done, or the log's end before there is one."""
+        return max((batch.ended_s for batch in self.batches), default=self.last_s)
+
+
+def read_record(directory: RunDirectory) -> Record:
+    """Read a run, finished or not.
+
+    Raises:
+        RunDirectoryError, ConfigError: a file is damaged.
+    """
+    spec = spec_of(directory, directory.configuration())
+    return record_of(directory, _folded(directory.events, Folds(spec)))
+
+
+def record_of(directory: RunDirectory, folds: Folds) -> Record:
+    """The same of a run whose log was folded already.
+
+    Raises:
+        RunDirectoryError, ConfigError: a file is damaged.
+    """
+    config = directory.configuration()
+    summary = read_json(directory.summary) if directory.summary.exists() else None
+    said = summary or (read_json(directory.status) if directory.status.exists() else {})
+    return Record(
+        directory,
+        config,
+        folds,
+        folds.batches.trained,
+        standing_steps(read_metrics(directory.metrics)),
+        _controls(config, folds.history, directory.control_events),
+        summary,
+        int(said.get("contradictions", 0)),
+    )
+
+
+def spec_of(directory: RunDirectory, config: RunConfig) -> PipelineSpec:
+    """The pipeline of a run.
+
+    Raises:
+        RunDirectoryError, ConfigError: the configuration is damaged.
+    """
+    spec, simulated = build_spec(config), directory.simulated
+    return spec if simulated is None else replace(spec, steps=simulated["steps"])
+
+
+def fold(path: Path, into: History | Folds) -> Iterator[Instant]:
+    """The instants of a log, each once it was taken in.
+
+    Raises:
+        RunDirectoryError: as `read_log`; or an instant contradicts those before it.
+    """
+    for instant in read_log(path):
+        try:
+            into.observe(instant.now, instant.events, instant.commands)
+        except KeyError as error:
+            raise RunDirectoryError(
+                f"{path}: what happened at {instant.now:.1f} s contradicts what was before ({error}); expected a log that this "
+                "version of Tailrace wrote"
+            ) from error
+        yield instant
+
+
+def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Step rows without those that were trained again: a row undoes every earlier one of its step or a later."""
+    standing: list[dict[str, Any]] = []
+    for row in rows:
+        if row.get("kind") == "step":
+            while standing and standing[-1]["step"] >= row["step"]:
+                standing.pop()
+            standing.append(row)
+    return standing
+
+
+def _controls(config: RunConfig, run: History, path: Path) -> list[TimedEvaluation]:
+    """The evaluations of the control's own log, which starts behind the run's last version."""
+    folds = Folds(build_spec(config, controls=True), first=max(run.version, run.publishing) + 1)
+    return _folded(path, folds).evaluations.done
+
+
+def _folded(path: Path, folds: Folds) -> Folds:
+    for _ in fold(path, folds) if path.exists() else ():
+        pass
+    folds.close()
+    return folds

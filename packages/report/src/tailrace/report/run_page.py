@@ -1,0 +1,144 @@
+"""``report.html``: a run to look at, in one file that needs no network.
+
+config.json  events.jsonl ──fold──► Record ──► charts, tables, words ──► template ──► report.html
+metrics.jsonl  controls.jsonl  summary.json
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.report import run_tables
+from tailrace.report.charts import learning, lengths, loads, staleness, throughput
+from tailrace.report.charts.chart import Chart, TimeAxis
+from tailrace.report.charts.timeline import timeline_chart
+from tailrace.report.figures import headline
+from tailrace.report.figures.accuracy import NOTHING, Results, results
+from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.figures.utilisation import utilisation
+from tailrace.report.fold.marks import MarkKind
+from tailrace.report.html.page import render_page, write_page
+from tailrace.report.record import Record, read_record
+from tailrace.report.samples import samples
+from tailrace.report.table import Table
+from tailrace.report.words import duration
+
+SIMULATED = "A simulated run: times are modelled, lengths and rewards are drawn, and nothing learns."
+
+
+def write_report(directory: RunDirectory, record: Record | None = None) -> Path:
+    """Write the report of a run, finished or not; returns its path.
+
+    Args:
+        record: what the report shows; read from the run's files if None.
+
+    Raises:
+        RunDirectoryError, ConfigError: a file of the run is damaged.
+    """
+    return write_page(directory.report, render(read_record(directory) if record is None else record))
+
+
+def render(record: Record) -> str:
+    """The report as HTML."""
+    simulated = record.directory.simulated is not None  # nothing is learnt there, and nothing said
+    measured = NOTHING if simulated else results(record)
+    time = TimeAxis.for_length(record.last_s)
+    used = utilisation(record.folds.timeline.spans, record.first_work_s, record.last_step_s)
+    groups = _charts(record, measured, time)
+    return render_page(
+        "report.html.jinja",
+        title=f"{record.config.app}, {record.directory.root.name}",
+        simulated=simulated,
+        headline=_headline(record, measured, simulated=simulated),
+        notes=_notes(record),
+        facts=run_tables.facts(record),
+        charts=[chart for group in groups.values() for chart in group],
+        groups=groups,
+        accuracy=run_tables.accuracy_table(measured),
+        utilisation=run_tables.utilisation_table(used),
+        bubbles=run_tables.bubble_table(used),
+        window=(record.first_work_s, record.last_step_s),
+        prompts=str(PromptFates.of(record.folds.history)),
+        selection=lengths.selection_table(record),
+        repacks=run_tables.repack_table(record),
+        interruptions=run_tables.interruption_table(record),
+        interrupts=record.folds.history.mixes_versions,
+        faults=run_tables.fault_table(record),
+        versions=run_tables.version_table(record),
+        figures=Table(["", ""], [list(row) for row in (record.summary or {}).get("figures", [])]),
+        configuration=json.dumps(record.config.model_dump(mode="json"), indent=2),
+        samples=samples(record.directory),
+    )
+
+
+def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list[Chart]]:
+    def present(*charts: Chart | None) -> list[Chart]:
+        return [chart for chart in charts if chart is not None]
+
+    return {
+        "accuracy": present(learning.accuracy_chart(measured, time)),
+        "reward": present(learning.reward_chart(record)),
+        "timeline": present(
+            timeline_chart(record.folds.timeline.spans, record.folds.timeline.marks, record.shown_s, time)
+        ),
+        "staleness": staleness.staleness_charts(record),
+        "lengths": lengths.length_charts(record),
+        "selection": present(lengths.selection_chart(record)),
+        "loads": loads.heat_charts(record.folds.loads, record.shown_s, time),
+        "rates": present(
+            throughput.throughput_chart(record, time),
+            throughput.buffer_chart(record, time),
+            loads.ages_chart(record.folds.loads, record.shown_s, time),
+        ),
+        "trainer": learning.trainer_charts(record),
+    }
+
+
+def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str, Any]:
+    config, summary = record.config, record.summary
+    small = config.model.small
+    model = (
+        f"small Qwen3, {small.layers} layers of {small.hidden}" if small else str(config.model.path or "small Qwen3")
+    )
+    if simulated:
+        model = str(config.fleet.get("model") or config.fleet.get("profile"))
+    return {
+        "gain": SIMULATED if simulated else headline.gain(measured),
+        "app": config.app,
+        "model": model,
+        "task": "drawn lengths" if simulated else config.task.name or str(config.task.train),
+        "seed": config.seed,
+        "wall": duration(summary["wall_s"] if summary else record.last_s),
+        "before": measured.before,
+        "after": measured.after,
+        "best": measured.best_control,
+    }
+
+
+def _notes(record: Record) -> list[str]:
+    """What a reader must know before the figures."""
+    notes = list((record.summary or {}).get("warnings", []))
+    if record.summary is None:
+        steps = f"step {record.folds.history.step} of {record.config.pipeline.steps}"
+        state = "is still running" if record.directory.running() else "has not finished"
+        notes.append(f"This run {state}: it has done {steps}. The figures below are what its log holds so far.")
+    if record.folds.history.failure is not None:
+        notes.append(f"The run gave up: {record.folds.history.failure}")
+    if record.contradictions:
+        notes.append(
+            f"{record.contradictions} snapshots of replicas contradict the controller: they ran something else than it "
+            "believed."
+        )
+    resumed = [mark for mark in record.folds.timeline.marks if mark.kind is MarkKind.RESUMED]
+    notes += [
+        f"The driver stopped and the run was resumed at {mark.at_s:.0f} s. "
+        "The run's clock stands still while no driver lives."
+        for mark in resumed
+    ]
+    wanted = record.config.evaluation.controls and record.directory.simulated is None
+    if wanted and not record.controls and record.summary is not None:
+        notes.append("The control of continued fine-tuning was not measured in this run.")
+    return notes

@@ -1,0 +1,157 @@
+"""Tables of the report: rows of text, ready for the template."""
+
+from __future__ import annotations
+
+from tailrace.report.charts.staleness import staleness_in_words
+from tailrace.report.figures.accuracy import Accuracy, Results
+from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.figures.utilisation import Utilisation
+from tailrace.report.fold.marks import MarkKind
+from tailrace.report.record import Record
+from tailrace.report.table import Table, cut
+from tailrace.report.words import end, percent, why
+
+
+def accuracy_table(results: Results) -> Table:
+    """Before, after and every control."""
+    listed = [results.before, results.after, results.after_greedy, *results.controls]
+    rows = [_measured(measured) for measured in listed if measured is not None]
+    failed = sum(measured.failed for measured in listed if measured is not None)
+    note = f"{failed} answers could not be scored and count neither way." if failed else ""
+    strong = [row[0] for row in rows].index("after RL, sampled") if results.after else None
+    columns = ["", "#accuracy", "#standard error", "#problems", "#length p50", "#length p99"]
+    return Table(columns, rows, note, strong)
+
+
+def utilisation_table(rows: list[Utilisation]) -> Table:
+    """Share of time per role."""
+    columns = ["role", "#members", "#busy", "#pulling", "#idle (bubbles)", "#starting or down"]
+    return Table(
+        columns,
+        [
+            [row.role, str(row.members), percent(row.busy), percent(row.pulling), percent(row.idle), percent(row.out)]
+            for row in rows
+        ],
+    )
+
+
+def bubble_table(rows: list[Utilisation]) -> Table:
+    """Time that was not work, by cause."""
+    listed = [[row.role, cause, f"{spent:.1f}", percent(share)] for row in rows for cause, spent, share in row.bubbles]
+    return Table(["role", "cause", "#member seconds", "#of the role's time"], listed)
+
+
+def repack_table(record: Record) -> Table:
+    """Every repack."""
+    rows = [
+        [f"{move.at_s:.1f}", move.source, move.destination, _version(move.version), str(move.trajectories)]
+        for move in record.folds.interruptions.of(MarkKind.REPACK)
+    ]
+    return cut(Table(["#time (s)", "from", "to", "#version", "#trajectories"], rows))
+
+
+def interruption_table(record: Record) -> Table:
+    """Every interruption but repacks."""
+    rows = [
+        [f"{each.at_s:.1f}", each.source, each.kind, _version(each.version), why(each.reason), str(each.trajectories)]
+        for each in record.folds.interruptions.all
+        if each.kind is not MarkKind.REPACK
+    ]
+    columns = ["#time (s)", "replica", "what for", "#version", "why", "#trajectories back to the pool"]
+    return cut(Table(columns, rows))
+
+
+def fault_table(record: Record) -> Table:
+    """Every member that went down."""
+    rows = [
+        [
+            f"{fault.at_s:.1f}",
+            f"{fault.role} {fault.member}",
+            fault.reason,
+            "not yet" if fault.up_s is None else f"{fault.up_s - fault.at_s:.1f}",
+        ]
+        for fault in record.folds.history.faults
+    ]
+    return cut(Table(["#time (s)", "member", "what was seen", "#up again after (s)"], rows))
+
+
+def version_table(record: Record) -> Table:
+    """How versions reached the replicas."""
+    rows = []
+    for version in record.folds.versions.ordered.values():
+        pulls = version.pulls_s
+        published = version.published_s
+        rows.append(
+            [
+                str(version.version),
+                f"{version.ordered_s:.1f}",
+                "not yet" if published is None else f"{published - version.ordered_s:.2f}",
+                str(len(pulls)),
+                f"{sum(pulls) / len(pulls):.2f}" if pulls else "none",
+                f"{max(pulls):.2f}" if pulls else "none",
+            ]
+        )
+    relays = record.config.relay.count
+    note = f"{relays} relay{'s' if relays != 1 else ''}. A version that no replica pulled was overtaken by a newer one."
+    columns = ["#version", "#ordered (s)", "#published after (s)", "#pulls", "#pull mean (s)", "#pull max (s)"]
+    return cut(Table(columns, rows, note))
+
+
+def facts(record: Record) -> list[tuple[str, str]]:
+    """Counts of the whole run."""
+    history, became = record.folds.history, PromptFates.of(record.folds.history)
+    restarts = [(f"{role} restarts", f"{count}") for role, count in sorted(history.restarts.items())]
+    found = [
+        ("steps", f"{history.step} of {record.config.pipeline.steps}"),
+        ("trajectories trained on", f"{sum(len(batch.lengths) for batch in record.batches):,}"),
+        ("response tokens trained on", f"{sum(sum(batch.lengths) for batch in record.batches):,}"),
+        ("prompts admitted", f"{became.admitted:,}"),
+        ("prompts trained on", f"{became.trained:,}"),
+        *((f"prompts filtered: {end(reason)}", f"{count:,}") for reason, count in became.filtered.items()),
+        ("prompts failed / lost", f"{became.failed:,} / {became.lost:,}"),
+        ("trajectories regenerated", f"{history.regenerated}"),
+        *_interruptions(record),
+        *(restarts or [("restarts", "0")]),
+        ("staleness", staleness_in_words(record)),
+    ]
+    if history.surplus_samples:
+        found.append(("surplus samples aborted", f"{history.surplus_samples:,}"))
+    if record.contradictions:
+        found.append(("snapshots that contradict the controller", f"{record.contradictions}"))
+    summary = record.summary
+    if summary is not None:
+        found.append(("trained tokens per second", f"{summary['tokens_per_s']:,.0f}"))
+        twice = summary["consumed_twice"]
+        said = f"{summary['lost_trajectories']} / {'not known' if twice is None else twice}"
+        found.append(("trajectories lost / used twice", said))
+    return found
+
+
+def _interruptions(record: Record) -> list[tuple[str, str]]:
+    interruptions = record.folds.interruptions
+    repacks = len(interruptions.of(MarkKind.REPACK))
+    if not record.folds.history.mixes_versions:
+        return [("repacks", f"{repacks}")]
+    pulls = interruptions.of(MarkKind.PULL)
+    found = [
+        ("pulls that interrupted work", f"{len(pulls):,}"),
+        ("trajectories interrupted by them", f"{sum(each.trajectories for each in pulls):,}"),
+        ("trajectories migrated", f"{sum(each.trajectories for each in interruptions.of(MarkKind.EVICTION)):,}"),
+        ("resumed on newer weights", f"{record.folds.history.resumed_on_newer:,}"),
+    ]
+    return found + ([("repacks", f"{repacks}")] if repacks else [])
+
+
+def _version(version: int | None) -> str:
+    return "none" if version is None else str(version)
+
+
+def _measured(measured: Accuracy) -> list[str]:
+    return [
+        measured.name,
+        percent(measured.accuracy),
+        f"± {percent(measured.error)}",
+        str(measured.problems),
+        f"{measured.length_p50:.0f}",
+        f"{measured.length_p99:.0f}",
+    ]

@@ -1,0 +1,129 @@
+"""A handful of trajectories that were trained on, as text."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.pipeline.run.directory import RunDirectory, read_json
+
+ENDS = 400
+MOST_CHARACTERS = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class ShownTrajectory:
+    """One trajectory.
+
+    Args:
+        why: why it is shown.
+        versions: the weight versions that produced it, oldest first.
+    """
+
+    why: str
+    trajectory: str
+    prompt: str
+    response: str
+    tokens: int
+    reward: float | None
+    versions: list[int]
+    consumed_version: int | None
+    finish: str
+
+
+def samples(directory: RunDirectory) -> list[ShownTrajectory]:
+    """Samples from the beginning and the end of training; none where trajectories were not exported."""
+    if not directory.trained.exists():
+        return []
+    first, last = _ends(directory.trained)
+    decode = _Decoder(directory)
+    chosen: dict[str, tuple[str, dict[str, Any]]] = {}
+    for when, rows in (("early", first), ("late", last)):
+        for what, row in _picks(rows):
+            chosen.setdefault(str(row["trajectory"]), (f"{when} in training, {what}", row))
+    return [_sample(why, row, decode) for why, row in chosen.values()]
+
+
+def _ends(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The first and the last lines; the file may be large, so what lies between is not parsed."""
+    first: list[str] = []
+    last: deque[str] = deque(maxlen=ENDS)
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if len(first) < ENDS:
+                first.append(line)
+            last.append(line)
+    return [_row(line) for line in first], [_row(line) for line in last]
+
+
+def _row(line: str) -> dict[str, Any]:
+    row: dict[str, Any] = json.loads(line)
+    return row
+
+
+def _picks(rows: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    whole = [row for row in rows if row.get("tokens") is not None and row.get("prompt") is not None]
+    if not whole:
+        return []
+    rewards = [row["reward"] for row in whole if row.get("reward") is not None]
+    best, worst = max(rewards, default=None), min(rewards, default=None)
+    picks = []
+    right = [row for row in whole if row.get("reward") == best]
+    wrong = [row for row in whole if row.get("reward") == worst and worst != best]
+    if right:
+        picks.append(("highest reward", max(right, key=lambda row: len(row["tokens"]))))
+    if wrong:
+        picks.append(("lowest reward", wrong[-1]))
+    picks.append(("longest response", max(whole, key=lambda row: len(row["tokens"]))))
+    moved = [row for row in whole if len(set(row.get("versions") or ())) > 1]
+    if moved:
+        picks.append(("several weight versions", moved[-1]))
+    return picks
+
+
+def _sample(why: str, row: dict[str, Any], decode: _Decoder) -> ShownTrajectory:
+    return ShownTrajectory(
+        why,
+        str(row["trajectory"]),
+        decode(row["prompt"]),
+        decode(row["tokens"]),
+        len(row["tokens"]),
+        row.get("reward"),
+        sorted(set(row.get("versions") or ())),
+        row.get("consumed_version"),
+        str(row.get("finish", "")),
+    )
+
+
+class _Decoder:
+    """Token ids to text with the model's tokenizer; the ids themselves where there is none."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._tokenizer: Any = None
+        path = _tokenizer_path(directory)
+        if path is None:
+            return
+        try:
+            from tokenizers import Tokenizer
+        except ImportError:  # comes with the extras of other packages; ids say the same
+            return
+        self._tokenizer = Tokenizer.from_file(str(path))
+
+    def __call__(self, tokens: list[int]) -> str:
+        if self._tokenizer is None:
+            text = "token ids: " + " ".join(map(str, tokens))
+        else:
+            text = str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+        return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} … ({len(text)} characters)"
+
+
+def _tokenizer_path(directory: RunDirectory) -> Path | None:
+    note = directory.task / "prepared.json"
+    places = [directory.model]
+    if note.exists():
+        places.append(Path(str(read_json(note).get("model", ""))))
+    return next((place / "tokenizer.json" for place in places if (place / "tokenizer.json").is_file()), None)

@@ -1,0 +1,93 @@
+"""Reasons in words: the one place that turns what the log says of a decision into text for people."""
+
+from __future__ import annotations
+
+from tailrace.contracts import Reason, Why
+
+REASONS = {
+    Why.CHOSEN: "the routing policy chose it",
+    Why.MOVED: "a move to {who}",
+    Why.EVALUATION: "an evaluation of version {version:.0f}",
+    Why.BEHIND: "idle, and version {version:.0f} is newer",
+    Why.ALL_IDLE: "every replica is idle, so all pull version {version:.0f}",
+    Why.USEFUL: "version {version:.0f} lets it start groups that its own may not",
+    Why.NEWER: "version {version:.0f} is published",
+    Why.STRANDED: "what is left of version {version:.0f} has nobody else to go on with",
+    Why.PULLING: "it pulls version {version:.0f}",
+    Why.WAITING_TOO_LONG: "{waiting:.0f} wait in the engine, more than {limit:.0f}",
+    Why.LOW_THROUGHPUT: "{who} does {there:,.0f} tokens/s, far less than the {here:,.0f} here: work is spread again",
+    Why.STOPPING: "the replica is to stop",
+    Why.REPLICA_DOWN: "{who} went down with it",
+    Why.VERSION_GONE: "nobody has version {version:.0f} any more",
+    Why.LOST_IN_CRASH: "the driver died",
+    Why.TRAINED: "it was trained on for version {version:.0f}",
+    Why.NO_SIGNAL: "rewards of its group have no signal",
+    Why.SURPLUS_SAMPLE: "its group has all the samples that it needs",
+    Why.SURPLUS_GROUP: "the batch has all the groups that it needs",
+    Why.EVICTED: "the experience buffer is full",
+    Why.EXPIRED: "too old to be trained on within the bound",
+    Why.NOT_SCORED: "its verifier broke {attempts:.0f} times",
+    Why.OVER: "every batch is trained on",
+    Why.PLANNED: "the provisioning policy wants it so",
+    Why.FAILED: "it failed, {failures:.0f} in a row",
+    Why.DAMAGED: "the checkpoint of version {version:.0f} cannot be used",
+    Why.STILL: "stood still for {still_s:.0f} s with work in flight, longer than {limit_s:.0f} s",
+    Why.MACHINE: "machine {who} is given up",
+    Why.POLICY: "the policy's own reason",
+}
+
+ENDS = {
+    Why.NO_SIGNAL: "no signal",
+    Why.SURPLUS_SAMPLE: "surplus sample",
+    Why.SURPLUS_GROUP: "surplus",
+    Why.EVICTED: "evicted",
+    Why.EXPIRED: "too old",
+    Why.NOT_SCORED: "not scored",
+    Why.OVER: "left over",
+}
+"""Why groups and samples end that are not trained on, in a word or two."""
+
+
+def why(reason: Reason) -> str:
+    """A reason in words, with the numbers that it has beyond those that its words name."""
+    template = REASONS.get(reason.why, "{nothing}")
+    try:
+        said = template.format(who=reason.who or "another", **reason.numbers)
+    except KeyError:  # a policy of somebody else leaves numbers out, or a reason is new
+        said, template = str(reason.why).replace("-", " "), ""
+    more = [f"{name} {value:,.4g}" for name, value in reason.numbers.items() if f"{{{name}" not in template]
+    return f"{said} ({', '.join(more)})" if more else said
+
+
+def here(reason: Reason) -> str:
+    """Why a trajectory comes to a replica: where it belongs to a move, `who` is where it comes from."""
+    return f"a move from {reason.who or 'another'}" if reason.why is Why.MOVED else why(reason)
+
+
+def end(why: str) -> str:
+    """How groups ended, for a row of a table. One that nobody here knows is said as it is."""
+    return ENDS.get(Why(why), why) if why in set(Why) else why
+
+
+def many(count: int, one: str, more: str = "") -> str:
+    """A number and what it counts."""
+    return f"{count:,} {one if count == 1 else more or f'{one}s'}"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage with one decimal."""
+    return f"{100 * share:.1f} %"
+
+
+def price(value: float) -> str:
+    """With three digits that matter."""
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as a person says them."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"

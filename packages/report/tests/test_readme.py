@@ -1,0 +1,13 @@
+"""The README's example runs."""
+
+import re
+from pathlib import Path
+
+
+def test_the_readme_example_runs(capsys):
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    exec(re.search(r"```python\n(.*?)```", text, re.S)[1], {})
+    said = capsys.readouterr().out
+    assert "trainer is busy" in said
+    assert "its batch is trained on" in said
+    assert "report.html" in said

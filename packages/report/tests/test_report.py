@@ -1,0 +1,289 @@
+"""The report: one file without a network, every section, runs that did not end, and text that is only text."""
+
+import json
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.eventlog import EventLog
+from tailrace.pipeline.run.metrics import read_metrics
+from tailrace.pipeline.run.summary import summarise
+from tailrace.report import run_tables
+from tailrace.report.charts import lengths, staleness
+from tailrace.report.figures.accuracy import Accuracy, Results, results_of_summary
+from tailrace.report.figures.headline import gain
+from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.fold.marks import MarkKind
+from tailrace.report.record import read_record, standing_steps
+from tailrace.report.run_page import write_report
+
+from .conftest import STALEFLOW, a_run, configured
+
+SECTIONS = {"learning", "timeline", "loads", "staleness", "throughput", "trainer", "events", "samples", "configuration"}
+CHARTS = {"accuracy", "reward", "timeline", "staleness", "staleness-steps", "lengths", "lengths-steps", "throughput"}
+CHARTS |= {
+    "running",
+    "kv",
+    "in-flight",
+    "staleness-batches",
+    "lengths-offered",
+    "buffer",
+    "loss",
+    "clip_fraction",
+    "approx_kl",
+    "grad_norm",
+}
+EVIL = "</script><script>alert(1)</script><img src=http://evil.example/x>"
+
+
+class _Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.ids, self.tags, self.text = [], set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.tags.append(tag)
+        self.links += [found[key] for key in ("src", "href", "action", "data", "srcset") if key in found]
+        self.ids |= {found["id"]} if "id" in found else set()
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    @property
+    def words(self):
+        return " ".join(" ".join(text for text in self.text if len(text) < 100_000).split())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    faults = ["replica:r1@30s", "trainer@step3", "relay@40s", "scorer@50s", "data@60s"]
+    directory, _ = a_run(tmp_path_factory.mktemp("runs") / "finished", configured(faults=faults, relays=2))
+    totals = {"wall_s": 100.0, "tokens_per_s": 10.0, "lost_trajectories": 0, "consumed_twice": 0, "contradictions": 0}
+    write_json(directory.summary, totals)
+    row = {"trajectory": "0.0", "prompt": [1, 2], "tokens": [3], "versions": [0], "reward": 1.0, "finish": EVIL}
+    directory.trained.write_text(json.dumps(row) + "\n")
+    html = write_report(directory).read_text()
+    return directory, html, _Page(html)
+
+
+def test_it_needs_no_network(finished):
+    _, html, page = finished
+    assert page.links
+    assert all(link.startswith("#") for link in page.links), page.links
+    assert not {"link", "iframe", "object", "embed", "img"} & set(page.tags)
+    assert "default-src 'none'" in html
+    assert html.count("plotly.js v") == 1
+
+
+def test_every_step_has_the_facts_of_its_batch(finished):
+    rows = [row for row in read_metrics(finished[0].metrics) if row["kind"] == "step"]
+    assert len(rows) > 6  # some were lost with the trainer
+    assert [row["step"] for row in standing_steps(rows)] == [1, 2, 3, 4, 5, 6]
+    assert all(row["response_tokens"] > 0 and row["trajectories"] == 16 for row in rows)
+
+
+def test_it_has_every_section_and_chart(finished):
+    _, html, page = finished
+    assert page.ids >= SECTIONS
+    assert {name.removeprefix("chart-") for name in page.ids if name.startswith("chart-")} == CHARTS
+    charts = json.loads(html.split('id="charts">')[1].split("</script>")[0])
+    assert {chart["id"] for chart in charts} == CHARTS
+    assert all(chart["data"] for chart in charts)
+    for words in (
+        "Held-out accuracy",
+        "Utilisation",
+        "at consumption",
+        "Resolved configuration",
+        "warm start, greedy",
+    ):
+        assert words in html
+
+
+def test_what_became_of_every_prompt_is_said(finished):
+    _, _, page = finished
+    assert "Prompts: 24 admitted = 24 trained on + 0 filtered + 0 failed; 0 lost" in page.words
+    assert "Repacks, faults, versions" in page.words
+
+
+def test_text_from_the_model_stays_text(finished, tmp_path):
+    directory, html, page = finished
+    assert EVIL not in html
+    assert page.tags.count("script") == 3
+    assert "evil.example" in page.words
+    # a reason of a fault reaches the charts' JSON as well as a table
+    directory = RunDirectory(Path(shutil.copytree(directory.root, tmp_path / "copy")))
+    with EventLog(directory.events) as log:
+        log.append(1e6, [c.Down("replica", "r0", EVIL)], [])
+    again = write_report(directory).read_text()
+    assert EVIL not in again
+    assert _Page(again).tags.count("script") == 3
+
+
+def test_every_role_that_died_is_in_the_table_of_faults(finished):
+    record = read_record(finished[0])
+    rows = {row[1]: row for row in run_tables.fault_table(record).rows}
+    assert set(rows) == {"replica r1", "trainer 0", "relay 0", "scorer 0", "data 0"}
+    assert all("killed" in row[2] and float(row[3]) >= 0 for row in rows.values())
+    assert float(rows["relay 0"][3]) >= 10.0
+    facts = dict(run_tables.facts(record))
+    assert {facts[f"{role} restarts"] for role in ("replica", "trainer", "relay", "scorer", "data")} == {"1"}
+
+
+def test_a_run_that_has_not_finished_says_so(tmp_path):
+    directory, _ = a_run(tmp_path / "run", until_step=2)
+    with directory.events.open("a") as log:
+        log.write('{"t": 999, "events": [{"is": "Ti')  # a crash cut the last line short
+    page = _Page(write_report(directory).read_text())
+    assert "has not finished: it has done step 2 of 6" in page.words
+    assert "still open" in page.words
+    assert page.ids >= SECTIONS
+
+
+def test_a_run_that_has_only_begun_has_a_report(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", configured().model_dump(mode="json"))
+    page = _Page(write_report(directory).read_text())
+    assert "still running" in page.words
+    assert "Nothing has been started yet" in page.words
+    assert "loads" not in page.ids
+    directory.unlock()
+
+
+def test_a_resumed_run_is_marked(tmp_path):
+    directory, _ = a_run(tmp_path / "run", crash_at_step=3)
+    html = write_report(directory).read_text()
+    assert "the run was resumed at" in html
+    record = read_record(directory)
+    assert len(record.batches) == 6
+    assert [row["step"] for row in record.steps] == [1, 2, 3, 4, 5, 6]
+    measured = [(row["step"], row["mode"]) for row in read_metrics(directory.metrics) if row["kind"] == "evaluation"]
+    assert len(measured) == len(set(measured))
+
+
+def test_a_damaged_log_is_an_error_that_names_the_line(tmp_path):
+    directory, _ = a_run(tmp_path / "run", until_step=1)
+    lines = directory.events.read_text().splitlines(keepends=True)
+    directory.events.write_text("".join([*lines[:10], "rubbish\n", *lines[10:]]))
+    with pytest.raises(RunDirectoryError, match="line 11"):
+        write_report(directory)
+    assert not directory.report.exists()
+
+
+def test_a_run_that_gave_up_says_why(tmp_path):
+    recovery = {"recovery": {"name": "isolate", "max_restarts": 0}}
+    faults = ["replica:r0@10s", "replica:r1@11s", "replica:r2@12s"]
+    directory, simulation = a_run(tmp_path / "run", configured(recovery, faults=faults))
+    page = _Page(write_report(directory).read_text())
+    assert f"The run gave up: {simulation.controller.failure}" in page.words
+
+
+@pytest.fixture(scope="module")
+def interrupting(tmp_path_factory):
+    directory, simulation = a_run(tmp_path_factory.mktemp("runs") / "interrupting", configured(STALEFLOW))
+    return read_record(directory), write_report(directory).read_text(), simulation.controller.view
+
+
+def test_each_batch_is_shown_against_the_bound(interrupting):
+    record, html, _ = interrupting
+    assert "Staleness of each batch (bound 1: none above it)" in html
+    chart = next(chart for chart in staleness.staleness_charts(record) if chart.id == "staleness-batches")
+    shares = [trace["y"] for trace in chart.data]
+    assert [sum(batch) for batch in zip(*shares, strict=True)] == pytest.approx([1.0] * 6)
+    assert len(chart.data) == 1 + max(max(batch.at_consumption) for batch in record.batches)
+
+
+def test_what_interruptions_were_for_is_said(interrupting):
+    record, html, run = interrupting
+    assert len(record.folds.interruptions.of(MarkKind.PULL)) == run.interrupting_pulls > 0
+    assert sum(each.trajectories for each in record.folds.interruptions.of(MarkKind.EVICTION)) == run.evictions
+    assert not record.folds.interruptions.of(MarkKind.REPACK)
+    assert "Interruptions, faults, versions" in html
+    assert "interrupted for a pull" in html
+    assert "it pulls version 1" in html
+    assert "Nothing was repacked" not in html
+    assert f"{PromptFates.of(record.folds.history)}" in html
+
+
+def test_lengths_of_what_was_offered_stand_beside_those_trained_on(interrupting):
+    record, _, _ = interrupting
+    rows = {row[0]: row[1:] for row in lengths.selection_table(record).rows}
+    everything = lengths.offered(record)
+    assert rows["offered: all that finished"][0] == f"{len(everything):,}"
+    assert rows["offered: all that finished"][-1] == str(max(everything))
+    assert rows["trained on"][0] == f"{6 * 16}"
+    assert rows["dropped: no signal"][0] == f"{len(record.folds.history.offcuts[c.Why.NO_SIGNAL])}" > "0"
+    assert len(everything) == 6 * 16 + sum(map(len, record.folds.history.offcuts.values()))
+    chart = lengths.selection_chart(record)
+    for trace in chart.data:
+        assert trace["y"][-1] == 1.0
+        assert trace["y"] == sorted(trace["y"])
+        assert trace["x"] == sorted(trace["x"])
+
+
+def test_the_summary_tells_the_same_as_the_report(interrupting):
+    record, _, run = interrupting
+    audit = {"consumed": 6 * 16, "consumed_twice": []}
+    found = summarise(
+        record.config, run, [], audit=audit, lengths=[1, 2], wall_s=9.0, training_s=8.0, extra={"more": 1}
+    )
+    became, told = found["prompts"], PromptFates.of(record.folds.history)
+    assert (became["admitted"], became["trained"], became["failed"]) == (told.admitted, told.trained, told.failed)
+    assert became["filtered"] == told.filtered
+    assert (became["lost"], found["lost_trajectories"], found["contradictions"]) == (0, 0, 0)
+    assert (found["staleness_bound"], found["partial_rollout"], found["repacks"]) == (1, True, 0)
+    assert found["staleness_max"] <= 1
+    assert found["interrupting_pulls"] == len(record.folds.interruptions.of(MarkKind.PULL))
+    assert found["resumed_on_newer"] == record.folds.history.resumed_on_newer > 0
+    assert found["restarts"] == dict.fromkeys(("trainer", "data", "scorer", "relay", "replica"), 0)
+
+
+def test_steps_that_a_crash_undid_are_left_out():
+    rows = [{"kind": "step", "step": step, "n": n} for n, step in enumerate([1, 2, 3, 2, 3, 4])]
+    assert [(row["step"], row["n"]) for row in standing_steps(rows)] == [(1, 0), (2, 3), (3, 4), (4, 5)]
+
+
+def measured(accuracy, name="x"):
+    return Accuracy(name, accuracy, 400, 0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "control", "words"),
+    [
+        (0.1, 0.4, 0.2, ["rose from 10.0 % to 40.0 %", "RL beats every control that was measured", "20.0 points less"]),
+        (0.1, 0.3, 0.5, ["does not beat the controls", "20.0 points more"]),
+        (0.1, 0.3, 0.29, ["open", "may be chance"]),
+        (0.1, 0.11, 0.05, ["so small a difference may be chance"]),
+        (0.4, 0.1, None, ["fell from 40.0 % to 10.0 %", "No control without RL was measured"]),
+        (0.3, 0.3, 0.3, ["stayed at 30.0 %", "does not beat the controls", "as well"]),
+        (0.3, 0.6, 0.2, ["(warm start, sampled) reaches 30.0 %", "30.0 points less"]),
+        (None, None, None, ["No held-out accuracy has been measured"]),
+    ],
+)
+def test_the_headline_does_not_flatter(before, after, control, words):
+    controls = [measured(control, "warm start, greedy")] if control is not None else []
+    found = Results(
+        [],
+        None if before is None else measured(before),
+        None if after is None else measured(after),
+        None,
+        controls,
+    )
+    for word in words:
+        assert word in gain(found)
+
+
+def test_a_summary_tells_the_same():
+    summary = {
+        "eval_accuracy_before": 0.1,
+        "eval_accuracy_after": 0.4,
+        "controls": {"warm start, forced": 0.2, "continued fine-tuning, greedy": 0.3},
+    }
+    found = results_of_summary(summary, 256)
+    assert found.best_control == Accuracy("continued fine-tuning, greedy", 0.3, 256, 0, 0.0, 0.0)
+    assert found.controls[0].name == "worked style forced, sampled"

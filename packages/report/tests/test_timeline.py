@@ -1,0 +1,172 @@
+"""What members did when: their spans follow each other without gap or overlap, whatever dies, and marks name every event."""
+
+from collections import Counter, defaultdict
+from itertools import pairwise
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.fuzz.draw import draw_case
+from tailrace.fuzz.simulation import FuzzSimulation
+from tailrace.report.charts.chart import TimeAxis
+from tailrace.report.charts.timeline import drawable, merged, timeline_chart
+from tailrace.report.figures.utilisation import utilisation
+from tailrace.report.fold import causes
+from tailrace.report.fold.folds import Folds
+from tailrace.report.fold.marks import Mark, MarkKind
+from tailrace.report.fold.timeline import Doing, Span
+
+from .conftest import STALEFLOW, a_run, configured, simulated
+
+CAUSES = {value for name, value in vars(causes).items() if name.isupper()}
+FAULTS = ("replica:r1@30s", "trainer@step3", "relay@40s", "scorer@50s", "data@60s", "replica:r0@66s")
+
+
+def seen(simulation, **options):
+    folds = Folds(simulation.fleet.spec, **options)
+    for instant in simulation.log.instants:
+        folds.observe(*instant)
+    folds.close()
+    return folds.timeline
+
+
+def happened(simulation, kind):
+    return [
+        one for _, events, commands in simulation.log.instants for one in (*events, *commands) if isinstance(one, kind)
+    ]
+
+
+@pytest.fixture(scope="module")
+def hurt():
+    simulation = simulated(configured(faults=FAULTS, relays=2))
+    return simulation, seen(simulation)
+
+
+def test_spans_of_a_member_cover_the_run_without_overlap(hurt):
+    fuzzed = []
+    for seed in range(20):
+        fuzz = FuzzSimulation(draw_case(seed))
+        fuzz.run()
+        fuzzed.append((fuzz.simulation, seen(fuzz.simulation)))
+    for simulation, timeline in [hurt, *fuzzed]:
+        members = defaultdict(list)
+        for span in timeline.spans:
+            members[span.role, span.member].append(span)
+        started = {(command.role, command.id) for command in happened(simulation, c.Start)}
+        assert set(members) == started
+        stopped = {(event.role, event.id) for event in happened(simulation, c.Down) if event.cause is c.Cause.STOPPED}
+        for member, spans in members.items():
+            if member not in stopped:
+                assert spans[-1].end_s == simulation.log.instants[-1][0]
+            for before, after in pairwise(spans):
+                assert before.end_s == after.start_s
+                assert before.duration_s > 0
+        idle = {span.label for span in timeline.spans if span.doing in (Doing.IDLE, Doing.WAITING)}
+        assert idle <= CAUSES
+
+
+def test_a_timeline_of_some_replicas_is_a_part_of_the_whole(hurt):
+    simulation, whole = hurt
+    some = seen(simulation, most=1)
+
+    def of(members):
+        return [one for one in members if one.role != "replica" or one.member == "r0"]
+
+    assert sorted(map(str, some.spans)) == sorted(map(str, of(whole.spans)))
+    assert some.marks == of(whole.marks)
+
+
+@pytest.mark.parametrize("pipeline", [None, STALEFLOW], ids=["laminar", "staleflow"])
+def test_every_step_pull_death_and_interruption_is_seen(pipeline):
+    simulation = simulated(configured(*([pipeline] if pipeline else []), faults=FAULTS, relays=2))
+    timeline, run = seen(simulation), simulation.controller.view
+    marks = Counter(mark.kind for mark in timeline.marks)
+    assert marks[MarkKind.DOWN] == len(happened(simulation, c.Down)) == len(FAULTS)
+    assert marks[MarkKind.RESTART] == len(happened(simulation, c.Restart))
+    assert marks[MarkKind.REPACK] == run.moves
+    assert marks[MarkKind.PULL] == run.interrupting_pulls
+    assert marks[MarkKind.PUBLISHED] == len(happened(simulation, c.Published))
+    doing = Counter(span.doing for span in timeline.spans)
+    assert doing[Doing.TRAINING] >= len(happened(simulation, c.Step))
+    assert doing[Doing.PULLING] >= len(happened(simulation, c.Pulled))
+    assert doing[Doing.EVALUATING] > 0
+    assert {mark.role for mark in timeline.marks if mark.kind is MarkKind.DOWN} == {
+        "replica", "trainer", "relay", "scorer", "data",
+    }  # fmt: skip
+
+
+def test_who_was_restarted_is_starting_until_it_is_up(hurt):
+    _, timeline = hurt
+    for role, member in (("relay", "0"), ("data", "0"), ("trainer", "0")):
+        up = next(mark.at_s for mark in timeline.marks if (mark.role, mark.kind) == (role, MarkKind.RESTART))
+        starting = [s for s in timeline.spans if (s.role, s.member, s.doing) == (role, member, Doing.STARTING)]
+        assert starting[-1].end_s == up
+
+
+def test_a_barrier_is_what_replicas_wait_for_that_pull_together():
+    barrier = {"admission": "one-step", "sync": "barrier", "routing": "least-loaded", "relocation": "none"}
+    timeline = seen(simulated(configured(barrier)))
+    assert causes.OTHERS in {span.label for span in timeline.spans if span.doing is Doing.IDLE}
+
+
+def test_a_resumed_driver_is_marked_and_every_member_starts_anew(tmp_path):
+    _, simulation = a_run(tmp_path / "run", crash_at_step=2)
+    timeline = seen(simulation)
+    (resumed,) = [mark for mark in timeline.marks if mark.kind is MarkKind.RESUMED]
+    starting = {span.member for span in timeline.spans if span.start_s == resumed.at_s and span.doing is Doing.STARTING}
+    assert starting == {"r0", "r1", "r2"}  # the others are up at once
+    assert MarkKind.DOWN not in {mark.kind for mark in timeline.marks}
+
+
+def test_the_trainer_spends_what_the_step_did_not_take_on_handing_weights_over():
+    simulation = simulated(configured())
+    folds = Folds(simulation.fleet.spec)
+    for now, events, commands in simulation.log.instants:
+        events = [c.Stepped(e.version, {"wall_s": 0.1}, e.answers) if isinstance(e, c.Stepped) else e for e in events]
+        folds.observe(now, events, commands)
+    timeline = folds.timeline
+    training = [span.duration_s for span in timeline.spans if span.doing is Doing.TRAINING]
+    assert training == pytest.approx([0.1] * 6)
+    assert any(span.doing is Doing.PUBLISHING and span.role == "trainer" for span in timeline.spans)
+
+
+def test_utilisation_adds_up_and_names_the_bubbles(hurt):
+    simulation, timeline = hurt
+    rows = utilisation(timeline.spans, 0.0, simulation.now)
+    assert [row.role for row in rows] == ["trainer", "replica"]
+    for row in rows:
+        assert row.busy + row.pulling + row.idle + row.out == pytest.approx(1.0)
+        assert sum(share for _, _, share in row.bubbles) == pytest.approx(1.0 - row.busy)
+
+
+def test_every_role_has_its_row(hurt):
+    simulation, timeline = hurt
+    chart = timeline_chart(timeline.spans, timeline.marks, (0.0, simulation.now), TimeAxis.for_length(simulation.now))
+    rows = chart.layout["yaxis"]["categoryarray"][::-1]
+    assert rows == ["trainer", "data", "scorer", "relay 0", "relay 1", "r0", "r1", "r2"]
+    (down,) = [trace for trace in chart.data if trace["name"] == "down" and trace["type"] == "scatter"]
+    assert set(down["y"]) == {"trainer", "data", "scorer", "relay 0", "r0", "r1"}
+
+
+def test_many_spans_are_drawn_coarser_and_still_cover_the_same_time():
+    doing = (Doing.GENERATING, Doing.PULLING, Doing.IDLE)
+    spans = [Span("replica", "r0", doing[i % 3], float(i), float(i + 1), "x") for i in range(3_000)]
+    shown, shortest_s = drawable(spans, 500)
+    assert len(shown) <= 500
+    assert shortest_s > 0
+    assert sum(span.duration_s for span in shown) == pytest.approx(3_000)
+    assert drawable(spans[:400], 500) == (spans[:400], 0.0)
+
+
+def test_frequent_marks_become_one_for_each_replica_and_moment():
+    marks = [Mark(MarkKind.PULL, "replica", f"r{i % 2}", i / 10, str(i)) for i in range(20)]
+    marks.append(Mark(MarkKind.DOWN, "replica", "r0", 0.55, "killed"))
+    found = merged(marks, {MarkKind.PULL}, 1.0)
+    assert [(mark.kind, mark.member, mark.at_s) for mark in found] == [
+        (MarkKind.PULL, "r0", 0.0),
+        (MarkKind.PULL, "r1", 0.1),
+        (MarkKind.DOWN, "r0", 0.55),
+        (MarkKind.PULL, "r0", 1.2),
+        (MarkKind.PULL, "r1", 1.3),
+    ]
+    assert found[0].label == "0; 2; 4 and 3 times more"

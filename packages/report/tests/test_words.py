@@ -1,0 +1,40 @@
+"""Every reason has words, with its numbers, whoever gave it."""
+
+import re
+
+import pytest
+
+from tailrace.contracts import Reason, Why
+from tailrace.contracts.testing.reasons import NUMBERS
+from tailrace.report.words import ENDS, REASONS, end, many, why
+
+
+@pytest.mark.parametrize("kind", list(Why))
+def test_every_reason_has_words_for_its_numbers(kind):
+    names = {name for name in re.findall(r"{(\w+)", REASONS[kind]) if name != "who"}
+    assert names <= NUMBERS.get(kind, frozenset())
+    said = why(Reason(kind, "r7", dict.fromkeys(names, 3.0)))
+    assert "{" not in said
+    assert ("r7" in said) == ("{who}" in REASONS[kind])
+    # and a policy of somebody else may leave them out
+    assert "{" not in why(Reason(kind))
+
+
+def test_numbers_without_a_place_in_the_words_are_said_too():
+    assert why(Reason(Why.CHOSEN, numbers={"gain": 1234.5, "least": 10.0})) == (
+        "the routing policy chose it (gain 1,234, least 10)"
+    )
+    assert why(Reason(Why.POLICY, numbers={"mood": 0.5})) == "the policy's own reason (mood 0.5)"
+    assert why(Reason(Why.PULLING, numbers={"speed": 2.0})) == "pulling (speed 2)"
+
+
+def test_ends_are_said_in_a_word_and_unknown_ones_as_they_are():
+    assert {end(str(kind)) for kind in ENDS} == set(ENDS.values())
+    assert end("eaten by a dog") == "eaten by a dog"
+    assert end(str(Why.POLICY)) == "policy"
+
+
+def test_one_is_not_many():
+    assert (many(1, "step"), many(2, "step"), many(1000, "trajectory", "trajectories")) == (
+        "1 step", "2 steps", "1,000 trajectories",
+    )  # fmt: skip

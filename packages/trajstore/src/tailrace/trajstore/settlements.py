@@ -1,0 +1,258 @@
+"""The states of finished trajectories: rewarded, consumed exactly once, rolled back or discarded.
+
+Invariant: a trajectory has at most one consumption, by primary key. `consume` refuses a second one. Only `rollback`, after the
+trainer has lost the versions that it was consumed for, makes it available again.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Any
+
+from tailrace.contracts import Experience, Purpose
+from tailrace.trajstore.contents import CONTENT_COLUMNS, EXPERIENCE_COLUMNS, content_of, experience_of
+from tailrace.trajstore.database import Database, select_ids
+from tailrace.trajstore.errors import (
+    AlreadyConsumedError,
+    TrajectoryDataError,
+    TrajectoryStateError,
+    UnknownTrajectoryError,
+)
+from tailrace.trajstore.records import ConsumedTrajectory, Recovery, Status
+
+_TRAINER_VERSION, _TRIMMED, _ARCHIVED = "trainer_version", "trimmed_version", "archived_bytes"
+
+
+class Settlements:
+    """Part of `TrajectoryStore`.
+
+    Args:
+        database: the store's database.
+        initial_version: the trainer's version before the first batch was consumed.
+    """
+
+    def __init__(self, database: Database, *, initial_version: int) -> None:
+        self._database = database
+        with database.locked() as connection:
+            stored = _setting(connection, _TRAINER_VERSION)
+        self.trainer_version = initial_version if stored is None else stored
+
+    def statuses(self, ids: Sequence[str]) -> dict[str, Status]:
+        """The status of each trajectory that is known, in the order of `ids`."""
+        with self._database.locked() as connection:
+            found = {name: Status(status) for name, status in _select(connection, "id, status", ids)}
+        return {name: found[name] for name in ids if name in found}
+
+    def experiences(self, ids: Sequence[str]) -> list[Experience]:
+        with self._database.locked() as connection:
+            rows = {row[0]: row for row in _select(connection, EXPERIENCE_COLUMNS, ids)}
+            _require_known(ids, rows)
+            return [experience_of(connection, rows[name]) for name in ids]
+
+    def set_reward(self, trajectory: str, reward: float) -> bool:
+        if not math.isfinite(reward):
+            raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
+        with self._database.transaction() as connection:
+            status = _status(connection, trajectory)
+            if status is Status.DISCARDED:
+                return False
+            if status is not Status.COMPLETE:
+                raise TrajectoryStateError(
+                    f"trajectory {trajectory}: found {status}, expected complete, to set a reward"
+                )
+            connection.execute("UPDATE trajectory SET reward = ? WHERE id = ?", (reward, trajectory))
+        return True
+
+    def discard(self, ids: Sequence[str], reason: str) -> list[str]:
+        with self._database.transaction() as connection:
+            found = {name: Status(status) for name, status in _select(connection, "id, status", ids)}
+            consumed = [name for name, status in found.items() if status is Status.CONSUMED]
+            if consumed:
+                raise TrajectoryStateError(
+                    f"trajectory {consumed[0]}: found consumed, expected one that was not trained on"
+                )
+            dropped = [name for name in dict.fromkeys(ids) if found.get(name, Status.DISCARDED) is not Status.DISCARDED]
+            connection.executemany(
+                "UPDATE trajectory SET status = 'discarded', reason = ? WHERE id = ?",
+                [(reason, name) for name in dropped],
+            )
+        return dropped
+
+    def consume(self, ids: Sequence[str], version: int) -> bool:
+        """Returns False if the same batch was already consumed for the version."""
+        repeated = [name for name, count in Counter(ids).items() if count > 1]
+        if repeated:
+            raise AlreadyConsumedError(f"trajectory {repeated[0]}: found twice in one batch, expected once")
+        with self._database.transaction() as connection:
+            rows = {row[0]: row for row in _select(connection, "id, num, status, reward, purpose", ids)}
+            _require_known(ids, rows)
+            before = {num for (num,) in connection.execute("SELECT num FROM consumption WHERE version = ?", (version,))}
+            if before and before == {rows[name][1] for name in ids}:
+                return False
+            for name in ids:
+                _require_consumable(connection, *rows[name])
+            connection.executemany("INSERT INTO consumption VALUES (?, ?)", [(rows[name][1], version) for name in ids])
+            connection.executemany(
+                "UPDATE trajectory SET status = 'consumed' WHERE num = ?", [(rows[name][1],) for name in ids]
+            )
+            reached = max(version, self.trainer_version)
+            _set(connection, _TRAINER_VERSION, reached)
+        self.trainer_version = reached
+        return True
+
+    def rollback(self, durable_version: int) -> list[str]:
+        with self._database.transaction() as connection:
+            trimmed = _setting(connection, _TRIMMED)
+            if trimmed is not None and durable_version < trimmed:
+                raise TrajectoryStateError(
+                    f"found durable version {durable_version}, expected {trimmed} or later: trajectories that were trained on "
+                    f"for version {trimmed} and before were trimmed"
+                )
+            lost = connection.execute(
+                "SELECT t.id, t.num FROM consumption c JOIN trajectory t USING (num) WHERE c.version > ? ORDER BY num",
+                (durable_version,),
+            ).fetchall()
+            connection.execute("DELETE FROM consumption WHERE version > ?", (durable_version,))
+            connection.executemany(
+                "UPDATE trajectory SET status = 'complete' WHERE num = ?", [(num,) for _, num in lost]
+            )
+            _set(connection, _TRAINER_VERSION, durable_version)
+        self.trainer_version = durable_version
+        return [name for name, _ in lost]
+
+    def trim(self, durable_version: int, archived_bytes: int | None) -> int:
+        """Forget trajectories; see `TrajectoryStore.trim`. Returns their number.
+
+        Args:
+            durable_version: the version.
+            archived_bytes: size of the archive in bytes; None without an archive.
+        """
+        with self._database.transaction() as connection:
+            over = connection.execute(
+                "SELECT num, status, coalesce(tokens, 0) FROM trajectory LEFT JOIN consumption c USING (num) "
+                "WHERE status = 'discarded' OR (status = 'consumed' AND c.version <= ?) "
+                "OR (status = 'complete' AND purpose = 'eval' AND reward IS NOT NULL AND completed_version < ?)",
+                (durable_version, durable_version),
+            ).fetchall()
+            counts = Counter((status, tokens if status == Status.CONSUMED else 0) for _, status, tokens in over)
+            connection.executemany(
+                "INSERT INTO trimmed VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count",
+                [(status, tokens, count) for (status, tokens), count in counts.items()],
+            )
+            for table in ("delta", "consumption", "trajectory"):
+                connection.executemany(f"DELETE FROM {table} WHERE num = ?", [(num,) for num, _, _ in over])  # noqa: S608
+            _set(connection, _TRIMMED, max(durable_version, _setting(connection, _TRIMMED) or 0))
+            if archived_bytes is not None:
+                _set(connection, _ARCHIVED, archived_bytes)
+        return len(over)
+
+    @property
+    def archived_bytes(self) -> int:
+        """Size of the archive after the last trim, in bytes."""
+        with self._database.locked() as connection:
+            return _setting(connection, _ARCHIVED) or 0
+
+    def consumed_tokens(self) -> list[int]:
+        """Number of response tokens of each trajectory that was trained on, trimmed or not."""
+        with self._database.locked() as connection:
+            here = connection.execute("SELECT tokens FROM trajectory WHERE status = 'consumed'").fetchall()
+            gone = connection.execute("SELECT tokens, count FROM trimmed WHERE status = 'consumed'").fetchall()
+        return [*(tokens for tokens, count in gone for _ in range(count)), *(tokens for (tokens,) in here)]
+
+    def recover(self) -> Recovery:
+        with self._database.locked() as connection:
+            held = connection.execute(
+                "SELECT id, reward FROM trajectory WHERE status = 'complete' ORDER BY num"
+            ).fetchall()
+            partial = connection.execute(
+                "SELECT t.id, t.begun_version, coalesce(sum(d.count), 0) FROM trajectory t LEFT JOIN delta d USING (num) "
+                "WHERE t.status = 'partial' GROUP BY t.num ORDER BY t.num"
+            ).fetchall()
+        return Recovery(dict(held), {name: (version, tokens) for name, version, tokens in partial})
+
+    def audit(self) -> dict[str, object]:
+        with self._database.locked() as connection:
+            counts = Counter(dict(connection.execute("SELECT status, count(*) FROM trajectory GROUP BY status")))
+            counts.update(dict(connection.execute("SELECT status, sum(count) FROM trimmed GROUP BY status")))
+            twice = connection.execute(
+                "SELECT t.id FROM consumption c JOIN trajectory t USING (num) GROUP BY c.num HAVING count(*) > 1"
+            ).fetchall()
+            mismatched = connection.execute(
+                "SELECT t.id FROM trajectory t LEFT JOIN consumption c USING (num) "
+                "WHERE (t.status = 'consumed') <> (c.num IS NOT NULL)"
+            ).fetchall()
+            torn = connection.execute(
+                "SELECT t.id FROM trajectory t LEFT JOIN delta d USING (num) WHERE t.tokens IS NOT NULL "
+                "GROUP BY t.num HAVING coalesce(sum(d.count), 0) <> t.tokens"
+            ).fetchall()
+        return {
+            **{str(status): counts[status] for status in Status},
+            "total": sum(counts.values()),
+            "consumed_twice": [name for (name,) in twice],
+            "inconsistent": sorted({name for (name,) in [*mismatched, *torn]}),
+        }
+
+    def consumed(self, ids: Sequence[str] | None, *, up_to: int | None = None) -> list[ConsumedTrajectory]:
+        query = (
+            "SELECT t.id, t.grp, t.oldest_version, t.completed_version, c.version, t.reward, t.tokens "
+            "FROM trajectory t JOIN consumption c USING (num)"
+        )
+        with self._database.locked() as connection:
+            if ids is None:
+                last = 2**62 if up_to is None else up_to
+                rows = connection.execute(f"{query} WHERE c.version <= ? ORDER BY c.version, t.num", (last,))
+                return [ConsumedTrajectory(*row) for row in rows]
+            known = {row[0]: row for row in select_ids(connection, query + " WHERE t.id IN ({ids})", ids)}
+        return [ConsumedTrajectory(*known[name]) for name in ids if name in known]
+
+    def content(self, trajectory: str) -> dict[str, Any]:
+        """One finished trajectory as JSON values, for `TrajectoryStore.export_jsonl`."""
+        with self._database.locked() as connection:
+            row = next(_select(connection, CONTENT_COLUMNS, [trajectory]))
+            return content_of(connection, row)
+
+
+def _require_consumable(
+    connection: sqlite3.Connection, name: str, num: int, status: str, reward: float | None, purpose: str
+) -> None:
+    if status == Status.CONSUMED:
+        (before,) = connection.execute("SELECT version FROM consumption WHERE num = ?", (num,)).fetchone()
+        raise AlreadyConsumedError(f"trajectory {name}: found consumed for version {before}, expected never consumed")
+    if status != Status.COMPLETE:
+        raise TrajectoryStateError(f"trajectory {name}: found {status}, expected complete, to be consumed")
+    if reward is None:
+        raise TrajectoryStateError(f"trajectory {name}: found no reward, expected one before it is trained on")
+    if purpose != Purpose.TRAIN:
+        raise TrajectoryStateError(
+            f"trajectory {name}: found purpose {purpose}, expected {Purpose.TRAIN}, to be trained on"
+        )
+
+
+def _select(connection: sqlite3.Connection, columns: str, ids: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    # The columns are constants of this package.
+    return select_ids(connection, f"SELECT {columns} FROM trajectory WHERE id IN ({{ids}})", ids)  # noqa: S608
+
+
+def _require_known(ids: Iterable[str], known: Container[str]) -> None:
+    for name in ids:
+        if name not in known:
+            raise UnknownTrajectoryError(f"found no trajectory {name} in the store; it was never begun")
+
+
+def _status(connection: sqlite3.Connection, trajectory: str) -> Status:
+    row = connection.execute("SELECT status FROM trajectory WHERE id = ?", (trajectory,)).fetchone()
+    if row is None:
+        raise UnknownTrajectoryError(f"found no trajectory {trajectory} in the store; it was never begun")
+    return Status(row[0])
+
+
+def _setting(connection: sqlite3.Connection, name: str) -> int | None:
+    row = connection.execute("SELECT value FROM setting WHERE name = ?", (name,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _set(connection: sqlite3.Connection, name: str, value: int) -> None:
+    connection.execute("INSERT OR REPLACE INTO setting VALUES (?, ?)", (name, value))
