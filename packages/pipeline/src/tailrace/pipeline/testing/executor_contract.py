@@ -196,10 +196,11 @@ class ExecutorContract:
     def test_any_relay_may_die_and_no_step_is_lost(self, tmp_path: Path, model: Path) -> None:
         """Three relays: the first dies, then the first again, then both others at once."""
         faults = ["relay:0@step1", "relay:0@step2", "relay:1@step3", "relay:2@step3"]
-        run = self.run(tmp_path, model, relays=3, faults=faults)
+        steps = 3 * STEPS  # the run is not to end before a relay is back
+        run = self.run(tmp_path, model, relays=3, spec=make_spec(steps=steps), faults=faults)
         assert [role for role, _ in self.downs(tmp_path)] == [RELAY] * 4
         assert run.restarts(RELAY) == 4
-        assert [event.version for event in events_of(tmp_path, c.Stepped)] == list(range(1, STEPS + 1))
+        assert [event.version for event in events_of(tmp_path, c.Stepped)] == list(range(1, steps + 1))
 
     def test_the_data_role_dies_alone(self, tmp_path: Path, model: Path) -> None:
         """It is restarted with its store; no other member goes down, and nothing is lost."""
