@@ -281,6 +281,27 @@ def test_all_faults_are_told_at_once(capsys, tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+def test_prompts_that_are_too_long(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model_directory(tmp_path / "model")
+    words = {"pre_tokenizer": {"type": "Whitespace"}, **json.loads((tmp_path / "model" / "tokenizer.json").read_text())}
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(words))
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 60}')
+    rows = [{"prompt": text, "answer": "2"} for text in ("1 + 1 =", "1 + 1 = " * 200)]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.toml").write_text(
+        'app = "laminar"\n[task]\ntrain = "p.jsonl"\n[model]\npath = "model"\n[rollout]\nmax_tokens = 20\n'
+    )
+    command = ["run", "mine.toml", "--dry-run"]
+    assert main(command) == 2
+    assert "p.jsonl, line 2: found a prompt of " in capsys.readouterr().err
+    for overlong, words in (("drop", "1 of 2 dropped"), ("truncate-left", "1 of 2 cut off at their beginning")):
+        assert main([*command, "--set", f"task.overlong={overlong}"]) == 0
+        assert words in " ".join(capsys.readouterr().out.split())
+    assert main([*command, "--set", "task.overlong=cut"]) == 2
+    assert "expected: 'refuse', 'drop' or 'truncate-left'" in capsys.readouterr().err
+
+
 def test_all_wrong_keys_and_kinds_are_told_at_once(capsys):
     assert main(["run", "laminar", "--set", "pipeline.steps=x", "--set", "rollouts.replicas=1"]) == 2
     first, second = capsys.readouterr().err.splitlines()

@@ -62,13 +62,19 @@ def test_prompts_that_are_held_out_and_trained_on(tmp_path):
     )
 
 
-def test_prompts_that_do_not_fit_the_context(tmp_path):
+@pytest.fixture
+def model(tmp_path):
+    """A tokenizer of words, and a context of 40 tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 40}')
+    return tmp_path
+
+
+def test_prompts_that_do_not_fit_the_context(tmp_path, model):
     rows = [row(prompt="a " * 30), row(prompt="a " * 31)]
     (line,) = faults(tmp_path, rows, model={"path": str(tmp_path)}, rollout={"max_tokens": 10})
     assert line == (

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.prompt_reading import TRAIN, PromptCounts
 from tailrace.pipeline.spec import AXES
 from tailrace.rollout import select_engine
-from tailrace.trajstore import PromptPool
 
 
-def show_plan(config: RunConfig, root: Path, console: Console | None = None) -> None:
+def show_plan(
+    config: RunConfig, root: Path, counts: Mapping[str, PromptCounts], console: Console | None = None
+) -> None:
     """Print what a run would do.
 
     Args:
         config: the configuration.
         root: the run directory that would be created.
+        counts: what became of the rows of each prompt file.
         console: where to print; None for stdout.
     """
     console = console if console is not None else Console()
@@ -29,8 +33,9 @@ def show_plan(config: RunConfig, root: Path, console: Console | None = None) -> 
     trajectories = pipeline.steps * pipeline.prompts_per_step * pipeline.samples_per_prompt
     for name, value in (
         ("app", config.app),
-        ("prompts", _prompts(config)),
+        ("prompts", _prompts(config, counts)),
         ("held out", f"{config.task.held_out_size:,}" if config.task.name or config.task.held_out else "none"),
+        *((f"rows of {name}", _rows(found)) for name, found in counts.items()),
         ("model", _model(config)),
         (
             "steps",
@@ -50,11 +55,17 @@ def show_plan(config: RunConfig, root: Path, console: Console | None = None) -> 
     console.print("Nothing was started or written. Without --dry-run this runs.")
 
 
-def _prompts(config: RunConfig) -> str:
+def _prompts(config: RunConfig, counts: Mapping[str, PromptCounts]) -> str:
     if config.task.name is not None:
         return f"{config.task.train_size:,} of the generated task {config.task.name}"
-    assert config.task.train is not None
-    return f"{len(PromptPool.from_file(config.task.train)):,} of {config.task.train}, verifier {config.task.verifier}"
+    return f"{counts[TRAIN].used:,} of {config.task.train}, verifier {config.task.verifier}"
+
+
+def _rows(found: PromptCounts) -> str:
+    lengths = "lengths not looked at: the model's context is not known yet"
+    if found.most_tokens is not None:
+        lengths = str(found) or f"none longer than {found.most_tokens:,} tokens"
+    return f"{found.rows:,}; {lengths}"
 
 
 def _model(config: RunConfig) -> str:

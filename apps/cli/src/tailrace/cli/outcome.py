@@ -12,6 +12,7 @@ from rich.text import Text
 from tailrace.cli.panel import clock
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.prompt_reading import treated_rows
 from tailrace.report.figures.accuracy import Accuracy, results_of_summary
 from tailrace.report.figures.headline import gain
 from tailrace.report.figures.prompts import PromptFates
@@ -36,6 +37,8 @@ def show_outcome(
     guaranteed = f", bound {bound}" if bound is not None else ""
     table.add_row("staleness", f"{summary['staleness_mean']:.2f} mean, {summary['staleness_max']} max{guaranteed}")
     table.add_row("prompts", str(_prompts(summary["prompts"])))
+    for treated in treated_rows(summary):
+        table.add_row("", treated)
     if summary["partial_rollout"]:
         pulls, migrated = summary["interrupting_pulls"], summary["migrated_trajectories"]
         moved = f", {summary['repacks']} repacks" if summary["repacks"] else ""

@@ -13,28 +13,39 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
 from tailrace.pipeline.run import build
 from tailrace.pipeline.run.data_check import check_data
+from tailrace.pipeline.run.prompt_reading import FoundPrompts
 from tailrace.reward.verifiers import is_reference
 
 CONNECT_S = 5.0
 RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - the file in which Ray stores this machine's cluster
 
 
-def check(config: RunConfig, where: str = "") -> None:
+def check(config: RunConfig, where: str = "", *, prompts: bool = True) -> FoundPrompts | None:
     """Check plugins, their options, scripted faults, the model's files, every row of the prompts, devices, the Ray address.
 
     Args:
         config: the configuration.
         where: text before each line, for example the file.
+        prompts: whether to check prompts; a run that is resumed has its own already.
+
+    Returns:
+        What the prompt files hold; None if none were checked.
 
     Raises:
         ConfigError: a policy, plugin or fault is unknown, a file of the model is not complete, or a device or cluster is not
             available. The message has a line for each.
     """
     gathered = Gathered()
-    for part in (build.check, _verifier, _model, check_data, _machine):
+    for part in (build.check, _verifier, _model):
         with gathered.check():
             part(config)
+    found = None
+    with gathered.check():
+        found = check_data(config) if prompts else None
+    with gathered.check():
+        _machine(config)
     gathered.done(where)
+    return found
 
 
 def _verifier(config: RunConfig) -> None:

@@ -76,15 +76,16 @@ def _start(options: RunOptions) -> int:
     )
     root = options.run_dir or Path("runs") / f"{config.app}-{time.strftime('%Y%m%d-%H%M%S')}"
     gathered = Gathered()
+    found = None
     with gathered.check():
-        check(config, f"{options.target}: ")
+        found = check(config, f"{options.target}: ")
     with gathered.check():
         check_new(RunDirectory(root))
     gathered.done()
     if options.dry_run:
         from tailrace.cli.dry_run import show_plan
 
-        show_plan(config, root)
+        show_plan(config, root, found.counts if found is not None else {})
         return 0
     directory = RunDirectory.create(root, config.model_dump(mode="json"))
 
@@ -111,7 +112,7 @@ def _resume(options: RunOptions) -> int:
     from tailrace.pipeline.config.loading import validate
 
     config = validate([(str(directory.config), directory.read_config())])
-    check(config)
+    check(config, prompts=not directory.prepared.exists())
 
     def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
         from tailrace.pipeline.run.launch import resume

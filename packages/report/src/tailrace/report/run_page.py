@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.prompt_reading import treated_rows
 from tailrace.report import run_tables
 from tailrace.report.charts import learning, lengths, loads, staleness, throughput
 from tailrace.report.charts.chart import Chart, TimeAxis
@@ -121,6 +122,7 @@ def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str
 def _notes(record: Record) -> list[str]:
     """What a reader must know before the figures."""
     notes = list((record.summary or {}).get("warnings", []))
+    notes += [f"{line}." for line in treated_rows(record.summary or {})]
     if record.summary is None:
         steps = f"step {record.folds.history.step} of {record.config.pipeline.steps}"
         state = "is still running" if record.directory.running() else "has not finished"

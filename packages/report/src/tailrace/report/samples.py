@@ -122,7 +122,7 @@ class _Decoder:
 
 
 def _tokenizer_path(directory: RunDirectory) -> Path | None:
-    note = directory.task / "prepared.json"
+    note = directory.prepared
     places = [directory.model]
     if note.exists():
         places.append(Path(str(read_json(note).get("model", ""))))

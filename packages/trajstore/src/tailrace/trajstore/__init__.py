@@ -14,7 +14,7 @@ from tailrace.trajstore.errors import (
     UnknownTrajectoryError,
 )
 from tailrace.trajstore.eviction import Oldest, Stalest
-from tailrace.trajstore.prompts import Prompt, PromptPool, check_prompts
+from tailrace.trajstore.prompts import Prompt, PromptPool, read_prompts
 from tailrace.trajstore.records import (
     Assignment,
     ConsumedTrajectory,
@@ -41,7 +41,6 @@ __all__ = [
     "PromptFileError",
     "PromptPool",
     "Recovery",
-    "check_prompts",
     "Resume",
     "RewardVariance",
     "Stalest",
@@ -55,4 +54,5 @@ __all__ = [
     "TrajectoryStore",
     "TrajstoreError",
     "UnknownTrajectoryError",
+    "read_prompts",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -135,35 +135,35 @@ class PromptPool:
         return order
 
 
-def check_prompts(
-    path: Path | str, *, inspect: Callable[[Prompt], str | None] = lambda _: None
-) -> tuple[list[PromptFileError], dict[str, str]]:
-    """Check every row of a file of prompts, also after rows that are wrong.
+def read_prompts(
+    path: Path | str,
+    *,
+    prompt_column: str = "prompt",
+    answer_column: str = "answer",
+    verifier_column: str = "verifier",
+    faults: list[PromptFileError] | None = None,
+) -> Iterator[tuple[str, Prompt]]:
+    """Every prompt of a file once, in order, with its place, such as ``"train.jsonl, line 3"``.
 
     Args:
         path: the file.
-        inspect: returns a further fault of a prompt, or None.
-
-    Returns:
-        The faults, and the place of the first row of each distinct prompt.
+        prompt_column, answer_column, verifier_column: see `PromptPool`.
+        faults: rows that are wrong are noted here and passed over; without it the first one is raised.
 
     Raises:
-        PromptFileError: the file is missing, empty or of an unknown kind.
+        PromptFileError: the file is missing, empty or of an unknown kind, or a row is wrong.
         ParquetSupportError: the extra for Parquet is not installed.
     """
-    faults: list[PromptFileError] = []
-    places: dict[str, str] = {}
+    columns = (prompt_column, answer_column, verifier_column)
     for number, (where, found) in enumerate(read_rows(Path(path), faults)):
         try:
-            row = _row(where, found, ("prompt", "answer", "verifier"))
+            row = _row(where, found, columns)
         except PromptFileError as fault:
+            if faults is None:
+                raise
             faults.append(fault)
-            continue
-        places.setdefault(row.prompt, where)
-        wrong = inspect(Prompt(number, number, 0, row.prompt, row.answer, row.verifier, row.metadata))
-        if wrong is not None:
-            faults.append(PromptFileError(f"{where}: {wrong}"))
-    return faults, places
+        else:
+            yield where, Prompt(number, number, 0, row.prompt, row.answer, row.verifier, row.metadata)
 
 
 def _row(where: str, row: dict[str, Any], columns: tuple[str, str, str]) -> _Row:

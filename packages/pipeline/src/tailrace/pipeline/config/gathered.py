@@ -27,6 +27,11 @@ class Gathered:
         """Faults that were found without an error."""
         self._lines.update(dict.fromkeys(lines))
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The faults so far."""
+        return tuple(self._lines)
+
     def done(self, where: str = "") -> None:
         """Raise the faults that were found, if any.
 

@@ -57,6 +57,8 @@ class TaskConfig(_Strict):
     """prompts of a generated task"""
     held_out_size: Positive = 256
     """held-out prompts, of a generated task or from the file"""
+    overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"
+    """prompts of a file that leave no room for rollout.max_tokens: an error, left out, or cut off at their beginning"""
 
 
 class SmallModelConfig(_Strict):

@@ -8,7 +8,7 @@ summary.json       the results
 report.html        the results to look at
 checkpoints/N/     the trainer at version N, a Hugging Face model directory as well
 trajectories/      the trajectory store, and the trajectories that were trained on as JSONL
-task/, model/      the prompts, and the model that training started from
+task/, model/      the prompts as they are used, and the model that training started from
 tensorboard/       the metrics for TensorBoard
 """
 
@@ -51,6 +51,7 @@ class RunDirectory:
         self.store = self.trajectories / "store.sqlite"
         self.trained = self.trajectories / "trained.jsonl"
         self.task = root / "task"
+        self.prepared = self.task / "prepared.json"
         self.model = root / "model"
         self.tensorboard = root / "tensorboard"
         self._lock: int | None = None

@@ -136,7 +136,7 @@ class _Launch:
         return summary
 
     def _preparing(self, row: Mapping[str, Any]) -> None:
-        detail = ""
+        detail = str(row.get("detail", ""))
         if "step" in row:
             of = f" of {row['steps']}" if "steps" in row else ""
             detail = f"step {row['step']}{of}, loss {row['loss']:.3f}"
@@ -218,7 +218,11 @@ class _Launch:
             lengths=data.call("trained_lengths"),
             wall_s=self.status.status.wall_s,
             training_s=training_s,
-            extra={"warm_start_s": prepared.warm_start_s, "warm_start_cached": prepared.warm_start_cached},
+            extra={
+                "warm_start_s": prepared.warm_start_s,
+                "warm_start_cached": prepared.warm_start_cached,
+                "prompt_rows": prepared.counts,
+            },
         )
 
 

@@ -6,16 +6,17 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
+from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, plain, read_files
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"
 
@@ -29,6 +30,7 @@ class Prepared:
     Args:
         forced_prefix: the beginning of a response in the worked style; empty if there is no such control.
         demonstrations: JSON file with the (prompt, response) pairs of the warm start; None without a warm start.
+        counts: what became of the rows of the user's files, by file, as plain data; empty for a generated task.
     """
 
     model: Path
@@ -39,6 +41,7 @@ class Prepared:
     demonstrations: Path | None
     warm_start_s: float = 0.0
     warm_start_cached: bool = False
+    counts: dict[str, Any] = field(default_factory=dict)
 
     def modes(self) -> dict[str, DecodingMode]:
         """The decoding modes of evaluations."""
@@ -53,9 +56,9 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
     """Create the run's files or find those of an earlier call.
 
     Raises:
-        ConfigError: a file, task or model that the configuration names does not exist.
+        ConfigError: a file, task or model that the configuration names does not exist, or rows of a file are wrong.
     """
-    note = directory.task / "prepared.json"
+    note = directory.prepared
     if note.exists():
         found = read_json(note)
         paths = {key: Path(found[key]) if found[key] else None for key in ("held_out", "demonstrations")}
@@ -81,7 +84,7 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
     assert config.task.name is not None
     task = _task("task.name", config.task.name)
     progress({"phase": "preparing the task"})
-    train, held_out = directory.task / "train.jsonl", directory.task / "held_out.jsonl"
+    train, held_out = directory.task / f"{TRAIN}.jsonl", directory.task / f"{HELD_OUT}.jsonl"
     rows = task.generate("train", config.task.train_size, config.seed)
     write_jsonl(train, rows)
     write_jsonl(held_out, task.generate("heldout", config.task.held_out_size, config.seed))
@@ -172,12 +175,27 @@ def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) 
     for key, path in zip(("task.train", "task.held_out"), files, strict=True):
         if path is not None and not path.is_file():
             raise ConfigError(f"key {key!r}: found {str(path)!r}, which is no file; expected JSONL or Parquet")
-    held_out = config.task.held_out.absolute() if config.task.held_out else None
-    found = Prepared(Path(), config.task.train.absolute(), held_out, config.task.verifier, "", None)
+    train = directory.task / f"{TRAIN}.jsonl"
+    held_out = directory.task / f"{HELD_OUT}.jsonl" if config.task.held_out is not None else None
+    found = Prepared(Path(), train, held_out, config.task.verifier, "", None)
     if config.model.path is not None:
-        return dataclasses.replace(found, model=_existing_model(config.model.path))
-    assert config.warm_start.task is not None
-    return _warm_started(found, _task("warm_start.task", config.warm_start.task), config, directory, progress)
+        found = dataclasses.replace(found, model=_existing_model(config.model.path))
+    else:
+        assert config.warm_start.task is not None
+        found = _warm_started(found, _task("warm_start.task", config.warm_start.task), config, directory, progress)
+    return dataclasses.replace(found, counts=_prompts(config, found.model, directory, progress))
+
+
+def _prompts(config: RunConfig, model: Path, directory: RunDirectory, progress: Progress) -> dict[str, Any]:
+    """Write the prompts as the run uses them, so that a run that is resumed has the same. Returns what became of the rows."""
+    progress({"phase": "reading the prompts"})
+    read = read_files(config, model, into=directory.task)
+    if read.faults:
+        raise config_error(read.faults)
+    for name, counts in read.counts.items():
+        if str(counts):
+            progress({"phase": f"rows of task.{name}", "detail": str(counts)})
+    return plain(read.counts)
 
 
 def _existing_model(path: Path) -> Path:

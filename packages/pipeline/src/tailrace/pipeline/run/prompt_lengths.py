@@ -1,0 +1,78 @@
+"""How long a prompt may be such that a response of full length fits after it, and how one that is longer is cut."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The room for a prompt in a model's context.
+
+    Args:
+        tokenizer: the model's tokenizer.
+        most: most tokens of a prompt.
+        max_tokens: most tokens of a response.
+    """
+
+    tokenizer: Any
+    most: int
+    max_tokens: int
+
+    def tokens(self, text: str) -> int:
+        """Number of tokens of a prompt, as the engine gets it."""
+        return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def refusal(self, tokens: int) -> str:
+        """What is wrong with a prompt of so many tokens."""
+        return (
+            f"found a prompt of {tokens:,} tokens, expected at most {self.most:,}: the context less rollout.max_tokens "
+            f"= {self.max_tokens:,}"
+        )
+
+    def truncated(self, text: str) -> str:
+        """The longest end of a text that begins at a token's beginning and has at most `most` tokens."""
+        while True:
+            offsets = self.tokenizer.encode(text, add_special_tokens=False).offsets
+            over = len(offsets) - self.most
+            if over <= 0:
+                return text
+            # What is left may be split into other tokens, even into more: so it is counted again. At least one character goes.
+            text = text[max(offsets[over][0], 1) :]
+
+
+def context_of(config: RunConfig, model: Path | None) -> Context | None:
+    """The room for prompts; None if the model or its files are missing, which other checks report.
+
+    Raises:
+        ConfigError: the tokenizer is damaged, or a response leaves no room for a prompt.
+    """
+    path = None if model is None else model / "tokenizer.json"
+    if model is None or path is None or not path.is_file():
+        return None
+    total = config.rollout.options.get("max_model_len")
+    if total is None:
+        try:
+            total = json.loads((model / "config.json").read_text())["max_position_embeddings"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+    if not isinstance(total, int):
+        return None
+    max_tokens = config.rollout.max_tokens
+    if max_tokens >= total:
+        raise ConfigError(
+            f"key 'rollout.max_tokens': found {max_tokens:,}, expected fewer than the {total:,} tokens of the context"
+        )
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises Exception itself
+        raise ConfigError(f"key 'model.path': {path} is no tokenizer: {error}") from error
+    return Context(tokenizer, total - max_tokens, max_tokens)

@@ -1,0 +1,191 @@
+"""Reads a run's prompt files: checks every row, and treats prompts that leave no room for a response as the configuration says.
+
+files ──rows──► form, verifier, metadata ──► length in tokens ──► what the run trains on and is evaluated on
+                        └─ faults, all told at once     └─ refuse (a fault), drop or truncate-left (counted)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tailrace.contracts import expected_one_of, plugins
+from tailrace.pipeline.config.gathered import Gathered
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.roles.prompts import item_metadata
+from tailrace.pipeline.run.prompt_lengths import Context, context_of
+from tailrace.trajstore import Prompt, PromptFileError, read_prompts
+
+TRAIN, HELD_OUT = "train", "held_out"
+_SHOWN = 5  # faults of one file that are listed one by one
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCounts:
+    """What became of a file's rows.
+
+    Args:
+        rows: rows of the file.
+        dropped: those left out, since they are too long.
+        truncated: those cut off at their beginning, since they are too long.
+        most_tokens: most tokens of a prompt; None if it is not known yet, and so no length was looked at.
+    """
+
+    rows: int
+    dropped: int = 0
+    truncated: int = 0
+    most_tokens: int | None = None
+
+    @property
+    def used(self) -> int:
+        """Rows that the run uses."""
+        return self.rows - self.dropped
+
+    def __str__(self) -> str:
+        """In words; empty if every row is used as it stands."""
+        done = [("dropped", self.dropped), ("cut off at their beginning", self.truncated)]
+        parts = [f"{count:,} of {self.rows:,} {word}" for word, count in done if count]
+        return f"{' and '.join(parts)}: longer than {self.most_tokens:,} tokens" if parts else ""
+
+
+@dataclass(slots=True)
+class FoundPrompts:
+    """All prompts of a run.
+
+    Args:
+        counts: by file: `TRAIN`, and `HELD_OUT` if there is one.
+        first: the first prompt to train on that has the right form.
+        faults: a line for each row that is wrong, for at most five rows of a file, and the number of others.
+    """
+
+    counts: dict[str, PromptCounts] = field(default_factory=dict)
+    first: Prompt | None = None
+    faults: tuple[str, ...] = ()
+
+
+def read_files(config: RunConfig, model: Path | None, *, into: Path | None = None) -> FoundPrompts:
+    """Read and check every row of a configuration's prompt files.
+
+    Args:
+        config: the configuration.
+        model: the directory of the model with its tokenizer; None if it does not exist yet. Then no length is looked at.
+        into: where to write the prompts as the run uses them, ``train.jsonl`` and ``held_out.jsonl``; None: nowhere.
+    """
+    gathered, found = Gathered(), FoundPrompts()
+    context = None
+    with gathered.check():
+        context = context_of(config, model)
+    places: dict[str, dict[str, str]] = {}
+    files = {TRAIN: config.task.train, HELD_OUT: config.task.held_out}
+    for name, path in files.items():
+        if path is not None:
+            reader = _Reader(config, path, context)
+            with gathered.check():
+                _read(reader, None if into is None else into / f"{name}.jsonl")
+            gathered.add(*map(str, reader.faults[:_SHOWN]))
+            if len(reader.faults) > _SHOWN:
+                gathered.add(f"{path}: {len(reader.faults) - _SHOWN:,} more rows are wrong")
+            elif reader.dropped and reader.dropped == reader.rows:
+                gathered.add(f"{path}: every prompt is longer than {context.most if context else 0:,} tokens")
+            found.counts[name], places[name] = reader.counts(), reader.places
+            found.first = found.first or reader.first
+    both = [place for prompt, place in places.get(HELD_OUT, {}).items() if prompt in places[TRAIN]]
+    if both:
+        gathered.add(_overlap(both, config.task.train))
+    found.faults = gathered.lines
+    return found
+
+
+def plain(counts: dict[str, PromptCounts]) -> dict[str, Any]:
+    """Counts as plain data."""
+    return {name: asdict(each) for name, each in counts.items()}
+
+
+def treated_rows(summary: Mapping[str, Any]) -> list[str]:
+    """A line for each prompt file of a finished run of which rows were dropped or cut, from the content of its summary."""
+    counted = {name: PromptCounts(**each) for name, each in summary.get("prompt_rows", {}).items()}
+    return [f"rows of task.{name}: {counts}" for name, counts in counted.items() if str(counts)]
+
+
+class _Reader:
+    """Reads one file, notes its faults and counts its rows."""
+
+    def __init__(self, config: RunConfig, path: Path, context: Context | None) -> None:
+        self._overlong, self._path, self._context = config.task.overlong, path, context
+        self._verifiers = set(plugins.names("tailrace.verifier"))
+        self.faults: list[PromptFileError] = []
+        self.places: dict[str, str] = {}
+        self.first: Prompt | None = None
+        self.rows = self.dropped = self.truncated = 0
+
+    def counts(self) -> PromptCounts:
+        return PromptCounts(self.rows, self.dropped, self.truncated, self._context.most if self._context else None)
+
+    def texts(self) -> Iterator[tuple[Prompt, str]]:
+        """Each prompt that is used, with its text as it is used."""
+        for where, prompt in read_prompts(self._path, faults=self.faults):
+            self.rows += 1
+            self.first = self.first or prompt
+            self.places.setdefault(prompt.prompt, where)
+            wrong = self._wrong(prompt)
+            text: str | None = prompt.prompt
+            if wrong is None and self._context is not None:
+                tokens = self._context.tokens(prompt.prompt)
+                if tokens > self._context.most:
+                    wrong, text = self._too_long(prompt.prompt, tokens)
+            if wrong is not None:
+                self.faults.append(PromptFileError(f"{where}: {wrong}"))
+            elif text is not None:
+                yield prompt, text
+
+    def _wrong(self, prompt: Prompt) -> str | None:
+        if not prompt.prompt.strip():
+            return "found an empty prompt, expected text"
+        if prompt.verifier is not None and prompt.verifier not in self._verifiers:
+            known = sorted(self._verifiers)
+            return f"found the verifier {prompt.verifier!r}, {expected_one_of(prompt.verifier, known)}"
+        for name, value in item_metadata(prompt).items():
+            try:
+                json.dumps(value, default=_dated)
+            except (TypeError, ValueError):
+                return f"found {type(value).__name__} in column {name!r}, expected text, numbers, lists or objects"
+        return None
+
+    def _too_long(self, text: str, tokens: int) -> tuple[str | None, str | None]:
+        """What is wrong, or the text to use, if any."""
+        assert self._context is not None
+        if self._overlong == "refuse":
+            return self._context.refusal(tokens), None
+        if self._overlong == "drop":
+            self.dropped += 1
+            return None, None
+        self.truncated += 1
+        return None, self._context.truncated(text)
+
+
+def _read(reader: _Reader, into: Path | None) -> None:
+    with ExitStack() as stack:
+        file = None if into is None else stack.enter_context(into.open("w", encoding="utf-8"))
+        for prompt, text in reader.texts():
+            if file is not None:
+                row = {"prompt": text, "answer": prompt.answer, "verifier": prompt.verifier}
+                file.write(json.dumps({**row, "metadata": item_metadata(prompt)}, default=_dated) + "\n")
+
+
+def _dated(value: Any) -> str:
+    """Dates and decimal numbers of Parquet files as text."""
+    import datetime
+    import decimal
+
+    if isinstance(value, datetime.date | datetime.time | decimal.Decimal):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} has no JSON")
+
+
+def _overlap(both: Sequence[str], train: Path | None) -> str:
+    more = f", and so do {len(both) - 1:,} more" if len(both) > 1 else ""
+    return f"{both[0]}: this held-out prompt is in {train} too{more}; expected prompts not trained on"

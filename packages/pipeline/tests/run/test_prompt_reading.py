@@ -1,0 +1,142 @@
+"""Prompt files become the prompts that a run uses: overlong ones are refused, dropped or cut, and counted."""
+
+import json
+
+import pytest
+
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.prepare import prepare
+from tailrace.pipeline.run.prompt_reading import PromptCounts
+from tailrace.trajstore import PromptPool
+
+ROOM = 10  # tokens of a prompt: a context of 40 less 30 of a response
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A tokenizer of words, and a context of 40 tokens."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    directory = tmp_path / "model"
+    directory.mkdir()
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text('{"max_position_embeddings": 40}')
+    return directory
+
+
+@pytest.fixture
+def prepared(tmp_path, model):
+    """Prepares a run on these rows; returns what was prepared, the prompts and what was told."""
+
+    def run(train, held_out=({"prompt": "z", "answer": "0"},), name="run", **task):
+        for file, rows in (("train", train), ("held_out", held_out)):
+            (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            task[file] = str(tmp_path / f"{file}.jsonl")
+        config = validate([("mine", {"task": task, "model": {"path": str(model)}, "rollout": {"max_tokens": 30}})])
+        directory = RunDirectory(tmp_path / name)
+        directory.task.mkdir(parents=True, exist_ok=True)
+        told = []
+        return prepare(config, directory, told.append), told
+
+    return run
+
+
+def words(count, first=0):
+    return " ".join(f"w{number}" for number in range(first, first + count))
+
+
+def texts(path):
+    pool = PromptPool.from_file(path)
+    return [pool[index].prompt for index in range(len(pool))]
+
+
+def test_prompts_that_fit_are_used_as_they_stand(prepared):
+    rows = [{"prompt": " a  b\n", "answer": 3, "level": [1, None]}, {"prompt": words(ROOM), "answer": "x"}]
+    found, told = prepared(rows)
+    pool = PromptPool.from_file(found.train)
+    assert (pool[0].prompt, pool[0].answer, pool[0].metadata) == (" a  b\n", "3", {"metadata": {"level": [1, None]}})
+    assert pool[1].prompt == words(ROOM)
+    assert found.counts["train"] == {"rows": 2, "dropped": 0, "truncated": 0, "most_tokens": ROOM}
+    assert [row["phase"] for row in told] == ["reading the prompts"]
+
+
+def test_overlong_prompts_are_refused_by_file_and_line(prepared):
+    rows = [{"prompt": "a", "answer": "x"}, {"prompt": words(ROOM + 1), "answer": "x"}]
+    with pytest.raises(ConfigError, match=r"train\.jsonl, line 2: found a prompt of 11 tokens, expected at most 10"):
+        prepared(rows)
+
+
+def test_overlong_prompts_are_dropped_and_counted(prepared):
+    rows = [{"prompt": words(count), "answer": "x"} for count in (ROOM, ROOM + 1, ROOM + 30, 1)]
+    found, told = prepared(rows, [rows[1] | {"prompt": words(50, 7)}, {"prompt": "z", "answer": "x"}], overlong="drop")
+    assert texts(found.train) == [words(ROOM), words(1)]
+    assert texts(found.held_out) == ["z"]
+    assert (found.counts["train"]["rows"], found.counts["train"]["dropped"]) == (4, 2)
+    assert [(row["phase"], row.get("detail")) for row in told[1:]] == [
+        ("rows of task.train", "2 of 4 dropped: longer than 10 tokens"),
+        ("rows of task.held_out", "1 of 2 dropped: longer than 10 tokens"),
+    ]
+
+
+def test_overlong_prompts_lose_their_beginning(prepared):
+    found, _ = prepared([{"prompt": words(ROOM + 3), "answer": "x"}], overlong="truncate-left")
+    assert texts(found.train) == [words(ROOM, 3)]
+    assert found.counts["train"] == {"rows": 1, "dropped": 0, "truncated": 1, "most_tokens": ROOM}
+
+
+def test_a_text_whose_end_has_other_tokens_is_cut_until_it_fits(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    from tailrace.pipeline.run.prompt_lengths import Context
+
+    # "abcd" is one token, but "bcd" three, and "€" is one token of three for its bytes.
+    vocabulary = {token: number for number, token in enumerate(["a", "b", "c", "d", "ab", "abc", "abcd"])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [("a", "b"), ("ab", "c"), ("abc", "d")]))
+    context = Context(tokenizer, 3, 1)
+    for text in ("abcdabcdabcd", "dcbabcdcbadddd", "bcd" * 30, "abcd" * 30 + "b"):
+        cut = context.truncated(text)
+        assert text.endswith(cut)
+        assert 0 < context.tokens(cut) <= 3
+        assert cut == text or context.tokens(text) > 3
+
+
+def test_a_file_of_overlong_prompts_alone(prepared):
+    with pytest.raises(ConfigError, match="every prompt is longer than 10 tokens"):
+        prepared([{"prompt": words(11), "answer": "x"}] * 3, overlong="drop")
+
+
+def test_a_response_that_fills_the_context(prepared, tmp_path, model):
+    (model / "config.json").write_text('{"max_position_embeddings": 30}')
+    with pytest.raises(ConfigError, match=r"'rollout.max_tokens': found 30, expected fewer than the 30 tokens"):
+        prepared([{"prompt": "a", "answer": "x"}])
+
+
+def test_a_run_that_is_resumed_has_the_same_prompts(prepared, tmp_path):
+    rows = [{"prompt": words(count), "answer": "x"} for count in (1, 20, 2)]
+    first, _ = prepared(rows, overlong="drop")
+    before = texts(first.train)
+    again, told = prepared(rows[2:], overlong="drop")  # the file was changed meanwhile
+    assert (texts(again.train), again.counts, told) == (before, first.counts, [])
+
+
+def test_columns_that_cannot_be_kept_are_told(prepared, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    from tailrace.pipeline.run.prompt_reading import read_files
+
+    file = tmp_path / "t.parquet"
+    parquet.write_table(pyarrow.table({"prompt": ["q"], "answer": ["a"], "image": [b"\x00"]}), file)
+    found = read_files(validate([("mine", {"task": {"train": str(file)}})]), None)
+    assert found.faults == (f"{file}, row 1: found bytes in column 'image', expected text, numbers, lists or objects",)
+
+
+def test_counts_in_words():
+    assert str(PromptCounts(5, most_tokens=9)) == ""
+    assert str(PromptCounts(5_000, 1_200, 3, 9)) == (
+        "1,200 of 5,000 dropped and 3 of 5,000 cut off at their beginning: longer than 9 tokens"
+    )
