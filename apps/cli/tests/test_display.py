@@ -237,3 +237,45 @@ def test_report_is_written_again(directory, capsys):
     assert main(["report", str(directory.root)]) == 0
     assert capsys.readouterr().out.strip() == str(directory.report)
     assert directory.report.stat().st_size > 1_000_000
+
+
+def incident(text, wall_s=61.0):
+    return {"wall_s": wall_s, "text": text}
+
+
+def test_every_incident_is_a_line_once_even_if_the_run_fails_with_it():
+    written = []
+    lines = RunLines(written.append, clock=lambda: 0.0)
+    lines(training())
+    first = training(incidents=[incident("replica r0 died: x")], incidents_total=1)
+    lines(first)
+    lines(first)
+    assert written[1:] == ["[1 min 01 s] replica r0 died: x"]
+    lines(training(phase="failed", incidents=[incident("a"), incident("b"), incident("c")], incidents_total=3))
+    assert [one.split("] ")[1] for one in written[2:]] == ["b", "c"]
+
+
+def test_incidents_stay_above_the_live_display_and_the_last_stand_in_the_status(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with display() as listener:
+        listener(training(incidents=[incident("replica r0 died: x")], incidents_total=1))
+        listener(training(incidents=[incident("replica r0 died: x"), incident("r0 is back")], incidents_total=2))
+    shown = capsys.readouterr().out
+    assert shown.index("replica r0 died: x") < shown.index("r0 is back")
+    assert shown.count("replica r0 died: x") == 1
+    seven = training(incidents=[incident(f"incident {n}") for n in range(7)], incidents_total=7)
+    told = text(view(seven, alive=True))
+    assert "incident 1" not in told
+    assert all(f"incident {n}" in told for n in range(2, 7))
+
+
+def test_the_trainers_figures_are_shown_as_far_as_it_computes_them():
+    losses = {"loss": 0.01234, "approx_kl": 0.0021, "grad_norm": 0.456}
+    said = line(training(losses=losses), wall_s=80.0)
+    for words in ("loss 0.0123", "KL to the sampling policy 0.0021", "gradient norm 0.456", "trained 2,131 tokens/s"):
+        assert words in said
+    assert "entropy" not in said
+    assert "entropy 1.5" in line(training(losses={**losses, "entropy": 1.5}), wall_s=80.0)
+    assert "loss" not in line(training(), wall_s=80.0)
+    assert "gradient norm" in text(panel(training(losses=losses), wall_s=80.0))

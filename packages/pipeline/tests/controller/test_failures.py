@@ -15,8 +15,8 @@ def restarts(commands):
     return [(command.role, command.id, command.reason) for command in of(c.Restart, commands)]
 
 
-def failed(number):
-    return c.Reason(c.Why.FAILED, numbers={"failures": number})
+def failed(number, allowed, window_s=600.0):
+    return c.Reason(c.Why.FAILED, numbers={"failures": number, "allowed": allowed, "window_s": window_s})
 
 
 def test_a_relay_may_die_a_hundred_times_if_it_works_in_between():
@@ -24,7 +24,7 @@ def test_a_relay_may_die_a_hundred_times_if_it_works_in_between():
     run.go(c.Tick(), leave=(c.Step,))
     for step in range(100):
         run.now += 1.0
-        assert restarts(run.down("relay", leave=(c.Step,))) == [("relay", "0", failed(1))], step
+        assert restarts(run.down("relay", leave=(c.Step,))) == [("relay", "0", failed(1, 1, 1e9))], step
         run.catch_up(leave=(c.Step,))
         assert run.view.published == step + 1
     assert run.view.finished
@@ -35,7 +35,7 @@ def test_one_that_dies_again_without_work_gives_up_and_says_why():
     run = Scripted(spec(recovery=isolate(max_restarts=2, window_s=60.0)))
     run.go(c.Tick(), leave=(c.Publish,))
     for number in (1, 2):
-        assert restarts(run.down("relay", leave=(c.Publish,))) == [("relay", "0", failed(number))]
+        assert restarts(run.down("relay", leave=(c.Publish,))) == [("relay", "0", failed(number, 2, 60.0))]
     assert not restarts(run.down("relay", reason="no memory left"))
     assert run.view.failure == (
         "relay 0 is down and is not restarted: no memory left (failure 3 of it within 60 s without work in between)"
@@ -85,7 +85,7 @@ def test_failures_of_one_are_not_those_of_another():
     run = Scripted(spec(provisioning=policy("provisioning", "static", count=4), recovery=isolate(max_restarts=1)))
     run.go(c.Tick(), leave=(c.Route,))
     for name in ("r0", "r1", "r2", "r3"):
-        assert restarts(run.down("replica", name, leave=(c.Route,))) == [("replica", name, failed(1))]
+        assert restarts(run.down("replica", name, leave=(c.Route,))) == [("replica", name, failed(1, 1))]
     assert run.view.failure is None
 
 
@@ -144,7 +144,10 @@ def test_a_member_that_stands_still_is_replaced_and_its_work_goes_on():
     run.forget(c.Route)
     given = run.go(c.Activity("replica", "r0", "generating", 7, 9.1, 3.0), leave=(c.Route,))
     restart = of(c.Restart, given)[0]
-    assert (restart.id, restart.reason) == ("r0", c.Reason(c.Why.STILL, numbers={"still_s": 9.1, "limit_s": 9.0}))
+    assert (restart.id, restart.reason) == (
+        "r0",
+        c.Reason(c.Why.STILL, numbers={"still_s": 9.1, "limit_s": 9.0, "failures": 1, "allowed": 3, "window_s": 600.0}),
+    )
     assert {ref.trajectory for route in of(c.Route, given) for ref in route.trajectories} >= held
     assert run.view.failure is None
 

@@ -35,7 +35,7 @@ def test_a_machine_that_is_given_up_takes_its_members_along():
     assert moved(given) == {
         ("replica", "r0"): (("m0",), why),
         ("scorer", "0"): (("m0",), why),
-        ("relay", "0"): (("m0",), c.Reason(c.Why.FAILED, numbers={"failures": 1})),
+        ("relay", "0"): (("m0",), c.Reason(c.Why.FAILED, numbers={"failures": 1, "allowed": 3, "window_s": 600.0})),
     }
     machines = run.controller.members.machines
     assert {name: machine.healthy for name, machine in machines.items()} == {"m0": False, "m1": True}

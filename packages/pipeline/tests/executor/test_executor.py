@@ -160,7 +160,7 @@ def test_every_rank_of_a_trainer_hears_the_same_and_they_end_together():
     run.controller.news()
     second.breaks(ZeroDivisionError("in a collective\nand more"))
     run.settle()
-    assert run.controller.news() == [c.Down("trainer", "0", "in a collective", c.Cause.BROKE)]
+    assert run.controller.news() == [c.Down("trainer", "0", "ZeroDivisionError: in a collective", c.Cause.BROKE)]
     assert first.killed
     assert second.killed
 
@@ -253,16 +253,16 @@ def test_a_member_that_is_silent_is_suspected_and_then_taken_for_gone(run):
 
 
 def test_what_a_member_broke_of_is_told_with_its_cause(run):
-    for error, cause in (
-        (MemberDeadError("died"), c.Cause.DIED),
-        (DeadlineError("late"), c.Cause.SILENT),
-        (CheckpointUnusableError("torn"), c.Cause.CHECKPOINT),
-        (RuntimeError("x"), c.Cause.BROKE),
+    for error, cause, said in (
+        (MemberDeadError("died"), c.Cause.DIED, "died"),
+        (DeadlineError("late"), c.Cause.SILENT, "late"),
+        (CheckpointUnusableError("torn"), c.Cause.CHECKPOINT, "torn"),
+        (KeyError("x"), c.Cause.BROKE, "KeyError: 'x'"),
     ):
         run.up(("trainer", "0"))
         run.member("trainer").breaks(error)
         run.settle()
-        assert run.controller.news() == [c.Down("trainer", "0", str(error), cause)]
+        assert run.controller.news() == [c.Down("trainer", "0", said, cause)]
 
 
 # ---- instants, the log, faults --------------------------------------------------------------------------------------
@@ -312,6 +312,8 @@ def test_scripted_faults_strike_once_their_member_is_up():
     r0.says(c.Stepped(2))
     run.settle()
     assert r1.struck == [FaultKind.HANG]
+    struck = [event for _, events in run.controller.heard for event in events if isinstance(event, c.Struck)]
+    assert struck == [c.Struck("replica", "r0", "stall"), c.Struck("replica", "r1", "hang")]
     run.pass_time(3.0)
     (trainer,) = run.up(("trainer", "0"))
     run.pass_time(1.5)

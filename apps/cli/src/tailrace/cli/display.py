@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tailrace.cli.panel import line, panel
+from tailrace.cli.panel import incident_line, line, panel
 from tailrace.pipeline.run.status import RunStatus
 
 REDRAWS_PER_SECOND = 2
@@ -24,16 +24,31 @@ def display(*, plain: bool = False) -> Iterator[Callable[[RunStatus], None]]:
     if plain or not sys.stdout.isatty():
         yield RunLines(lambda text: print(text, flush=True))
         return
-    screen = _Screen()
+    console = Console()
+    screen = _Screen(lambda text: console.print(Text(text, style="yellow")))
     live = Live(
-        get_renderable=screen.render, console=Console(), refresh_per_second=REDRAWS_PER_SECOND, vertical_overflow="crop"
+        get_renderable=screen.render, console=console, refresh_per_second=REDRAWS_PER_SECOND, vertical_overflow="crop"
     )
     with live:
         yield screen.listen
 
 
+class _News:
+    """Which incidents were shown already."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+
+    def __call__(self, status: RunStatus) -> Iterator[str]:
+        """The lines of incidents since the last call."""
+        new = status.incidents_total - self._shown
+        self._shown = status.incidents_total
+        for incident in status.incidents[-new:] if new > 0 else ():
+            yield incident_line(incident)
+
+
 class RunLines:
-    """A line for each phase, step and evaluation, and every few seconds between them.
+    """A line for each phase, step, evaluation and incident, and every few seconds between them.
 
     Args:
         write: takes a line without a newline.
@@ -44,12 +59,18 @@ class RunLines:
         self._write, self._clock = write, clock
         self._shown: tuple[object, ...] | None = None
         self._at = 0.0
+        self._news = _News()
 
     def __call__(self, status: RunStatus) -> None:
-        """Write a line if the phase, step or evaluation changed, or the last line is old. Failures are printed at the end."""
+        """Write new incidents, and a line if phase, step or evaluation changed or the last line is old.
+
+        Why a run failed is printed at the end.
+        """
+        for text in self._news(status):
+            self._write(text)
         if status.phase == "failed":
             return
-        news = (status.phase, status.step, status.accuracy, status.replica_restarts)
+        news = (status.phase, status.step, status.accuracy)
         now = self._clock()
         if news != self._shown or now - self._at >= LINE_EVERY_S:
             self._shown, self._at = news, now
@@ -57,11 +78,16 @@ class RunLines:
 
 
 class _Screen:
-    def __init__(self) -> None:
+    """The live display. Incidents are written above it, where they stay."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
         self._status: RunStatus | None = None
+        self._write, self._news = write, _News()
 
     def listen(self, status: RunStatus) -> None:
         self._status = status
+        for text in self._news(status):
+            self._write(text)
 
     def render(self) -> RenderableType:
         status = self._status

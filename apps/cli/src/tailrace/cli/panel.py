@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -15,6 +15,7 @@ from tailrace.pipeline.run.status import RunStatus
 LONG_WAIT_S = 5.0
 MOST_REPLICAS = 16
 KV_CELLS = 10
+LOSSES = {"loss": "loss", "approx_kl": "KL to the sampling policy", "entropy": "entropy", "grad_norm": "gradient norm"}
 _COLORS = {"generating": "green", "idle": "yellow", "down": "red", "starting": "dim", "releasing": "magenta"}
 
 
@@ -48,6 +49,11 @@ def line(status: RunStatus, *, wall_s: float) -> str:
         parts.append(f"{clock(status.left_s)} left")
     parts += [text.plain for text in (*contradictions(status), *long_waits(status))]
     return ", ".join(parts)
+
+
+def incident_line(incident: Mapping[str, Any]) -> str:
+    """An incident with its time."""
+    return f"[{clock(incident['wall_s'])}] {incident['text']}"
 
 
 def contradictions(status: RunStatus) -> list[Text]:
@@ -131,6 +137,8 @@ def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
         yield "reward", f"{status.reward:.3f}" if status.reward is not None else "none yet"
         yield "accuracy", accuracy
     yield "staleness", staleness
+    for name, value in status.losses.items():
+        yield LOSSES.get(name, name), f"{value:.3g}"
     yield "trained", trained
     yield "generated", f"{status.generated_tokens_per_s:,.0f} tokens/s"
 

@@ -12,13 +12,14 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from tailrace.cli.panel import clock, panel
+from tailrace.cli.panel import clock, incident_line, panel
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.status import RunStatus
 
 WATCH_S = 1.0
 OLD_S = 30.0
+LAST_INCIDENTS = 5
 ENDED = {"failed": "failed", "interrupted": "was interrupted"}
 
 
@@ -62,7 +63,8 @@ def view(found: RunStatus, *, alive: bool) -> RenderableType:
     """The display, and whether the run's process lives."""
     age_s = max(0.0, time.time() - found.updated_at)
     wall_s = found.wall_s + (age_s if alive and not found.simulated else 0.0)
-    return Group(panel(found, wall_s=wall_s), Text(), _life(found, alive, age_s))
+    last = [Text(incident_line(incident), style="yellow") for incident in found.incidents[-LAST_INCIDENTS:]]
+    return Group(panel(found, wall_s=wall_s), *([Text(), *last] if last else []), Text(), _life(found, alive, age_s))
 
 
 def _life(found: RunStatus, alive: bool, age_s: float) -> Text:

@@ -204,6 +204,15 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Struck:
+    """A scripted fault was injected into a member: `kind` is "kill", "hang" or "stall". What follows has events of its own."""
+
+    role: str
+    id: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Sent at regular intervals; periodic decisions are taken then."""
 
@@ -257,6 +266,7 @@ Event = (
     | Down
     | Up
     | Suspect
+    | Struck
     | Activity
     | Tick
     | Resumed

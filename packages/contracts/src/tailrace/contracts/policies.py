@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tailrace.contracts.recovery import Failure, FleetView, RecoveryAction, StartReplica, StopReplica, Suspected
 from tailrace.contracts.views import (
@@ -321,6 +321,15 @@ class RecoveryPolicy(Protocol):
 
     def suspects(self, view: FleetView) -> Sequence[Suspected]:
         """Live members that do no work. The controller asks when a member reports that it stands still."""
+        ...
+
+
+@runtime_checkable
+class AllowsRestarts(Protocol):
+    """What a `RecoveryPolicy` may also have, so that displays say which restart of how many one is."""
+
+    def allowed(self, role: str) -> int:
+        """Restarts in a row, without work in between, that a member of a role has."""
         ...
 
 

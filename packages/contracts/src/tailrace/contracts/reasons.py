@@ -40,9 +40,11 @@ class Why(StrEnum):
     NOT_SCORED: its verifier failed too often; `attempts`.
     OVER: every batch is trained on.
     PLANNED: the provisioning policy asked for it.
-    FAILED: a member failed; `failures` in the window.
+    FAILED: a member failed; `failures` in a row, within `window_s`, of which the policy allows `allowed`, if
+        it says so.
     DAMAGED: its checkpoint cannot be used, so an older one is tried; `version` of the damaged one.
-    STILL: a member stands still with work in flight; `still_s` and `limit_s`.
+    STILL: a member stands still with work in flight; `still_s`, `limit_s`; a command also has `failures`, `window_s` and
+        `allowed` as above.
     MACHINE: its machine is no longer used; `who`.
     POLICY: a policy's own reason; its numbers are the policy's.
     """

@@ -60,7 +60,7 @@ class Isolate:
 
     def on_down(self, failure: Failure) -> RecoveryAction:
         """Restart the member while it has restarts left; then evict it if there are others, else fail."""
-        limit = self._restarts(failure.role)
+        limit = self.allowed(failure.role)
         if failure.failures > limit:
             others_can = failure.role in _REPLACEABLE and failure.others > 0
             return RecoveryAction.EVICT if others_can else RecoveryAction.FAIL
@@ -75,7 +75,8 @@ class Isolate:
         """
         return _standing_still(view, self.still_factor, self.still_s)
 
-    def _restarts(self, role: str) -> int:
+    def allowed(self, role: str) -> int:
+        """Restarts in a row, without work in between, that a member of a role has."""
         if role in _REPLACEABLE:
             return self.max_restarts
         return {"trainer": self.trainer_restarts, "data": self.data_restarts}.get(role, 0)

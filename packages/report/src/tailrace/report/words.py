@@ -36,6 +36,8 @@ REASONS = {
     Why.POLICY: "the policy's own reason",
 }
 
+_COUNTED = ("failures", "allowed", "window_s")
+
 ENDS = {
     Why.NO_SIGNAL: "no signal",
     Why.SURPLUS_SAMPLE: "surplus sample",
@@ -55,7 +57,12 @@ def why(reason: Reason) -> str:
         said = template.format(who=reason.who or "another", **reason.numbers)
     except KeyError:  # a policy of somebody else leaves numbers out, or a reason is new
         said, template = str(reason.why).replace("-", " "), ""
-    more = [f"{name} {value:,.4g}" for name, value in reason.numbers.items() if f"{{{name}" not in template]
+    said_elsewhere = _COUNTED if reason.why in (Why.FAILED, Why.STILL) else ()
+    more = [
+        f"{name} {value:,.4g}"
+        for name, value in reason.numbers.items()
+        if f"{{{name}" not in template and name not in said_elsewhere
+    ]
     return f"{said} ({', '.join(more)})" if more else said
 
 

@@ -13,7 +13,8 @@ from tailrace.pipeline.controller.weights import PULL_ATTEMPTS
 
 PROGRESS = "nothing waits for ever"
 
-_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Suspect, c.Activity)  # these come by themselves, or go round in circles
+# these come by themselves, or go round in circles
+_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Suspect, c.Struck, c.Activity)
 MOST_INSTANTS = 30_000
 MANY = 100  # failures of one member, which no recovery that goes on and on takes for the end
 

@@ -69,8 +69,11 @@ class Failures:
         failure = self._members.failure(member, event, now, self._policy.window_s, self._trainer.step)
         self._losses.lost(member)
         member.health = c.Health.DOWN
-        failed = c.Reason(c.Why.FAILED, numbers={"failures": failure.failures})
-        self._act(member, self._policy.on_down(failure), failure, reason or failed)
+        numbers = {"failures": float(failure.failures), "window_s": self._policy.window_s}
+        if isinstance(self._policy, c.AllowsRestarts):
+            numbers["allowed"] = self._policy.allowed(event.role)
+        why, who, own = (c.Why.FAILED, "", {}) if reason is None else (reason.why, reason.who, reason.numbers)
+        self._act(member, self._policy.on_down(failure), failure, c.Reason(why, who, {**own, **numbers}))
 
     def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
         """Restart the trainer from an older checkpoint. The damaged one does not count as a failure of the trainer."""

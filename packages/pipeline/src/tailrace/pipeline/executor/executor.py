@@ -257,7 +257,8 @@ class Executor:
     def _inject(self, now: float) -> None:
         """Inject due faults; a member that is not up yet is struck once it is."""
         if self._controller is not None and self._injection.pending:
-            self._injection.strike(now, self._controller.view.step, self.members.values())
+            for running, fault in self._injection.strike(now, self._controller.view.step, self.members.values()):
+                self._tell(c.Struck(running.role, running.leader, str(fault.kind)))
 
     # ---- commands -------------------------------------------------------------------------------------------------
 

@@ -24,8 +24,8 @@ class Injection:
         """Whether a fault is still to be injected."""
         return bool(self._due or self._schedule.pending)
 
-    def strike(self, now: float, step: int, members: Iterable[Running]) -> None:
-        """Inject the faults that are due.
+    def strike(self, now: float, step: int, members: Iterable[Running]) -> list[tuple[Running, Fault]]:
+        """Inject the faults that are due. Returns whom each one struck.
 
         Args:
             now: seconds on the run's clock.
@@ -34,6 +34,7 @@ class Injection:
         """
         self._due += self._schedule.due(now, step)
         alive = list(members)
+        struck: list[tuple[Running, Fault]] = []
         for fault in list(self._due):
             named = {fault.member, f"r{fault.member}"}
             fits = [r for r in alive if r.up and r.role == fault.role and (fault.member is None or r.id in named)]
@@ -41,3 +42,5 @@ class Injection:
                 self._due.remove(fault)
                 alive.remove(fits[0])
                 fits[0].member.strike(fault.kind)
+                struck.append((fits[0], fault))
+        return struck

@@ -171,7 +171,9 @@ class Membership:
         if not isinstance(cause, c.Cause):
             died, late = isinstance(error, MemberDeadError), isinstance(error, DeadlineError)
             cause = c.Cause.DIED if died else c.Cause.SILENT if late else c.Cause.BROKE
-        self._down(running, str(error), cause)
+        self._down(
+            running, str(error) if isinstance(error, c.TailraceError) else f"{type(error).__name__}: {error}", cause
+        )
 
     def _stopped(self, running: Running, _: Any) -> None:
         self._down(running, "it was told to stop", c.Cause.STOPPED)

@@ -18,8 +18,11 @@ from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
 from tailrace.pipeline.run.figures import mean_counted
+from tailrace.pipeline.run.incidents import Incidents
 
 WINDOW_STEPS = 10
+MOST_INCIDENTS = 100
+LOSSES = ("loss", "approx_kl", "entropy", "grad_norm")
 
 
 @dataclass(slots=True)
@@ -28,7 +31,9 @@ class RunStatus:
 
     `wall_s` is the time of the whole run: of all its drivers or, in a simulation, on its clock. `pooled` and `migrated` count
     trajectories, `blocked_cycles` the coordinator's cycles in a row that placed nothing although the pool was not empty, and
-    `contradictions` snapshots that contradict the controller's state. `down` are members that are not up.
+    `contradictions` snapshots that contradict the controller's state. `down` are members that are not up. `losses` are the
+    trainer's figures of the last step, as far as it computes them. `incidents` are the last ones, each with its text and its
+    time `wall_s`; `incidents_total` counts all.
     """
 
     simulated: bool = False
@@ -45,6 +50,7 @@ class RunStatus:
     steps: int = 0
     version: int = 0
     reward: float | None = None
+    losses: dict[str, float] = field(default_factory=dict)
     accuracy: float | None = None
     accuracy_before: float | None = None
     staleness_mean: float | None = None
@@ -67,6 +73,8 @@ class RunStatus:
     down: list[dict[str, str]] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
     waits: list[dict[str, Any]] = field(default_factory=list)
+    incidents: list[dict[str, Any]] = field(default_factory=list)
+    incidents_total: int = 0
 
 
 class StatusObserver:
@@ -101,6 +109,7 @@ class StatusObserver:
         self._written = -math.inf
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._rates: dict[str, float] = {}
+        self._incidents = Incidents()
         self._lock = threading.Lock()
         self.follows = True
         """Whether events and ticks belong to the run; False while controls are evaluated."""
@@ -114,6 +123,9 @@ class StatusObserver:
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """Update the status from events."""
         status, self._now = self.status, now
+        for text in self._incidents.lines(now, events, commands):
+            status.incidents = [*status.incidents[1 - MOST_INCIDENTS :], {"wall_s": self._wall_s(), "text": text}]
+            status.incidents_total += 1
         if not self.follows:
             return
         self._run = run
@@ -122,6 +134,7 @@ class StatusObserver:
                 self._rates[event.replica] = event.tokens_per_s
             elif isinstance(event, c.Stepped):
                 status.reward = event.metrics.get("reward_mean", status.reward)
+                status.losses = {name: event.metrics[name] for name in LOSSES if name in event.metrics}
                 self._steps.append((now, run.counts.trained_tokens))
         for one in (*events, *commands):
             if isinstance(one, c.Down | c.Restart | c.Stop) and one.role == REPLICA:
@@ -163,13 +176,16 @@ class StatusObserver:
             if status.phase == "training":
                 status.left_s = (last_s - first_s) / (len(steps) - 1) * (status.steps - status.step)
 
+    def _wall_s(self) -> float:
+        return self._now if self.status.simulated else time.monotonic() - self._began
+
     def _tell(self) -> None:
         with self._lock:  # progress of other work comes from another thread
             self._written = time.monotonic()
             if self.follows and self._run is not None:
                 self._refresh(self._run)
             self.status.updated_at = time.time()
-            self.status.wall_s = self._now if self.status.simulated else time.monotonic() - self._began
+            self.status.wall_s = self._wall_s()
             write_json(self._path, asdict(self.status))
             if self._listener is not None:
                 self._listener(self.status)

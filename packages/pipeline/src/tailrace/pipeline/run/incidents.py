@@ -1,0 +1,106 @@
+"""Incidents: what a person must hear of while a run goes on, one line each: deaths, their causes, what follows, recoveries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace import contracts as c
+
+_ENDED = {
+    c.Cause.DIED: "died",
+    c.Cause.SILENT: "did not answer",
+    c.Cause.BROKE: "broke",
+    c.Cause.STILL: "stood still",
+    c.Cause.CHECKPOINT: "could not load its checkpoint",
+}
+_STRUCK = {"kill": "is killed", "hang": "is stopped, and lives on", "stall": "has its engine stopped"}
+_Key = tuple[str, str]
+
+
+class Incidents:
+    """Turns events and commands into lines. It keeps which members are out, and since when."""
+
+    def __init__(self) -> None:
+        self._out: dict[_Key, float] = {}
+        self._unscored = 0
+
+    def lines(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> list[str]:
+        """The lines of one instant.
+
+        Args:
+            now: seconds on the run's clock.
+            events: the events that reached the controller together.
+            commands: its commands.
+        """
+        lines: list[str] = []
+        down: set[_Key] = set()
+        for event in events:
+            match event:
+                case c.Struck(role=role, id=id_, kind=kind):
+                    lines.append(f"scripted fault: {role} {id_} {_STRUCK.get(kind, kind)}")
+                case c.Suspect(role=role, id=id_, silent_s=silent_s):
+                    lines.append(f"{role} {id_} has not answered for {silent_s:.0f} s")
+                case c.Down(role=role, id=id_, cause=cause, reason=reason) if cause is not c.Cause.STOPPED:
+                    down.add((role, id_))
+                    self._out.setdefault((role, id_), now)
+                    lines.append(f"{role} {id_} {_ENDED[cause]}: {reason}; {_what_then((role, id_), commands)}")
+                case c.Up(role=role, id=id_) if (role, id_) in self._out:
+                    lines.append(f"{role} {id_} is back after {now - self._out.pop((role, id_)):.1f} s")
+                case c.ScoringFailed():
+                    lines += self._not_scored(event)
+                case c.Resumed():
+                    self._out.clear()
+                    lines.append("the run goes on after its driver had ended: every member starts again")
+                case _:
+                    pass
+        return lines + self._by_the_controller(now, down, commands)
+
+    def _by_the_controller(self, now: float, down: set[_Key], commands: Sequence[c.Command]) -> list[str]:
+        """Members that the controller itself took for down."""
+        lines = []
+        for command in commands:
+            if not isinstance(command, c.Restart | c.Stop) or (command.role, command.id) in down:
+                continue
+            key, reason = (command.role, command.id), command.reason
+            member, then = f"{command.role} {command.id}", _what_then((command.role, command.id), commands)
+            if reason.why is c.Why.STILL:
+                lines.append(
+                    f"{member} stood still for {reason.numbers.get('still_s', 0):.0f} s with work in flight; {then}"
+                )
+            elif reason.why is c.Why.MACHINE:
+                lines.append(f"{member} leaves machine {reason.who}, which is given up; {then}")
+            else:
+                continue
+            self._out.setdefault(key, now)
+        return lines
+
+    def _not_scored(self, event: c.ScoringFailed) -> list[str]:
+        """A line at the first failure, and whenever their number has doubled."""
+        self._unscored += 1
+        if self._unscored & (self._unscored - 1):
+            return []
+        often = "" if self._unscored == 1 else f" (failure {self._unscored:,})"
+        return [f"trajectory {event.trajectory} could not be scored{often}: {event.reason}"]
+
+
+def _what_then(member: _Key, commands: Sequence[c.Command]) -> str:
+    for command in commands:
+        match command:
+            case c.Restart(role=role, id=id_, reason=reason) if (role, id_) == member:
+                return _restarted(reason)
+            case c.Fail():
+                return "the run cannot go on without it"
+            case _:
+                pass
+    return "it is not restarted, others do its work"
+
+
+def _restarted(reason: c.Reason) -> str:
+    if reason.why is c.Why.DAMAGED:
+        return f"it starts from the checkpoint before version {reason.numbers.get('version', 0):.0f}"
+    numbers = reason.numbers
+    if "failures" not in numbers:
+        return "it is restarted"
+    of = f" of {numbers['allowed']:.0f}" if "allowed" in numbers else ""
+    window = f" within {numbers['window_s']:.0f} s" if "window_s" in numbers else ""
+    return f"restart {numbers['failures']:.0f}{of}{window}"

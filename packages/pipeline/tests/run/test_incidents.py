@@ -1,0 +1,113 @@
+"""What a person hears of a run: each death with its cause and what follows, each recovery, each scripted fault."""
+
+from tailrace import contracts as c
+from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.run.incidents import Incidents
+from tailrace.pipeline.run.status import StatusObserver
+
+FLEET = {
+    "model": "Qwen2.5-7B",
+    "trainer": {"gpus": 4},
+    "rollout": {"gpus": 2, "max_running": 12, "start_s": 5.0, "restart_s": 20.0},
+    "workload": {"response": [{"median": 400, "sigma": 0.9}]},
+    "warm_up": 0,
+    "steady": False,
+}
+SHAPE = {"steps": 6, "prompts_per_step": 4, "samples_per_prompt": 4, "prompts_per_replica": 4, "buffer_prompts": 16}
+
+
+def restart(failures=1, allowed=3, role="replica", member="r0", why=c.Why.FAILED, **more):
+    numbers = {"failures": failures, "allowed": allowed, "window_s": 600.0, **more}
+    return c.Restart(1, role, member, reason=c.Reason(why, numbers=numbers))
+
+
+def test_a_death_has_its_cause_and_the_restart_of_how_many_and_a_recovery_how_long_it_took():
+    incidents = Incidents()
+    died = c.Down("replica", "r0", "ValueError: head_dim=16 is not supported", c.Cause.BROKE)
+    assert incidents.lines(10.0, [c.Tick(), died], [restart(2)]) == [
+        "replica r0 broke: ValueError: head_dim=16 is not supported; restart 2 of 3 within 600 s"
+    ]
+    assert incidents.lines(15.0, [c.Down("replica", "r0", "silent for 60 s", c.Cause.SILENT)], [restart(3)]) == [
+        "replica r0 did not answer: silent for 60 s; restart 3 of 3 within 600 s"
+    ]
+    assert incidents.lines(19.8, [c.Up("replica", "r0")], []) == ["replica r0 is back after 9.8 s"]
+    assert incidents.lines(30.0, [c.Up("replica", "r0"), c.Up("relay", "0")], []) == []
+
+
+def test_what_follows_is_said_where_nothing_restarts():
+    gone = c.Down("replica", "r1", "gone", c.Cause.DIED)
+    assert Incidents().lines(1.0, [gone], []) == ["replica r1 died: gone; it is not restarted, others do its work"]
+    assert Incidents().lines(1.0, [gone], [c.Fail(1, "x")]) == [
+        "replica r1 died: gone; the run cannot go on without it"
+    ]
+    own = c.Restart(1, "replica", "r1", reason=c.Reason(c.Why.FAILED, numbers={"failures": 1}))
+    assert Incidents().lines(1.0, [gone], [own]) == ["replica r1 died: gone; restart 1"]
+    assert Incidents().lines(1.0, [c.Down("replica", "r1", "told", c.Cause.STOPPED)], []) == []
+
+
+def test_members_that_the_controller_itself_takes_for_down_are_named():
+    incidents = Incidents()
+    assert incidents.lines(40.0, [], [restart(why=c.Why.STILL, still_s=31.4, limit_s=30.0)]) == [
+        "replica r0 stood still for 31 s with work in flight; restart 1 of 3 within 600 s"
+    ]
+    assert incidents.lines(50.0, [c.Up("replica", "r0")], []) == ["replica r0 is back after 10.0 s"]
+    moved = c.Restart(1, "relay", "1", reason=c.Reason(c.Why.MACHINE, "m7"))
+    assert incidents.lines(60.0, [], [moved]) == ["relay 1 leaves machine m7, which is given up; it is restarted"]
+    damaged = c.Restart(1, "trainer", "0", reason=c.Reason(c.Why.DAMAGED, numbers={"version": 7}))
+    down = c.Down("trainer", "0", "checksum of 7", c.Cause.CHECKPOINT)
+    assert incidents.lines(70.0, [down], [damaged]) == [
+        "trainer 0 could not load its checkpoint: checksum of 7; it starts from the checkpoint before version 7"
+    ]
+
+
+def test_a_resumed_run_is_one_line_and_not_one_for_each_member():
+    incidents = Incidents()
+    incidents.lines(1.0, [c.Down("relay", "0", "gone", c.Cause.DIED)], [restart(role="relay", member="0")])
+    again = [c.Restart(n, "replica", f"r{n}", reason=c.Reason(c.Why.LOST_IN_CRASH)) for n in range(3)]
+    assert len(incidents.lines(2.0, [c.Resumed()], again)) == 1
+    assert incidents.lines(3.0, [c.Up("relay", "0")], []) == []
+
+
+def test_a_verifier_that_breaks_is_told_at_its_first_failure_and_whenever_they_have_doubled():
+    incidents = Incidents()
+    told = [line for n in range(100) for line in incidents.lines(n, [c.ScoringFailed(f"{n}.0", "x hung")], [])]
+    assert told[:2] == [
+        "trajectory 0.0 could not be scored: x hung",
+        "trajectory 1.0 could not be scored (failure 2): x hung",
+    ]
+    assert len(told) == 7
+
+
+def test_scripted_faults_and_their_recoveries_reach_the_status_of_a_run(tmp_path):
+    faults = ["replica:0@30s", "hang:relay@40s", "stall:replica:1@step2"]
+    config = validate(
+        [
+            (
+                "test",
+                {
+                    "app": "laminar",
+                    "task": {"name": "long-chain-sum", "held_out_size": 12},
+                    "pipeline": SHAPE,
+                    "rollout": {"max_tokens": 8192},
+                    "fleet": FLEET,
+                    "faults": faults,
+                },
+            )
+        ]
+    )
+    status = StatusObserver(tmp_path / "status.json", app="x", run_dir=tmp_path, simulated=True)
+    Simulation(build_fleet(config), observers=(status,)).run()
+    told = [incident["text"] for incident in status.status.incidents]
+    assert status.status.incidents_total == len(told)
+    for said in (
+        "scripted fault: replica r0 is killed",
+        "scripted fault: relay 0 is stopped, and lives on",
+        "scripted fault: replica r1 has its engine stopped",
+    ):
+        assert said in told
+    for member, what in (("replica r0", "died"), ("relay 0", "did not answer"), ("replica r1", "stood still")):
+        (death,) = [line for line in told if line.startswith(f"{member} {what}")]
+        assert "restart 1 of 3 within 600 s" in death
+        assert any(line.startswith(f"{member} is back after ") for line in told[told.index(death) :])
