@@ -168,6 +168,8 @@ def test_ctrl_c_in_a_real_run(tmp_path):
             _, err = process.communicate(timeout=120)
         finally:
             process.kill()
-    assert err == "tailrace: interrupted; go on with: tailrace run --resume mine\n"
+    first, last = err.splitlines()
+    assert first.startswith("tailrace: stopping (SIGINT): the log is safe")
+    assert last == "tailrace: interrupted; go on with: tailrace run --resume mine"
     assert process.returncode == 130
     assert not RunDirectory.open(tmp_path / "mine").running()

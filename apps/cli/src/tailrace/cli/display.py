@@ -19,18 +19,18 @@ LINE_EVERY_S = 10.0
 
 
 @contextmanager
-def display(*, plain: bool = False) -> Iterator[Callable[[RunStatus], None]]:
-    """Show the status in this context. Yields a function to call with each change of the status."""
+def display(*, plain: bool = False) -> Iterator[RunLines | Screen]:
+    """Show the status in this context. Yields what to call with each change of the status."""
     if plain or not sys.stdout.isatty():
         yield RunLines(lambda text: print(text, flush=True))
         return
     console = Console()
-    screen = _Screen(lambda text: console.print(Text(text, style="yellow")))
+    screen = Screen(lambda text: console.print(Text(text, style="yellow")))
     live = Live(
         get_renderable=screen.render, console=console, refresh_per_second=REDRAWS_PER_SECOND, vertical_overflow="crop"
     )
     with live:
-        yield screen.listen
+        yield screen
 
 
 class _News:
@@ -61,6 +61,10 @@ class RunLines:
         self._at = 0.0
         self._news = _News()
 
+    def say(self, text: str) -> None:
+        """Write a line on stderr."""
+        print(text, file=sys.stderr, flush=True)
+
     def __call__(self, status: RunStatus) -> None:
         """Write new incidents, and a line if phase, step or evaluation changed or the last line is old.
 
@@ -77,19 +81,25 @@ class RunLines:
             self._write(line(status, wall_s=status.wall_s))
 
 
-class _Screen:
+class Screen:
     """The live display. Incidents are written above it, where they stay."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._status: RunStatus | None = None
         self._write, self._news = write, _News()
 
-    def listen(self, status: RunStatus) -> None:
+    def say(self, text: str) -> None:
+        """Write a line above the display."""
+        self._write(text)
+
+    def __call__(self, status: RunStatus) -> None:
+        """Show a status."""
         self._status = status
         for text in self._news(status):
             self._write(text)
 
     def render(self) -> RenderableType:
+        """The display now."""
         status = self._status
         if status is None:
             return Text("starting", style="dim")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from tailrace.cli.display import display
 from tailrace.cli.errors import CommandError
 from tailrace.cli.outcome import show_outcome
 from tailrace.cli.preflight import check
+from tailrace.cli.stopping import INTERRUPTED, Stopping
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
@@ -32,7 +32,7 @@ from tailrace.pipeline.run.directory import RunDirectory, check_new
 from tailrace.pipeline.run.status import RunStatus
 from tailrace.rollout.wheel_tag import correct_wheel_tag
 
-INTERRUPTED, FAILED = 130, 1
+FAILED = 1
 Work = Callable[[Callable[[RunStatus], None]], dict[str, Any]]
 
 
@@ -60,6 +60,7 @@ def run(options: RunOptions) -> int:
     """
     if (options.target is None) == (options.resume is None):
         raise CommandError("expected either a TARGET (an app's name or a TOML file) or --resume RUN")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # bars for loading a model, in the middle of the display
     correct_wheel_tag()  # before anyone calls `uv run` a second time
     return _resume(options) if options.resume is not None else _start(options)
 
@@ -125,14 +126,14 @@ def _resume(options: RunOptions) -> int:
 
 def _supervise(directory: RunDirectory, config: RunConfig, work: Work, *, plain: bool) -> int:
     """Show the run, and print one line if it is interrupted or fails."""
-    before = signal.signal(signal.SIGTERM, _terminated)  # schedulers send SIGTERM; treat it like Ctrl-C
+    go_on = f"go on with: tailrace run --resume {directory.root}"
     try:
-        with display(plain=plain) as listener:
-            summary = work(listener)
+        with display(plain=plain) as shown, Stopping(shown.say, go_on):
+            summary = work(shown)
     except KeyboardInterrupt:
         if os.environ.get(DEBUG):
             traceback.print_exc()
-        return complain(f"interrupted; go on with: tailrace run --resume {directory.root}", status=INTERRUPTED)
+        return complain(f"interrupted; {go_on}", status=INTERRUPTED)
     except (RunFailedError, RoleError, DeadlineError, ControllerError, RunWriteError) as error:
         return _failed(directory, error)
     except TailraceError:
@@ -140,7 +141,6 @@ def _supervise(directory: RunDirectory, config: RunConfig, work: Work, *, plain:
     except Exception as error:
         return _failed(directory, error)
     finally:
-        signal.signal(signal.SIGTERM, before)
         directory.unlock()
     show_outcome(config, summary, directory)
     return 0
@@ -159,8 +159,3 @@ def _failed(directory: RunDirectory, error: Exception) -> int:
     what = one_line(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {one_line(error)}"
     go_on = "" if "--resume" in what else f"; go on with: tailrace run --resume {directory.root}"
     return complain(f"the run failed: {what.rstrip('.')}; {see}{go_on}", status=FAILED)
-
-
-def _terminated(number: int, frame: object) -> None:
-    del number, frame
-    raise KeyboardInterrupt

@@ -199,6 +199,8 @@ class RayHost:
 
     def __init__(self, address: str | None = None, *, cpus: int = 64, started_s: float = 0.0) -> None:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        # The raylet's messages about dead workers, of ten lines each: the executor reports each death in one. Read at import.
+        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
         if address is None:
             # Under `uv run`, Ray would start each worker through uv too, which takes seconds and changes nothing. Ray reads
             # this variable at import.
@@ -227,7 +229,7 @@ class RayHost:
         try:
             with _own_signals():
                 ray.init(**options)
-            # hides the raylet's messages about dead workers, which the executor reports in one line
+            # its warnings about members that ended, beside ours
             logging.getLogger("ray._private.worker").setLevel(logging.CRITICAL)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -120,6 +120,8 @@ class _Launch:
             self.status.phase("writing the summary")
             summary = self._summary(controller, controls, executor, training_s, prepared)
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                self.status.phase("stopping")
             try:
                 executor.close(patience_s=HURRY_S)
             except Exception as closing:

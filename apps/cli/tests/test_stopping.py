@@ -1,0 +1,81 @@
+"""Ctrl-C and SIGTERM: a line at once, an orderly end, and at a second one an end at once."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tailrace.cli.stopping import Stopping
+
+PROGRAM = """
+import sys, time
+from tailrace.cli.stopping import Stopping
+
+with Stopping(lambda text: print(text, flush=True), "go on with: x"):
+    try:
+        print("ready", flush=True)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print("closing", flush=True)
+        time.sleep(60 if sys.argv[1] == "slow" else 0)
+        print("closed", flush=True)
+"""
+
+
+@pytest.fixture
+def program():
+    """Starts the program, which stops slowly or quickly."""
+    started = []
+
+    def start(how):
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, how],
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+        started.append(process)
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_answered_at_once_and_ends_the_run_in_order(program, number):
+    process = program("quickly")
+    process.send_signal(number)
+    told = process.communicate(timeout=30)[0].splitlines()
+    assert {line for line in told if not line.startswith("tailrace: ")} == {"closing", "closed"}
+    (said,) = [line for line in told if line.startswith("tailrace: ")]
+    assert said.startswith(f"tailrace: stopping ({number.name}): the log is safe")
+    assert "press Ctrl-C again" in said
+    assert process.returncode == 0
+
+
+def test_a_second_signal_ends_it_where_it_is(program):
+    process = program("slow")
+    process.send_signal(signal.SIGTERM)
+    told = {process.stdout.readline(), process.stdout.readline()}
+    assert "closing\n" in told
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=30)[0] == "tailrace: ended at once; go on with: x\n"
+    assert process.returncode == 130
+
+
+def test_what_was_before_is_restored_and_what_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
+    try:
+        with Stopping(print, ""):
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is before[1]
+        assert signal.set_wakeup_fd(-1) == -1
+    finally:
+        signal.signal(signal.SIGINT, before[0])
