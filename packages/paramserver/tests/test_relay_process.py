@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ from tailrace.paramserver import (
     RelayReader,
     RelayServer,
     RelayStartFailed,
+    left_segments,
     relay_status,
+    remove_left,
 )
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.segments import PREFIX, MappedSegment, unlink
@@ -97,7 +100,7 @@ def test_a_suspended_relay_that_outlived_its_starter_is_replaced(spawn, token, r
     with pytest.raises(RelayNameTaken, match=f"pid {pid}"):
         spawn(relay_name)
     follower = spawn(relay_name, replace=True)
-    assert len(follower.cleaned) == 1  # the owner's record
+    assert len(follower.cleaned) <= 1  # the owner's record, unless the old one's janitor was first
     until(lambda: not alive(pid), "whoever inherited it to reap it")
     assert spawn(replace=True).alive()  # nobody has the name
     os.kill(follower.pid, signal.SIGSTOP)
@@ -170,6 +173,56 @@ def test_the_relay_dies_with_its_parent_not_with_a_thread_of_it(token, relay_nam
     follower = RelayServer(relay_name, token=token)
     assert follower.cleaned == []  # it ended in order
     follower.close()
+
+
+def segments(pid):
+    """Names of the segments that a process has as its relay's."""
+    return [
+        path.name
+        for owner in Path("/dev/shm").glob("tailrace-*-o")
+        if f'"pid": {pid},'.encode() in owner.read_bytes()
+        for path in Path("/dev/shm").glob(f"{owner.name[:-2]}-*")
+    ]
+
+
+needs_listing = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system does not list shared memory")
+
+
+@needs_listing
+def test_nothing_is_left_if_a_relay_and_its_starter_are_killed_together(token, relay_name, until):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, relay_name], stdout=subprocess.PIPE, text=True, env={**os.environ, "T": token}
+    )
+    pid = int(parent.stdout.readline().split()[0])
+    assert segments(pid)
+    os.kill(pid, signal.SIGSTOP)  # so that it cannot clear up itself
+    parent.kill()
+    parent.wait()
+    os.kill(pid, signal.SIGKILL)
+    parent.stdout.close()
+    until(lambda: not segments(pid), "its segments to go")
+
+
+@needs_listing
+def test_what_a_dead_relay_left_is_listed_and_removed_and_what_a_living_one_has_is_not(spawn, token, weights):
+    dead, living = spawn(), spawn()
+    for relay in (dead, living):
+        with Publisher(relay.address, token=token) as publisher:
+            publisher.publish(1, weights(1))
+            publisher.wait(1, 20)
+    dead.kill()
+    (left,) = [each for each in left_segments() if dead.name in each.owner]
+    assert left.owner == f"relay {dead.name}, process {dead.pid}"
+    assert set(left.names) == set(segments(dead.pid))
+    assert len(left.names) >= 2
+    assert left.nbytes > sum(len(tensor) for _, tensor in weights(1))
+    assert not any(living.name in each.owner for each in left_segments())
+    assert set(remove_left(left)) == set(left.names)
+    assert not Path("/dev/shm", left.names[0]).exists()
+    assert remove_left(left) == []
+    base = segments(living.pid)[0].rpartition("-")[0]
+    assert remove_left(dataclasses.replace(left, base=base)) == []
+    assert segments(living.pid)
 
 
 def test_the_token_is_nowhere_to_be_seen(spawn, token):

@@ -34,6 +34,7 @@ from tailrace.paramserver.group.broadcast_time import chain_broadcast_time_s, op
 from tailrace.paramserver.group.chain import RelayStatus, relay_status, set_chain
 from tailrace.paramserver.group.member import MemberStatus, RelayState
 from tailrace.paramserver.group.relay_group import RelayGroup
+from tailrace.paramserver.machine.segments import LeftSegments, left_segments, remove_left
 from tailrace.paramserver.manifest import Manifest, TensorSpec
 from tailrace.paramserver.relays.process import RelayProcess
 from tailrace.paramserver.relays.server import RelayServer
@@ -45,6 +46,7 @@ __all__ = [
     "CHUNK_BYTES",
     "ChunkDamaged",
     "LeaseExpired",
+    "LeftSegments",
     "Manifest",
     "ManifestInvalid",
     "RelayState",
@@ -81,4 +83,6 @@ __all__ = [
     "relay_status",
     "set_chain",
     "shares",
+    "left_segments",
+    "remove_left",
 ]

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Sequence
 
 from tailrace.paramserver.errors import ParamServerError, to_wire
+from tailrace.paramserver.machine.janitor import leave_janitor
 from tailrace.paramserver.relays.server import SLOT_TIMEOUT_S, STALL_S, RelayServer
 from tailrace.paramserver.wire.authentication import TOKEN_VARIABLE
 
@@ -28,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run until SIGTERM, SIGINT or the parent's death. Returns the exit status."""
     options = _parser().parse_args(arguments)
     token = os.environ.pop(TOKEN_VARIABLE, "") or sys.stdin.readline().strip()
+    if options.parent_pid is not None:
+        leave_janitor(options.name, options.parent_pid)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

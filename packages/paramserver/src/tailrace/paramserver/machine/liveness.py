@@ -25,7 +25,12 @@ class ProcessId:
     @classmethod
     def current(cls) -> ProcessId:
         """This process."""
-        return cls(os.getpid(), _started(os.getpid()), _namespace())
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """The process that has a process id now, in this process's namespace."""
+        return cls(pid, _started(pid), _namespace())
 
     def alive(self) -> bool:
         """Whether it runs. A zombie does not; a process of another pid namespace is presumed to."""

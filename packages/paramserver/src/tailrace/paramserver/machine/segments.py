@@ -16,10 +16,12 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.paramserver.copying import Address
@@ -28,6 +30,8 @@ from tailrace.paramserver.machine.liveness import ProcessId
 
 PREFIX = "tailrace-"
 MAX_SLOTS = 16
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where Linux lists them
+_SEGMENT = re.compile(rf"{PREFIX}[0-9a-f]{{12}}-(o|\d+)")
 _OWNER_BYTES = 4096
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # of madvise, since Linux 5.14
 _LIBC = ctypes.CDLL(None)
@@ -179,6 +183,62 @@ def clear(relay: str) -> list[str]:
         if found is not None:
             raise _taken(relay, found)
         return _unlink_all(_base(relay))
+
+
+def is_left(relay: str) -> bool:
+    """Whether a dead relay of this name left segments."""
+    owner = Path(_SHARED_MEMORY, _owner_name(_base(relay)))
+    return owner.exists() and living_owner(relay) is None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftSegments:
+    """Segments of a relay that is dead.
+
+    Args:
+        base: the beginning of their names.
+        names: their names.
+        nbytes: their size together.
+        owner: what their owner's record says: the relay's name and its process; empty if there is none.
+    """
+
+    base: str
+    names: tuple[str, ...]
+    nbytes: int
+    owner: str
+
+
+def left_segments() -> list[LeftSegments]:
+    """All segments of this user on this host whose relays are dead; none where the system does not list segments.
+
+    Segments of another pid namespace, whose owner cannot be looked for from here, are left out.
+    """
+    found: dict[str, list[Path]] = {}
+    with _claiming():
+        for path in sorted(Path(_SHARED_MEMORY).glob(f"{PREFIX}*-*")):
+            if path.stat().st_uid == os.getuid() and _SEGMENT.fullmatch(path.name):
+                found.setdefault(path.name.rpartition("-")[0], []).append(path)
+        return [_left(base, paths) for base, paths in found.items() if not _lives(base)]
+
+
+def remove_left(left: LeftSegments) -> list[str]:
+    """Remove the segments of a dead relay. Returns the names of those that were removed: none if a relay has them now."""
+    with _claiming():
+        return [] if _lives(left.base) else _unlink_all(left.base)
+
+
+def _lives(base: str) -> bool:
+    found = read_owner(_owner_name(base))
+    return found is not None and found[0].alive()
+
+
+def _left(base: str, paths: Sequence[Path]) -> LeftSegments:
+    try:
+        record = json.loads(Path(_SHARED_MEMORY, _owner_name(base)).read_bytes().rstrip(b"\0"))
+        owner = f"relay {record['relay']}, process {record['pid']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        owner = ""
+    return LeftSegments(base, tuple(path.name for path in paths), sum(path.stat().st_size for path in paths), owner)
 
 
 def _taken(relay: str, owner: ProcessId) -> RelayNameTaken:
