@@ -21,6 +21,7 @@ from tailrace.contracts import Why
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.figures import percentile
 from tailrace.report.charts.lengths import offered
+from tailrace.report.figures.held_out import results
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.record import Record, read_record
 
@@ -48,10 +49,7 @@ def wanted(bounds: list[int], seeds: list[int], baselines: list[str]) -> list[tu
 
 def curve(record: Record) -> dict[int, float]:
     """Sampled accuracy by batches trained on."""
-    found = {
-        timed.step: timed.result.accuracy for timed in record.folds.evaluations.done if timed.result.mode == "sampled"
-    }
-    return dict(sorted(found.items()))
+    return {one.step: one.accuracy.value for one in results(record).curve if one.accuracy is not None}
 
 
 def row(record: Record) -> dict[str, float | str]:
@@ -162,7 +160,7 @@ def figure(records: dict[tuple[str, int], Record], path: Path) -> None:
             record = records[name, seed]
             points = curve(record)
             began = record.batches[0].began_s
-            ends = {timed.step: timed.at_s - began for timed in record.folds.evaluations.done}
+            ends = {one.step: one.at_s - began for one in results(record).curve}
             shown = {
                 "mode": "lines+markers",
                 "line": {"color": color},

@@ -10,14 +10,26 @@ import pytest
 
 from tailrace.cli.main import main
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import ConfigError, RunFailedError
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.results import results_of
 from tailrace.pipeline.run.status import RunStatus
 
+
+def binary(name, step, right, problems=256):
+    """An evaluation whose rewards are 0 or 1."""
+    correct = [place < right * problems for place in range(problems)]
+    return EvaluationResult(0, name, step, 0.0, [float(one) for one in correct], list(correct), [9] * problems)
+
+
+MEASURED = results_of(
+    [binary("sampled", 0, 0.33), binary("greedy", 0, 0.21), binary("sampled", 40, 0.70)],
+    [binary("sampled", 0, 0.39)],
+    baseline="warm start",
+)
 SUMMARY = {
-    "eval_accuracy_before": 0.33,
-    "eval_accuracy_after": 0.70,
-    "controls": {"warm start, greedy": 0.21, "continued fine-tuning, sampled": 0.39},
+    "evaluation": MEASURED.plain(),
     "steps": 40,
     "trained_trajectories": 10_240,
     "tokens_per_s": 2131.0,
@@ -65,17 +77,53 @@ def test_a_run_that_ends_well(launched, capsys):
     assert directory.root == Path("mine")
     out, err = capsys.readouterr()
     words = " ".join(out.split())
-    assert "rose from 33.0 % to 70.0 %" in words
+    assert "Held-out accuracy rose from 33.2 % to 70.3 %" in words
     assert (
-        "RL beats every control that was measured: the best control without RL (continued fine-tuning, sampled) reaches 39.0 %"
-        in words
+        "RL beats every control that was measured, in accuracy: the best control without RL (continued fine-tuning, sampled) "
+        "reaches 39.1 %" in words
     )
+    assert "accuracy after 70.3 % ± 2.9" in words
+    assert "reward" not in words
     assert "2,131 tokens/s" in words
     assert "lost trajectories 0" in words
     assert "repacks, restarts 6, 1" in words
     assert "1,300 admitted = 1,280 trained on + 20 filtered (20 no signal) + 0 failed; 0 lost" in words
     assert "mine/report.html" in words
     assert err == ""
+
+
+def graded(step, digits, right=None, problems=200):
+    """An evaluation with 0.2 for any digit and 1 for the right answer; `right` None: the verifier says nothing of that."""
+    rewards = [
+        1.0 if place < (right or 0) * problems else 0.2 * (place < digits * problems) for place in range(problems)
+    ]
+    correct = [None if right is None and reward == 0.2 else reward == 1.0 for reward in rewards]
+    return EvaluationResult(step, "sampled", step, 0.0, rewards, correct, [9] * problems)
+
+
+def test_a_reward_that_rises_alone_is_no_accuracy(launched, capsys):
+    measured = results_of([graded(0, 0.1, 0.01), graded(40, 0.95, 0.0)], baseline="model as given")
+    launched({**SUMMARY, "evaluation": measured.plain()})
+    assert main(["run", "laminar", "--run-dir", "mine"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for expected in (
+        "Held-out accuracy fell from 1.0 % to 0.0 %",
+        "Held-out reward rose from 0.028 to 0.190, by 0.162 (200 problems, sampled; standard error 0.003).",
+        "Reward rose from 0.028 to 0.190, accuracy did not: 1.0 % before, 0.0 % after. Look at what earns the reward.",
+        "accuracy before 1.0 % ± 0.7",
+        "reward after 0.190 ± 0.003",
+    ):
+        assert expected in words
+
+
+def test_without_a_word_on_what_is_right_there_is_no_accuracy(launched, capsys):
+    measured = results_of([graded(0, 0.1), graded(40, 0.95)], baseline="model as given")
+    launched({**SUMMARY, "evaluation": measured.plain()})
+    assert main(["run", "laminar", "--run-dir", "mine"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "Held-out reward rose from 0.020 to 0.190" in words
+    assert "accuracy not known: rewards are graded, and the verifier does not say which answers are correct" in words
+    assert "%" not in words.partition("steps 40")[0]
 
 
 def test_a_run_that_interrupts_says_how_often(launched, capsys):

@@ -1,6 +1,7 @@
 """The report: one file without a network, every section, runs that did not end, and text that is only text."""
 
 import json
+import math
 import shutil
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,11 +13,11 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.metrics import read_metrics
+from tailrace.pipeline.run.results import Estimate, Measured, Results
 from tailrace.pipeline.run.summary import summarise
 from tailrace.report import run_tables
 from tailrace.report.charts import lengths, staleness
-from tailrace.report.figures.accuracy import Accuracy, Results, results_of_summary
-from tailrace.report.figures.headline import gain
+from tailrace.report.figures.headline import gain, reward_alone
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.fold.marks import MarkKind
 from tailrace.report.record import read_record, standing_steps
@@ -248,42 +249,76 @@ def test_steps_that_a_crash_undid_are_left_out():
     assert [(row["step"], row["n"]) for row in standing_steps(rows)] == [(1, 0), (2, 3), (3, 4), (4, 5)]
 
 
-def measured(accuracy, name="x"):
-    return Accuracy(name, accuracy, 400, 0, 1.0, 1.0)
+def measured(accuracy, name="x", reward=None):
+    error = math.sqrt(accuracy * (1 - accuracy) / 400) if accuracy is not None else None
+    estimate = None if accuracy is None else Estimate(accuracy, error)
+    return Measured(name, 0, 0.0, 400, reward or Estimate(accuracy, error), estimate)
 
 
 @pytest.mark.parametrize(
     ("before", "after", "control", "words"),
     [
-        (0.1, 0.4, 0.2, ["rose from 10.0 % to 40.0 %", "RL beats every control that was measured", "20.0 points less"]),
-        (0.1, 0.3, 0.5, ["does not beat the controls", "20.0 points more"]),
+        (
+            0.1,
+            0.4,
+            0.2,
+            ["rose from 10.0 % to 40.0 %", "RL beats every control that was measured, in accuracy", "20.0 points less"],
+        ),
+        (0.1, 0.3, 0.5, ["does not beat the controls in accuracy", "20.0 points more"]),
         (0.1, 0.3, 0.29, ["open", "may be chance"]),
         (0.1, 0.11, 0.05, ["so small a difference may be chance"]),
         (0.4, 0.1, None, ["fell from 40.0 % to 10.0 %", "No control without RL was measured"]),
         (0.3, 0.3, 0.3, ["stayed at 30.0 %", "does not beat the controls", "as well"]),
         (0.3, 0.6, 0.2, ["(warm start, sampled) reaches 30.0 %", "30.0 points less"]),
-        (None, None, None, ["No held-out accuracy has been measured"]),
+        (None, None, None, ["Nothing has been measured on held-out problems"]),
     ],
 )
 def test_the_headline_does_not_flatter(before, after, control, words):
-    controls = [measured(control, "warm start, greedy")] if control is not None else []
+    controls = () if control is None else (measured(control, "warm start, greedy"),)
     found = Results(
-        [],
-        None if before is None else measured(before),
-        None if after is None else measured(after),
-        None,
-        controls,
+        "warm start",
+        before=None if before is None else measured(before),
+        after=None if after is None else measured(after),
+        controls=controls,
     )
     for word in words:
         assert word in gain(found)
 
 
-def test_a_summary_tells_the_same():
-    summary = {
-        "eval_accuracy_before": 0.1,
-        "eval_accuracy_after": 0.4,
-        "controls": {"warm start, forced": 0.2, "continued fine-tuning, greedy": 0.3},
-    }
-    found = results_of_summary(summary, 256)
-    assert found.best_control == Accuracy("continued fine-tuning, greedy", 0.3, 256, 0, 0.0, 0.0)
-    assert found.controls[0].name == "worked style forced, sampled"
+REWARDS = {
+    "rises alone": (
+        0.05,
+        0.2,
+        0.3,
+        0.3,
+        ["Held-out reward rose from 0.050 to 0.200, by 0.150"],
+        "before, 30.0 % after. Look",
+    ),
+    "and accuracy rises too": (0.05, 0.2, 0.1, 0.5, ["RL beats every control that was measured, in accuracy"], None),
+    "by chance": (0.05, 0.06, 0.3, 0.3, ["so small a difference may be chance"], None),
+    "and accuracy by chance": (0.05, 0.2, 0.3, 0.31, [], "30.0 % before, 31.0 % after, which may be chance. Look"),
+    "falls": (0.2, 0.05, 0.3, 0.2, ["Held-out reward fell from 0.200 to 0.050", "in accuracy"], None),
+    "without an accuracy": (
+        0.05,
+        0.2,
+        None,
+        None,
+        ["every control that was measured, in reward: the best control"],
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REWARDS)
+def test_reward_and_accuracy_are_told_apart(case):
+    was, now, right_before, right_after, words, warning = REWARDS[case]
+    before = measured(right_before, "before RL, sampled", Estimate(was, 0.01))
+    after = measured(right_after, "after RL, sampled", Estimate(now, 0.01))
+    control = measured(right_before, "model as given, greedy", Estimate(was, 0.01))
+    found = Results("model as given", before=before, after=after, controls=(control,))
+    for word in words:
+        assert word in gain(found)
+    said = reward_alone(found)
+    assert (said is None) == (warning is None)
+    assert warning is None or warning in said
+    assert Results.from_plain(json.loads(json.dumps(found.plain()))) == found

@@ -44,3 +44,7 @@ def chatters(response, answer, metadata):
 
 def length(response, answer, metadata):
     return float(len(response))
+
+
+def returns(response, answer, metadata):
+    return eval(response)

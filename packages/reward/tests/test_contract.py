@@ -38,6 +38,24 @@ def gives_infinity(response, answer, metadata):
     return 1.0 if answer in response else float("-inf")
 
 
+def says_everything_is_right(response, answer, metadata):
+    return {"reward": float(answer in response), "correct": True}
+
+
+def says_something_else(response, answer, metadata):
+    return {"score": 1.0}
+
+
+def grades(response, answer, metadata):
+    right = f"<answer>{answer}</answer>" in response
+    return {"reward": 1.0 if right else 0.2 * any(letter.isdigit() for letter in response), "correct": right}
+
+
+def test_graded_and_plain_verifiers_are_both_well():
+    for verifier in (grades, lambda response, answer, metadata: f"<answer>{answer}</answer>" in response):
+        check_verifier(verifier, right="<answer>12</answer>", wrong="<answer>13</answer>", answer="12")
+
+
 @pytest.mark.parametrize(
     ("verifier", "reason"),
     [
@@ -45,7 +63,9 @@ def gives_infinity(response, answer, metadata):
         (rewards_everything, "a wrong one 1.0"),
         (is_random, "and then"),
         (changes_metadata, "changed its metadata"),
-        (gives_infinity, "earned -inf"),
+        (gives_infinity, "found the reward -inf"),
+        (says_everything_is_right, "'correct' = True, a wrong one True"),
+        (says_something_else, "found an object with the keys 'score', expected 'reward'"),
     ],
 )
 def test_it_notices(verifier, reason):

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from tailrace.reward import ScoreItem, Scorer, ScorerClosedError, ScoringFailure, ScoringResult
 
 HERE = Path(__file__).parent
-BROKEN = ("sleeps_for_ever", "sleeps_with_a_child", "spins", "raises", "dies", "not_a_number", "chatters", "length")
+BROKEN = (
+    "sleeps_for_ever",
+    "sleeps_with_a_child",
+    "spins",
+    "raises",
+    "dies",
+    "not_a_number",
+    "chatters",
+    "length",
+    "returns",
+)
 
 
 @pytest.fixture
@@ -154,3 +164,37 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_settings_that_cannot_work_are_refused(options):
     with pytest.raises(ValueError, match="expected"):
         Scorer(**options)
+
+
+@pytest.mark.parametrize(
+    ("returned", "reward", "correct"),
+    [
+        ("0.2", 0.2, None),
+        ("1", 1.0, None),
+        ("True", 1.0, True),
+        ("False", 0.0, False),
+        ("{'reward': 0.2}", 0.2, None),
+        ("{'reward': 0.2, 'correct': None}", 0.2, None),
+        ("{'reward': 0.2, 'correct': False}", 0.2, False),
+        ("{'reward': 3, 'correct': True}", 3.0, True),
+    ],
+)
+def test_what_a_verifier_may_return(make_scorer, returned, reward, correct):
+    assert make_scorer().score([item("a", "returns", returned)]) == [ScoringResult("a", reward, correct)]
+
+
+@pytest.mark.parametrize(
+    ("returned", "says"),
+    [
+        ("None", "found None, expected a number, true or false, or an object with 'reward' and 'correct'"),
+        ("[1.0]", "found [1.0], expected a number"),
+        ("{'correct': True}", "found an object with the keys 'correct', expected 'reward'"),
+        ("{'reward': 1, 'corect': True}", "found an object with the keys 'reward', 'corect', expected 'reward'"),
+        ("{'reward': 1, 'correct': 0.5}", "found 'correct' = 0.5, expected true, false or None"),
+        ("{'reward': float('inf')}", "found the reward inf, expected a finite number"),
+    ],
+)
+def test_what_is_no_reward_is_a_failure_that_says_what_was_found(make_scorer, returned, says):
+    (outcome,) = make_scorer().score([item("a", "returns", returned)])
+    assert isinstance(outcome, ScoringFailure)
+    assert says in outcome.reason

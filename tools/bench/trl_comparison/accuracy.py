@@ -39,7 +39,7 @@ def accuracy(model_dir: str, rows: list[dict[str, Any]], *, draws: int, max_toke
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
-    from tailrace.reward import load_verifier
+    from tailrace.reward import load_verifier, read_verdict
 
     tokenizer = Tokenizer.from_file(str(Path(model_dir) / "tokenizer.json"))
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32).eval()
@@ -51,7 +51,7 @@ def accuracy(model_dir: str, rows: list[dict[str, Any]], *, draws: int, max_toke
     for number, tokens in enumerate(responses):
         row = rows[number // draws]
         text = tokenizer.decode(tokens, skip_special_tokens=False)
-        right += verifiers[row["verifier"]](text, row["answer"], row["metadata"])
+        right += read_verdict(verifiers[row["verifier"]](text, row["answer"], row["metadata"]))[0]
     return right / len(responses)
 
 

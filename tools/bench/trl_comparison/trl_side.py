@@ -176,10 +176,11 @@ class Reward:
     def __init__(self, job: Job) -> None:
         from tokenizers import Tokenizer
 
-        from tailrace.reward import load_verifier
+        from tailrace.reward import load_verifier, read_verdict
 
         self._tokenizer = Tokenizer.from_file(str(Path(job.model) / "tokenizer.json"))
         # Loaded before the clock runs, and once: what Tailrace's scorer does in its worker.
+        self._read = read_verdict
         self._verifiers = {name: load_verifier(name) for name in ("math", "reasoning-gym")}
         self.batches: list[tuple[int, int, float]] = []
 
@@ -188,7 +189,7 @@ class Reward:
         for tokens, described in zip(completion_ids, row, strict=True):
             answer, verifier, metadata = json.loads(described)
             text = self._tokenizer.decode(tokens, skip_special_tokens=False)
-            rewards.append(self._verifiers[verifier](text, answer, metadata))
+            rewards.append(self._read(self._verifiers[verifier](text, answer, metadata))[0])
         lengths = [len(tokens) for tokens in completion_ids]
         self.batches.append((sum(lengths), max(lengths), sum(rewards) / len(rewards)))
         return rewards

@@ -40,7 +40,7 @@ def test_a_run_ends_with_all_its_evaluations(app, settings):
     assert simulation.controller.failure is None
     assert {result.mode for result in evaluated} == {"sampled", "greedy", "forced", "forced-greedy"}
     assert {result.version for result in evaluated if result.mode == "sampled"} >= {0, 6}
-    assert all(result.problems == 16 for result in evaluated)
+    assert all(len(result.rewards) == 16 for result in evaluated)
     assert simulation.controller.view.step == 6
 
 

@@ -7,6 +7,7 @@ from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.run.directory import read_json
+from tailrace.pipeline.run.results import results_of
 from tailrace.pipeline.run.status import StatusObserver
 
 BOUNDED = {"admission": {"name": "bounded", "bound": 1}, "sync": "when-useful", "routing": "marginal-throughput"}
@@ -62,7 +63,15 @@ def test_it_shows_what_the_run_shows(tmp_path):
     assert (found["simulated"], found["wall_s"]) == (True, simulation.now)
     assert (found["bound"], found["staleness_max"]) == (1, max(run.staleness_at_consumption))
     assert found["replica_restarts"] == 1
-    assert found["accuracy"] == run.evaluations[-1].accuracy or found["accuracy"] is not None
+    measured = results_of(run.evaluations, baseline="x")
+    assert (found["accuracy_before"], found["accuracy"]) == (
+        measured.before.accuracy.value,
+        measured.after.accuracy.value,
+    )
+    assert (found["held_out_reward_before"], found["held_out_reward"]) == (
+        None,
+        None,
+    )  # it is the accuracy by another name
     assert [row["id"] for row in found["replicas"]] == ["r0", "r1", "r2"]
     assert {"role": "relay", "id": "0", "health": "starting"} in [member for *_, down in status.told for member in down]
     assert found["down"] == []

@@ -74,7 +74,7 @@ class RunLines:
             self._write(text)
         if status.phase == "failed":
             return
-        news = (status.phase, status.step, status.accuracy)
+        news = (status.phase, status.step, status.accuracy, status.held_out_reward)
         now = self._clock()
         if news != self._shown or now - self._at >= LINE_EVERY_S:
             self._shown, self._at = news, now

@@ -10,27 +10,30 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.panel import clock
-from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prompt_reading import treated_rows
-from tailrace.report.figures.accuracy import Accuracy, results_of_summary
-from tailrace.report.figures.headline import gain
+from tailrace.pipeline.run.results import Measured, Quantity, Results
+from tailrace.report.figures.headline import UNKNOWN_ACCURACY, gain, reward_alone
+from tailrace.report.figures.held_out import with_error
 from tailrace.report.figures.prompts import PromptFates
 
 
-def show_outcome(
-    config: RunConfig, summary: dict[str, Any], directory: RunDirectory, console: Console | None = None
-) -> None:
+def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Console | None = None) -> None:
     """Print the results of a finished run."""
     console = console if console is not None else Console()
-    found = results_of_summary(summary, config.task.held_out_size)
+    found = Results.from_plain(summary["evaluation"])
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     best = found.best_control
-    table.add_row("accuracy before", _accuracy(found.before))
-    table.add_row("accuracy after", Text(_accuracy(found.after), style="bold"))
-    table.add_row("best control without RL", f"{_accuracy(best)} ({best.name})" if best is not None else "not measured")
+    quantities = found.quantities or (Quantity.ACCURACY,)
+    if Quantity.ACCURACY not in quantities:
+        table.add_row("accuracy", UNKNOWN_ACCURACY)
+    for quantity in quantities:
+        table.add_row(f"{quantity} before", _measured(quantity, found.before))
+        table.add_row(f"{quantity} after", Text(_measured(quantity, found.after), style="bold"))
+    name = "best control without RL"
+    table.add_row(name, f"{_measured(quantities[0], best)} ({best.name})" if best is not None else "not measured")
     table.add_row("steps", f"{summary['steps']}, {summary['trained_trajectories']:,} trajectories")
     table.add_row("trained", f"{summary['tokens_per_s']:,.0f} tokens/s")
     bound = summary["staleness_bound"]
@@ -55,6 +58,9 @@ def show_outcome(
     table.add_row("wall time", clock(summary["wall_s"]))
     table.add_row("report", str(directory.report))
     console.print(Text(f"\n{gain(found)}\n"))
+    warning = reward_alone(found)
+    if warning is not None:
+        console.print(Text(f"{warning}\n", style="yellow"))
     console.print(table)
 
 
@@ -62,5 +68,5 @@ def _prompts(counted: Mapping[str, Any]) -> PromptFates:
     return PromptFates(counted["admitted"], counted["trained"], counted["filtered"], counted["failed"])
 
 
-def _accuracy(measured: Accuracy | None) -> str:
-    return "not measured" if measured is None else f"{100 * measured.accuracy:.1f} % ± {100 * measured.error:.1f}"
+def _measured(quantity: Quantity, measured: Measured | None) -> str:
+    return "not measured" if measured is None else with_error(quantity, measured.estimate(quantity))

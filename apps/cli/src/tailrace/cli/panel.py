@@ -125,9 +125,11 @@ def _phase(status: RunStatus) -> RenderableType:
 
 
 def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
-    accuracy = "none yet"
+    accuracy = held_out = "none yet"
     if status.accuracy is not None and status.accuracy_before is not None:
         accuracy = f"{100 * status.accuracy:.1f} % (before {100 * status.accuracy_before:.1f} %)"
+    if status.held_out_reward is not None and status.held_out_reward_before is not None:
+        held_out = f"{status.held_out_reward:.3f} (before {status.held_out_reward_before:.3f})"
     staleness = "none yet"
     if status.staleness_mean is not None:
         staleness = f"{status.staleness_mean:.2f} mean, {status.staleness_max} max"
@@ -135,7 +137,10 @@ def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
     trained = f"{status.trained_tokens_per_s:,.0f} tokens/s" if status.trained_tokens_per_s is not None else "none yet"
     if not status.simulated:  # a simulated run learns nothing
         yield "reward", f"{status.reward:.3f}" if status.reward is not None else "none yet"
-        yield "accuracy", accuracy
+        if status.accuracy is not None or status.held_out_reward is None:
+            yield "accuracy", accuracy
+        if status.held_out_reward is not None:
+            yield "held-out reward", held_out
     yield "staleness", staleness
     for name, value in status.losses.items():
         yield LOSSES.get(name, name), f"{value:.3g}"

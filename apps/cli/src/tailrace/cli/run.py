@@ -19,7 +19,6 @@ from tailrace.cli.preflight import check
 from tailrace.cli.stopping import INTERRUPTED, Stopping
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.gathered import Gathered
-from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import (
     ControllerError,
@@ -97,7 +96,7 @@ def _start(options: RunOptions) -> int:
         return launch(config, directory, listener, report=write_report)
 
     try:
-        return _supervise(directory, config, work, plain=options.plain)
+        return _supervise(directory, work, plain=options.plain)
     except TailraceError:
         if not directory.events.exists():  # nothing ran: remove the directory, so that a corrected command can use it
             shutil.rmtree(directory.root)
@@ -121,10 +120,10 @@ def _resume(options: RunOptions) -> int:
 
         return resume(directory, listener, report=write_report)
 
-    return _supervise(directory, config, work, plain=options.plain)
+    return _supervise(directory, work, plain=options.plain)
 
 
-def _supervise(directory: RunDirectory, config: RunConfig, work: Work, *, plain: bool) -> int:
+def _supervise(directory: RunDirectory, work: Work, *, plain: bool) -> int:
     """Show the run, and print one line if it is interrupted or fails."""
     go_on = f"go on with: tailrace run --resume {directory.root}"
     try:
@@ -142,7 +141,7 @@ def _supervise(directory: RunDirectory, config: RunConfig, work: Work, *, plain:
         return _failed(directory, error)
     finally:
         directory.unlock()
-    show_outcome(config, summary, directory)
+    show_outcome(summary, directory)
     return 0
 
 

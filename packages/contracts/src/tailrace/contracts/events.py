@@ -97,11 +97,12 @@ class Durable:
 
 @record
 class Scored:
-    """A trajectory has its reward."""
+    """A trajectory has its reward. `correct` is whether its answer is right, None if the verifier does not say."""
 
     trajectory: str
     reward: float
     answers: int | None = None
+    correct: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

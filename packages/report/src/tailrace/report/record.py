@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json
@@ -15,7 +16,6 @@ from tailrace.pipeline.run.eventlog import Instant, read_log
 from tailrace.pipeline.run.figures import Batch
 from tailrace.pipeline.run.metrics import read_metrics
 from tailrace.pipeline.spec import PipelineSpec
-from tailrace.report.fold.evaluations import TimedEvaluation
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.history import History
 
@@ -36,7 +36,7 @@ class Record:
     folds: Folds
     batches: list[Batch]
     steps: list[dict[str, Any]]
-    controls: list[TimedEvaluation]
+    controls: list[EvaluationResult]
     summary: dict[str, Any] | None
     contradictions: int
 
@@ -132,7 +132,7 @@ def standing_steps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return standing
 
 
-def _controls(config: RunConfig, run: History, path: Path) -> list[TimedEvaluation]:
+def _controls(config: RunConfig, run: History, path: Path) -> list[EvaluationResult]:
     """The evaluations of the control's own log, which starts behind the run's last version."""
     folds = Folds(build_spec(config, controls=True), first=max(run.version, run.publishing) + 1)
     return _folded(path, folds).evaluations.done

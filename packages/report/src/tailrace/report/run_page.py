@@ -12,12 +12,13 @@ from typing import Any
 
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prompt_reading import treated_rows
+from tailrace.pipeline.run.results import Measured, Results
 from tailrace.report import run_tables
 from tailrace.report.charts import learning, lengths, loads, staleness, throughput
 from tailrace.report.charts.chart import Chart, TimeAxis
 from tailrace.report.charts.timeline import timeline_chart
 from tailrace.report.figures import headline
-from tailrace.report.figures.accuracy import NOTHING, Results, results
+from tailrace.report.figures.held_out import results, said
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.figures.utilisation import utilisation
 from tailrace.report.fold.marks import MarkKind
@@ -45,7 +46,7 @@ def write_report(directory: RunDirectory, record: Record | None = None) -> Path:
 def render(record: Record) -> str:
     """The report as HTML."""
     simulated = record.directory.simulated is not None  # nothing is learnt there, and nothing said
-    measured = NOTHING if simulated else results(record)
+    measured = results(record)
     time = TimeAxis.for_length(record.last_s)
     used = utilisation(record.folds.timeline.spans, record.first_work_s, record.last_step_s)
     groups = _charts(record, measured, time)
@@ -54,11 +55,11 @@ def render(record: Record) -> str:
         title=f"{record.config.app}, {record.directory.root.name}",
         simulated=simulated,
         headline=_headline(record, measured, simulated=simulated),
-        notes=_notes(record),
+        notes=[*filter(None, [headline.reward_alone(measured)]), *_notes(record)],
         facts=run_tables.facts(record),
         charts=[chart for group in groups.values() for chart in group],
         groups=groups,
-        accuracy=run_tables.accuracy_table(measured),
+        results=run_tables.results_table(measured),
         utilisation=run_tables.utilisation_table(used),
         bubbles=run_tables.bubble_table(used),
         window=(record.first_work_s, record.last_step_s),
@@ -80,7 +81,9 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
         return [chart for chart in charts if chart is not None]
 
     return {
-        "accuracy": present(learning.accuracy_chart(measured, time)),
+        "held_out": [
+            learning.held_out_chart(measured, quantity, time) for quantity in measured.quantities if measured.curve
+        ],
         "reward": present(learning.reward_chart(record)),
         "timeline": present(
             timeline_chart(record.folds.timeline.spans, record.folds.timeline.marks, record.shown_s, time)
@@ -113,10 +116,32 @@ def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str
         "task": "drawn lengths" if simulated else config.task.name or str(config.task.train),
         "seed": config.seed,
         "wall": duration(summary["wall_s"] if summary else record.last_s),
-        "before": measured.before,
-        "after": measured.after,
-        "best": measured.best_control,
+        "tiles": _tiles(measured),
     }
+
+
+def _tiles(results: Results) -> list[tuple[str, str, str, bool]]:
+    """Label, number and unit of each figure before and after and of the best control, and whether it stands out."""
+    shown: list[tuple[str, Measured | None, bool]] = [
+        ("before", results.before, False),
+        ("after RL", results.after, True),
+    ]
+    if results.quantities:
+        shown.append(("best control", results.best_control, False))
+    tiles = []
+    for quantity in results.quantities:
+        for label, measured, strong in shown if quantity is results.quantities[0] else shown[:2]:
+            if measured is not None:
+                number, _, unit = said(quantity, measured.estimate(quantity).value).partition(" ")
+                tiles.append(
+                    (
+                        f"{quantity} {label}" if len(results.quantities) > 1 else label,
+                        number,
+                        unit or str(quantity),
+                        strong,
+                    )
+                )
+    return tiles
 
 
 def _notes(record: Record) -> list[str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tailrace.pipeline.run.results import Measured, Quantity, Results
 from tailrace.report.charts.staleness import staleness_in_words
-from tailrace.report.figures.accuracy import Accuracy, Results
+from tailrace.report.figures.headline import UNKNOWN_ACCURACY
+from tailrace.report.figures.held_out import said
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.figures.utilisation import Utilisation
 from tailrace.report.fold.marks import MarkKind
@@ -12,15 +14,24 @@ from tailrace.report.table import Table, cut
 from tailrace.report.words import end, percent, why
 
 
-def accuracy_table(results: Results) -> Table:
+def results_table(results: Results) -> Table:
     """Before, after and every control."""
-    listed = [results.before, results.after, results.after_greedy, *results.controls]
-    rows = [_measured(measured) for measured in listed if measured is not None]
-    failed = sum(measured.failed for measured in listed if measured is not None)
-    note = f"{failed} answers could not be scored and count neither way." if failed else ""
+    rows = [
+        [
+            measured.name,
+            *(cell for quantity in results.quantities for cell in _estimate(quantity, measured)),
+            str(measured.problems),
+            f"{measured.length_p50:.0f}",
+            f"{measured.length_p99:.0f}",
+        ]
+        for measured in results.listed
+    ]
+    notes = [f"{results.unscored} answers could not be scored and count neither way."] if results.unscored else []
+    if results.quantities == (Quantity.REWARD,):
+        notes.append(f"Accuracy is {UNKNOWN_ACCURACY}.")
     strong = [row[0] for row in rows].index("after RL, sampled") if results.after else None
-    columns = ["", "#accuracy", "#standard error", "#problems", "#length p50", "#length p99"]
-    return Table(columns, rows, note, strong)
+    shown = [column for quantity in results.quantities for column in (f"#{quantity}", "#standard error")]
+    return Table(["", *shown, "#problems", "#length p50", "#length p99"], rows, " ".join(notes), strong)
 
 
 def utilisation_table(rows: list[Utilisation]) -> Table:
@@ -146,12 +157,6 @@ def _version(version: int | None) -> str:
     return "none" if version is None else str(version)
 
 
-def _measured(measured: Accuracy) -> list[str]:
-    return [
-        measured.name,
-        percent(measured.accuracy),
-        f"± {percent(measured.error)}",
-        str(measured.problems),
-        f"{measured.length_p50:.0f}",
-        f"{measured.length_p99:.0f}",
-    ]
+def _estimate(quantity: Quantity, measured: Measured) -> list[str]:
+    estimate = measured.estimate(quantity)
+    return [said(quantity, estimate.value), f"± {said(quantity, estimate.error)}"]

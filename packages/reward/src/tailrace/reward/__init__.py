@@ -7,7 +7,7 @@ demonstrations.
 
 from tailrace.reward.errors import RewardError, ScorerClosedError, ScoringError
 from tailrace.reward.scorer import ScoreItem, Scorer, ScoringFailure, ScoringResult
-from tailrace.reward.verifiers import Verifier, load_verifier, verifier_names
+from tailrace.reward.verifiers import Verdict, Verifier, load_verifier, read_verdict, verifier_names
 
 __all__ = [
     "ScoringFailure",
@@ -17,7 +17,9 @@ __all__ = [
     "Scorer",
     "ScorerClosedError",
     "ScoringError",
+    "Verdict",
     "Verifier",
     "load_verifier",
+    "read_verdict",
     "verifier_names",
 ]

@@ -11,6 +11,10 @@ class ScoringError(RewardError, RuntimeError):
     """A verifier could not judge a response: an infrastructure failure, never a reward of zero."""
 
 
+class VerdictError(RewardError, ValueError):
+    """A verifier returned something that is no reward."""
+
+
 class UnknownVerifierError(RewardError, LookupError):
     """A reference names no function."""
 

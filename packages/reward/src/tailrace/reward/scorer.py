@@ -38,10 +38,11 @@ class ScoreItem:
 
 @dataclass(frozen=True, slots=True)
 class ScoringResult:
-    """A trajectory's reward."""
+    """A trajectory's reward, and whether its answer is right; None if the verifier does not say."""
 
     trajectory: str
     reward: float
+    correct: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,4 +168,4 @@ class Scorer:
             return ScoringFailure(item.trajectory, f"the row's metadata is no JSON: {error}")
         if "error" in reply:
             return ScoringFailure(item.trajectory, f"verifier {item.verifier!r}: {reply['error']}")
-        return ScoringResult(item.trajectory, reply["reward"])
+        return ScoringResult(item.trajectory, reply["reward"], reply.get("correct"))

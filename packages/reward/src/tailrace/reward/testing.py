@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
+from tailrace.reward.errors import VerdictError
 from tailrace.reward.verifiers.protocol import Verifier
+from tailrace.reward.verifiers.verdict import read_verdict
 
 # Responses without a proper answer, as models write them.
 ODD_RESPONSES = (
@@ -48,19 +49,28 @@ def check_verifier(
     """
     given = json.loads(json.dumps(dict(metadata or {})))
     before = copy.deepcopy(given)
-    best, worst = verifier(right, answer, given), verifier(wrong, answer, given)
-    _expect(best > worst, f"a right response earned {best}, a wrong one {worst}")
-    for response in (right, wrong, *ODD_RESPONSES):
+
+    def judge(response: str) -> tuple[float, bool | None]:
         try:
-            reward = verifier(response, answer, given)
-            again = verifier(response, answer, given)
+            return read_verdict(verifier(response, answer, given))
+        except VerdictError as error:
+            raise AssertionError(f"the response {response[:40]!r} was judged by no reward: {error}") from error
         except Exception as error:
             raise AssertionError(
                 f"the response {response[:40]!r} raised {type(error).__name__}: {error}; a malformed answer must earn a reward"
             ) from error
-        _expect(math.isfinite(reward), f"the response {response[:40]!r} earned {reward}")
+
+    (best, is_right), (worst, is_wrong) = judge(right), judge(wrong)
+    _expect(best > worst, f"a right response earned {best}, a wrong one {worst}")
+    said = (is_right, is_wrong)
+    _expect(
+        said in ((True, False), (None, None)), f"a right response is 'correct' = {is_right}, a wrong one {is_wrong}"
+    )
+    for response in (right, wrong, *ODD_RESPONSES):
+        reward, correct = judge(response)
+        again = judge(response)
         _expect(reward <= best, f"the response {response[:40]!r} earned {reward}, more than the right one's {best}")
-        _expect(reward == again, f"the response {response[:40]!r} earned {reward} and then {again}")
+        _expect((reward, correct) == again, f"the response {response[:40]!r} earned {reward, correct} and then {again}")
     _expect(given == before, "the verifier changed its metadata")
 
 

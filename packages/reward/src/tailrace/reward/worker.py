@@ -8,7 +8,6 @@ Started by the scorer as ``python -m tailrace.reward.worker``.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import threading
@@ -16,8 +15,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from tailrace.reward.errors import VerdictError
 from tailrace.reward.verifiers.protocol import Verifier, load_verifier
 from tailrace.reward.verifiers.reference import load_reference
+from tailrace.reward.verifiers.verdict import read_verdict
 
 _ORPHAN_CHECK_S = 1.0
 
@@ -28,17 +29,21 @@ def resolve(name: str, local: Mapping[str, str]) -> Verifier:
 
 
 def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mapping[str, str]) -> dict[str, Any]:
-    """The reply to one request: ``{"reward": float}``, ``{"loaded": name}`` or ``{"error": reason}``."""
+    """The reply to one request: ``{"reward": float, "correct": bool}``, ``{"loaded": name}`` or ``{"error": reason}``.
+
+    ``correct`` is missing where the verifier does not say it.
+    """
     try:
         if "load" in request:
             loaded[request["load"]] = resolve(request["load"], local)
             return {"loaded": request["load"]}
-        reward = float(loaded[request["verifier"]](request["response"], request["answer"], request["metadata"]))
+        found = loaded[request["verifier"]](request["response"], request["answer"], request["metadata"])
+        reward, correct = read_verdict(found)
+    except VerdictError as error:
+        return {"error": str(error)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    if not math.isfinite(reward):
-        return {"error": f"found the reward {reward}, expected a finite number"}
-    return {"reward": reward}
+    return {"reward": reward} if correct is None else {"reward": reward, "correct": correct}
 
 
 def _leave_when_orphaned(parent: int) -> None:

@@ -259,7 +259,7 @@ class Controller:
                 continue  # it was dropped, or is scored already
             group = ledger.scored(trajectory, event.reward)
             if group is None:
-                ledger.settle_eval(self.evaluations.scored(trajectory, event.reward))
+                ledger.settle_eval(self.evaluations.scored(trajectory, event, self.trainer, self.now))
             elif group.scored >= group.needed and group.phase is GroupPhase.GENERATING:
                 self.groups.complete(group)
         self._worked(SCORER)
@@ -270,7 +270,7 @@ class Controller:
         if trajectory is None or trajectory.phase is not _DONE or not self.scoring.failed(trajectory):
             return
         if trajectory.purpose is _EVAL:
-            self.ledger.settle_eval(self.evaluations.scored(trajectory, None))
+            self.ledger.settle_eval(self.evaluations.scored(trajectory, event, self.trainer, self.now))
             return
         self.groups.drop(
             trajectory.group,

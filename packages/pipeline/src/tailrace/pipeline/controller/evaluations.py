@@ -8,32 +8,50 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tailrace.contracts import Purpose
+from tailrace.contracts import Purpose, Scored, ScoringFailed
 from tailrace.pipeline.controller.states import TrajectoryState
+from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import EvaluationPlan
 
 
 @dataclass(slots=True)
 class EvaluationResult:
-    """One finished evaluation: the accuracy over its problems, and the response tokens of each scored one."""
+    """What an evaluation measured. `rewards`, `correct` and `tokens` have an entry for each problem that was scored.
+
+    Args:
+        version: the version that answered.
+        mode: the decoding mode.
+        step: batches that this version had been trained on.
+        at_s: when the last answer was scored, in seconds on the run's clock.
+        rewards: the rewards.
+        correct: whether the answer is right; None where nobody says. A reward of 1 or 0 says so if the verifier does not.
+        tokens: response tokens.
+        failed: problems whose verifier failed.
+    """
 
     version: int
     mode: str
-    accuracy: float
-    problems: int
-    failed: int
-    tokens: list[int]
+    step: int = 0
+    at_s: float = 0.0
+    rewards: list[float] = field(default_factory=list)
+    correct: list[bool | None] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    failed: int = 0
+
+    def answered(self, tokens: int, reward: float, correct: bool | None) -> None:
+        """Note the answer to a problem, and what its verifier said of it."""
+        if correct is None and reward in (0.0, 1.0):
+            correct = reward == 1.0
+        self.rewards.append(reward)
+        self.correct.append(correct)
+        self.tokens.append(tokens)
 
 
 @dataclass(slots=True)
 class _Job:
-    version: int
-    mode: str
+    result: EvaluationResult
     problems: list[str]
     waiting: dict[str, None]
-    rewards: list[float] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    failed: int = 0
 
 
 @dataclass(slots=True)
@@ -71,29 +89,31 @@ class Evaluations:
             if version >= milestone:
                 del self.due[index]
                 ids = [f"e{milestone}.{mode}.{problem}" for problem in range(self.plan.size)]
-                self.running[f"{milestone}.{mode}"] = _Job(version, mode, ids, dict.fromkeys(ids))
+                self.running[f"{milestone}.{mode}"] = _Job(EvaluationResult(version, mode), ids, dict.fromkeys(ids))
                 return [TrajectoryState(name, i, 0, Purpose.EVAL, mode, i) for i, name in enumerate(ids)]
         return []
 
-    def scored(self, trajectory: TrajectoryState, reward: float | None) -> Iterable[str]:
-        """Note a reward, or None if the verifier failed. Returns the ids to forget once the evaluation is complete."""
+    def scored(
+        self, trajectory: TrajectoryState, event: Scored | ScoringFailed, trainer: TrainerState, now: float
+    ) -> Iterable[str]:
+        """Note a verdict, or that the verifier failed. Returns the ids to forget once the evaluation is complete."""
         key = next((key for key, job in self.running.items() if trajectory.id in job.waiting), None)
         if key is None:
             return ()
         job = self.running[key]
+        result = job.result
         del job.waiting[trajectory.id]
         if trajectory.version is not None:
-            job.version = trajectory.version  # the version that answered, if a crash lost the wanted one
-        if reward is None:
-            job.failed += 1
+            result.version = trajectory.version  # the version that answered, if a crash lost the wanted one
+        if isinstance(event, Scored):
+            result.answered(trajectory.tokens, event.reward, event.correct)
         else:
-            job.rewards.append(reward)
-            job.tokens.append(trajectory.tokens)
+            result.failed += 1
         if job.waiting:
             return ()
         del self.running[key]
-        accuracy = sum(job.rewards) / len(job.rewards) if job.rewards else 0.0
-        self.results.append(EvaluationResult(job.version, job.mode, accuracy, len(job.rewards), job.failed, job.tokens))
+        result.step, result.at_s = trainer.batches.get(result.version, trainer.step), now
+        self.results.append(result)
         return job.problems
 
     @property

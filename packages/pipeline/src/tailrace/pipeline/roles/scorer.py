@@ -117,7 +117,7 @@ class ScorerRole:
                 if seq is None:
                     continue  # it was dropped meanwhile
                 self._worker.put(
-                    Scored(outcome.trajectory, outcome.reward, answers=seq)
+                    Scored(outcome.trajectory, outcome.reward, answers=seq, correct=outcome.correct)
                     if isinstance(outcome, ScoringResult)
                     else ScoringFailed(outcome.trajectory, outcome.reason, answers=seq)
                 )

@@ -71,6 +71,25 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
+def standard_error(values: Sequence[float], clusters: Sequence[object] = ()) -> float:
+    """The standard error of the mean of values; 0 for less than two independent ones.
+
+    It is the sample standard deviation over the root of the number of values. Values of one cluster, such as samples of one
+    prompt, are not independent: with clusters it is the cluster-robust error of the mean.
+
+    Args:
+        values: the values.
+        clusters: the cluster of each value; without it each value is one of its own.
+    """
+    middle, apart = mean(values), dict[object, float]()
+    for cluster, value in zip(clusters or range(len(values)), values, strict=True):
+        apart[cluster] = apart.get(cluster, 0.0) + value - middle
+    count = len(apart)
+    if count < 2:
+        return 0.0
+    return math.sqrt(count / (count - 1) * sum(total * total for total in apart.values())) / len(values)
+
+
 def mean_counted(counts: Mapping[int, int]) -> float:
     """The mean of values, given how often each occurs; 0 for none."""
     total = sum(counts.values())

@@ -11,7 +11,8 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.run.figures import Batch, percentile
+from tailrace.pipeline.run.figures import Batch
+from tailrace.pipeline.run.results import Measured
 
 
 class MetricsObserver:
@@ -48,16 +49,17 @@ class MetricsObserver:
 
     def _evaluated(self, now: float, run: RunView) -> None:
         for result in run.evaluations[self._evaluations :]:
-            lengths = sorted(result.tokens)
+            measured = Measured.of(result.mode, result)
             row = {
-                "step": run.step_of(result.version),
+                "step": result.step,
                 "version": result.version,
                 "mode": result.mode,
-                "accuracy": result.accuracy,
-                "problems": result.problems,
+                "reward": measured.reward.value,
+                "accuracy": None if measured.accuracy is None else measured.accuracy.value,
+                "problems": measured.problems,
                 "failed": result.failed,
-                "length_p50": percentile(lengths, 0.5),
-                "length_p99": percentile(lengths, 0.99),
+                "length_p50": measured.length_p50,
+                "length_p99": measured.length_p99,
             }
             self._write("evaluation", now, row)
         self._evaluations = len(run.evaluations)

@@ -19,6 +19,7 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
 from tailrace.pipeline.run.figures import mean_counted
 from tailrace.pipeline.run.incidents import Incidents
+from tailrace.pipeline.run.results import Quantity, Results, results_of
 
 WINDOW_STEPS = 10
 MOST_INCIDENTS = 100
@@ -29,6 +30,8 @@ LOSSES = ("loss", "approx_kl", "entropy", "grad_norm")
 class RunStatus:
     """A run at a moment. Times in seconds, rates in tokens per second.
 
+    `reward` is the mean reward of the batch that was trained on last. `accuracy` and `held_out_reward` are what was measured
+    last on held-out problems, sampled, and before training; None where that is not known or the other says the same.
     `wall_s` is the time of the whole run: of all its drivers or, in a simulation, on its clock. `pooled` and `migrated` count
     trajectories, `blocked_cycles` the coordinator's cycles in a row that placed nothing although the pool was not empty, and
     `contradictions` snapshots that contradict the controller's state. `down` are members that are not up. `losses` are the
@@ -53,6 +56,8 @@ class RunStatus:
     losses: dict[str, float] = field(default_factory=dict)
     accuracy: float | None = None
     accuracy_before: float | None = None
+    held_out_reward: float | None = None
+    held_out_reward_before: float | None = None
     staleness_mean: float | None = None
     staleness_max: int | None = None
     bound: int | None = None
@@ -106,6 +111,7 @@ class StatusObserver:
         self._now, self._began = 0.0, time.monotonic() - _wall_so_far(path)
         self._run: RunView | None = None
         self._last_step = steps
+        self._evaluations = 0
         self._written = -math.inf
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._rates: dict[str, float] = {}
@@ -157,9 +163,9 @@ class StatusObserver:
         if consumed:
             status.staleness_max = max(consumed)
             status.staleness_mean = mean_counted(consumed)
-        sampled = [result for result in run.evaluations if result.mode == "sampled"]
-        if sampled:
-            status.accuracy_before, status.accuracy = sampled[0].accuracy, sampled[-1].accuracy
+        if len(run.evaluations) != self._evaluations:
+            self._evaluations = len(run.evaluations)
+            show_results(status, results_of(run.evaluations, baseline=""))
         status.generated_tokens_per_s = sum(self._rates.values())
         status.buffered_groups, status.pooled, status.blocked_cycles = run.buffered, run.pooled, run.blocked_cycles
         status.bound, status.partial_rollout = run.bound, run.mixes_versions
@@ -189,6 +195,15 @@ class StatusObserver:
             write_json(self._path, asdict(self.status))
             if self._listener is not None:
                 self._listener(self.status)
+
+
+def show_results(status: RunStatus, results: Results) -> None:
+    """Set the newest accuracy and reward on held-out problems, and those before training; None for what is not shown."""
+    newest, before = (results.curve[-1], results.curve[0]) if results.curve else (None, None)
+    for quantity, name in ((Quantity.ACCURACY, "accuracy"), (Quantity.REWARD, "held_out_reward")):
+        shown = quantity in results.quantities
+        setattr(status, name, newest.estimate(quantity).value if shown and newest else None)
+        setattr(status, f"{name}_before", before.estimate(quantity).value if shown and before else None)
 
 
 def _wall_so_far(path: Path) -> float:

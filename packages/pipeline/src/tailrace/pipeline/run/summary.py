@@ -10,7 +10,7 @@ from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.run.figures import mean_counted, percentile
-from tailrace.pipeline.run.prepare import GREEDY, SAMPLED
+from tailrace.pipeline.run.results import Measured, Quantity, Results, baseline, results_of
 
 
 def summarise(
@@ -37,15 +37,8 @@ def summarise(
         training_s: seconds from the first published version to the last step.
         extra: further fields.
     """
-    counts, results = run.counts, run.evaluations
-    before = (
-        {result.mode: result.accuracy for result in results if result.version == results[0].version} if results else {}
-    )
-    last = max((result.version for result in results), default=0)
-    after = {result.mode: result.accuracy for result in results if result.version == last}
-    control_accuracies = {f"warm start, {mode}": value for mode, value in before.items() if mode != SAMPLED}
-    control_accuracies |= {f"continued fine-tuning, {result.mode}": result.accuracy for result in controls}
-    best = max(control_accuracies.values(), default=None)
+    counts = run.counts
+    results = results_of(run.evaluations, controls, baseline=baseline(config))
     consumed = run.staleness_at_consumption
     samples = config.pipeline.samples_per_prompt
     trained = counts.trained_trajectories if audit is None else int(audit["consumed"])
@@ -58,11 +51,8 @@ def summarise(
         "seed": config.seed,
         "wall_s": round(wall_s, 2),
         "training_s": round(training_s, 2),
-        "eval_accuracy_before": before.get(SAMPLED),
-        "eval_accuracy_after": after.get(SAMPLED),
-        "eval_accuracy_best_control": best,
-        "eval_accuracy_after_greedy": after.get(GREEDY),
-        "controls": control_accuracies,
+        **_means(results),
+        "evaluation": results.plain(),
         "steps": run.step,
         "trained_trajectories": trained,
         "trained_tokens": counts.trained_tokens,
@@ -99,3 +89,21 @@ def summarise(
         "response_length_p99": percentile(ordered, 0.99),
         **extra,
     }
+
+
+def _means(results: Results) -> dict[str, Any]:
+    """Accuracy (None if it is not known) and reward, before and after, of the best control, and of every control."""
+
+    def value(measured: Measured | None, quantity: Quantity) -> float | None:
+        if measured is None or (quantity is Quantity.ACCURACY and measured.accuracy is None):
+            return None
+        return measured.estimate(quantity).value
+
+    found: dict[str, Any] = {}
+    for quantity in Quantity:
+        found[f"eval_{quantity}_before"] = value(results.before, quantity)
+        found[f"eval_{quantity}_after"] = value(results.after, quantity)
+        found[f"eval_{quantity}_best_control"] = value(results.best_control, quantity)
+        found[f"eval_{quantity}_after_greedy"] = value(results.after_greedy, quantity)
+    decisive = results.quantities[0] if results.quantities else Quantity.ACCURACY
+    return {**found, "controls": {control.name: value(control, decisive) for control in results.controls}}

@@ -1,67 +1,87 @@
-"""Charts of learning: held-out accuracy beside the controls, reward, and the trainer's own figures."""
+"""Charts of learning: held-out accuracy and reward beside the controls, reward, and the trainer's own figures."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+from tailrace.pipeline.run.results import Estimate, Quantity, Results
 from tailrace.report.charts.chart import Chart, TimeAxis, Trace, axis, line, step_axis
-from tailrace.report.figures.accuracy import Accuracy, Results
+from tailrace.report.figures.held_out import with_error
 from tailrace.report.record import Record
 
 CONTROL_COLORS = ("$control-1", "$control-2", "$control-3", "$control-4", "$control-5")
 CONTROL_DASHES = ("dash", "dot", "dashdot", "longdash", "longdashdot")
+AXES = {Quantity.ACCURACY: "held-out accuracy", Quantity.REWARD: "held-out reward"}
 
 
-def accuracy_chart(results: Results, time: TimeAxis) -> Chart | None:
-    """Accuracy by step on the left and by time on the right, with one line for each control."""
-    if not results.curve:
-        return None
+def held_out_chart(results: Results, quantity: Quantity, time: TimeAxis) -> Chart:
+    """A quantity by step on the left and by time on the right, with one line for each control."""
     data: list[Trace] = []
-    by_step = [float(timed.step) for timed, _ in results.curve]
-    by_time = [time(timed.at_s) for timed, _ in results.curve]
-    measured = [point for _, point in results.curve]
+    by_step = [float(measured.step) for measured in results.curve]
+    by_time = [time(measured.at_s) for measured in results.curve]
+    sides = ((by_step, ("x", "y")), (by_time, ("x2", "y2")))
     for index, control in enumerate(results.controls):
-        for x, axes in ((by_step, ("x", "y")), (by_time, ("x2", "y2"))):
-            data.append(_control(control, x, axes, index))
-    for x, axes in ((by_step, ("x", "y")), (by_time, ("x2", "y2"))):
-        data += _curve(measured, x, axes)
-    top = max([m.accuracy + m.error for m in [*measured, *results.controls]], default=1.0)
-    span = {"range": [0, min(1.0, top * 1.15 + 0.01)], "tickformat": ".0%"}
+        for x, axes in sides:
+            data.append(_control(control.name, quantity, control.estimate(quantity), x, axes, index))
+    curve = [measured.estimate(quantity) for measured in results.curve]
+    for x, axes in sides:
+        data += _curve(quantity, curve, x, axes)
+    span = _span(quantity, [*curve, *(control.estimate(quantity) for control in results.controls)])
     layout = {
         "xaxis": {**step_axis(int(by_step[-1])), "domain": [0, 0.475]},
         "xaxis2": axis(f"time on the run's clock ({time.unit})", domain=[0.525, 1], anchor="y2"),
-        "yaxis": axis("held-out accuracy", **span),
+        "yaxis": axis(AXES[quantity], **span),
         "yaxis2": {**span, "anchor": "x2", "matches": "y", "showticklabels": False},
         "legend": {"yref": "container", "y": 0.995, "yanchor": "top"},
         "margin": {"t": 48},
     }
-    note = "Bands and bars are one binomial standard error. Dashed lines are what the same model reaches without RL."
-    return Chart("accuracy", "Held-out accuracy", data, layout, note, height=430, wide=True)
+    error = "binomial standard error" if quantity is Quantity.ACCURACY else "standard error of the mean over problems"
+    note = f"Bands and bars are one {error}. Dashed lines are what the same model reaches without RL."
+    return Chart(
+        quantity if quantity is Quantity.ACCURACY else "held-out-reward",
+        f"Held-out {quantity}",
+        data,
+        layout,
+        note,
+        height=430,
+        wide=True,
+    )
 
 
-def _control(control: Accuracy, x: list[float], axes: tuple[str, str], index: int) -> Trace:
+def _span(quantity: Quantity, estimates: list[Estimate]) -> dict[str, Any]:
+    """The range of an axis: accuracies from 0 to at most 1, rewards as they come, with 0 in sight."""
+    top = max([estimate.value + estimate.error for estimate in estimates], default=1.0)
+    if quantity is Quantity.ACCURACY:
+        return {"range": [0, min(1.0, top * 1.15 + 0.01)], "tickformat": ".0%"}
+    bottom = min([0.0, *(estimate.value - estimate.error for estimate in estimates)])
+    top = max(0.0, top)
+    margin = 0.1 * (top - bottom) or 1.0
+    return {"range": [bottom - margin if bottom < 0 else 0.0, top + margin]}
+
+
+def _control(
+    name: str, quantity: Quantity, control: Estimate, x: list[float], axes: tuple[str, str], index: int
+) -> Trace:
     color, dash = CONTROL_COLORS[index % 5], CONTROL_DASHES[index % 5]
     ends = [min(x), max(x) if max(x) > min(x) else min(x) + 1.0]
-    hover = f"{control.name}: {control.accuracy:.1%} ± {control.error:.1%}<extra></extra>"
     error = {"type": "data", "array": [0, control.error], "thickness": 1.2, "width": 3, "color": color}
     return {
-        **line(ends, [control.accuracy] * 2, control.name, color, width=1.6, line={"dash": dash}),
+        **line(ends, [control.value] * 2, name, color, width=1.6, line={"dash": dash}),
         "error_y": error,
-        "hovertemplate": hover,
+        "hovertemplate": f"{name}: {with_error(quantity, control)}<extra></extra>",
         "xaxis": axes[0],
         "yaxis": axes[1],
-        "legendgroup": control.name,
+        "legendgroup": name,
         "showlegend": axes[0] == "x",
     }
 
 
-def _curve(measured: list[Accuracy], x: list[float], axes: tuple[str, str]) -> list[Trace]:
-    accuracy = [point.accuracy for point in measured]
-    errors = [point.error for point in measured]
+def _curve(quantity: Quantity, measured: list[Estimate], x: list[float], axes: tuple[str, str]) -> list[Trace]:
     place = {"xaxis": axes[0], "yaxis": axes[1], "legendgroup": "RL"}
-    upper = [a + e for a, e in zip(accuracy, errors, strict=True)]
-    lower = [max(0.0, a - e) for a, e in zip(accuracy, errors, strict=True)]
+    least = 0.0 if quantity is Quantity.ACCURACY else -math.inf
+    upper = [estimate.value + estimate.error for estimate in measured]
+    lower = [max(least, estimate.value - estimate.error) for estimate in measured]
     band: Trace = {
         "type": "scatter",
         "mode": "lines",
@@ -74,9 +94,9 @@ def _curve(measured: list[Accuracy], x: list[float], axes: tuple[str, str]) -> l
         "showlegend": False,
         **place,
     }
-    hover = [f"{a:.1%} ± {e:.1%}" for a, e in zip(accuracy, errors, strict=True)]
-    curve = line(x, accuracy, "RL, sampled", "$rl", width=2.6, **place)
-    curve |= {"mode": "lines+markers", "marker": {"size": 7, "color": "$rl"}, "text": hover}
+    curve = line(x, [estimate.value for estimate in measured], "RL, sampled", "$rl", width=2.6, **place)
+    curve |= {"mode": "lines+markers", "marker": {"size": 7, "color": "$rl"}}
+    curve |= {"text": [with_error(quantity, estimate) for estimate in measured]}
     curve |= {"hovertemplate": "RL: %{text}<extra></extra>", "showlegend": axes[0] == "x"}
     return [band, curve]
 
@@ -86,11 +106,8 @@ def reward_chart(record: Record) -> Chart | None:
     steps, rewards = _series(record, "reward_mean")
     if not steps:
         return None
-    trajectories = [row.get("trajectories", 0) for row in record.steps if row.get("reward_mean") is not None]
-    error = [
-        math.sqrt(max(r * (1 - r), 0.0) / n) if n and 0 <= r <= 1 else 0.0
-        for r, n in zip(rewards, trajectories, strict=True)
-    ]
+    known = record.folds.batches.reward_errors
+    error = [known.get(row["version"], 0.0) for row in record.steps if row.get("reward_mean") is not None]
     data = [
         {
             **line(steps, rewards, "reward", "$reward"),
@@ -103,7 +120,8 @@ def reward_chart(record: Record) -> Chart | None:
         "yaxis": axis("mean reward", rangemode="tozero"),
         "showlegend": False,
     }
-    return Chart("reward", "Training reward", data, layout, "Mean reward of the trajectories of each batch.")
+    note = "Mean reward of the trajectories of each batch; bars are one standard error, clustered by prompt."
+    return Chart("reward", "Training reward", data, layout, note)
 
 
 def trainer_charts(record: Record) -> list[Chart]:

@@ -1,58 +1,95 @@
-"""The outcome in words, made from the figures. It says against which control, and when a difference may be chance."""
+"""The outcome in words, made from the figures. It says of which quantity, against which control, and what may be chance."""
 
 from __future__ import annotations
 
 import math
 
-from tailrace.report.figures.accuracy import Accuracy, Results
-from tailrace.report.words import percent
+from tailrace.pipeline.run.results import Estimate, Measured, Quantity, Results
+from tailrace.report.figures.held_out import difference, said
 
 CHANCE = 2.0  # differences below so many standard errors are called that
+UNKNOWN_ACCURACY = "not known: rewards are graded, and the verifier does not say which answers are correct"
 
 
 def gain(results: Results) -> str:
-    """One or two sentences: accuracy before and after, and the best control."""
-    after, before = results.after, results.before
+    """A few sentences: each quantity before and after, and the best control by the one that decides."""
+    after, before, quantities = results.after, results.before, results.quantities
+    if not quantities or (after is None and before is None):
+        return "Nothing has been measured on held-out problems."
+    decisive = quantities[0]
     if after is None:
-        if before is None:
-            return "No held-out accuracy has been measured."
-        return f"Held-out accuracy before training is {percent(before.accuracy)}; none has been measured after it yet."
-    said = _change(before, after)
+        assert before is not None
+        value = said(decisive, before.estimate(decisive).value)
+        return f"Held-out {decisive} before training is {value}; none has been measured after it yet."
+    changes = " ".join(_change(quantity, before, after) for quantity in quantities)
     best = results.best_control
     if best is None:
-        return f"{said} No control without RL was measured, so how much of it RL is needed for is not known."
-    return f"{said} {_against(best, after)}"
+        return f"{changes} No control without RL was measured, so how much of it RL is needed for is not known."
+    return f"{changes} {_against(decisive, best, after)}"
 
 
-def standard_errors(a: Accuracy, b: Accuracy) -> float:
-    """How many standard errors of their difference two accuracies are apart."""
-    error = math.hypot(a.error, b.error)
-    return abs(a.accuracy - b.accuracy) / error if error else math.inf
-
-
-def _change(before: Accuracy | None, after: Accuracy) -> str:
-    if before is None:
-        return f"Held-out accuracy after training is {percent(after.accuracy)} ({after.problems} problems, sampled)."
-    points = 100 * (after.accuracy - before.accuracy)
-    chance = "" if not points or standard_errors(before, after) >= CHANCE else "; so small a difference may be chance"
-    verb = "rose" if points > 0 else "fell"
-    moved = f"{verb} from {percent(before.accuracy)} to {percent(after.accuracy)}, by {abs(points):.1f} points"
-    stayed = f"stayed at {percent(after.accuracy)}"
+def reward_alone(results: Results) -> str | None:
+    """A warning if reward rose by more than chance and accuracy did not; None if not so, or if that is not known."""
+    after, before = results.after, results.before
+    if len(results.quantities) < 2 or after is None or before is None:
+        return None
+    if not _rose(before.reward, after.reward):
+        return None
+    was, now = before.estimate(Quantity.ACCURACY), after.estimate(Quantity.ACCURACY)
+    if _rose(was, now):
+        return None
+    chance = ", which may be chance" if now.value > was.value else ""
+    earned = [said(Quantity.REWARD, one.reward.value) for one in (before, after)]
+    right = [said(Quantity.ACCURACY, one.value) for one in (was, now)]
     return (
-        f"Held-out accuracy {moved if points else stayed} "
-        f"({after.problems} problems, sampled; standard error {100 * after.error:.1f} points{chance})."
+        f"Reward rose from {earned[0]} to {earned[1]}, accuracy did not: {right[0]} before, {right[1]} after{chance}. "
+        "Look at what earns the reward."
     )
 
 
-def _against(best: Accuracy, after: Accuracy) -> str:
-    points = 100 * (after.accuracy - best.accuracy)
-    apart = standard_errors(best, after)
-    control = f"the best control without RL ({best.name}) reaches {percent(best.accuracy)}"
-    if points > 0 and apart >= CHANCE:
-        return f"RL beats every control that was measured: {control}, {points:.1f} points less ({apart:.1f} standard errors)."
-    if points > 0:
-        return f"Whether RL beats the controls is open: {control}, {points:.1f} points less, which may be chance."
-    if points == 0:
-        return f"RL does not beat the controls: {control} as well."
+def standard_errors(a: Estimate, b: Estimate) -> float:
+    """How many standard errors of their difference two estimates are apart."""
+    error = math.hypot(a.error, b.error)
+    return abs(a.value - b.value) / error if error else math.inf
+
+
+def _rose(a: Estimate, b: Estimate) -> bool:
+    return b.value > a.value and standard_errors(a, b) >= CHANCE
+
+
+def _change(quantity: Quantity, before: Measured | None, after: Measured) -> str:
+    now = after.estimate(quantity)
+    if before is None:
+        return (
+            f"Held-out {quantity} after training is {said(quantity, now.value)} ({after.problems} problems, sampled)."
+        )
+    was = before.estimate(quantity)
+    by = now.value - was.value
+    chance = "" if not by or standard_errors(was, now) >= CHANCE else "; so small a difference may be chance"
+    verb = "rose" if by > 0 else "fell"
+    moved = f"{verb} from {said(quantity, was.value)} to {said(quantity, now.value)}, by {difference(quantity, by)}"
+    stayed = f"stayed at {said(quantity, now.value)}"
+    return (
+        f"Held-out {quantity} {moved if by else stayed} "
+        f"({after.problems} problems, sampled; standard error {difference(quantity, now.error)}{chance})."
+    )
+
+
+def _against(quantity: Quantity, best: Measured, after: Measured) -> str:
+    reached, now = best.estimate(quantity), after.estimate(quantity)
+    by, apart = now.value - reached.value, standard_errors(reached, now)
+    control = f"the best control without RL ({best.name}) reaches {said(quantity, reached.value)}"
+    if by > 0 and apart >= CHANCE:
+        far = "" if math.isinf(apart) else f" ({apart:.1f} standard errors)"
+        return (
+            f"RL beats every control that was measured, in {quantity}: {control}, {difference(quantity, by)} less{far}."
+        )
+    if by > 0:
+        return (
+            f"Whether RL beats the controls in {quantity} is open: {control}, {difference(quantity, by)} less, "
+            "which may be chance."
+        )
+    if by == 0:
+        return f"RL does not beat the controls in {quantity}: {control} as well."
     chance = "" if apart >= CHANCE else ", which may be chance"
-    return f"RL does not beat the controls: {control}, {-points:.1f} points more{chance}."
+    return f"RL does not beat the controls in {quantity}: {control}, {difference(quantity, by)} more{chance}."

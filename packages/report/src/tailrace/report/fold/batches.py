@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.figures import Batch
+from tailrace.pipeline.run.figures import Batch, standard_error
 from tailrace.report.fold.hearing import Hears
 from tailrace.report.fold.history import History
 
@@ -14,11 +14,13 @@ class TrainedBatches:
     """Hears of every batch that is given to the trainer.
 
     `occupancy` holds what the buffer held each time that it changed: when, groups that are complete, groups that are generated.
+    `reward_errors` holds the standard error of each batch's mean reward, clustered by prompt.
     """
 
     def __init__(self, history: History) -> None:
         self.hears: Hears = {c.Step: self._given, c.Stepped: self._trained}
         self.begun: dict[int, Batch] = {}
+        self.reward_errors: dict[int, float] = {}
         self.occupancy: list[tuple[float, int, int]] = []
         self._history = history
 
@@ -36,7 +38,10 @@ class TrainedBatches:
 
     def _given(self, now: float, command: c.Step) -> None:
         version, history = command.version, self._history
-        self.begun[version] = Batch.of(version, history.version, history.batch(version), now)
+        members = history.batch(version)
+        self.begun[version] = Batch.of(version, history.version, members, now)
+        scored = [(member.reward, member.ref.prompt) for member in members if member.reward is not None]
+        self.reward_errors[version] = standard_error([reward for reward, _ in scored], [prompt for _, prompt in scored])
 
     def _trained(self, now: float, event: c.Stepped) -> None:
         if event.version in self.begun:

@@ -4,5 +4,16 @@ from tailrace.reward.verifiers.exact import exact
 from tailrace.reward.verifiers.numeric import numeric
 from tailrace.reward.verifiers.protocol import Verifier, load_verifier, verifier_names
 from tailrace.reward.verifiers.reference import is_reference, load_reference
+from tailrace.reward.verifiers.verdict import Verdict, read_verdict
 
-__all__ = ["Verifier", "exact", "is_reference", "load_reference", "load_verifier", "numeric", "verifier_names"]
+__all__ = [
+    "Verdict",
+    "Verifier",
+    "exact",
+    "is_reference",
+    "load_reference",
+    "load_verifier",
+    "numeric",
+    "read_verdict",
+    "verifier_names",
+]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, cast
 
 from tailrace.contracts.plugins import load, names
+from tailrace.reward.verifiers.verdict import Verdict
 
 GROUP = "tailrace.verifier"
 
@@ -17,8 +18,11 @@ class Verifier(Protocol):
     (bad metadata, a missing tool). It is reported as a failure of the infrastructure and never becomes a reward.
     """
 
-    def __call__(self, response: str, answer: str, metadata: Mapping[str, Any]) -> float:
-        """The reward of a response, finite. Without partial credit, 1.0 is right and 0.0 is wrong.
+    def __call__(self, response: str, answer: str, metadata: Mapping[str, Any]) -> float | Verdict:
+        """The reward of a response, finite. Without partial credit, 1.0 or True is right and 0.0 or False is wrong.
+
+        A graded reward can rise while no more answers are right. So a verifier that grades returns an object that says both:
+        ``{"reward": 0.2, "correct": False}``.
 
         Args:
             response: the decoded response, without the prompt.
