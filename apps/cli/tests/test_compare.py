@@ -71,6 +71,55 @@ def test_two_systems_in_one_table_and_one_picture(capsys):
     assert "laminar trains on" in out
 
 
+def test_more_systems_than_fit_into_eighty_columns_are_shown_whole(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    names = ["laminar.toml", "synchronous.toml"] * 3
+    assert main(["compare", *names, "--price", "H800=2", "--out", "out", "--set", "pipeline.steps=3"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "\u2026" not in out
+    shown = json.loads(Path("out/compare.json").read_text())["systems"]
+    for system in shown:
+        assert system["name"] in out
+        assert f"{system['tokens_per_s']:,.0f}" in out
+        assert f"{system['cost_per_million_tokens']:.3g}" in out
+    assert "Unlike" not in out
+
+
+def test_what_is_unlike_is_said_in_a_line_each(capsys, a_run):
+    Path("large.toml").write_text(CONFIG.format(pipeline="").replace("Qwen2.5-7B", "Qwen2.5-14B"))
+    Path("wide.toml").write_text(CONFIG.format(pipeline="").replace("prompts_per_step = 16", "prompts_per_step = 8"))
+    Path("long.toml").write_text(
+        CONFIG.format(pipeline="").replace("8192", "4096").replace("median = 900", "median = 99")
+    )
+    capsys.readouterr()
+    unlike = {
+        "large.toml": ["model: laminar: Qwen2.5-7B; large: Qwen2.5-14B"],
+        "wide.toml": ["batch: laminar: 16 prompts x 8 samples; wide: 8 prompts x 8 samples"],
+        "long.toml": ["longest response: laminar: 8,192 tokens; long: 4,096 tokens", "task: laminar: response: mean"],
+        str(a_run.root): [
+            "kind: laminar: simulated; real: a real run",
+            "model: laminar: Qwen2.5-7B; real: a small Qwen3",
+            "devices: laminar: 8 H800; real: processor cores",
+            "task: laminar: response: mean",
+        ],
+    }
+    for other, facts in unlike.items():
+        assert main(["compare", "laminar.toml", other]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Unlike in ")]
+        assert len(lines) == len(facts)
+        for line, fact in zip(lines, facts, strict=True):
+            assert line.startswith(f"Unlike in {fact}")
+
+
+def test_prices_are_of_devices_that_take_part(capsys):
+    Path("h20.toml").write_text(CONFIG.format(pipeline="").replace("gpus = 4", 'gpus = 4, device = "H20"'))
+    assert main(["compare", "laminar.toml", "h20.toml", "--price", "H800=2", "--json"]) == 0
+    first, second = json.loads(capsys.readouterr().out)["systems"]
+    assert (first["price_per_hour"], second["price_per_hour"]) == (16.0, None)
+    assert second["device_hours_per_million_tokens"].keys() == {"H20"}
+
+
 def test_a_real_run_stands_beside_a_simulation(capsys, a_run):
     capsys.readouterr()
     assert main(["compare", "laminar.toml", str(a_run.root), "--json"]) == 0
@@ -109,6 +158,7 @@ def test_settings_and_seed_are_of_all(capsys):
         (["laminar.toml", "empty"], ["empty/config.json", "expected a run directory"]),
         (["laminar.toml", "synchronous.toml", "--set", "fleet.rollout.gpus=0"], ["laminar.toml", "fleet.rollout.gpus"]),
         (["laminar.toml", "synchronous.toml", "--out", "full"], ["full", "found files"]),
+        (["laminar.toml", "synchronous.toml", "--price", "H20=1"], ["--price H20=1", "expected one of H800"]),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(capsys, arguments, words):

@@ -56,6 +56,26 @@ def test_it_says_what_was_found_and_writes_it(capsys):
     }  # fmt: skip
 
 
+def test_the_answer_comes_first_and_fits_eighty_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    prices = ["--price", "H800=2", "--set", "fleet.goal.steps=10000"]
+    assert main(["simulate", "mine.toml", *prices, "--out", "out", "--no-events"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    words = " ".join(" ".join(lines).split())
+    assert "\u2026" not in words
+    figures = json.loads(Path("out/result.json").read_text())["figures"]
+    assert words.startswith(f"mine trains on {figures['tokens_per_s']:,.0f} tokens/s")
+    assert figures["price_per_hour"] == 16.0
+    assert figures["finish_s"] == pytest.approx(10_000 * figures["step_s"])
+    cost = 16 * figures["finish_s"] / 3600
+    assert (
+        f"10,000 steps take {figures['finish_s'] / 3600:.1f} h and cost {cost:.2f}" in words.partition("throughput")[0]
+    )
+    assert "16.00 an hour" in words
+    assert json.loads(Path("out/config.json").read_text())["simulated"]["config"]["fleet"]["prices"] == {"H800": 2.0}
+
+
 def test_its_directory_is_a_runs(capsys):
     assert main(["simulate", "mine.toml", "--run-dir", "out"]) == 0
     report = Path("out/report.html").read_text()
@@ -147,6 +167,12 @@ def test_an_interruption_leaves_nothing_behind(capsys, monkeypatch, command):
         (["mine.toml", "--set", "fleet.rollout.gpus=0"], ["fleet.rollout.gpus", "0"]),
         (["mine.toml", "--set", "fleet.rollout.tensor_parallel=8"], ["expected a multiple: 8"]),
         (["mine.toml", "--set", "fleet.colour=red"], ["'fleet.colour'"]),
+        (["mine.toml", "--price", "H800"], ["--price H800", "DEVICE=NUMBER"]),
+        (["mine.toml", "--price", "H20=1"], ["--price H20=1", "expected one of H800"]),
+        (["mine.toml", "--set", "fleet.prices.H900=1"], ["mine.toml: ", "'H900'", "did you mean 'H800'?"]),
+        (["mine.toml", "--set", "fleet.prices=2.1"], ["fleet.prices"]),
+        (["mine.toml", "--set", "fleet.goal.days=3"], ["fleet.goal.days"]),
+        (["mine.toml", "--set", "fleet.goal={}"], ["fleet.goal", "steps or tokens"]),
         (["mine.toml", "--set", "fleet.workload.response=9000"], ["9,000", "8,192"]),
         (["mine.toml", "--set", "pipeline.sync=on-idel"], ["did you mean 'on-idle'?"]),
         (["mine.toml", "--out", "full"], ["full", "found files"]),

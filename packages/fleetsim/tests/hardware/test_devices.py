@@ -19,16 +19,15 @@ def test_all_devices_of_the_brief_are_there():
 
 
 @pytest.mark.parametrize(
-    ("name", "teraflops", "memory_gb", "hbm_tb", "nvlink_gb", "cost"),
-    [("H20", 148, 96, 4.0, 900, 1.0), ("H800", 989.5, 80, 3.35, 400, 2.85)],
+    ("name", "teraflops", "memory_gb", "hbm_tb", "nvlink_gb"),
+    [("H20", 148, 96, 4.0, 900), ("H800", 989.5, 80, 3.35, 400)],
 )
-def test_streamrl_table_1(name, teraflops, memory_gb, hbm_tb, nvlink_gb, cost):
+def test_streamrl_table_1(name, teraflops, memory_gb, hbm_tb, nvlink_gb):
     found = device(name)
     assert found.peak_flops == teraflops * 1e12
     assert found.memory_bytes == memory_gb * 1e9
     assert found.hbm_bandwidth == hbm_tb * 1e12
     assert found.nvlink_bandwidth == nvlink_gb * 1e9
-    assert found.price_per_hour == cost
 
 
 def test_staleflow_s_knee_on_h20():
@@ -37,7 +36,7 @@ def test_staleflow_s_knee_on_h20():
 
 
 def test_no_price_is_invented():
-    assert [name for name in devices() if device(name).price_per_hour is not None] == ["H800", "H20"]
+    assert [name for name in devices() if device(name).price_per_hour is not None] == []
 
 
 @pytest.mark.parametrize("name", ["H100", "H200", "A100"])

@@ -9,11 +9,14 @@ import pytest
 from tailrace.contracts import plugins
 from tailrace.fleetsim import outcome
 from tailrace.fleetsim.advice import advice
+from tailrace.fleetsim.errors import FleetsimError
 from tailrace.fleetsim.watch import watch
 from tailrace.pipeline.run.figures import Batch
 from tailrace.report.figures.comparison import comparison, ratios, unique
 
 from .conftest import LAMINAR, SYNCHRONOUS, configured
+
+ON_H20 = {"gpus": 4, "device": "H20"}
 
 
 def test_shares_of_a_roles_time_add_up(laminar, synchronous):
@@ -30,7 +33,8 @@ def test_figures_agree_with_the_result(laminar, synchronous):
         assert figures.busy("replica") == pytest.approx(result.utilisation["replica"], abs=0.02)
         assert figures.response_tokens_per_s < figures.tokens_per_s
         assert figures.kv_share == result.kv_share
-        assert figures.cost_per_million == pytest.approx(8 * 2.85 / 3600 / result.tokens_per_s * 1e6)
+        assert figures.device_hours_per_million == {"H800": pytest.approx(8 / 3600 / result.tokens_per_s * 1e6)}
+        assert figures.finish_s == pytest.approx(6 * result.step_s)
         json.dumps(figures.to_json(), allow_nan=False)
 
 
@@ -60,7 +64,7 @@ def test_everything_is_said(laminar, staleflow):
     assert said["fleet"] == "Qwen2.5-7B: 4 x H800 train, 4 x H800 generate (4 replicas)"
     assert said["measured"].startswith("5 batches after 1 of warm-up")
     assert " busy" in said["trainer"]
-    assert "H20-hours for a million trained tokens" in said["cost"]
+    assert "H800-hours for a million trained tokens" in said["cost"]
     assert "prompt" in said
     assert "response" in said
     assert "pulls interrupted work" in dict(outcome.rows(staleflow))["relocation"]
@@ -72,10 +76,44 @@ def test_the_histogram_has_a_bar_for_every_staleness(laminar):
     assert outcome.staleness(replace(figures, staleness={}, staleness_max=0, staleness_mean=0.0)) == "0.00 mean, 0 max"
 
 
-def test_without_a_price_no_cost_is_made_up(laminar):
-    figures = replace(laminar.figures, price_per_hour=None)
-    assert figures.cost_per_million is None
-    assert outcome.cost(figures, 3.0) == "3.00 GPU-hours; the devices have no price"
+def test_without_a_price_no_money_is_made_up(laminar):
+    figures = laminar.figures
+    assert (figures.price_per_hour, figures.cost_per_million, figures.price_to_finish) == (None, None, None)
+    assert "2.00 H800-hours" in outcome.cost(figures, 900.0)
+    assert "an hour" not in outcome.cost(figures, 900.0)
+
+
+def test_a_price_gives_money_for_an_hour_a_million_tokens_and_the_goal(laminar):
+    priced = watch(configured(LAMINAR, prices={"H800": 2.0, "H20": 1.0}, goal={"tokens": 3e6}))
+    figures = priced.figures
+    assert figures.tokens_per_s == laminar.figures.tokens_per_s  # a price changes nothing else
+    assert figures.price_per_hour == 16.0
+    assert figures.cost_per_million == pytest.approx(16.0 / 3600 / figures.tokens_per_s * 1e6)
+    assert figures.finish_s == pytest.approx(3e6 / figures.tokens_per_s)
+    assert figures.price_to_finish == pytest.approx(3 * figures.cost_per_million)
+    assert priced.result.cost_per_mtoken == pytest.approx(figures.cost_per_million)
+    assert outcome.finish(figures).startswith("3,000,000 tokens in ")
+    assert outcome.cost(figures, 900.0).startswith("16.00 an hour, ")
+
+
+def test_devices_of_two_kinds_keep_their_names():
+    two = watch(configured(LAMINAR, trainer=ON_H20, steps=3))
+    assert two.figures.devices == {"H20": 4, "H800": 4}
+    assert set(two.figures.device_hours_per_million) == {"H20", "H800"}
+
+
+@pytest.mark.parametrize(
+    ("prices", "words"),
+    [
+        ({"H801": 1.0}, "unknown device 'H801'.*did you mean 'H800'"),
+        ({"H800": 1.0}, "a price of H800 and none of H20"),
+        ({"H800": -1.0}, "fleet.prices.H800.*found -1.0"),
+        ({"H800": "2"}, "fleet.prices.H800.*found '2'"),
+    ],
+)
+def test_a_price_that_cannot_be_is_one_line(prices, words):
+    with pytest.raises(FleetsimError, match=words):
+        watch(configured(LAMINAR, trainer=ON_H20, prices=prices))
 
 
 def batches(*ended, lags=()):

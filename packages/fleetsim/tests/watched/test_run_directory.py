@@ -91,7 +91,7 @@ def test_the_report_has_what_a_simulation_knows_and_leaves_the_rest_out(page):
     assert "Tailrace simulated run" in page.words
     assert "lengths and rewards are drawn, and nothing learns" in page.words
     assert "used twice 0 / not known" in page.words
-    assert "H20-hours for a million trained tokens" in page.words  # the figures
+    assert "H800-hours for a million trained tokens" in page.words  # the figures
     assert {"trainer", "data", "scorer", "relay 0", "r0", "r3"} <= {
         row for trace in page.charts()["timeline"]["data"] for row in trace["y"]
     }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,12 +14,12 @@ from rich.text import Text
 
 from tailrace.cli.complaints import complain
 from tailrace.cli.errors import CommandError
+from tailrace.cli.prices import check_used, read_prices, with_prices
 from tailrace.cli.progress import shown
-from tailrace.cli.simulate import FAILED, INTERRUPTED, name_of, new_directory
+from tailrace.cli.simulate import FAILED, INTERRUPTED, devices_of, name_of, new_directory
 from tailrace.contracts import TailraceError, plugins
 from tailrace.fleetsim import run_directory
 from tailrace.fleetsim.advice import advice
-from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.watch import watch
 from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
@@ -29,11 +29,14 @@ from tailrace.report.charts.comparison import Compared
 from tailrace.report.comparison_page import compare_page, sentence
 from tailrace.report.figures.comparison import comparison, ratios, unique
 from tailrace.report.figures.figures import Figures
+from tailrace.report.figures.likeness import differences
 from tailrace.report.figures.steady import measured
 from tailrace.report.html.page import write_page
 from tailrace.report.record import read_record
+from tailrace.report.table import Table
 
 FEWEST = 2
+FIRST_COLUMN, GAP = 34, 2  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class CompareOptions:
     targets: tuple[str, ...]
     settings: tuple[str, ...] = ()
     seed: int | None = None
+    prices: tuple[str, ...] = ()
     out: Path | None = None
     as_json: bool = False
 
@@ -51,6 +55,7 @@ class CompareOptions:
 class _Simulated:
     """A system to simulate."""
 
+    target: str
     name: str
     config: RunConfig
     seed: int
@@ -67,7 +72,9 @@ def compare(options: CompareOptions) -> int:
     root = options.out if options.out is not None else new_directory("compare")
     run_directory.check_new(root)
     names = unique([_name(target) for target in options.targets])
+    prices = read_prices(options.prices)
     found = [_read(target, name, options) for target, name in zip(options.targets, names, strict=True)]
+    found = _priced(found, prices)
     try:
         systems = [_simulate(system) if isinstance(system, _Simulated) else system for system in found]
     except KeyboardInterrupt:
@@ -84,24 +91,20 @@ def compare(options: CompareOptions) -> int:
 def show(
     systems: Sequence[Compared], figures: Sequence[Figures], written: dict[str, Path], console: Console | None = None
 ) -> None:
-    """Print the table."""
+    """Print which is fastest, how the systems are unlike, and the table."""
     console = console if console is not None else Console()
     compared = comparison(figures)
-    table = RichTable(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in compared.columns:
-        number = column.startswith("#")
-        table.add_column(column.removeprefix("#"), justify="right" if number else "left", overflow="fold")
-    for row in compared.rows:
-        strong = row[0].startswith("relative to")
-        name = row[0].lstrip()
-        shown_name = Padding(Text(name, style="bold" if strong else "dim"), (0, 0, 0, len(row[0]) - len(name)))
-        table.add_row(shown_name, *(Text(cell, style="bold" if strong else "") for cell in row[1:]))
     console.print(Text(f"\n{sentence(figures)}\n", style="bold"))
+    for line in differences(figures):
+        console.print(Text(line, style="yellow"))
     fleets = {one.fleet for one in figures}
     for one in figures if len(fleets) > 1 else ():
         console.print(Text.assemble((one.name, "bold"), f"  {one.fleet}"))
-    console.print(Text("" if len(fleets) > 1 else f"{figures[0].fleet}\n"))
-    console.print(table)
+    if len(fleets) == 1:
+        console.print(Text(figures[0].fleet))
+    for columns in _columns(compared, console.width):
+        console.print()
+        console.print(_table(compared, columns))
     for text in filter(None, [compared.note]):
         console.print(Text(f"\n{text}", style="dim"))
     for system in systems:
@@ -109,7 +112,36 @@ def show(
             console.print(Text(f"\n{system.figures.name}: {warning}", style="yellow"))
     console.print()
     for path in written.values():
-        console.print(Text(str(path), style="dim"))
+        console.print(Text(str(path), style="dim"), soft_wrap=True)
+
+
+def _columns(compared: Table, width: int) -> list[list[int]]:
+    """Which columns of systems stand in one table: as many as fit beside the names of the rows. Each needs its widest cell."""
+    room = width - FIRST_COLUMN
+    blocks: list[list[int]] = [[]]
+    used = 0
+    for place in range(1, len(compared.columns)):
+        cells = [compared.columns[place].removeprefix("#"), *(row[place] for row in compared.rows)]
+        needs = max(len(cell) for cell in cells) + GAP
+        if blocks[-1] and used + needs > room:
+            blocks.append([])
+            used = 0
+        blocks[-1].append(place)
+        used += needs
+    return blocks
+
+
+def _table(compared: Table, columns: Sequence[int]) -> RichTable:
+    table = RichTable(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
+    table.add_column(compared.columns[0], overflow="fold")
+    for place in columns:
+        table.add_column(compared.columns[place].removeprefix("#"), justify="right", overflow="fold")
+    for row in compared.rows:
+        strong = row[0].startswith("relative to")
+        name = row[0].lstrip()
+        shown_name = Padding(Text(name, style="bold" if strong else "dim"), (0, 0, 0, len(row[0]) - len(name)))
+        table.add_row(shown_name, *(Text(row[place], style="bold" if strong else "") for place in columns))
+    return table
 
 
 def _name(target: str) -> str:
@@ -130,7 +162,7 @@ def _read(target: str, name: str, options: CompareOptions) -> _Simulated | Compa
     """
     if not _is_directory(target):
         config = configuration(target, settings=options.settings, seed=options.seed)
-        return _checked(target, _Simulated(name, config, config.seed))
+        return _Simulated(target, name, config, config.seed)
     again = run_directory.again(Path(target))
     if again is None:
         record = read_record(RunDirectory.open(Path(target)))
@@ -138,16 +170,25 @@ def _read(target: str, name: str, options: CompareOptions) -> _Simulated | Compa
     layers = [(target, again.model_dump(mode="json"))]
     layers += [(f"--set {text}", parse_setting(text)) for text in options.settings]
     config = validate(layers)
-    return _checked(target, _Simulated(name, config, config.seed if options.seed is None else options.seed))
+    return _Simulated(target, name, config, config.seed if options.seed is None else options.seed)
 
 
-def _checked(target: str, system: _Simulated) -> _Simulated:
-    """Check a system, so that it is refused before others are simulated for minutes."""
-    try:
-        build_fleet(system.config, seed=system.seed)
-    except TailraceError as error:
-        raise CommandError(f"{target}: {error}") from error
-    return system
+def _priced(found: Sequence[_Simulated | Compared], prices: Mapping[str, float]) -> list[_Simulated | Compared]:
+    """The systems with their prices. All are checked before any is simulated, which may take minutes.
+
+    Raises:
+        CommandError: a fleet cannot be, or a price is of no device of theirs.
+    """
+    fleets = [devices_of(system.target, system.config) for system in found if isinstance(system, _Simulated)]
+    check_used(prices, {device for fleet in fleets for device in fleet})
+    priced = [
+        replace(system, config=with_prices(system.config, prices)) if isinstance(system, _Simulated) else system
+        for system in found
+    ]
+    for system in priced if prices else ():
+        if isinstance(system, _Simulated):
+            devices_of(system.target, system.config)
+    return priced
 
 
 def _simulate(system: _Simulated) -> Compared:
@@ -165,7 +206,7 @@ def _plain(systems: Sequence[Compared]) -> dict[str, object]:
         {**one.to_json(), "relative": ratio, "warnings": list(system.warnings)}
         for system, one, ratio in zip(systems, figures, ratios(figures), strict=True)
     ]
-    return {"format": run_directory.FORMAT, "systems": rows}
+    return {"format": run_directory.FORMAT, "systems": rows, "differences": differences(figures)}
 
 
 def _write(systems: Sequence[Compared], root: Path) -> dict[str, Path]:

@@ -5,63 +5,69 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tailrace.cli.errors import CommandError
-from tailrace.fleetsim.plan import Option, Search, plan
+from tailrace.cli.prices import check_used, read_prices, with_prices
+from tailrace.fleetsim.config import fleet_config
+from tailrace.fleetsim.hardware import find_device
+from tailrace.fleetsim.plan import Option, Search, Split, plan
 from tailrace.pipeline.config.target import configuration
+from tailrace.report.words import duration, money, price
 
 
-def show_plan(
-    target: str,
-    *,
-    gpus: int,
-    settings: tuple[str, ...],
-    bound: int | None,
-    objective: str,
-    jobs: int | None,
-    out: Path | None,
-    json_file: Path | None,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The command line of ``tailrace plan``."""
+
+    target: str
+    gpus: int
+    settings: tuple[str, ...] = ()
+    bound: int | None = None
+    objective: str = "throughput"
+    prices: tuple[str, ...] = ()
+    jobs: int | None = None
+    out: Path | None = None
+    json_file: Path | None = None
+
+
+def show_plan(options: PlanOptions) -> None:
     """Search and print.
 
     Raises:
         TailraceError: an option or the configuration is wrong.
     """
-    if objective not in ("throughput", "cost"):
-        raise CommandError(f"--objective {objective}: expected throughput or cost")
+    if options.objective not in ("throughput", "cost"):
+        raise CommandError(f"--objective {options.objective}: expected throughput or cost")
+    prices = read_prices(options.prices)
+    config = with_prices(configuration(options.target, settings=options.settings), prices)
+    table = fleet_config(config.fleet)
+    check_used(prices, {find_device(name).name for name in (table.trainer.device, table.rollout.device)})
     console = Console()
-    config = configuration(target, settings=settings)
     with console.status("splits") as status:
         search = plan(
             config,
-            gpus=gpus,
-            bound=bound,
-            objective="cost" if objective == "cost" else "throughput",
-            processes=jobs,
+            gpus=options.gpus,
+            bound=options.bound,
+            objective="cost" if options.objective == "cost" else "throughput",
+            processes=options.jobs,
             said=status.update if console.is_terminal else _Lines(),
         )
-    console.print(_table(search))
-    best = search.options[0]
-    own = (
-        f", {best.tokens_per_s / search.own.tokens_per_s:.2f} times the configuration's own policies"
-        if search.own
-        else ""
-    )
-    console.print(f"Best of {search.simulations} simulations: {best.split}{own}.")
-    console.print(f"{len(search.refused)} candidates did not fit or broke the bound.", style="dim")
-    if out is not None:
-        out.write_text(written(target, out, best))
-        console.print(f"Written as a configuration: {out}")
-    if json_file is not None:
-        json_file.write_text(json.dumps(_plain(search), indent=1) + "\n")
+    show(search, console)
+    if options.out is not None:
+        options.out.write_text(written(options.target, options.out, search.options[0]))
+        console.print(Text(f"Written as a configuration: {options.out}"), soft_wrap=True)
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps(_plain(search), indent=1) + "\n")
 
 
 class _Lines:
@@ -96,28 +102,85 @@ def _lines(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
             yield f"{above}{key} = {json.dumps(value)}"
 
 
+def show(search: Search, console: Console) -> None:
+    """Print the best option, the table of the last rung, and the policies of each of its rows."""
+    best = search.options[0]
+    for line in _answer(search, best):
+        console.print(Text(line, style="bold"))
+    console.print()
+    console.print(_table(search))
+    console.print("Stale, max: mean and highest staleness. Train, gen.: share of time that each works.", style="dim")
+    console.print("\nPolicies: admission, sync, routing, relocation, training", style="dim")
+    for place, option in enumerate(search.options, start=1):
+        for line in textwrap.wrap(
+            option.policies, console.width - 4, initial_indent=f"{place:2}  ", subsequent_indent="    "
+        ):
+            console.print(Text(line))
+    console.print(
+        Text(
+            f"\n{search.simulations} simulations; {len(search.refused)} candidates did not fit or broke the bound of "
+            f"{search.bound}.",
+            style="dim",
+        )
+    )
+
+
+def _answer(search: Search, best: Option) -> Iterator[str]:
+    faster = ""
+    if search.own is not None and search.own is not best:
+        faster = f", {best.tokens_per_s / search.own.tokens_per_s:.2f} times the configuration's own policies"
+    yield f"Best: {_devices(best.split, best.devices)}: {best.tokens_per_s:,.0f} tokens/s{faster}."
+    yield f"Policies: {best.policies}."
+    takes = f"{search.goal} take {duration(best.finish_s)}" if best.finish_s is not None else ""
+    if best.price_per_hour is not None and best.cost_per_mtoken is not None:
+        costs = f"{money(best.price_per_hour)} an hour, {price(best.cost_per_mtoken)} for a million trained tokens"
+        if best.finish_s is not None:
+            takes += f" and cost {money(best.price_per_hour * best.finish_s / 3600)}"
+        yield f"{takes}; {costs}." if takes else f"{costs}."
+    elif takes:
+        yield f"{takes}."
+
+
+def _devices(split: Split, devices: Mapping[str, int]) -> str:
+    kind = next(iter(devices)) if len(devices) == 1 else "GPUs"
+    replicas = f"replicas of {split.tensor_parallel}"
+    if split.colocated:
+        return f"{split.rollout:,} {kind} train and generate in turn ({replicas})"
+    return f"{split.trainer:,} {kind} train, {split.rollout:,} generate ({replicas})"
+
+
 def _table(search: Search) -> Table:
+    """The options as rows. Cells wrap where the terminal is narrow; nothing is cut."""
     priced = any(option.cost_per_mtoken is not None for option in search.options)
-    table = Table(box=None, pad_edge=False)
-    for name in ("train + generate", "tokens/s", "staleness", "busy: train", "generate"):
-        table.add_column(name, justify="left" if name[0] == "t" and "+" in name else "right", no_wrap=True)
-    if priced:
-        table.add_column("cost/Mtoken", justify="right")
-    table.add_column("policies: admission, sync, routing, relocation, training")
-    for option in search.options:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    names = ["", "split, TP", "tokens/s", "stale", "max", "train", "gen.", "finish"]
+    for name in [*names, "per Mtok."] if priced else names:
+        table.add_column(name, justify="left" if name.startswith("split") else "right", overflow="fold")
+    for place, option in enumerate(search.options, start=1):
+        split = option.split
+        parts = "in turn" if split.colocated else f"{split.trainer:,} + {split.rollout:,}"
         row = [
-            str(option.split),
+            str(place),
+            f"{parts}, {split.tensor_parallel}",
             f"{option.tokens_per_s:,.0f}",
-            f"{option.staleness_mean:.1f}, max {option.staleness_max}",
+            f"{option.staleness_mean:.1f}",
+            str(option.staleness_max),
             f"{option.utilisation['trainer']:.0%}",
             f"{option.utilisation['replica']:.0%}",
+            "" if option.finish_s is None else duration(option.finish_s),
         ]
         if priced:
-            row.append("" if option.cost_per_mtoken is None else f"{option.cost_per_mtoken:.3f}")
-        table.add_row(*row, option.policies)
+            row.append("" if option.cost_per_mtoken is None else price(option.cost_per_mtoken))
+        table.add_row(*(Text(cell, style="bold" if place == 1 else "") for cell in row))
     return table
 
 
 def _plain(search: Search) -> dict[str, Any]:
     options = [{**asdict(option), "split": str(option.split)} for option in search.options]
-    return {"options": options, "simulations": search.simulations, "refused": search.refused}
+    return {
+        "options": options,
+        "simulations": search.simulations,
+        "refused": search.refused,
+        "bound": search.bound,
+        "goal": search.goal,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +14,16 @@ from rich.text import Text
 
 from tailrace.cli.complaints import complain, one_line
 from tailrace.cli.errors import CommandError
+from tailrace.cli.prices import check_used, read_prices, with_prices
 from tailrace.cli.progress import shown
 from tailrace.contracts import TailraceError
 from tailrace.fleetsim import run_directory
 from tailrace.fleetsim.advice import advice
+from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import StalledError
-from tailrace.fleetsim.outcome import rows
+from tailrace.fleetsim.outcome import answer, rows
 from tailrace.fleetsim.watch import Watched
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 
 INTERRUPTED, FAILED = 130, 1
@@ -33,6 +37,7 @@ class SimulateOptions:
     target: str
     settings: tuple[str, ...] = ()
     seed: int | None = None
+    prices: tuple[str, ...] = ()
     run_dir: Path | None = None
     as_json: bool = False
     keep_events: bool = True
@@ -44,10 +49,13 @@ def simulate(options: SimulateOptions) -> int:
     Raises:
         TailraceError: the command or the configuration is wrong; no file was written.
     """
+    prices = read_prices(options.prices)
     config = configuration(options.target, settings=options.settings, seed=options.seed)
     name = name_of(options.target)
     root = options.run_dir if options.run_dir is not None else new_directory(name)
     run_directory.check_new(root)
+    check_used(prices, devices_of(options.target, config))
+    config = with_prices(config, prices)
     try:
         with shown(name) as listener:
             watched, written = run_directory.simulate_into(
@@ -66,8 +74,20 @@ def simulate(options: SimulateOptions) -> int:
     return FAILED if watched.result.failure is not None else 0
 
 
+def devices_of(target: str, config: RunConfig) -> Collection[str]:
+    """The names of the devices of a fleet, which is checked by building it.
+
+    Raises:
+        CommandError: the fleet cannot be. The message begins with the target.
+    """
+    try:
+        return build_fleet(config, seed=config.seed).devices
+    except TailraceError as error:
+        raise CommandError(f"{target}: {error}") from error
+
+
 def show(watched: Watched, written: dict[str, Path], console: Console | None = None) -> None:
-    """Print the results."""
+    """Print the results: what was asked first, then the table."""
     console = console if console is not None else Console()
     table = Table.grid(padding=(0, 3, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -76,13 +96,15 @@ def show(watched: Watched, written: dict[str, Path], console: Console | None = N
         table.add_row(name, Text(text, style="bold" if name == "throughput" else ""))
     speed = watched.result.trajectories / watched.wall_s if watched.wall_s else 0.0
     table.add_row("simulated in", f"{watched.wall_s:,.1f} s, {speed:,.0f} trajectories/s")
-    table.add_row("written", "\n".join(str(written[name]) for name in ("report", "result")))
-    console.print(Text(f"\n{watched.name}\n", style="bold"))
+    console.print(Text(f"\n{answer(watched)}\n", style="bold"))
     console.print(table)
     for note in watched.figures.notes:
         console.print(Text(f"\n{note}", style="dim"))
     for warning in advice(watched):
         console.print(Text(f"\n{warning}", style="yellow"))
+    console.print()
+    for name in ("report", "result"):
+        console.print(Text(str(written[name]), style="dim"), soft_wrap=True)
 
 
 def name_of(target: str) -> str:

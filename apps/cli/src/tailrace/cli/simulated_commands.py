@@ -25,6 +25,12 @@ def simulate_command(
             "--seed", metavar="N", help="Seed of lengths, rewards and failures. Default: the configuration's."
         ),
     ] = None,
+    prices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price", metavar="DEVICE=NUMBER", help="Price of a device for an hour, in your currency. Repeatable."
+        ),
+    ] = None,
     run_dir: Annotated[
         Path | None,
         typer.Option("--run-dir", "--out", metavar="DIR", help="A new run directory. Default: simulations/NAME-TIME."),
@@ -41,6 +47,7 @@ def simulate_command(
         target=config,
         settings=tuple(settings or ()),
         seed=seed,
+        prices=tuple(prices or ()),
         run_dir=run_dir,
         as_json=as_json,
         keep_events=not no_events,
@@ -64,6 +71,12 @@ def compare_command(
         int | None,
         typer.Option("--seed", metavar="N", help="Seed of all simulations. Default: each configuration's own."),
     ] = None,
+    prices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price", metavar="DEVICE=NUMBER", help="Price of a device for an hour, in your currency. Repeatable."
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="A new directory. Default: simulations/compare-TIME.")
     ] = None,
@@ -73,7 +86,12 @@ def compare_command(
     from tailrace.cli.compare import CompareOptions, compare
 
     options = CompareOptions(
-        targets=tuple(systems), settings=tuple(settings or ()), seed=seed, out=out, as_json=as_json
+        targets=tuple(systems),
+        settings=tuple(settings or ()),
+        seed=seed,
+        prices=tuple(prices or ()),
+        out=out,
+        as_json=as_json,
     )
     raise typer.Exit(compare(options))
 
@@ -94,6 +112,12 @@ def plan_command(
     objective: Annotated[
         str, typer.Option("--objective", metavar="throughput|cost", help="What is best.")
     ] = "throughput",
+    prices: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--price", metavar="DEVICE=NUMBER", help="Price of a device for an hour, in your currency. Repeatable."
+        ),
+    ] = None,
     jobs: Annotated[
         int | None, typer.Option("--jobs", metavar="N", min=1, help="Simulations at once. Default: one per core.")
     ] = None,
@@ -105,17 +129,20 @@ def plan_command(
     ] = None,
 ) -> None:
     """Search splits of devices and mixes of policies in the simulator, under a bound on staleness."""
-    from tailrace.cli.plan import show_plan
+    from tailrace.cli.plan import PlanOptions, show_plan
 
     show_plan(
-        target,
-        gpus=gpus,
-        settings=tuple(settings or ()),
-        bound=bound,
-        objective=objective,
-        jobs=jobs,
-        out=out,
-        json_file=json_file,
+        PlanOptions(
+            target=target,
+            gpus=gpus,
+            settings=tuple(settings or ()),
+            bound=bound,
+            objective=objective,
+            prices=tuple(prices or ()),
+            jobs=jobs,
+            out=out,
+            json_file=json_file,
+        )
     )
 
 

@@ -7,11 +7,12 @@ import inspect
 import random
 from dataclasses import dataclass, replace
 
-from tailrace.fleetsim.config import FleetConfig, RolloutFleet, fleet_config
+from tailrace.fleetsim.config import FleetConfig, Goal, RolloutFleet, fleet_config
 from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, TrainingCost, WeightCost
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
-from tailrace.fleetsim.hardware import Device, ModelShape, device, load_device, model
+from tailrace.fleetsim.hardware import Device, ModelShape, find_device, model
+from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.fleet import profiled_fleet
 from tailrace.fleetsim.quantities import failures, parts, samples, warm_up
 from tailrace.fleetsim.workload.config import WorkloadConfig
@@ -61,7 +62,9 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         parts=parts(spec),
         data_s=table.trainer.data_s,
         gpus=split.gpus,
-        price_per_hour=split.price_per_hour,
+        devices=split.counts,
+        price_per_hour=price_per_hour(split.counts, table.prices, split.kinds),
+        goal=table.goal or Goal(steps=batches),
         warm_up=warm,
         batches=batches,
         slow=_slow_replicas(table, split.replicas, seed),
@@ -90,11 +93,16 @@ class _Split:
         return self.rollout_gpus if self.colocated else self.rollout_gpus + self.trainer_gpus
 
     @property
-    def price_per_hour(self) -> float | None:
-        if self.rollout.price_per_hour is None or self.trainer.price_per_hour is None:
-            return None
-        trainer = 0.0 if self.colocated else self.trainer_gpus * self.trainer.price_per_hour
-        return trainer + self.rollout_gpus * self.rollout.price_per_hour
+    def kinds(self) -> dict[str, Device]:
+        return {self.trainer.name: self.trainer, self.rollout.name: self.rollout}
+
+    @property
+    def counts(self) -> dict[str, int]:
+        counts = dict.fromkeys(self.kinds, 0)
+        counts[self.rollout.name] += self.rollout_gpus
+        if not self.colocated:
+            counts[self.trainer.name] += self.trainer_gpus
+        return counts
 
     def describe(self, table: FleetConfig) -> str:
         parallel = table.rollout.tensor_parallel
@@ -145,8 +153,8 @@ def _split(table: FleetConfig) -> _Split:
         )
     return _Split(
         model=model(table.model),
-        rollout=_tuned(_device(rollout.device), rollout),
-        trainer=_device(rollout.device if colocated else trainer.device),
+        rollout=_tuned(find_device(rollout.device), rollout),
+        trainer=find_device(rollout.device if colocated else trainer.device),
         rollout_gpus=rollout.gpus,
         trainer_gpus=rollout.gpus if colocated or trainer.gpus is None else trainer.gpus,
         replicas=replicas,
@@ -158,10 +166,6 @@ def _tuned(kind: Device, table: RolloutFleet) -> Device:
     """The device with what a configuration says of its engine."""
     share = kind.prefill_flops / kind.peak_flops if table.prefill_mfu is None else table.prefill_mfu
     return replace(kind, cpu_s=kind.cpu_s + table.step_s, prefill_flops=share * kind.peak_flops)
-
-
-def _device(name: str) -> Device:
-    return load_device(name) if name.endswith(".toml") else device(name)
 
 
 def _check_lengths(config: RunConfig, split: _Split, decode: DecodeCost, tensor_parallel: int) -> None:

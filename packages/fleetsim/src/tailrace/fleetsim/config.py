@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.workload.config import WorkloadConfig
@@ -109,6 +109,35 @@ class FailureConfig(_Strict):
     slow_speed: Annotated[float, Field(gt=0, le=1)] = 0.7
 
 
+class Goal(_Strict):
+    """The training whose duration and price are wanted: a number of steps or of trained tokens, prompts included."""
+
+    steps: Positive | None = None
+    tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Goal:
+        if (self.steps is None) == (self.tokens is None):
+            raise ValueError("steps or tokens, and not both")
+        return self
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps:,} step{'s' if self.steps != 1 else ''}"
+        return f"{self.tokens:,.0f} tokens"
+
+    def seconds(self, step_s: float, tokens_per_s: float) -> float | None:
+        """How long it takes at this speed; None if nothing was trained on.
+
+        Args:
+            step_s: seconds of a step.
+            tokens_per_s: trained tokens per second.
+        """
+        if self.steps is not None:
+            return self.steps * step_s or None
+        return self.tokens / tokens_per_s if self.tokens is not None and tokens_per_s else None
+
+
 class FleetConfig(_Strict):
     """A fleet and what it generates.
 
@@ -124,6 +153,8 @@ class FleetConfig(_Strict):
         fit_cost: give policies the cost model of these devices, as `tailrace fit-cost` finds it; otherwise that of the
             configuration.
         cross_datacenter: the replicas are in another datacenter than the trainer.
+        prices: price of one device for an hour, by the device's name, in any one currency.
+        goal: the training whose duration and price are wanted; the configuration's `pipeline.steps` if None.
     """
 
     model: str | None = None
@@ -134,6 +165,8 @@ class FleetConfig(_Strict):
     steady: bool | None = None
     fit_cost: bool = True
     cross_datacenter: bool = False
+    prices: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+    goal: Goal | None = None
     trainer: TrainerFleet = TrainerFleet()
     rollout: RolloutFleet = RolloutFleet()
     delays: DelayConfig = DelayConfig()

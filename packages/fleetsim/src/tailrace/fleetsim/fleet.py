@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailrace.faulttol import Fault
-from tailrace.fleetsim.config import DelayConfig, RolloutFleet
+from tailrace.fleetsim.config import DelayConfig, Goal, RolloutFleet
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.failures import FailureRate
 from tailrace.fleetsim.workload.workload import Workload
@@ -69,7 +70,9 @@ class SimulatedFleet:
         parts: mini-batches of a batch.
         data_s: seconds to sample a batch and move it to the trainer.
         gpus: devices in all; colocated ones count once.
-        price_per_hour: price of all devices.
+        devices: number of devices by name; empty if they have none.
+        price_per_hour: price of all devices, in the user's currency; None if they have none.
+        goal: the training whose duration and price are wanted.
         cores: processor cores that replicas and trainer share, less what others take; None if each has its own.
         replica_cores, trainer_cores: number of shared cores that a replica or the trainer keeps busy.
         warm_up: batches that are not measured.
@@ -94,7 +97,9 @@ class SimulatedFleet:
     parts: int
     data_s: float
     gpus: int
+    devices: Mapping[str, int] = field(default_factory=dict)
     price_per_hour: float | None = None
+    goal: Goal | None = None
     cores: float | None = None
     replica_cores: float = 1.0
     trainer_cores: float = 1.0

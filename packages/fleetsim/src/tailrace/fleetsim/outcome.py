@@ -7,23 +7,40 @@ from collections.abc import Iterable
 from tailrace.fleetsim.watch import Watched
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.report.figures.comparison import LEAST_SHARE
-from tailrace.report.figures.figures import PRICE_UNIT, Figures
-from tailrace.report.words import duration, percent, price
+from tailrace.report.figures.figures import Figures
+from tailrace.report.words import duration, money, percent, price
 
 BARS = "·▁▂▃▄▅▆▇█"
 MOST_CAUSES = 3
+
+
+def answer(watched: Watched) -> str:
+    """What a simulation is asked for, in a sentence or two: speed, staleness, duration and price."""
+    figures = watched.figures
+    trained = figures.tokens_per_s if figures.tokens_per_s is not None else figures.response_tokens_per_s
+    each = f" ({trained / figures.gpus:,.0f} per GPU)" if figures.gpus else ""
+    said = f"{watched.name} trains on {trained:,.0f} tokens/s{each} at a staleness of {figures.staleness_mean:.2f}, "
+    said += f"{figures.staleness_max} at most."
+    if figures.finish_s is None:
+        return said
+    said += f" {figures.goal} take {duration(figures.finish_s)}"
+    if figures.price_to_finish is not None and figures.cost_per_million is not None:
+        said += f" and cost {money(figures.price_to_finish)}: {price(figures.cost_per_million)} for a million tokens"
+    return f"{said}."
 
 
 def rows(watched: Watched) -> list[tuple[str, str]]:
     """Names and values of a simulation's main results. A value may have several lines."""
     result, figures = watched.result, watched.figures
     found = [
+        ("throughput", throughput(figures)),
+        ("staleness", staleness(figures)),
+        *([("finish", finish(figures))] if figures.finish_s is not None else []),
+        *([("cost", cost(figures, result.duration_s))] if figures.devices else []),
         ("fleet", figures.fleet),
         *((name, text) for name, text in _workload(watched)),
         ("measured", _measured(watched)),
-        ("throughput", throughput(figures)),
         ("step", f"{figures.step_s:,.1f} s{_parts_of_a_step(watched)}"),
-        ("staleness", staleness(figures)),
         *((name, text) for name, text in _roles(figures)),
         ("KV cache", kv(figures)),
         ("relocation", relocation(watched)),
@@ -33,8 +50,6 @@ def rows(watched: Watched) -> list[tuple[str, str]]:
             f"a pull takes {short(result.pull_mean_s)}, a publish stalls the trainer for {short(result.stall_s)}",
         ),
     ]
-    if result.gpus:
-        found.append(("cost", cost(figures, result.gpu_hours)))
     if result.lost_trajectories:
         found.append(("lost", f"{result.lost_trajectories:,} trajectories"))
     return found
@@ -92,12 +107,30 @@ def relocation(watched: Watched) -> str:
     return ", ".join(parts) if parts else "none"
 
 
-def cost(figures: Figures, gpu_hours: float) -> str:
-    """GPU-hours of the run, and the price of a million tokens."""
-    hours = f"{gpu_hours:,.0f} GPU-hours" if gpu_hours >= 10 else f"{gpu_hours:,.2f} GPU-hours"
-    if figures.cost_per_million is None:
-        return f"{hours}; the devices have no price"
-    return f"{hours}; {price(figures.cost_per_million)} {PRICE_UNIT} for a million trained tokens"
+def cost(figures: Figures, duration_s: float) -> str:
+    """Money for an hour and for a million tokens where there are prices; hours of devices by their names otherwise."""
+    spent = {name: count * duration_s / 3600 for name, count in figures.devices.items()}
+    hours = ", ".join(f"{number(value)} {name}-hours" for name, value in spent.items())
+    if figures.price_per_hour is not None and figures.cost_per_million is not None:
+        return (
+            f"{money(figures.price_per_hour)} an hour, {price(figures.cost_per_million)} for a million trained tokens; "
+            f"simulated were {hours}"
+        )
+    each = ", ".join(f"{price(value)} {name}-hours" for name, value in figures.device_hours_per_million.items())
+    million = f"{each} for a million trained tokens; " if each else ""
+    return f"{million}simulated were {hours}; --price sets the price of a device"
+
+
+def finish(figures: Figures) -> str:
+    """How long the goal takes, and its price."""
+    takes = "not known" if figures.finish_s is None else duration(figures.finish_s)
+    costs = "" if figures.price_to_finish is None else f", for {money(figures.price_to_finish)}"
+    return f"{figures.goal} in {takes}{costs}"
+
+
+def number(value: float) -> str:
+    """With two decimals below ten."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:,.2f}"
 
 
 def short(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tailrace.fleetsim.log import MemoryLog
@@ -35,7 +36,10 @@ class Result:
         preemptions: trajectories put back because a KV cache was full.
         gpus: devices in all.
         gpu_hours: devices times simulated time.
-        cost: the price of those, if the devices have one.
+        cost: the price of those in the user's currency; None without prices.
+        devices: number of devices by name.
+        goal: the training of `finish_s`, in words; empty if the fleet has none.
+        finish_s: seconds that it takes at the measured speed.
         failure: why the controller gave up, None if it did not.
     """
 
@@ -63,15 +67,23 @@ class Result:
     gpus: int
     gpu_hours: float
     cost: float | None
+    devices: Mapping[str, int] = field(default_factory=dict)
+    goal: str = ""
+    finish_s: float | None = None
     batches: list[BatchRow] = field(default_factory=list)
     failure: str | None = None
 
     @property
     def cost_per_mtoken(self) -> float | None:
-        """Price of a million trained tokens at the measured throughput; None if the devices have no price."""
-        if self.cost is None or not self.tokens_per_s or not self.duration_s:
+        """Price of a million trained tokens at the measured throughput; None without prices."""
+        if self.price_per_hour is None or not self.tokens_per_s:
             return None
-        return self.cost / self.duration_s / self.tokens_per_s * 1e6
+        return self.price_per_hour / 3600 / self.tokens_per_s * 1e6
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Price of all devices for an hour; None without prices."""
+        return self.cost / self.duration_s * 3600 if self.cost is not None and self.duration_s else None
 
 
 def result_of(simulation: Simulation) -> Result:
@@ -89,9 +101,10 @@ def result_of(simulation: Simulation) -> Result:
     busy_s = end.replica_busy_s - begin.replica_busy_s
     trainer_s = end.trainer_busy_s - begin.trainer_busy_s
     pulls, latencies = end.pulls - begin.pulls, end.latencies - begin.latencies
+    tokens_per_s, step_s = _over(sum(row.tokens for row in rows), window_s), _over(window_s, len(rows))
     return Result(
-        tokens_per_s=_over(sum(row.tokens for row in rows), window_s),
-        step_s=_over(window_s, len(rows)),
+        tokens_per_s=tokens_per_s,
+        step_s=step_s,
         staleness_max=max(staleness, default=0),
         staleness_mean=_over(sum(lag * count for lag, count in staleness.items()), counted),
         staleness=dict(sorted(staleness.items())),
@@ -114,6 +127,9 @@ def result_of(simulation: Simulation) -> Result:
         gpus=fleet.gpus,
         gpu_hours=fleet.gpus * simulation.now / 3600,
         cost=None if fleet.price_per_hour is None else fleet.price_per_hour * simulation.now / 3600,
+        devices=fleet.devices,
+        goal="" if fleet.goal is None else str(fleet.goal),
+        finish_s=None if fleet.goal is None else fleet.goal.seconds(step_s, tokens_per_s),
         batches=recorder.rows,
         failure=view.failure,
     )

@@ -19,6 +19,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.report.figures.figures import Figures
+from tailrace.report.figures.likeness import MODEL, TASK, facts
 from tailrace.report.figures.steady import steady
 from tailrace.report.fold.folds import MOST_REPLICAS, Folds
 
@@ -118,7 +119,7 @@ def watch_fleet(
     watcher.folds.close()
     result, folds = result_of(simulation), watcher.folds
     wall_s = time.perf_counter() - began
-    figures = _figures(name, fleet, folds, result)
+    figures = replace(_figures(name, fleet, folds, result), facts=_facts(fleet, config))
     return Watched(name, config, seed, fleet, result, folds, figures, simulation.controller.view, wall_s)
 
 
@@ -140,8 +141,22 @@ def _figures(name: str, fleet: SimulatedFleet, folds: Folds, result: Result) -> 
         preemptions=result.preemptions,
         latency_mean_s=result.latency_mean_s,
         latency_max_s=result.latency_max_s,
+        devices=fleet.devices,
         price_per_hour=fleet.price_per_hour,
+        goal=result.goal,
+        finish_s=result.finish_s,
     )
+
+
+def _facts(fleet: SimulatedFleet, config: RunConfig) -> dict[str, str]:
+    """What a comparison must find alike: of a modelled fleet, its model and the lengths that are drawn."""
+    table, found = config.fleet, facts(config)
+    if table.get("model") is not None:
+        found[MODEL] = str(table["model"])
+    if table.get("model") is not None or table.get("workload") is not None:
+        lines = str(fleet.workload.describe()).splitlines()
+        found[TASK] = next((line for line in lines if line.startswith("response")), lines[0])
+    return found
 
 
 class _Watcher:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from tailrace.report.charts.comparison import Compared, bar_charts, timelines
 from tailrace.report.figures.comparison import comparison, rate, ratios
 from tailrace.report.figures.figures import Figures
+from tailrace.report.figures.likeness import differences
 from tailrace.report.html.page import render_page
 
 INDENT = "\u2003"
@@ -38,6 +39,9 @@ def compare_page(systems: Sequence[Compared], title: str) -> str:
         groups=groups,
         sentence=sentence(figures),
         fleets=fleets if len(fleets) == 1 else [f"{one.name}: {one.fleet}" for one in figures],
-        warnings=[f"{system.figures.name}: {text}" for system in systems for text in system.warnings],
+        warnings=[
+            *differences(figures),
+            *(f"{system.figures.name}: {text}" for system in systems for text in system.warnings),
+        ],
         compared=replace(table, rows=rows),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from tailrace.contracts import Reason, Why
 
 REASONS = {
@@ -91,10 +93,22 @@ def price(value: float) -> str:
     return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
+def money(value: float) -> str:
+    """In whole units from a thousand on; the currency is the user's."""
+    return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
+
+
+def device_hours(hours: Mapping[str, float]) -> str:
+    """Hours of devices by their names: ``0.277 H800, 0.277 H20``. Empty for none."""
+    return ", ".join(f"{price(value)} {name}" for name, value in hours.items())
+
+
 def duration(seconds: float) -> str:
     """Seconds as a person says them."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.1f} h"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:,.1f} days" if seconds < 100 * 86400 else f"{seconds / 86400:,.0f} days"

@@ -1,6 +1,6 @@
 """The parts of a fleet: devices, models, nodes and links. TOML tables have their numbers and sources."""
 
-from tailrace.fleetsim.hardware.devices import Device, FittedDecode, device, devices, load_device
+from tailrace.fleetsim.hardware.devices import Device, FittedDecode, device, devices, find_device, load_device
 from tailrace.fleetsim.hardware.links import CROSS_DATACENTER, NETWORK_EFFICIENCY, Link, Node
 from tailrace.fleetsim.hardware.models import ModelShape, model, models
 
@@ -14,6 +14,7 @@ __all__ = [
     "Node",
     "device",
     "devices",
+    "find_device",
     "load_device",
     "model",
     "models",

@@ -151,6 +151,16 @@ def load_device(path: str | Path) -> Device:
     return _read(Device, {"name": path.stem, **found}, str(path))
 
 
+def find_device(name: str) -> Device:
+    """A device of the table, or one from a file where the name ends in ``.toml``.
+
+    Raises:
+        UnknownNameError: the table has no device of this name.
+        HardwareFileError: the file does not describe a device.
+    """
+    return load_device(name) if name.endswith(".toml") else device(name)
+
+
 @functools.cache
 def devices() -> Mapping[str, Device]:
     """All devices of the table."""

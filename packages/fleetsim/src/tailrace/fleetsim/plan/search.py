@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tailrace.contracts import TailraceError
-from tailrace.fleetsim.config import fleet_config
+from tailrace.fleetsim.config import Goal, fleet_config
 from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.hardware import find_device
 from tailrace.fleetsim.many import simulate_many
 from tailrace.fleetsim.plan.space import Mix, Split, mixes, splits
+from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.result import Result
 from tailrace.pipeline.config.loading import merge, validate
 from tailrace.pipeline.config.models import RunConfig
@@ -41,7 +43,10 @@ class Option:
         policies: its policies on the axes that differ, in words.
         settings: the layer that makes the configuration this candidate.
         staleness_max: the most that any seed saw.
-        cost_per_mtoken: price of a million trained tokens, in the unit of the devices' price; None if they have none.
+        devices: number of devices by name.
+        price_per_hour, cost_per_mtoken: price of all devices for an hour, and of a million trained tokens, in the user's
+            currency; None without prices.
+        finish_s: seconds for the goal of the search; None if nothing was trained on.
         seeds: simulations of the last rung that it reached.
     """
 
@@ -52,7 +57,10 @@ class Option:
     staleness_mean: float
     staleness_max: int
     utilisation: dict[str, float]
+    devices: dict[str, int]
+    price_per_hour: float | None
     cost_per_mtoken: float | None
+    finish_s: float | None
     seeds: int
     own: bool = False
 
@@ -66,12 +74,16 @@ class Search:
         own: the configuration's own policies at their best split, if they keep the bound; in `options` too.
         simulations: how many were run.
         refused: candidates that broke the bound or could not be, with the reason, in the order they were met.
+        bound: the bound on staleness that was kept.
+        goal: the training of every option's `finish_s`, in words.
     """
 
     options: list[Option]
     own: Option | None
     simulations: int
     refused: list[tuple[str, str]]
+    bound: int
+    goal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +110,7 @@ class _Planner:
         self.config, self.bound, self.objective, self.processes, self.said = config, bound, objective, processes, said
         self.simulations = 0
         self.refused: dict[str, str] = {}
+        self.goal = fleet_config(config.fleet).goal or Goal(steps=config.pipeline.steps)
         self.parts = max(2, config.pipeline.training.options.get("parts", 16))
 
     def candidate(self, split: Split, mix: Mix | None) -> _Candidate:
@@ -162,7 +175,7 @@ class _Planner:
             results = found.get(id(candidate), [])
             if len(results) < seeds:
                 continue
-            option = _option(candidate, results)
+            option = _option(candidate, results, self.goal)
             if self.bound is not None and option.staleness_max > self.bound:
                 reason = f"staleness {option.staleness_max}, over the bound of {self.bound}"
                 self.refused[_name(candidate)] = reason
@@ -211,10 +224,11 @@ def plan(
     table = fleet_config(config.fleet)
     limit = bound if bound is not None else int(config.pipeline.admission.options.get("bound") or 4)
     planner = _Planner(config, limit, objective, processes, said)
-    if objective == "cost" and not _priced(table.rollout.device, table.trainer.device):
+    kinds = {kind.name: kind for kind in map(find_device, (table.trainer.device, table.rollout.device))}
+    if price_per_hour(dict.fromkeys(kinds, 1), table.prices, kinds) is None and objective == "cost":
         raise FleetError(
-            f"found no price for {table.rollout.device} and {table.trainer.device}, expected one to search by cost: add "
-            "price_per_hour to a device file, or search by throughput"
+            f"found no price of {' and '.join(kinds)}, expected one to search by cost: such as "
+            f"--price {next(iter(kinds))}=2.1, or a table fleet.prices"
         )
     divided = [split for split in splits(table, gpus) if not split.colocated]
     together = [split for split in splits(table, gpus) if split.colocated]
@@ -250,6 +264,8 @@ def plan(
         own=next((option for option in final if option.own), None),
         simulations=planner.simulations,
         refused=list(planner.refused.items()),
+        bound=limit,
+        goal=str(planner.goal),
     )
 
 
@@ -265,7 +281,7 @@ def _layered(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
     return validate([("plan", merge(content, settings))])
 
 
-def _option(candidate: _Candidate, results: Sequence[Result]) -> Option:
+def _option(candidate: _Candidate, results: Sequence[Result], goal: Goal) -> Option:
     typical = sorted(results, key=lambda result: result.tokens_per_s)[len(results) // 2]
     costs = [result.cost_per_mtoken for result in results if result.cost_per_mtoken is not None]
     return Option(
@@ -276,7 +292,10 @@ def _option(candidate: _Candidate, results: Sequence[Result]) -> Option:
         staleness_mean=statistics.median(result.staleness_mean for result in results),
         staleness_max=max(result.staleness_max for result in results),
         utilisation=typical.utilisation,
+        devices=dict(typical.devices),
+        price_per_hour=typical.price_per_hour,
         cost_per_mtoken=statistics.median(costs) if costs else None,
+        finish_s=goal.seconds(typical.step_s, typical.tokens_per_s),
         seeds=len(results),
         own=candidate.own,
     )
@@ -303,12 +322,6 @@ def _near(split: Split, known: Sequence[Split]) -> list[Split]:
     )
     place = same.index(split)
     return same[max(0, place - 1) : place + 2]
-
-
-def _priced(*devices: str) -> bool:
-    from tailrace.fleetsim.hardware import device
-
-    return all(device(name).price_per_hour is not None for name in devices)
 
 
 def _name(candidate: _Candidate) -> str:

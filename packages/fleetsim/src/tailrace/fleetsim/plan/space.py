@@ -10,7 +10,7 @@ from typing import Any
 from tailrace.fleetsim.config import FleetConfig
 from tailrace.fleetsim.cost import kv_capacity_tokens
 from tailrace.fleetsim.errors import DoesNotFitError, FleetError
-from tailrace.fleetsim.hardware import device, model
+from tailrace.fleetsim.hardware import find_device, model
 
 MOST_SPLITS = 15  # of one tensor parallelism: nodes are merged into larger steps beyond that
 
@@ -90,7 +90,7 @@ def splits(table: FleetConfig, gpus: int, *, node: int | None = None) -> list[Sp
     """
     if table.model is None:
         raise FleetError("table 'fleet': found no 'model', expected one: what fits on a device depends on it")
-    shape, kind = model(table.model), device(table.rollout.device)
+    shape, kind = model(table.model), find_device(table.rollout.device)
     node = node or kind.gpus_per_node
     parallels = []
     for parallel in kind.parallel_sizes:

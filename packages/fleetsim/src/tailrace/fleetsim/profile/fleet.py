@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tailrace.fleetsim.config import DelayConfig, FleetConfig, RolloutFleet
+from tailrace.fleetsim.config import DelayConfig, FleetConfig, Goal, RolloutFleet
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
+from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.machine import MachineProfile
 from tailrace.fleetsim.profile.machine_file import load_machine
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
@@ -57,6 +58,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
     spec = build_spec(config)
     workload = table.workload.build(seed, config.rollout.max_tokens) if table.workload is not None else None
     gpus = 0 if machine.sharing is not None else config.rollout.replicas + config.trainer.processes
+    counts = {machine.name: gpus} if gpus else {}
     return ProfiledFleet(
         spec=spec,
         workload=workload or MeasuredWorkload(machine.workload, seed=seed, max_tokens=config.rollout.max_tokens),
@@ -76,6 +78,9 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
         parts=parts(spec),
         data_s=machine.training.batch_s,
         gpus=gpus,
+        devices=counts,
+        price_per_hour=price_per_hour(counts, table.prices),
+        goal=table.goal or Goal(steps=spec.steps),
         cores=free_cores(machine),
         replica_cores=machine.sharing.replica_cores if machine.sharing is not None else 1.0,
         trainer_cores=machine.sharing.trainer_cores if machine.sharing is not None else 1.0,

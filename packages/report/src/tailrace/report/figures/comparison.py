@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
-from tailrace.report.figures.figures import PRICE_UNIT, Figures
+from tailrace.report.figures.figures import Figures
 from tailrace.report.table import Table
-from tailrace.report.words import percent, price
+from tailrace.report.words import device_hours, duration, money, percent, price
 
 UNKNOWN = "not known"
 LEAST_SHARE = 0.005  # of a role's time: smaller causes are left out
@@ -53,10 +53,11 @@ def comparison(systems: Sequence[Figures]) -> Table:
     row(compared, lambda f: f"{of[f.name][0]:,.0f}")
     row("  per GPU", lambda f: f"{of[f.name][0] / f.gpus:,.0f}" if f.gpus else None)
     row(f"relative to {systems[0].name}", lambda f: relative(of[f.name][1]))
-    row("generated tokens/s", lambda f: _number(f.generated_tokens_per_s))
-    row("step", lambda f: f"{f.step_s:,.1f} s")
+    _add_price(row, systems)
     row("staleness mean", lambda f: f"{f.staleness_mean:.2f}")
     row("staleness max", lambda f: str(f.staleness_max))
+    row("step", lambda f: f"{f.step_s:,.1f} s")
+    row("generated tokens/s", lambda f: _number(f.generated_tokens_per_s))
     for role in (TRAINER, REPLICA):
         _add_role(row, systems, role)
     row("KV cache in use", lambda f: None if f.kv_share is None else percent(f.kv_share))
@@ -68,10 +69,6 @@ def comparison(systems: Sequence[Figures]) -> Table:
         row("migrated a batch", lambda f: f"{f.migrated_per_batch:,.1f}")
     row("latency mean", lambda f: None if f.latency_mean_s is None else f"{f.latency_mean_s:,.1f} s")
     row("latency max", lambda f: None if f.latency_max_s is None else f"{f.latency_max_s:,.1f} s")
-    row(
-        f"{PRICE_UNIT} for a million tokens",
-        lambda f: None if f.cost_per_million is None else price(f.cost_per_million),
-    )
     columns = ["system", *(f"#{figures.name}" for figures in systems)]
     return Table(columns, rows, " ".join(note for figures in systems for note in figures.notes))
 
@@ -96,6 +93,25 @@ def cause_share(figures: Figures, role: str, cause: str) -> float:
     """Share of a role's time that a cause took."""
     used = figures.role(role)
     return sum(share for named, _, share in used.bubbles if named == cause) if used is not None else 0.0
+
+
+def _add_price(row: Callable[[str, Callable[[Figures], str | None]], None], systems: Sequence[Figures]) -> None:
+    """Money where there are prices, hours of devices where there are none, and how long the training takes."""
+    row("price of an hour", lambda f: None if f.price_per_hour is None else money(f.price_per_hour))
+    row("price of a million tokens", lambda f: None if f.cost_per_million is None else price(f.cost_per_million))
+    if all(figures.price_per_hour is None for figures in systems):
+        row("device-hours for a million tokens", lambda f: device_hours(f.device_hours_per_million) or None)
+    goals = {figures.goal for figures in systems if figures.finish_s is not None}
+    for goal in sorted(goals):
+
+        def takes(figures: Figures, goal: str = goal) -> str | None:
+            return None if figures.finish_s is None or figures.goal != goal else duration(figures.finish_s)
+
+        def costs(figures: Figures, goal: str = goal) -> str | None:
+            return None if figures.price_to_finish is None or figures.goal != goal else money(figures.price_to_finish)
+
+        row(f"{goal} take", takes)
+        row(f"{goal} cost", costs)
 
 
 def _add_role(

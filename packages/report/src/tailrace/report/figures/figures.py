@@ -10,9 +10,6 @@ from typing import Any
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.report.figures.utilisation import Utilisation
 
-PRICE_UNIT = "H20-hours"
-"""What the prices of devices are in: the papers give ratios, no currency."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
@@ -39,7 +36,11 @@ class Figures:
             work, and trajectories that were taken from a replica for another.
         preemptions: trajectories put back for want of KV cache.
         latency_mean_s, latency_max_s: of a trajectory, from its first routing to its last token.
-        price_per_hour: of all devices, in `PRICE_UNIT`.
+        devices: number of devices by name; empty if that is not known.
+        price_per_hour: of all devices, in the user's currency; None without prices.
+        goal: the training of `finish_s` in words, such as "10,000 steps"; empty for none.
+        finish_s: seconds that it takes at this speed.
+        facts: what must be alike where systems are compared, by name, see `likeness`.
         notes: what a reader must know.
     """
 
@@ -66,15 +67,33 @@ class Figures:
     preemptions: int | None = None
     latency_mean_s: float | None = None
     latency_max_s: float | None = None
+    devices: Mapping[str, int] = field(default_factory=dict)
     price_per_hour: float | None = None
+    goal: str = ""
+    finish_s: float | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = field(default=())
 
     @property
     def cost_per_million(self) -> float | None:
-        """The price of a million tokens trained on, prompts included, in `PRICE_UNIT`."""
-        if self.price_per_hour is None or not self.tokens_per_s:
+        """The price of a million tokens trained on, prompts included; None without prices."""
+        return None if self.price_per_hour is None else self._over_million(self.price_per_hour)
+
+    @property
+    def device_hours_per_million(self) -> dict[str, float]:
+        """Hours of each device for a million tokens trained on, by its name; empty where that is not known."""
+        each = {name: self._over_million(count) for name, count in self.devices.items()}
+        return {name: hours for name, hours in each.items() if hours is not None}
+
+    @property
+    def price_to_finish(self) -> float | None:
+        """The price of the training of `finish_s`; None without prices."""
+        if self.price_per_hour is None or self.finish_s is None:
             return None
-        return self.price_per_hour / 3600 / self.tokens_per_s * 1e6
+        return self.price_per_hour * self.finish_s / 3600
+
+    def _over_million(self, per_hour: float) -> float | None:
+        return per_hour / 3600 / self.tokens_per_s * 1e6 if self.tokens_per_s else None
 
     def role(self, role: str) -> Utilisation | None:
         """How a role spent its time; None if nothing was seen of it."""
@@ -95,6 +114,7 @@ class Figures:
             "busy": {role: self.busy(role) for role in (TRAINER, REPLICA)},
             "bubbles": {used.role: {cause: share for cause, _, share in used.bubbles} for used in self.roles},
             "cost_per_million_tokens": self.cost_per_million,
-            "price_unit": PRICE_UNIT,
+            "device_hours_per_million_tokens": self.device_hours_per_million,
+            "price_to_finish": self.price_to_finish,
             "notes": list(self.notes),
         }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.report.errors import MeasuredError
 from tailrace.report.figures.figures import Figures
+from tailrace.report.figures.likeness import MODEL, facts
 from tailrace.report.figures.utilisation import utilisation
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.marks import MarkKind
@@ -77,11 +79,12 @@ def measured(record: Record, name: str) -> Figures:
     gpus = config.rollout.replicas * config.executor.replica_gpus
     gpus += config.trainer.processes * config.executor.trainer_gpus
     warm_up = max(1, min(WARM_UP, steps // 3))
-    return steady(record.folds, warm_up, name=name, fleet=_fleet(config, gpus), gpus=gpus, simulated=False)
+    figures = steady(record.folds, warm_up, name=name, fleet=_fleet(config, gpus), gpus=gpus, simulated=False)
+    return replace(figures, facts=facts(config))
 
 
 def _fleet(config: RunConfig, gpus: float) -> str:
-    model = "a small Qwen3" if config.model.path is None else config.model.path.name
+    model = facts(config)[MODEL]
     where = f"{gpus:g} GPUs" if gpus else "processor cores"
     replicas = f"{config.rollout.replicas} replica{'s' if config.rollout.replicas != 1 else ''}"
     return f"a real run: {model} on {where}, {replicas}"
