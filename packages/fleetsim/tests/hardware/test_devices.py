@@ -158,11 +158,12 @@ def test_sizes_are_those_that_every_constant_is_known_for(tmp_path):
         ({"memory_bytes": "= 3"}, "not TOML"),
     ],
 )
-def test_a_bad_file_is_one_clear_line(tmp_path, changes, message):
+def test_a_bad_file_has_a_clear_line_for_each_fault(tmp_path, changes, message):
     with pytest.raises(HardwareFileError, match=message) as error:
         edited(tmp_path, **changes)
-    assert "mine.toml" in str(error.value)
-    assert "\n" not in str(error.value)
+    for line in str(error.value).split("\n"):
+        assert "mine.toml: " in line
+        assert "found" in line or "not TOML" in line or "all three have" in line
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import typer
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = app(list(arguments) if arguments is not None else None, prog_name="tailrace", standalone_mode=False)
     except UsageError as error:
         show_source()
-        return _usage(error)
+        return _usage(error, list(arguments if arguments is not None else sys.argv[1:]))
     except typer.Abort:
         return complain("interrupted", status=130)
     except (TailraceError, OSError) as error:
@@ -38,12 +39,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status if isinstance(status, int) else 0
 
 
-def _usage(error: Any) -> int:
+def _usage(error: Any, words: Sequence[str]) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return 2
     where = error.ctx.command_path if error.ctx is not None else "tailrace"
-    return complain(f"{one_line(error.format_message()).rstrip('.')}; see {where} --help")
+    return complain(f"{one_line(error.format_message()).rstrip('.')}{_found(error, words)}; see {where} --help")
+
+
+def _found(error: Any, words: Sequence[str]) -> str:
+    """The value that an option refuses, which its own message does not always have."""
+    names = getattr(getattr(error, "param", None), "opts", ())
+    for name, value in pairwise(words):
+        if name in names and isinstance(error, typer.BadParameter):
+            return f": found {value!r}"
+    return ""
 
 
 if __name__ == "__main__":

@@ -26,12 +26,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or not TOML.
     """
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: no such file; expected a TOML configuration or the name of an app") from error
     except IsADirectoryError as error:
         raise ConfigError(f"{path}: found a directory, expected a TOML configuration") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}: found the byte {error.object[error.start]:#x} in line {line}, expected UTF-8"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not TOML: {error}") from error
 
 

@@ -11,9 +11,10 @@ from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
 from tailrace.contracts import expected_one_of, plugins
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.errors import ConfigError, config_error
 
 Factory = Callable[..., Any]
 
@@ -30,7 +31,7 @@ def read_options(kind: Factory, options: Mapping[str, Any], where: str) -> Any:
         where: key and plugin, for the message.
 
     Raises:
-        ConfigError: an option is unknown, missing or of the wrong type, or the plugin refuses it.
+        ConfigError: an option is unknown, missing or of the wrong type, or the plugin refuses it; a line for each.
     """
     model = _model(kind)
     try:
@@ -38,7 +39,11 @@ def read_options(kind: Factory, options: Mapping[str, Any], where: str) -> Any:
         read = model.model_validate_json(json.dumps(options), strict=True)
         return kind(**{name: getattr(read, name) for name in options})
     except ValidationError as error:
-        raise ConfigError(f"{where}: {_explained(error, [*model.model_fields])}") from None
+        known = [*model.model_fields]
+        lines = dict.fromkeys(
+            _explained(each, known) for each in error.errors()
+        )  # a union has an error for each member
+        raise config_error([f"{where}: {line}" for line in lines]) from None
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{where}: {error}") from error
 
@@ -65,7 +70,12 @@ def _model(kind: Factory) -> type[BaseModel]:
         name: (type_, ... if parameters[name].default is inspect.Parameter.empty else None)
         for name, type_ in options_of(kind).items()
     }
-    config = ConfigDict(extra="allow" if takes_any else "forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    config = ConfigDict(
+        extra="allow" if takes_any else "forbid",
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+    )
     return create_model("Options", __config__=config, **fields)
 
 
@@ -89,14 +99,12 @@ def _unknown(name: str, known: list[str]) -> str:
     return f"found the unknown option {name!r}, {expected_one_of(name, known)}"
 
 
-def _explained(error: ValidationError, known: list[str]) -> str:
-    errors = error.errors()
-    first = next((each for each in errors if each["type"] == "extra_forbidden"), errors[0])
-    if first["type"] == "value_error":  # the plugin's own words
-        return str(first["ctx"]["error"])
-    name = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
+def _explained(error: ErrorDetails, known: list[str]) -> str:
+    if error["type"] == "value_error":  # the plugin's own words
+        return str(error["ctx"]["error"])
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
         return _unknown(name, known)
-    if first["type"] == "missing":
+    if error["type"] == "missing":
         return f"found no option {name!r}, expected one"
-    return f"option {name!r}: found {first['input']!r}, expected: {first['msg'].removeprefix('Input should be ')}"
+    return f"option {name!r}: found {error['input']!r}, expected: {error['msg'].removeprefix('Input should be ')}"

@@ -216,7 +216,7 @@ def build_faults(config: RunConfig) -> list[Fault]:
 
 
 def _check_faults(config: RunConfig) -> None:
-    """Check that the scripted faults name members of the run's start."""
+    """Check that the scripted faults name members of the run's start, and steps before its end."""
     members = {role: ["0"] for role in (DATA, SCORER, TRAINER)}
     members[RELAY] = [str(index) for index in range(config.relay.count)]
     members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
@@ -225,6 +225,11 @@ def _check_faults(config: RunConfig) -> None:
         if fault.member is not None and not {fault.member, f"r{fault.member}"} & set(known):
             raise ConfigError(
                 f"key 'faults': {fault}: found {fault.role} {fault.member!r}, expected one of {', '.join(known)}"
+            )
+        if fault.at_step is not None and fault.at_step >= config.pipeline.steps:
+            raise ConfigError(
+                f"key 'faults': {fault}: found step {fault.at_step}, expected one below pipeline.steps = "
+                f"{config.pipeline.steps}, with which the run ends"
             )
 
 

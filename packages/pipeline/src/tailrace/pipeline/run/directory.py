@@ -243,16 +243,27 @@ def check_new(directory: RunDirectory) -> None:
     """Whether a run may be made there.
 
     Raises:
-        RunDirectoryError: there is something there already.
+        RunDirectoryError: there is something there already, or no directory can be made there.
     """
     root = directory.root
     try:
-        if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        if not root.exists():
+            _check_parent(root)
+            return
+        if root.is_dir() and not any(root.iterdir()):
             return
     except OSError as error:
         raise RunDirectoryError(f"{root}: could not be read: {error.strerror}") from error
     what = "a run" if directory.config.exists() else "files" if root.is_dir() else "a file"
     raise RunDirectoryError(f"{root}: found {what}, expected a new directory; use --resume to go on with a run")
+
+
+def _check_parent(root: Path) -> None:
+    above = next(path for path in root.absolute().parents if path.exists())
+    if not above.is_dir():
+        raise RunDirectoryError(f"{root}: found the file {above} on the way, expected directories")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise RunDirectoryError(f"{root}: {above} cannot be written to; choose another --run-dir")
 
 
 def _make(path: Path) -> None:

@@ -1,0 +1,230 @@
+"""Each kind of bad input: exit status 2, a line that names the file or key, and nothing is left behind."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli.main import main
+
+CONFIG = """
+app = "laminar"
+
+[task]
+train = "train.jsonl"
+held_out = "held_out.jsonl"
+verifier = "numeric"
+held_out_size = 4
+
+[model]
+path = "model"
+
+[pipeline]
+steps = 4
+prompts_per_step = 2
+samples_per_prompt = 2
+
+[rollout]
+replicas = 2
+max_tokens = 16
+options = {max_model_len = 64}
+"""
+ROW = '{"prompt": "1 + 1 = ", "answer": "2"}\n'
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    """A project that could run."""
+    pytest.importorskip("torch", reason="a model is written")
+    from tailrace.trainer.small import build_model
+    from tailrace.trainer.tokenizer import train_tokenizer
+
+    root = tmp_path_factory.mktemp("original")
+    texts = [f"{a} + {b} = " for a in range(6) for b in range(6)]
+    rows = [f'{{"prompt": "{text}", "answer": "{eval(text[:-2])}"}}\n' for text in texts]
+    (root / "train.jsonl").write_text("".join(rows[8:]))
+    (root / "held_out.jsonl").write_text("".join(rows[:8]))
+    size = train_tokenizer(texts, root / "model", vocab_size=64)
+    build_model(root / "model", vocab_size=size, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=32)
+    (root / "c.toml").write_text(CONFIG)
+    (root / "verify.py").write_text(
+        "import time\n"
+        "def raises(response, answer, metadata): raise ValueError('no such digit')\n"
+        "def text(response, answer, metadata): return 'right'\n"
+        "def hangs(response, answer, metadata): time.sleep(60)\n"
+    )
+    return root
+
+
+@pytest.fixture
+def project(original, tmp_path, monkeypatch):
+    root = tmp_path / "project"
+    shutil.copytree(original, root)
+    monkeypatch.chdir(root)
+    return root
+
+
+def write(name, content):
+    """A preparation: write a file, whose folder is made."""
+
+    def prepare():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return prepare
+
+
+def remove(name):
+    return lambda: Path(name).unlink()
+
+
+def cut(name):
+    """A preparation: keep the first half of a file."""
+    return lambda: os.truncate(name, Path(name).stat().st_size // 2)
+
+
+def settings(*pairs):
+    return ["run", "c.toml", *(word for pair in pairs for word in ("--set", pair))]
+
+
+RUN = ["run", "c.toml"]
+KINDS = {
+    # what to run
+    "app-unknown": (["run", "laminer"], None, ["laminer", "laminar"]),
+    "file-missing": (["run", "d.toml"], None, ["d.toml"]),
+    "file-is-a-folder": (["run", "model"], None, ["model"]),
+    "not-toml": (RUN, write("c.toml", "app = laminar"), ["c.toml", "line 1"]),
+    "config-not-utf-8": (RUN, write("c.toml", b'app = "\xff"'), ["c.toml", "UTF-8"]),
+    "base-missing": (RUN, write("c.toml", 'app = "laminar"\nbase = "below.toml"'), ["below.toml"]),
+    "base-of-itself": (RUN, write("c.toml", 'app = "laminar"\nbase = "c.toml"'), ["c.toml", "base"]),
+    "nothing-to-run": (["run"], None, ["TARGET"]),
+    "resume-and-target": ([*RUN, "--resume", "model"], None, ["--resume"]),
+    "resume-missing": (["run", "--resume", "none"], None, ["none"]),
+    "resume-no-run": (["run", "--resume", "model"], None, ["model"]),
+    # keys
+    "table-unknown": (RUN, write("c.toml", CONFIG + "[pipline]\nsteps = 3"), ["pipline", "pipeline"]),
+    "key-unknown": (settings("pipeline.step=3"), None, ["pipeline.step", "did you mean 'steps'"]),
+    "key-of-the-wrong-kind": (settings("pipeline.steps=many"), None, ["pipeline.steps", "many"]),
+    "value-out-of-range": (settings("pipeline.steps=-1"), None, ["pipeline.steps", "-1"]),
+    "set-without-value": (settings("pipeline.steps"), None, ["pipeline.steps", "key=value"]),
+    "set-of-a-table": (settings("pipeline=3"), None, ["pipeline", "3"]),
+    "two-faults-two-lines": (
+        settings("pipeline.steps=-1", "rollout.replica=1"),
+        None,
+        ["pipeline.steps", "rollout.replica"],
+    ),
+    "policy-unknown": (settings("pipeline.routing=least-load"), None, ["pipeline.routing", "least-loaded"]),
+    "policy-option-unknown": (settings("pipeline.relocation.roofline=3"), None, ["roofline", "roofline_batch"]),
+    "policy-option-wrong": (settings("pipeline.relocation.roofline_batch=-3"), None, ["roofline_batch", "-3"]),
+    "trainer-option-unknown": (settings("trainer.options.lrr=1"), None, ["lrr", "lr"]),
+    "trainer-option-text": (settings("trainer.options.lr=1e-3x"), None, ["trainer.options", "'lr'", "1e-3x"]),
+    "trainer-option-infinite": (settings("trainer.options.lr=inf"), None, ["trainer.options", "'lr'", "inf"]),
+    "trainer-backend-unknown": (settings("trainer.backend=fdsp2"), None, ["trainer.backend", "fsdp2"]),
+    "engine-unknown": (settings("rollout.engine=vlm"), None, ["rollout.engine", "vllm"]),
+    "engine-option-unknown": (settings("rollout.options.max_seqs=3"), None, ["max_seqs", "max_num_seqs"]),
+    "no-replica": (settings("rollout.replicas=0"), None, ["rollout.replicas", "0"]),
+    "executor-unknown": (settings("executor.name=slurm"), None, ["executor.name", "slurm"]),
+    "transport-unknown": (settings("relay.transport=rdma"), None, ["relay.transport", "rdma", "tcp"]),
+    "codec-unknown": (settings("relay.codec=zip"), None, ["relay.codec", "zip", "delta"]),
+    "seed-no-number": ([*RUN, "--seed", "x"], None, ["--seed", "'x'"]),
+    # faults
+    "fault-unreadable": ([*RUN, "--kill", "replica at 3"], None, ["replica at 3"]),
+    "fault-of-no-role": ([*RUN, "--kill", "actor@3s"], None, ["actor", "replica"]),
+    "fault-of-no-member": ([*RUN, "--kill", "replica:7@3s"], None, ["replica:7@3s"]),
+    "fault-after-the-end": ([*RUN, "--kill", "replica@step99"], None, ["replica@step99", "4"]),
+    # the machine
+    "no-gpu": (settings("executor.device=cuda"), None, ["executor.device", "cuda"]),
+    "too-few-gpus": (settings("executor.trainer_gpus=64"), None, ["executor.trainer_gpus", "64"]),
+    "no-cluster": ([*RUN, "--ray-address", "127.0.0.1:9"], None, ["127.0.0.1:9"]),
+    "no-address": ([*RUN, "--ray-address", "here"], None, ["here", "HOST:PORT"]),
+    "run-dir-in-use": ([*RUN, "--run-dir", "model"], None, ["model"]),
+    "run-dir-a-file": ([*RUN, "--run-dir", "c.toml"], None, ["c.toml"]),
+    "run-dir-below-a-file": ([*RUN, "--run-dir", "c.toml/run"], None, ["c.toml"]),
+    # prompts
+    "prompts-missing": (RUN, remove("train.jsonl"), ["train.jsonl"]),
+    "prompts-empty": (RUN, write("train.jsonl", ""), ["train.jsonl"]),
+    "prompts-a-folder": (settings("task.train=model"), None, ["model"]),
+    "prompts-of-no-form": (settings("task.train=train.txt"), write("train.txt", ROW), ["train.txt", ".jsonl"]),
+    "row-no-json": (RUN, write("train.jsonl", ROW + '{"prompt": "1 + 2 = ", "answer": "3"\n'), ["train.jsonl", "2"]),
+    "row-no-object": (RUN, write("train.jsonl", ROW + "[1]\n"), ["train.jsonl", "2"]),
+    "row-without-prompt": (RUN, write("train.jsonl", '{"question": "1", "answer": "1"}\n'), ["train.jsonl", "prompt"]),
+    "row-without-answer": (RUN, write("train.jsonl", '{"prompt": "1 + 1 = "}\n'), ["train.jsonl", "answer"]),
+    "prompt-no-text": (RUN, write("train.jsonl", '{"prompt": 3, "answer": "1"}\n'), ["train.jsonl", "prompt"]),
+    "prompt-blank": (RUN, write("train.jsonl", '{"prompt": " ", "answer": "1"}\n'), ["train.jsonl", "empty"]),
+    "prompts-not-utf-8": (
+        RUN,
+        write("train.jsonl", ROW.encode() + b'{"prompt": "\xff", "answer": "1"}'),
+        ["train.jsonl", "UTF-8"],
+    ),
+    "prompt-too-long": (
+        RUN,
+        write("train.jsonl", ROW + '{"prompt": "' + "1 + " * 200 + '1 = ", "answer": "201"}\n'),
+        ["train.jsonl", "2", "tokens"],
+    ),
+    "parquet-cut": (settings("task.train=train.parquet"), write("train.parquet", b"PAR1xxxx"), ["train.parquet"]),
+    "row-of-no-verifier": (
+        RUN,
+        write("train.jsonl", ROW.replace("}", ', "verifier": "numerc"}')),
+        ["train.jsonl", "numerc", "numeric"],
+    ),
+    "held-out-trained-on": (settings("task.held_out=train.jsonl"), None, ["train.jsonl"]),
+    # the model
+    "model-missing": (settings("model.path=nowhere"), None, ["nowhere"]),
+    "model-without-config": (RUN, remove("model/config.json"), ["config.json"]),
+    "model-config-no-json": (RUN, write("model/config.json", "{"), ["config.json"]),
+    "model-without-tokenizer": (RUN, remove("model/tokenizer.json"), ["tokenizer"]),
+    "tokenizer-cut": (RUN, cut("model/tokenizer.json"), ["tokenizer.json"]),
+    "weights-missing": (RUN, remove("model/model.safetensors"), ["model"]),
+    "weights-cut": (RUN, cut("model/model.safetensors"), ["model.safetensors"]),
+    # the verifier
+    "verifier-unknown": (settings("task.verifier=numerc"), None, ["task.verifier", "numerc", "numeric"]),
+    "verifier-file-missing": (settings("task.verifier=none.py:check"), None, ["task.verifier", "none.py"]),
+    "verifier-function-missing": (settings("task.verifier=verify.py:check"), None, ["verify.py", "check"]),
+    "verifier-module-missing": (settings("task.verifier=no_such_module:check"), None, ["no_such_module"]),
+    "verifier-raises": (settings("task.verifier=verify.py:raises"), None, ["task.verifier", "no such digit"]),
+    "verifier-says-text": (settings("task.verifier=verify.py:text"), None, ["task.verifier", "right"]),
+    "verifier-hangs": (settings("task.verifier=verify.py:hangs", "deadlines.verify_s=1"), None, ["task.verifier", "1"]),
+    # other commands
+    "status-of-no-run": (["status", "model"], None, ["model"]),
+    "report-of-no-run": (["report", "model"], None, ["model"]),
+    "explain-of-no-run": (["explain", "model", "0.0"], None, ["model"]),
+    "simulate-nothing": (["simulate", "fleet.toml"], None, ["fleet.toml"]),
+    "simulate-a-laptop": (["simulate", "c.toml"], None, ["fleet"]),
+    "compare-with-nothing": (["compare", "model", "nowhere"], None, ["model"]),
+    "plan-of-no-gpus": (["plan", "c.toml", "--gpus", "0"], None, ["--gpus"]),
+    "fuzz-of-no-policy": (["fuzz", "--policy", "routing=nobody", "--seeds", "1"], None, ["nobody"]),
+    "reproduce-no-paper": (["reproduce", "lamina"], None, ["lamina", "laminar"]),
+    "init-over-files": (["init", "."], None, ["train.jsonl"]),
+    "command-unknown": (["ran", "laminar"], None, ["ran"]),
+}
+MOST_LINES = 12
+
+
+def tree(root):
+    """Every file with its content, and every folder."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in Path(root).rglob("*")}
+
+
+def test_the_project_itself_is_right(project, capsys):
+    assert main([*RUN, "--dry-run"]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bad_input_is_named_and_leaves_nothing(project, capsys, kind):
+    arguments, prepare, names = KINDS[kind]
+    if prepare is not None:
+        prepare()
+    before = tree(project)
+    dry = (
+        ["--dry-run"] if arguments[0] == "run" and "--resume" not in arguments else []
+    )  # what is not noticed is not to start
+    status = main([*arguments, *dry])
+    out, err = capsys.readouterr()
+    said = out + err
+    assert status == 2, said
+    assert "Traceback" not in said
+    assert [name for name in names if name not in said] == [], said
+    assert 1 <= len(said.strip().splitlines()) <= MOST_LINES, said
+    assert tree(project) == before
