@@ -73,6 +73,22 @@ def test_nothing_is_overwritten(measured, capsys, tmp_path):
     assert calls == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--steps", "4"], "--steps 4: expected at least 5"),
+        (["--set", "pipeline.steps=3"], "key 'pipeline.steps': found 3, expected at least 5"),
+    ],
+)
+def test_too_few_steps_name_what_to_raise(measured, capsys, arguments, words):
+    calls = measured()
+    assert main(["profile", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert words in err
+    assert err.count("\n") == 1
+    assert calls == []
+
+
 @pytest.mark.parametrize(("outcome", "status"), [(RunFailedError("the trainer died"), 1), (KeyboardInterrupt(), 130)])
 def test_a_run_that_breaks_off_leaves_no_file(outcome, status, measured, capsys, tmp_path):
     measured(outcome)

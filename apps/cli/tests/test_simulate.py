@@ -1,6 +1,7 @@
 """``tailrace simulate``: what it prints, what it writes, and that every mistake is one line that leaves nothing behind."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,16 @@ def test_its_directory_is_a_runs(capsys):
     assert main(["report", "out"]) == 0
     assert capsys.readouterr().out.strip() == "out/report.html"
     assert len(Path("out/report.html").read_text()) == pytest.approx(len(report), rel=0.01)
+
+
+def test_a_fit_of_its_cost_model_says_whether_it_may_be_used(capsys):
+    assert main(["simulate", "mine.toml", "--run-dir", "out"]) == 0
+    capsys.readouterr()
+    assert main(["fit-cost", "out"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("# Verdict: ")
+    assert set(tomllib.loads(told)["rollout"]["cost_model"]) == {"k1", "k2", "k3", "k4"}
+    assert all(line.startswith("#") for line in told.partition("[rollout.cost_model]")[0].splitlines())
 
 
 def test_it_is_not_gone_on_with(capsys):

@@ -125,13 +125,16 @@ def test_an_unknown_trajectory_is_one_clear_line(run):
         explain(directory, "x")
 
 
-def snapshots(directory, model, count):
+MEASURED = ThroughputModel(2e-6, 3e-3, 2e-4, 5e-3)
+
+
+def snapshots(directory, model, count, *, most=100, noise=0.0):
     numbers = random.Random(1)
     with EventLog(directory.events) as log:
         for at in range(count):
-            running = numbers.randint(1, 100)
+            running = numbers.randint(1, most)
             kv = numbers.random()
-            rate = model.throughput(kv * 1000, running)
+            rate = model.throughput(kv * 1000, running) * numbers.uniform(1 - noise, 1 + noise)
             for half in (0.0, 0.25):
                 shot = c.Snapshot("r0", kv, running, 0, 0, 0, 0, tokens_per_s=rate, kv_capacity_tokens=1000)
                 log.append(at + half, [shot], [])
@@ -145,6 +148,38 @@ def test_the_cost_model_of_a_run_is_found_again(tmp_path):
     assert fit.error < 0.01
     assert fit.model.step_latency_s(500, 60) == pytest.approx(model.step_latency_s(500, 60), rel=0.01)
     directory.unlock()
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "doubts"),
+    [
+        (MEASURED, {}, []),
+        (MEASURED, {"noise": 0.1}, []),
+        (MEASURED, {"count": 20}, ["22 snapshots are too few"]),
+        (MEASURED, {"noise": 0.4, "count": 300}, ["were left out are off by"]),
+        (MEASURED, {"most": 12}, ["with at most 12 at once no batch was bound by computing"]),
+        (ThroughputModel(0.0, 3e-3, 2e-4, 5e-3), {}, ["k1 is 0 or nearly"]),
+        (ThroughputModel(2e-6, 0.0, 2e-4, 5e-3), {}, ["no batch was bound by reading the weights"]),
+    ],
+)
+def test_a_fit_says_whether_it_may_be_used(tmp_path, model, settings, doubts):
+    directory = RunDirectory.create(tmp_path / "run", {})
+    snapshots(directory, model, **{"count": 80, **settings})
+    directory.unlock()
+    found = fit_cost_model(directory).doubts
+    assert len(found) == len(doubts)
+    for said, expected in zip(found, doubts, strict=True):
+        assert expected in said
+
+
+def test_a_poor_fit_is_off_on_what_was_left_out_and_not_only_there(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", {})
+    snapshots(directory, MEASURED, 80, noise=0.5)
+    directory.unlock()
+    fit = fit_cost_model(directory)
+    assert fit.error > 0.05
+    assert fit.held_out >= fit.error * 0.9
+    assert fit.running == (1, 100)
 
 
 def test_too_short_a_run_says_so(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 
 import typer
 
@@ -22,7 +23,7 @@ def explain(run: Path, trajectory: str) -> None:
 
 
 def fit_cost(run: Path) -> None:
-    """Print the cost model that fits a run.
+    """Print the cost model that fits a run, as a table of a configuration, below whether it may be used.
 
     Raises:
         RunDirectoryError: the run does not exist or has too few snapshots.
@@ -30,7 +31,16 @@ def fit_cost(run: Path) -> None:
     from tailrace.pipeline.run.fit import fit_cost_model
 
     fit = fit_cost_model(RunDirectory.open(run))
-    typer.echo(f"# from {fit.samples} snapshots; the step time is off by {fit.error:.0%} in the median")
+    least, most = fit.running
+    if fit.doubts:
+        typer.echo("# Verdict: do not use this fit.")
+        for doubt in fit.doubts:
+            for line in wrap(doubt, 76, initial_indent="# - ", subsequent_indent="#   "):
+                typer.echo(line)
+    else:
+        typer.echo(f"# Verdict: may be used, for {least} to {most} trajectories at once on a replica.")
+    left_out = "" if fit.held_out is None else f", {fit.held_out:.0%} on what was left out of the fit"
+    typer.echo(f"# {fit.samples} snapshots; step times are off by {fit.error:.0%} in the median{left_out}")
     typer.echo("[rollout.cost_model]")
     for name in ("k1", "k2", "k3", "k4"):
         typer.echo(f"{name} = {getattr(fit.model, name):.4g}")

@@ -47,7 +47,7 @@ def profile(options: ProfileOptions) -> int:
         TailraceError: the command or the configuration is wrong; no run was started.
     """
     from tailrace.fleetsim.profile.machine_file import machine_toml
-    from tailrace.fleetsim.profile.measure import profile_machine
+    from tailrace.fleetsim.profile.measure import LEAST_STEPS, profile_machine
 
     out = options.out or Path(f"{Path(options.target).stem}-machine.toml")
     if out.suffix != ".toml" or out.exists() or not out.parent.is_dir():
@@ -55,7 +55,14 @@ def profile(options: ProfileOptions) -> int:
             "a file that exists" if out.exists() else "no such folder" if out.suffix == ".toml" else "another ending"
         )
         raise CommandError(f"--out {out}: found {found}, expected a new file that ends in .toml")
+    if options.steps < LEAST_STEPS:
+        raise CommandError(f"--steps {options.steps}: expected at least {LEAST_STEPS} steps to fit to")
     config = configuration(options.target, settings=options.settings)
+    if config.pipeline.steps < LEAST_STEPS:
+        raise CommandError(
+            f"{options.target}: key 'pipeline.steps': found {config.pipeline.steps}, expected at least {LEAST_STEPS} to "
+            f"measure; --set pipeline.steps={STEPS} raises it, and --steps measures at most as many"
+        )
     check(config, f"{options.target}: ")
     started = time.monotonic()
     before = signal.signal(signal.SIGTERM, _terminated)  # schedulers send SIGTERM; treat it like Ctrl-C

@@ -40,7 +40,7 @@ def fit_decode(
     rounds = [one for each in replicas for one in _split(each.rounds)[0]]
     if len(rounds) < LEAST_ROUNDS:
         raise ProfileError(
-            f"found {len(rounds)} decoding steps to fit to, expected at least {LEAST_ROUNDS}: profile more steps"
+            f"found {len(rounds)} decoding steps to fit to, expected at least {LEAST_ROUNDS}: profile more steps (--steps)"
         )
     chunks = _chunks([(one.kv_tokens, one.running, timing.spent_s(one.since, one.ended)) for one in rounds])
     try:

@@ -24,7 +24,7 @@ def fit_training(trainer: TrainerSamples, timing: Timing) -> TrainingPart:
     """
     settled = trainer.updates[FIRST:] if len(trainer.updates) > FIRST + 2 else trainer.updates
     if not settled:
-        raise ProfileError("found no training step to fit to, expected at least one: profile more steps")
+        raise ProfileError("found no training step to fit to, expected at least one: profile more steps (--steps)")
     shaped = trainer.sizes or settled
     found = costs(
         [_row(update) for update in shaped], [timing.spent_s(update.began, update.ended) for update in shaped]

@@ -30,7 +30,7 @@ def fit_workload(measured: MeasuredRun) -> WorkloadPart:
     """
     groups = _groups(measured)
     if not groups:
-        raise ProfileError("found no group with all its rewards, expected at least one: profile more steps")
+        raise ProfileError("found no group with all its rewards, expected at least one: profile more steps (--steps)")
     versions = [version for version, _, _, _ in groups]
     lengths = [tokens for _, _, responses, _ in groups for tokens in responses]
     rewards = [reward for _, _, _, group in groups for reward in group]
