@@ -100,7 +100,7 @@ def test_its_directory_is_a_runs(capsys):
 
 
 def test_a_fit_of_its_cost_model_says_whether_it_may_be_used(capsys):
-    assert main(["simulate", "mine.toml", "--run-dir", "out"]) == 0
+    assert main(["simulate", "mine.toml", "--set", "pipeline.steps=16", "--run-dir", "out"]) == 0
     capsys.readouterr()
     assert main(["fit-cost", "out"]) == 0
     told = capsys.readouterr().out

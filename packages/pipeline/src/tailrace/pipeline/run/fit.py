@@ -126,12 +126,12 @@ def _doubts(model: ThroughputModel, samples: Sequence[Sample], held_out: float |
     compute_s = model.k3 * max(batches)
     if compute_s < least_s or compute_s <= model.k2:
         doubts.append(
-            f"k3 is {'0' if model.k3 == 0 else 'too small to matter'}: with at most {max(batches)} at once no batch was bound by "
-            "computing, so larger ones look free; raise pipeline.prompts_per_replica"
+            f"k3 is {'0' if model.k3 == 0 else 'too small to matter'}: with at most {max(batches)} at once no batch was "
+            "bound by computing, so larger ones look free; raise pipeline.prompts_per_replica"
         )
     elif model.k2 <= model.k3 * min(batches):
         doubts.append(
-            f"k2 is {'0' if model.k2 == 0 else 'too small to matter'}: with {min(batches)} or more at once no batch was bound by "
-            "reading the weights, so smaller ones look faster than they are"
+            f"k2 is {'0' if model.k2 == 0 else 'too small to matter'}: with {min(batches)} or more at once no batch was "
+            "bound by reading the weights, so smaller ones look faster than they are"
         )
     return tuple(doubts)
