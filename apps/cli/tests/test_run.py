@@ -39,7 +39,14 @@ SUMMARY = {
     "partial_rollout": False,
     "repacks": 6,
     "replica_restarts": 1,
-    "prompts": {"admitted": 1300, "trained": 1280, "filtered": {"no signal": 20}, "failed": 0, "lost": 0},
+    "prompts": {
+        "admitted": 1300,
+        "trained": 1280,
+        "filtered": {"no signal": 20},
+        "failed": 0,
+        "failed_because": {},
+        "lost": 0,
+    },
     "lost_trajectories": 0,
     "contradictions": 0,
     "wall_s": 316.0,
@@ -90,6 +97,26 @@ def test_a_run_that_ends_well(launched, capsys):
     assert "1,300 admitted = 1,280 trained on + 20 filtered (20 no signal) + 0 failed; 0 lost" in words
     assert "mine/report.html" in words
     assert err == ""
+
+
+def test_prompts_that_were_dropped_or_failed_are_told(launched, capsys):
+    prompts = {
+        "admitted": 1303,
+        "failed": 3,
+        "failed_because": {"not-scored": 1, "refused": 2},
+        "failed_words": {"not-scored": "the verifier died", "refused": "a prompt of 601 tokens"},
+    }
+    rows = {"train": {"rows": 5_000, "dropped": 7, "truncated": 0, "most_tokens": 512}}
+    launched({**SUMMARY, "prompts": SUMMARY["prompts"] | prompts, "prompt_rows": rows})
+    assert main(["run", "laminar", "--run-dir", "mine"]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    for expected in (
+        "3 failed (1 not scored, 2 refused); 0 lost",
+        "rows of task.train: 7 of 5,000 dropped: longer than 512 tokens",
+        "1 group failed (not scored), the first because: the verifier died",
+        "2 groups failed (refused), the first because: a prompt of 601 tokens",
+    ):
+        assert expected in words
 
 
 def graded(step, digits, right=None, problems=200):

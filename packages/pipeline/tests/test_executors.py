@@ -57,6 +57,9 @@ class TestRay(ExecutorContract):
     test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on = deep(
         ExecutorContract.test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on
     )
+    test_a_prompt_that_an_engine_refuses_fails_its_group_alone = deep(
+        ExecutorContract.test_a_prompt_that_an_engine_refuses_fails_its_group_alone
+    )
     test_an_older_checkpoint_is_used_where_the_newest_is_damaged = deep(
         ExecutorContract.test_an_older_checkpoint_is_used_where_the_newest_is_damaged
     )

@@ -184,6 +184,17 @@ def test_a_run_that_gave_up_says_why(tmp_path):
     assert f"The run gave up: {simulation.controller.failure}" in page.words
 
 
+def test_rows_that_were_dropped_and_groups_that_failed_are_noted(tmp_path):
+    directory, _ = a_run(tmp_path / "run", configured())
+    summary = {"wall_s": 3.0, "tokens_per_s": 9.0, "consumed_twice": 0, "lost_trajectories": 0}
+    summary["prompt_rows"] = {"train": {"rows": 50, "dropped": 0, "truncated": 7, "most_tokens": 512}}
+    summary["prompts"] = {"failed_because": {"refused": 2}, "failed_words": {"refused": "a prompt of <601> tokens"}}
+    directory.summary.write_text(json.dumps(summary))
+    page = _Page(write_report(directory).read_text())
+    assert "rows of task.train: 7 of 50 cut off at their beginning: longer than 512 tokens." in page.words
+    assert "2 groups failed (refused), the first because: a prompt of <601> tokens." in page.words
+
+
 @pytest.fixture(scope="module")
 def interrupting(tmp_path_factory):
     directory, simulation = a_run(tmp_path_factory.mktemp("runs") / "interrupting", configured(STALEFLOW))
@@ -234,7 +245,11 @@ def test_the_summary_tells_the_same_as_the_report(interrupting):
         record.config, run, [], audit=audit, lengths=[1, 2], wall_s=9.0, training_s=8.0, extra={"more": 1}
     )
     became, told = found["prompts"], PromptFates.of(record.folds.history)
-    assert (became["admitted"], became["trained"], became["failed"]) == (told.admitted, told.trained, told.failed)
+    assert (became["admitted"], became["trained"], became["failed_because"]) == (
+        told.admitted,
+        told.trained,
+        told.failed,
+    )
     assert became["filtered"] == told.filtered
     assert (became["lost"], found["lost_trajectories"], found["contradictions"]) == (0, 0, 0)
     assert (found["staleness_bound"], found["partial_rollout"], found["repacks"]) == (1, True, 0)

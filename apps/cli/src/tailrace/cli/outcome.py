@@ -15,7 +15,7 @@ from tailrace.pipeline.run.prompt_reading import treated_rows
 from tailrace.pipeline.run.results import Measured, Quantity, Results
 from tailrace.report.figures.headline import UNKNOWN_ACCURACY, gain, reward_alone
 from tailrace.report.figures.held_out import with_error
-from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.figures.prompts import PromptFates, failures
 
 
 def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Console | None = None) -> None:
@@ -40,8 +40,8 @@ def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Cons
     guaranteed = f", bound {bound}" if bound is not None else ""
     table.add_row("staleness", f"{summary['staleness_mean']:.2f} mean, {summary['staleness_max']} max{guaranteed}")
     table.add_row("prompts", str(_prompts(summary["prompts"])))
-    for treated in treated_rows(summary):
-        table.add_row("", treated)
+    for line in (*treated_rows(summary), *failures(summary["prompts"])):
+        table.add_row("", line)
     if summary["partial_rollout"]:
         pulls, migrated = summary["interrupting_pulls"], summary["migrated_trajectories"]
         moved = f", {summary['repacks']} repacks" if summary["repacks"] else ""
@@ -65,7 +65,7 @@ def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Cons
 
 
 def _prompts(counted: Mapping[str, Any]) -> PromptFates:
-    return PromptFates(counted["admitted"], counted["trained"], counted["filtered"], counted["failed"])
+    return PromptFates(counted["admitted"], counted["trained"], counted["filtered"], counted["failed_because"])
 
 
 def _measured(quantity: Quantity, measured: Measured | None) -> str:

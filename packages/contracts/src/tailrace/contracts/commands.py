@@ -20,7 +20,9 @@ _POLICY = Reason(Why.POLICY)
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Generate these trajectories on a replica, resuming those that have tokens. Answered by `Finished` for each.
+    """Generate these trajectories on a replica, resuming those that have tokens.
+
+    Answered by `Finished` for each, or `Refused`.
 
     Args:
         reasons: one for each trajectory, or a single one for all.

@@ -80,7 +80,12 @@ class Engine(Protocol):
     """A rollout engine, driven by the thread that owns it. No method may be called from two threads at once."""
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests. Returns at once."""
+        """Queue requests. Returns at once.
+
+        A request that the engine cannot take, for example since its prompt fills the context, raises ValueError with the
+        reason. The engine has not taken it nor those after it, and goes on with all others. A replica gives one request a call,
+        and reports one that is refused: its group fails, and nothing else.
+        """
         ...
 
     def step(self) -> Sequence[Delta]:

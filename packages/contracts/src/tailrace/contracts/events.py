@@ -51,6 +51,16 @@ class Finished:
 
 
 @record
+class Refused:
+    """The engine of a replica did not take a trajectory's request. `reason` is in the engine's words."""
+
+    replica: str
+    trajectory: str
+    reason: str
+    answers: int | None = None
+
+
+@record
 class Interrupted:
     """A trajectory stopped on request. Its tokens are in the partial-response pool."""
 
@@ -254,6 +264,7 @@ class Resumed:
 Event = (
     Snapshot
     | Finished
+    | Refused
     | Interrupted
     | Pulled
     | PullFailed

@@ -38,6 +38,7 @@ class Why(StrEnum):
     EVICTED: the buffer is full of groups that were not trained on, and the eviction policy chose this one.
     EXPIRED: it is too old to be trained on within the bound.
     NOT_SCORED: its verifier failed too often; `attempts`.
+    REFUSED: the engine of replica `who` did not take its prompt.
     OVER: every batch is trained on.
     PLANNED: the provisioning policy asked for it.
     FAILED: a member failed; `failures` in a row, within `window_s`, of which the policy allows `allowed`, if
@@ -71,6 +72,7 @@ class Why(StrEnum):
     EVICTED = "evicted"
     EXPIRED = "expired"
     NOT_SCORED = "not-scored"
+    REFUSED = "refused"
     OVER = "over"
     PLANNED = "planned"
     FAILED = "failed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -99,6 +100,7 @@ class Case(_Strict):
         pipeline: as in a configuration.
         max_tokens: of a response.
         scoring_failures: share of scorings that fail.
+        refusals: share of prompts that engines refuse.
     """
 
     seed: int
@@ -116,8 +118,13 @@ class Case(_Strict):
     scoring_attempts: Positive = 3
     failed_groups_limit: Positive = 1_000
     scoring_failures: Share = 0.0
+    refusals: Share = 0.0
     messages: MessagesCase = MessagesCase()
     faults: tuple[CaseFault, ...] = ()
+
+    def refuses(self, prompt: int) -> bool:
+        """Whether engines refuse a prompt."""
+        return self.refusals > 0 and Random(f"refused {self.seed} {prompt}").random() < self.refusals
 
     # ---- files ----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -20,13 +22,26 @@ if TYPE_CHECKING:
 
 
 class FuzzReplica(Replica):
-    """A replica whose weights and work are watched."""
+    """A replica whose weights and work are watched, and whose engine refuses some prompts."""
 
-    __slots__ = ("_plane",)
+    __slots__ = ("_plane", "_refuses")
 
-    def __init__(self, world: World, relays: Relays, name: str, plane: DataPlane) -> None:
-        self._plane = plane
+    def __init__(
+        self, world: World, relays: Relays, name: str, plane: DataPlane, refuses: Callable[[int], bool]
+    ) -> None:
+        self._plane, self._refuses = plane, refuses
         super().__init__(world, relays, name, world.fleet.speed(name))
+
+    def _route(self, command: c.Route) -> None:
+        refused = [ref for ref in command.trajectories if self._refuses(ref.prompt)]
+        if not refused:
+            super()._route(command)
+            return
+        taken = tuple([ref for ref in command.trajectories if not self._refuses(ref.prompt)])
+        super()._route(dataclasses.replace(command, trajectories=taken))
+        self._say([c.Refused(self.id, ref.trajectory, "its prompt is too long", command.seq) for ref in refused])
+        self.flush()
+        self.idle_now()
 
     def weights_gone(self) -> None:
         self._plane.drops_weights(self.id)
@@ -94,10 +109,21 @@ class FuzzModels(Models):
     Args:
         random: draws what verifiers do.
         breaks: share of scorings that fail.
+        refuses: whether engines refuse a prompt.
     """
 
-    def __init__(self, world: World, plane: DataPlane, lineage: Lineage, random: Random, breaks: float) -> None:
+    def __init__(
+        self,
+        world: World,
+        plane: DataPlane,
+        lineage: Lineage,
+        random: Random,
+        *,
+        breaks: float,
+        refuses: Callable[[int], bool],
+    ) -> None:
         self._plane, self._lineage, self._random, self._breaks = plane, lineage, random, breaks
+        self._refuses = refuses
         super().__init__(world)
 
     def new_trainer(self) -> FuzzTrainer:
@@ -107,4 +133,4 @@ class FuzzModels(Models):
         return FuzzScorer(self.world, self._random, self._breaks)
 
     def new_replica(self, name: str) -> FuzzReplica:
-        return FuzzReplica(self.world, self.relays, name, self._plane)
+        return FuzzReplica(self.world, self.relays, name, self._plane, self._refuses)

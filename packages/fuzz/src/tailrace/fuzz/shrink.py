@@ -127,6 +127,10 @@ def _no_scoring_failures(case: Case) -> Iterator[Case | None]:
     yield _with(case, scoring_failures=0.0)
 
 
+def _no_refusals(case: Case) -> Iterator[Case | None]:
+    yield _with(case, refusals=0.0)
+
+
 def _one_turn(case: Case) -> Iterator[Case | None]:
     yield _part(case, "workload", environment=None)
 
@@ -198,6 +202,7 @@ def _pipeline(case: Case, **changes: Any) -> Case | None:
 _SIMPLER: Sequence[Callable[[Case], Iterator[Case | None]]] = (
     _plain_messages,
     _no_scoring_failures,
+    _no_refusals,
     _less_around,
     _fewer("steps", 1),
     _fewer_replicas,

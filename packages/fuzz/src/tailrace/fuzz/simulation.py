@@ -48,7 +48,7 @@ class FuzzSimulation:
         self.simulation = Simulation(
             fleet,
             transport=messages,
-            models=FuzzModels(world, plane, lineage, random, case.scoring_failures),
+            models=FuzzModels(world, plane, lineage, random, breaks=case.scoring_failures, refuses=case.refuses),
             deadlines=Deadlines.all(patience_s, suspect_s=silent_s / 2, silent_s=silent_s),
         )
         self.checker = Checker(case, self.simulation, plane)

@@ -62,7 +62,8 @@ class PipelineSpec:
         checkpoint_every: batches between checkpoints.
         keep_checkpoints: newest checkpoints that the trainer can go back to; if one is damaged, an older one is used.
         scoring_attempts: how often a failing verifier is tried before the group is reported as failed.
-        failed_groups_limit: number of failed groups that ends the run, since the verifier is then wrong, not a response.
+        failed_groups_limit: number of groups whose verifier failed that ends the run, since the verifier is then wrong, not a
+            response; and of groups that engines refused with no complete one between them.
     """
 
     admission: AdmissionPolicy

@@ -80,6 +80,8 @@ def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: s
     match event:
         case c.Finished(tokens=tokens, reason=reason):
             yield f"finished on {event.replica} with {tokens} tokens ({reason})"
+        case c.Refused(reason=reason):
+            yield f"refused by {event.replica}: {reason}"
         case c.Interrupted(tokens_kept=kept):
             yield f"left {event.replica} with {kept} tokens kept; it waits in the pool"
         case c.Scored(reward=reward):

@@ -19,7 +19,7 @@ from tailrace.report.charts.chart import Chart, TimeAxis
 from tailrace.report.charts.timeline import timeline_chart
 from tailrace.report.figures import headline
 from tailrace.report.figures.held_out import results, said
-from tailrace.report.figures.prompts import PromptFates
+from tailrace.report.figures.prompts import PromptFates, failures
 from tailrace.report.figures.utilisation import utilisation
 from tailrace.report.fold.marks import MarkKind
 from tailrace.report.html.page import render_page, write_page
@@ -148,6 +148,7 @@ def _notes(record: Record) -> list[str]:
     """What a reader must know before the figures."""
     notes = list((record.summary or {}).get("warnings", []))
     notes += [f"{line}." for line in treated_rows(record.summary or {})]
+    notes += [f"{line}." for line in failures((record.summary or {}).get("prompts", {}))]
     if record.summary is None:
         steps = f"step {record.folds.history.step} of {record.config.pipeline.steps}"
         state = "is still running" if record.directory.running() else "has not finished"

@@ -119,7 +119,7 @@ def facts(record: Record) -> list[tuple[str, str]]:
         ("prompts admitted", f"{became.admitted:,}"),
         ("prompts trained on", f"{became.trained:,}"),
         *((f"prompts filtered: {end(reason)}", f"{count:,}") for reason, count in became.filtered.items()),
-        ("prompts failed / lost", f"{became.failed:,} / {became.lost:,}"),
+        ("prompts failed / lost", f"{sum(became.failed.values()):,} / {became.lost:,}"),
         ("trajectories regenerated", f"{history.regenerated}"),
         *_interruptions(record),
         *(restarts or [("restarts", "0")]),

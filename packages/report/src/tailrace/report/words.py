@@ -29,6 +29,7 @@ REASONS = {
     Why.EVICTED: "the experience buffer is full",
     Why.EXPIRED: "too old to be trained on within the bound",
     Why.NOT_SCORED: "its verifier broke {attempts:.0f} times",
+    Why.REFUSED: "{who}'s engine refused its prompt",
     Why.OVER: "every batch is trained on",
     Why.PLANNED: "the provisioning policy wants it so",
     Why.FAILED: "it failed, {failures:.0f} in a row",
@@ -47,6 +48,7 @@ ENDS = {
     Why.EVICTED: "evicted",
     Why.EXPIRED: "too old",
     Why.NOT_SCORED: "not scored",
+    Why.REFUSED: "refused",
     Why.OVER: "left over",
 }
 """Why groups and samples end that are not trained on, in a word or two."""

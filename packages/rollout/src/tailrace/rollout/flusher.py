@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Event, Finished, Interrupted, PartialDelta
+from tailrace.contracts import Event, Finished, Interrupted, PartialDelta, Refused
 from tailrace.rollout.errors import FlushTimeoutError
 from tailrace.rollout.ports import TrajectorySource
 
@@ -157,4 +157,4 @@ class Flusher:
 
 
 def _concerns(event: Event, trajectories: set[str]) -> bool:
-    return isinstance(event, Finished | Interrupted) and event.trajectory in trajectories
+    return isinstance(event, Finished | Interrupted | Refused) and event.trajectory in trajectories

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from tailrace.contracts import Clock, Delta, EngineStats, Event, Finished, FinishReason, PartialDelta, Snapshot
+from tailrace.contracts import Clock, Delta, EngineStats, Event, Finished, FinishReason, PartialDelta, Refused, Snapshot
 from tailrace.rollout.flusher import FlushedBatch, Flusher
 from tailrace.rollout.standstill import Standstill
 
@@ -67,9 +67,9 @@ class Reports:
         self._finished += isinstance(event, Finished)
         self._events.append(event)
 
-    def finished_since(self, seq: int) -> set[str]:
-        """Trajectories routed by a command after this one that finished and whose `Finished` is not sent yet."""
-        ended = (event for event in self._events if isinstance(event, Finished))
+    def ended_since(self, seq: int) -> set[str]:
+        """Trajectories routed by a command after this one whose `Finished` or `Refused` is not sent yet."""
+        ended = (event for event in self._events if isinstance(event, Finished | Refused))
         return {event.trajectory for event in ended if (event.answers or 0) > seq}
 
     def forget(self, trajectories: Set[str]) -> None:

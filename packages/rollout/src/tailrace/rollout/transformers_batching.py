@@ -107,7 +107,8 @@ class TransformersEngine:
         """Queue requests.
 
         Raises:
-            RequestError: an id is in flight, a prompt is empty or too long, or a request has its own seed.
+            RequestError: an id is in flight, a prompt is empty or too long, a request has its own seed, or transformers
+                refuses it.
             EngineDiedError: the manager has stopped.
         """
         for request in requests:
@@ -127,17 +128,20 @@ class TransformersEngine:
             manager = self._manager(greedy)
             self._serial += 1
             generation = _Generation(f"{request.id}#{self._serial}", request, manager)
-            self._generations[request.id] = self._by_name[generation.name] = generation
-            accepted = manager.add_request(
-                [*request.prompt, *request.kept],
-                request_id=generation.name,
-                max_new_tokens=left,
-                streaming=True,
-                eos_token_id=list(sampling.stop_token_ids) or -1,
-                **({} if greedy else {"temperature": float(sampling.temperature)}),
-            )
+            try:
+                accepted = manager.add_request(
+                    [*request.prompt, *request.kept],
+                    request_id=generation.name,
+                    max_new_tokens=left,
+                    streaming=True,
+                    eos_token_id=list(sampling.stop_token_ids) or -1,
+                    **({} if greedy else {"temperature": float(sampling.temperature)}),
+                )
+            except ValueError as error:
+                raise RequestError(f"transformers refuses request {request.id!r}: {error}") from error
             if accepted is None:
                 raise _died(manager)
+            self._generations[request.id] = self._by_name[generation.name] = generation
 
     def step(self) -> Sequence[Delta]:
         """All tokens generated since the last call; waits up to 50 ms if there are none.

@@ -20,6 +20,7 @@ from tailrace.rollout.errors import (
     EngineDiedError,
     EngineMissingError,
     ModelLoadError,
+    RequestError,
     WeightsError,
 )
 from tailrace.rollout.options import CacheShape, EngineOptions
@@ -117,7 +118,7 @@ class VLLMEngine:
         """Queue requests.
 
         Raises:
-            RequestError: an id is in flight, or a prompt is empty or too long.
+            RequestError: an id is in flight, a prompt is empty or too long, or vLLM refuses a request.
         """
         for request in requests:
             check_request(request, self._names, self._max_model_len)
@@ -137,20 +138,22 @@ class VLLMEngine:
                 logprobs=0,
                 detokenize=False,
             )
-            self._names[request.id], self._requests[name] = name, request.id
-            self._client.add_request(
-                self._core_request(
-                    request_id=name,
-                    prompt_token_ids=[*request.prompt, *request.kept],
-                    mm_features=None,
-                    sampling_params=params,
-                    pooling_params=None,
-                    arrival_time=time.time(),
-                    lora_request=None,
-                    cache_salt=None,
-                    data_parallel_rank=None,
-                )
+            core_request = self._core_request(
+                request_id=name,
+                prompt_token_ids=[*request.prompt, *request.kept],
+                mm_features=None,
+                sampling_params=params,
+                pooling_params=None,
+                arrival_time=time.time(),
+                lora_request=None,
+                cache_salt=None,
+                data_parallel_rank=None,
             )
+            try:
+                self._client.add_request(core_request)
+            except ValueError as error:
+                raise RequestError(f"vLLM refuses request {request.id!r}: {error}") from error
+            self._names[request.id], self._requests[name] = name, request.id
 
     def step(self) -> Sequence[Delta]:
         """Do one forward pass. Returns a delta for each request that got a token.

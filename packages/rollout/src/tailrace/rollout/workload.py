@@ -24,6 +24,7 @@ from tailrace.contracts import (
     Pull,
     Pulled,
     PullFailed,
+    Refused,
     Request,
     Resume,
     Route,
@@ -170,7 +171,12 @@ class ReplicaWork:
         self.dropped += len(refs) - len(resumes)
         if requests:
             self._standstill.at(GENERATING)
-        self._engine.submit(requests)
+        for request in requests:  # one by one, so that the engine refuses one and takes the others
+            try:
+                self._engine.submit([request])
+            except ValueError as error:
+                del self._in_flight[request.id]
+                self._reports.event(Refused(self._replica, request.id, str(error), answers=route.seq))
 
     def _begin(self, route: Route, version: int) -> Sequence[Resume]:
         with self._standstill.elsewhere():
@@ -196,7 +202,7 @@ class ReplicaWork:
     def _abort(self, abort: Abort) -> None:
         """Drop the command's trajectories, except those routed again later: an Abort is outside the chain and may be late."""
         newer = {id_ for id_, state in self._in_flight.items() if state.route > abort.seq}
-        self._drop(set(abort.trajectories) - newer - self._reports.finished_since(abort.seq))
+        self._drop(set(abort.trajectories) - newer - self._reports.ended_since(abort.seq))
 
     def _drop(self, trajectories: set[str]) -> None:
         """Stop trajectories that no longer belong to this replica and drop their tokens and events."""

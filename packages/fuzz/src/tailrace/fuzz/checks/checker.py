@@ -45,6 +45,7 @@ class Checker:
         self._on_event = {
             c.Scored: (training.scored,),
             c.ScoringFailed: (training.scoring_failed,),
+            c.Refused: (training.refuses,),
             c.Stepped: (training.stepped,),
             c.Up: (training.up, versions.up),
             c.Down: (versions.down,),

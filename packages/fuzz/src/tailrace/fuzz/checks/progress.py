@@ -68,6 +68,8 @@ class LivenessCheck:
             holds = any(ends_run(self._recovery, role, failures=MANY, others=0) for role in self._downs)
         elif "could not be scored" in reason:
             holds = self._broken >= case.failed_groups_limit * case.scoring_attempts
+        elif "engines refused" in reason:
+            holds = case.refusals > 0
         elif "checkpoint" in reason:
             holds = any(fault.kind is BreakKind.DAMAGED_CHECKPOINT for fault in case.faults)
         else:

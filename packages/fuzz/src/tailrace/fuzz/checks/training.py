@@ -37,6 +37,7 @@ class Training:
         self._filters = bool(case.pipeline.batching.options.get("filter_equal_rewards", False))
         self.rewards: dict[str, float] = {}
         self.broken: dict[str, int] = {}
+        self.refused: set[str] = set()
         self.ordered: dict[int, list[str]] = {}
         self.trained: dict[str, int] = {}
         self.dropped: set[str] = set()
@@ -54,6 +55,10 @@ class Training:
     def scoring_failed(self, event: c.ScoringFailed) -> None:
         """A verifier broke."""
         self.broken[event.trajectory] = self.broken.get(event.trajectory, 0) + 1
+
+    def refuses(self, event: c.Refused) -> None:
+        """An engine refused a prompt."""
+        self.refused.add(event.trajectory.partition(".")[0])
 
     def stepped(self, event: c.Stepped) -> None:
         """A batch is trained on."""
@@ -180,5 +185,10 @@ class Training:
                 f"{counts.admitted} groups were admitted, expected {counts.trained} trained on + {counts.filtered} "
                 f"filtered + {counts.failed} failed",
             )
-        if counts.failed and not self.broken:
-            raise InvariantError(ONCE, f"{counts.failed} groups failed, but no verifier broke")
+        unscored, refused = (counts.failed_because.get(why, 0) for why in (c.Why.NOT_SCORED, c.Why.REFUSED))
+        if (unscored and not self.broken) or refused > len(self.refused) or unscored + refused != counts.failed:
+            raise InvariantError(
+                ONCE,
+                f"{unscored} groups failed unscored and {refused} refused, but {len(self.broken)} verifiers broke and "
+                f"{len(self.refused)} groups were refused",
+            )

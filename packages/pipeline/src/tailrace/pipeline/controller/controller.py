@@ -2,7 +2,7 @@
 
     events ──► handle_all(events, now) ──► commands     no I/O, no clock, no randomness, no threads
 
-    consumes    Snapshot Finished Interrupted Pulled Published Stepped Scored Up Down Tick ...
+    consumes    Snapshot Finished Refused Interrupted Pulled Published Stepped Scored Up Down Tick ...
     waits for   a replica that is up, a version that is published, a batch that is complete, a trainer that is idle
     unblocked   by Up, by Published, by Scored, by Stepped; a member that never answers is reported Down by the executor
 
@@ -23,6 +23,7 @@ from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.evaluations import Evaluations
+from tailrace.pipeline.controller.failed_groups import FailedGroups
 from tailrace.pipeline.controller.failures import Failures
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.groups import Groups
@@ -78,6 +79,10 @@ class Controller:
         self.groups = Groups(
             spec, self.ledger, self.fleet, self.gate, self.source, self.discards, self.scoring, self.coordinator
         )
+        self.failed_groups = FailedGroups(
+            spec, self.ledger, self.fleet, self.trainer, self.evaluations,
+            self.coordinator, self.scoring, self.groups, self._fail,
+        )  # fmt: skip
         self.provisioning = Provisioning(spec, self.members, self.fleet, self.trainer, self.coordinator, self.outbox)
         self.losses = Losses(self.ledger, self.fleet, self.trainer, self.scoring, self.coordinator)
         self.failures = Failures(
@@ -97,7 +102,8 @@ class Controller:
             c.PullFailed: self.weights.pull_failed,
             c.Published: self.weights.was_published,
             c.Durable: self._on_durable,
-            c.ScoringFailed: self._on_scoring_failed,
+            c.ScoringFailed: self.failed_groups.scoring_failed,
+            c.Refused: self.failed_groups.refused,
             c.Accumulated: self._on_accumulated,
             c.Stepped: self._on_stepped,
             c.Discarded: self.discards.done,
@@ -127,7 +133,7 @@ class Controller:
         """
         if self.finished or (self.failure is not None and not any(type(event) is c.Resumed for event in events)):
             return []
-        self.now = self.weights.now = now
+        self.now = self.weights.now = self.failed_groups.now = now
         try:
             if not self.started:
                 self._start(now)
@@ -160,6 +166,7 @@ class Controller:
             "coordinator": self.coordinator,
             "scoring": self.scoring,
             "plan": self.provisioning,
+            "failed groups": self.failed_groups,
         }
         for name, part in parts.items():
             plain[name] = {key: v for key, v in vars(part).items() if isinstance(v, int | float | str | None)}
@@ -264,22 +271,6 @@ class Controller:
                 self.groups.complete(group)
         self._worked(SCORER)
         self._worked(DATA)
-
-    def _on_scoring_failed(self, event: c.ScoringFailed) -> None:
-        trajectory = self.ledger.trajectories.get(event.trajectory)
-        if trajectory is None or trajectory.phase is not _DONE or not self.scoring.failed(trajectory):
-            return
-        if trajectory.purpose is _EVAL:
-            self.ledger.settle_eval(self.evaluations.scored(trajectory, event, self.trainer, self.now))
-            return
-        self.groups.drop(
-            trajectory.group,
-            c.GroupEnd.FAILED,
-            c.Reason(c.Why.NOT_SCORED, numbers={"attempts": self.spec.scoring_attempts}),
-        )
-        self.groups.drop_surplus()
-        if self.ledger.counts.failed >= self.spec.failed_groups_limit:
-            self._fail(f"{self.ledger.counts.failed} groups could not be scored, the last because: {event.reason}")
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
         if self.trainer.accumulating != event.version:

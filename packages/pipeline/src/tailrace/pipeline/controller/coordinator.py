@@ -39,7 +39,18 @@ from tailrace.pipeline.spec import PipelineSpec
 _ONCE = "a trajectory of the pool, placed once"
 _LOAD = frozenset({c.Snapshot})
 _PROGRESS = frozenset(
-    {c.Finished, c.Interrupted, c.Scored, c.ScoringFailed, c.Durable, c.Suspect, c.Struck, c.Accumulated, c.Activity}
+    {
+        c.Finished,
+        c.Refused,
+        c.Interrupted,
+        c.Scored,
+        c.ScoringFailed,
+        c.Durable,
+        c.Suspect,
+        c.Struck,
+        c.Accumulated,
+        c.Activity,
+    }
 )  # a snapshot follows, or nothing does
 
 

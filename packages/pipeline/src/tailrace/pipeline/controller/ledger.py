@@ -314,6 +314,7 @@ class Ledger:
             self.counts.filtered_because[reason] = self.counts.filtered_because.get(reason, 0) + 1
         else:
             self.counts.failed += 1
+            self.counts.failed_because[reason] = self.counts.failed_because.get(reason, 0) + 1
         if group.version is None:
             self._leaves_unstarted(group)
             return _fresh(group)

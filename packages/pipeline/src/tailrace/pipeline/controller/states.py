@@ -85,7 +85,11 @@ class GroupState:
 
 @dataclass(slots=True)
 class Counts:
-    """Totals over the run, in groups unless named otherwise. `filtered_because` splits `filtered` by reason."""
+    """Totals over the run, in groups unless named otherwise.
+
+    `filtered_because` and `failed_because` split `filtered` and `failed` by reason. `failed_words` has what was said of the
+    first group that failed for each reason.
+    """
 
     admitted: int = 0
     trained: int = 0
@@ -98,3 +102,5 @@ class Counts:
     resumed_on_newer: int = 0
     surplus_trajectories: int = 0
     filtered_because: dict[str, int] = field(default_factory=dict)
+    failed_because: dict[str, int] = field(default_factory=dict)
+    failed_words: dict[str, str] = field(default_factory=dict)

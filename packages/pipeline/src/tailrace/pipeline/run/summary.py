@@ -78,6 +78,8 @@ def summarise(
             "trained": counts.trained,
             "filtered": dict(sorted(counts.filtered_because.items())),
             "failed": counts.failed,
+            "failed_because": dict(sorted(counts.failed_because.items())),
+            "failed_words": dict(sorted(counts.failed_words.items())),
             "lost": lost_groups,
         },
         "filtered_groups": counts.filtered,

@@ -9,6 +9,7 @@ Everything is real except the engine, see `tailrace.pipeline.testing.small_run`.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +37,12 @@ from tailrace.pipeline.testing.small_run import (
     events_of,
     make_deployment,
     make_files,
+    make_overlong,
     make_spec,
     make_staleflow_spec,
     policy,
 )
+from tailrace.trajstore import PromptPool
 
 
 class _Dies(Exception):  # noqa: N818 - it stands for the driver's death
@@ -214,6 +217,22 @@ class ExecutorContract:
         assert [role for role, _ in self.downs(tmp_path)] == ["scorer", "scorer"]
         assert run.counts.failed == 0
         assert events_of(tmp_path, c.ScoringFailed) == []
+
+    def test_a_prompt_that_an_engine_refuses_fails_its_group_alone(self, tmp_path: Path, model: Path) -> None:
+        """No replica dies of it, and the run goes on with the others; a held-out prompt counts neither way."""
+        files = tmp_path / "files"
+        shutil.copytree(model.parent, files)
+        third = PromptPool.from_file(files / "train.jsonl", shuffle_seed=1)[2].row
+        for name, row in (("train", third), ("held_out", 4)):
+            make_overlong(files / f"{name}.jsonl", row)
+        run = self.run(tmp_path, files / "model")
+        assert self.downs(tmp_path) == []
+        assert run.counts.failed_because == {c.Why.REFUSED: 1}
+        assert "expected fewer than max_model_len=256" in run.counts.failed_words[c.Why.REFUSED]
+        refused = {event.trajectory for event in events_of(tmp_path, c.Refused)}
+        (group,) = {name.partition(".")[0] for name in refused if not name.startswith("e")}
+        assert group == "2"
+        assert {(len(result.rewards), result.failed) for result in run.evaluations} == {(5, 1)}
 
     # ---- members that hang or stand still -------------------------------------------------------------------------
 

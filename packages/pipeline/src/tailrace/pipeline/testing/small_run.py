@@ -122,6 +122,13 @@ def make_files(root: Path) -> Path:
     return model
 
 
+def make_overlong(file: Path, row: int) -> None:
+    """Make a prompt of a file longer than the fake engine takes."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    rows[row]["prompt"] *= 200
+    file.write_text("".join(json.dumps(each) + "\n" for each in rows))
+
+
 def make_deployment(
     root: Path,
     model: Path,

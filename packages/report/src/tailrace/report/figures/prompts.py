@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tailrace.contracts import Why
 from tailrace.report.fold.history import History
-from tailrace.report.words import end
+from tailrace.report.words import end, many
+
+_FAILED = (Why.NOT_SCORED, Why.REFUSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,33 +22,51 @@ class PromptFates:
 
     Args:
         filtered: by the reason's name.
+        failed: by the reason's name: the verifier broke, or an engine refused the prompt.
         open: neither trained on nor dropped yet; 0 once the run has finished.
     """
 
     admitted: int
     trained: int
     filtered: Mapping[str, int]
-    failed: int
+    failed: Mapping[str, int]
     open: int = 0
 
     @classmethod
     def of(cls, history: History) -> PromptFates:
         """What a log shows. At the end of a run nothing is open: what has no end then is lost."""
-        filtered = {str(why): count for why, count in sorted(history.ended.items()) if why != Why.NOT_SCORED}
-        trained, failed = history.trained, history.ended[Why.NOT_SCORED]
+        ended = {str(why): count for why, count in sorted(history.ended.items())}
+        filtered = {why: count for why, count in ended.items() if why not in _FAILED}
+        failed = {why: count for why, count in ended.items() if why in _FAILED}
+        trained = history.trained
         open_ = 0 if history.finished else history.started - history.dropped - trained
         return cls(history.started, trained, filtered, failed, open_)
 
     @property
     def lost(self) -> int:
         """Admitted and nowhere to be found; anything but 0 is a fault of Tailrace."""
-        return self.admitted - self.trained - sum(self.filtered.values()) - self.failed - self.open
+        return self.admitted - self.trained - sum(self.filtered.values()) - sum(self.failed.values()) - self.open
 
     def __str__(self) -> str:
         """The sum, for a person."""
-        reasons = ", ".join(f"{count:,} {end(reason)}" for reason, count in sorted(self.filtered.items()))
-        parts = [f"{self.trained:,} trained on", f"{sum(self.filtered.values()):,} filtered"]
-        parts[1] += f" ({reasons})" if reasons else ""
-        parts.append(f"{self.failed:,} failed")
+        parts = [
+            f"{self.trained:,} trained on",
+            f"{sum(self.filtered.values()):,} filtered{_reasons(self.filtered)}",
+            f"{sum(self.failed.values()):,} failed{_reasons(self.failed)}",
+        ]
         parts += [f"{self.open:,} still open"] if self.open else []
         return f"{self.admitted:,} admitted = {' + '.join(parts)}; {self.lost:,} lost"
+
+
+def failures(counted: Mapping[str, Any]) -> list[str]:
+    """A line for each reason for which groups failed, with what was said first, from ``prompts`` of a summary."""
+    said = counted.get("failed_words", {})
+    return [
+        f"{many(count, 'group')} failed ({end(why)}), the first because: {said.get(why, 'unknown')}"
+        for why, count in counted.get("failed_because", {}).items()
+    ]
+
+
+def _reasons(counted: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{count:,} {end(reason)}" for reason, count in sorted(counted.items()))
+    return f" ({reasons})" if reasons else ""

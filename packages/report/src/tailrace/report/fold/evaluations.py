@@ -21,6 +21,7 @@ class EvaluationFold:
 
     def __init__(self, history: History) -> None:
         self.hears: Hears = {c.Scored: self._scored, c.ScoringFailed: self._failed, c.Route: self._begin}
+        self.hears[c.Refused] = self._refused
         self.done: list[EvaluationResult] = []
         self._history = history
         self._open: dict[str, _Open] = {}
@@ -38,6 +39,11 @@ class EvaluationFold:
             if failures >= self._history.spec.scoring_attempts:
                 self._answered(event)
 
+    def _refused(self, now: float, event: c.Refused) -> None:
+        del now
+        if event.trajectory in self._open:
+            self._answered(event)
+
     def _begin(self, now: float, command: c.Route) -> None:
         del now
         began: dict[str, _Open] = {}
@@ -49,7 +55,7 @@ class EvaluationFold:
                 evaluation = self._open[ref.trajectory] = began.setdefault(ref.mode, new)
                 evaluation.left += 1
 
-    def _answered(self, event: c.Scored | c.ScoringFailed) -> None:
+    def _answered(self, event: c.Scored | c.ScoringFailed | c.Refused) -> None:
         history = self._history
         evaluation, known = self._open.pop(event.trajectory), history.trajectories[event.trajectory]
         evaluation.left -= 1

@@ -160,6 +160,11 @@ class History:
             self._finishes(event.trajectory, known)
             known.tokens = event.tokens
 
+    def _on_refused(self, event: c.Refused) -> None:
+        known = self._left(event.replica, event.trajectory)
+        if known is not None and known.replica == event.replica:
+            known.replica = None
+
     def _on_scored(self, event: c.Scored) -> None:
         known = self.trajectories.get(event.trajectory)
         if known is None or not known.finished or known.reward is not None:

@@ -250,8 +250,12 @@ class EngineContract:
         engine.submit([Request("twice", (1,), Sampling(max_tokens=50))])
         with pytest.raises(RequestError, match="twice"):
             engine.submit([Request("twice", (1,), Sampling())])
+        with pytest.raises(ValueError, match="max_model_len"):
+            engine.submit([Request("long", (1,) * 512, Sampling())])
         engine.abort(["twice"])
         assert engine.step() == []
+        assert (engine.stats().running, engine.stats().waiting) == (0, 0)
+        assert generate(engine, [Request("long", (1,), Sampling(max_tokens=1))], _TIMEOUT_S)["long"].tokens
 
     @pytest.mark.parametrize("temperature", [0.6, 1.0])
     def test_samples_follow_the_distribution(self, engine: Engine, reference: Any, temperature: float) -> None:
