@@ -100,13 +100,13 @@ def _commands_carried_out_as_often_as_they_arrive(patch):
 
 
 def _a_broken_verifier_as_a_zero(patch):
-    on_scored = Controller._on_scored
+    begin = Controller.__init__
 
-    def zero(controller, event):
-        scored = c.Scored(event.trajectory, 0.0)
-        on_scored(controller, [scored] if "events" in on_scored.__annotations__ else scored)
+    def planted(controller, *arguments, **named):
+        begin(controller, *arguments, **named)
+        controller._handlers[c.ScoringFailed] = lambda event: controller._on_scored([c.Scored(event.trajectory, 0.0)])
 
-    patch.setattr(Controller, "_on_scoring_failed", zero)
+    patch.setattr(Controller, "__init__", planted)
 
 
 def _version_numbers_used_again(patch):

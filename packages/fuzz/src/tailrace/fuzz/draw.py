@@ -58,7 +58,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     counts = {"replica": replicas, "relay": content["relays"]}
     faults = (_fault(random, counts, pipeline["steps"], step_s, delays) for _ in range(_how_many(random)))
     content["faults"] = tuple(faults)
-    content["refusals"] = random.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.3])
+    refusals = Random(f"tailrace fuzz {seed}, refusals")  # the rest of a seed's case is as it was before there were any
+    content["refusals"] = refusals.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.3])
     return Case.model_validate(content)
 
 
