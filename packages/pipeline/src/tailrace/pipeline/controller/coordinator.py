@@ -38,20 +38,14 @@ from tailrace.pipeline.spec import PipelineSpec
 
 _ONCE = "a trajectory of the pool, placed once"
 _LOAD = frozenset({c.Snapshot})
-_PROGRESS = frozenset(
-    {
-        c.Finished,
-        c.Refused,
-        c.Interrupted,
-        c.Scored,
-        c.ScoringFailed,
-        c.Durable,
-        c.Suspect,
-        c.Struck,
-        c.Accumulated,
-        c.Activity,
-    }
-)  # a snapshot follows, or nothing does
+_ANSWERS = frozenset({c.Finished, c.Refused, c.Interrupted, c.Scored, c.ScoringFailed})
+_PROGRESS = _ANSWERS | {
+    c.Durable,
+    c.Suspect,
+    c.Struck,
+    c.Accumulated,
+    c.Activity,
+}  # a snapshot follows, or nothing does
 
 
 class Coordinator:

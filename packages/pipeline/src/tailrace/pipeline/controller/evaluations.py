@@ -96,7 +96,7 @@ class Evaluations:
     def scored(
         self, trajectory: TrajectoryState, event: Scored | ScoringFailed | Refused, trainer: TrainerState, now: float
     ) -> Iterable[str]:
-        """Note a verdict, or that the verifier failed or the engine refused the problem. Returns the ids to forget once the evaluation is complete."""
+        """Note a verdict, or that there is none. Returns the ids to forget once the evaluation is complete."""
         key = next((key for key, job in self.running.items() if trajectory.id in job.waiting), None)
         if key is None:
             return ()
