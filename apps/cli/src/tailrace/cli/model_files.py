@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ def check_model(directory: Path) -> None:
     """
     for name in ("config.json", "tokenizer.json"):
         _json(directory / name)
+    for path in _weights(directory):
+        _tensors(path)
+
+
+def count_parameters(directory: Path) -> int:
+    """The number of parameters in a model's files. A tied one counts once.
+
+    Raises:
+        ConfigError: a file is missing, cut short or damaged.
+    """
+    return sum(math.prod(tensor["shape"]) for path in _weights(directory) for tensor in _tensors(path))
+
+
+def _weights(directory: Path) -> list[Path]:
     index = directory / "model.safetensors.index.json"
     if index.exists():
         weight_map = _json(index).get("weight_map")
@@ -28,8 +43,7 @@ def check_model(directory: Path) -> None:
         files = sorted(path.name for path in directory.glob("*.safetensors"))
     if not files:
         raise ConfigError(f"{KEY}: found no weights in {str(directory)!r}, expected *.safetensors")
-    for name in files:
-        _check_safetensors(directory / name)
+    return [directory / name for name in files]
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -44,8 +58,8 @@ def _json(path: Path) -> dict[str, Any]:
     return content
 
 
-def _check_safetensors(path: Path) -> None:
-    """Check a file: the header's length in 8 bytes, a JSON header, and as many bytes of tensors as the header says."""
+def _tensors(path: Path) -> list[dict[str, Any]]:
+    """A file's tensors: the header's length in 8 bytes, a JSON header, and as many bytes of tensors as the header says."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -56,9 +70,11 @@ def _check_safetensors(path: Path) -> None:
     if header is None:
         raise ConfigError(f"{KEY}: {str(path)!r} is cut short or no safetensors file ({size} bytes)")
     try:
-        ends = [tensor["data_offsets"][1] for name, tensor in json.loads(header).items() if name != "__metadata__"]
+        tensors = [tensor for name, tensor in json.loads(header).items() if name != "__metadata__"]
+        ends = [tensor["data_offsets"][1] for tensor in tensors]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{KEY}: {str(path)!r} is damaged: its header is no list of tensors") from error
     expected = _LENGTH_BYTES + length + max(ends, default=0)
     if size != expected:
         raise ConfigError(f"{KEY}: {str(path)!r} is damaged: found {size} bytes, expected {expected}")
+    return tensors

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tailrace.cli.errors import NotHereError
 from tailrace.cli.model_files import check_model
+from tailrace.cli.room import check_memory
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
@@ -21,7 +22,7 @@ RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")  # noqa: S108 - the file
 
 
 def check(config: RunConfig, where: str = "", *, prompts: bool = True) -> FoundPrompts | None:
-    """Check plugins, their options, scripted faults, the model's files, every row of the prompts, devices, the Ray address.
+    """Check plugins, their options, scripted faults, the model's files, the prompts, devices, memory, the Ray address.
 
     Args:
         config: the configuration.
@@ -61,8 +62,12 @@ def _model(config: RunConfig) -> None:
 def _machine(config: RunConfig) -> None:
     if config.executor.name == "ray" and config.executor.ray_address is not None:
         check_ray(config.executor.ray_address)
-    else:
-        check_devices(config)
+        return
+    gathered = Gathered()
+    for part in (check_devices, check_memory):
+        with gathered.check():
+            part(config)
+    gathered.done()
 
 
 def check_devices(config: RunConfig) -> None:

@@ -16,6 +16,7 @@ from tailrace.cli.display import display
 from tailrace.cli.errors import CommandError
 from tailrace.cli.outcome import show_outcome
 from tailrace.cli.preflight import check
+from tailrace.cli.room import check_disk
 from tailrace.cli.stopping import INTERRUPTED, Stopping
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.gathered import Gathered
@@ -81,6 +82,7 @@ def _start(options: RunOptions) -> int:
         found = check(config, f"{options.target}: ")
     with gathered.check():
         check_new(RunDirectory(root))
+        check_disk(config, root)
     gathered.done()
     if options.dry_run:
         from tailrace.cli.dry_run import show_plan
