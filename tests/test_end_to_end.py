@@ -1,7 +1,9 @@
 """A whole run from the command line, on the engine that is chosen by itself: prompt files, a killed replica and driver."""
 
+import html
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,6 +79,56 @@ def steps_done(run):
     return log.read_text().count('"is":"Stepped"') if log.exists() else 0
 
 
+GRADED = """
+def verify(response, answer, metadata):
+    correct = response.strip() == answer
+    return {"reward": 1.0 if correct else 0.2 * any(letter.isdigit() for letter in response), "correct": correct}
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_status_summary_and_report_say_the_same_of_a_graded_run(config, tmp_path):
+    (tmp_path / "graded.py").write_text(GRADED)
+    run, own = tmp_path / "run", f"task.verifier={tmp_path / 'graded.py'}:verify"
+    said, _ = (
+        first := tailrace("run", config, "--run-dir", run, "--plain", "--executor", "local", "--set", own)
+    ).communicate(timeout=500)
+    assert first.returncode == 0, said
+    summary = json.loads((run / "summary.json").read_text())
+    status = json.loads(tailrace("status", "--json", run).communicate(timeout=60)[0])
+    shown = " ".join(tailrace("status", run).communicate(timeout=60)[0].split())
+    page = (run / "report.html").read_text()
+    facts = {name: html.unescape(value) for name, value in re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", page)}
+    rows = dict(re.findall(r"<td[^>]*>((?:before|after) RL, sampled)</td>(.*?)</tr>", page, re.DOTALL))
+
+    assert (status["phase"], status["alive"], status["over"], status["replicas"]) == ("done", False, True, [])
+    assert f"done step {STEPS} of {STEPS}" in shown
+    assert "generat" not in shown
+    assert summary["steps"] == status["step"] == STEPS
+    assert facts["steps"] == f"{STEPS} of {STEPS}"
+    for when, key in (("before", "_before"), ("after", "")):
+        accuracy, reward = summary[f"eval_accuracy_{when}"], summary[f"eval_reward_{when}"]
+        assert reward > accuracy  # digits earn something, and a model of random weights prints them
+        assert (accuracy, reward) == (status[f"accuracy{key}"], status[f"held_out_reward{key}"])
+        assert f"{100 * accuracy:.1f} %" in rows[f"{when} RL, sampled"]
+        assert f"accuracy {when} {100 * accuracy:.1f} %" in " ".join(said.split())
+        assert f"{reward:.3f}" in rows[f"{when} RL, sampled"]
+        assert f"reward {when} {reward:.3f}" in " ".join(said.split())
+    assert f"held-out reward {summary['eval_reward_after']:.3f}" in shown
+    assert "model as given" in summary["controls"].popitem()[0]
+    assert "warm start" not in said
+    assert facts["staleness"].startswith(f"mean {summary['staleness_mean']:.2f}, max {summary['staleness_max']}")
+    assert f"{status['staleness_mean']:.2f} mean, {status['staleness_max']} max" in shown
+    assert f"{summary['staleness_mean']:.2f} mean" in shown
+    assert int(facts["trajectories trained on"]) == summary["trained_trajectories"] == STEPS * PROMPTS * SAMPLES
+    assert int(facts["response tokens trained on"].replace(",", "")) == summary["trained_tokens"]
+    assert facts["trained tokens per second"] == f"{summary['tokens_per_s']:,.0f}"
+    assert f"trained {facts['trained tokens per second']} tokens/s" in shown
+    assert int(facts["repacks"]) == summary["repacks"] == status["repacks"]
+    assert (facts["restarts"], summary["replica_restarts"], status["replica_restarts"]) == ("0", 0, 0)
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path):
@@ -88,9 +140,11 @@ def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path):
     assert first.poll() is None, first.communicate()[0]
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
-    status = tailrace("status", run)
+    status = tailrace("status", "--json", run)
     said, _ = status.communicate(timeout=60)
     assert status.returncode == 0, said
+    found = json.loads(said)
+    assert (found["step"], found["alive"], found["over"], found["replicas"]) == (steps_done(run), False, True, [])
 
     second = tailrace("run", "--resume", run, "--plain")
     said, _ = second.communicate(timeout=300)

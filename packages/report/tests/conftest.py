@@ -100,10 +100,11 @@ def enriched(event):
     return event
 
 
-def a_run(root, config=None, *, until_step=None, crash_at_step=None):
+def a_run(root, config=None, *, until_step=None, crash_at_step=None, observe=None):
     """The directory of a run, and the simulation that it was.
 
     Args:
+        observe: from the directory, one more observer of the run.
         until_step: the driver stops there.
         crash_at_step: the driver dies there with every process, and the run goes on.
     """
@@ -111,7 +112,8 @@ def a_run(root, config=None, *, until_step=None, crash_at_step=None):
     fleet = fleet_of(config)
     directory = RunDirectory.create(root, fleet.config.model_dump(mode="json"))
     log = Enriched(directory)
-    simulation = Simulation(fleet, log=log, observers=(log,), models=Models(World(fleet)))
+    observers = (log,) if observe is None else (log, observe(directory))
+    simulation = Simulation(fleet, log=log, observers=observers, models=Models(World(fleet)))
     stop = crash_at_step if until_step is None else until_step
     if stop is None:
         simulation.run()

@@ -11,8 +11,11 @@ from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.figures import prompts
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.history import History
+from tailrace.report.fold.marks import MarkKind
 
 from .conftest import STALEFLOW, configured, simulated
+
+ROLES = ("replica", "trainer", "data", "relay", "scorer")
 
 
 def folded(simulation):
@@ -45,10 +48,16 @@ def test_it_comes_to_what_the_controller_knows(fuzzed):
         assert history.resumed_on_newer == counts.resumed_on_newer, seed
         assert history.surplus_samples == counts.surplus_trajectories, seed
         assert folds.evaluations.done == list(run.evaluations), seed
+        assert sum(sum(batch.lengths) for batch in folds.batches.trained) == counts.trained_tokens, seed
+        assert +history.restarts == +Counter({role: run.restarts(role) for role in ROLES}), seed
+        interruptions = folds.interruptions
+        assert len(interruptions.of(MarkKind.REPACK)) == run.moves, seed
+        assert len(interruptions.of(MarkKind.PULL)) == run.interrupting_pulls, seed
+        assert sum(each.trajectories for each in interruptions.of(MarkKind.EVICTION)) == run.evictions, seed
+        lags = Counter(lag for batch in folds.batches.trained for lag in batch.at_consumption)
+        assert lags == run.staleness_at_consumption, seed
         if run.finished:
             assert history.buffered == run.buffered, seed
-            lags = Counter(lag for batch in folds.batches.trained for lag in batch.at_consumption)
-            assert lags == run.staleness_at_consumption, seed
 
 
 def test_every_prompt_has_its_fate(fuzzed):

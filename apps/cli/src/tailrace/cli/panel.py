@@ -115,6 +115,9 @@ def _phase(status: RunStatus) -> RenderableType:
     if status.detail:
         text.append(f"  {status.detail}", style="not bold")
     left = f"  {clock(status.left_s)} left" if status.left_s is not None else ""
+    if status.over and status.steps:
+        text.append(f"  step {status.step} of {status.steps}", style="not bold")
+        return text
     if not status.steps or status.phase != "training":
         text.append(left, style="not bold dim")
         return text
@@ -126,10 +129,12 @@ def _phase(status: RunStatus) -> RenderableType:
 
 def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
     accuracy = held_out = "none yet"
-    if status.accuracy is not None and status.accuracy_before is not None:
-        accuracy = f"{100 * status.accuracy:.1f} % (before {100 * status.accuracy_before:.1f} %)"
-    if status.held_out_reward is not None and status.held_out_reward_before is not None:
-        held_out = f"{status.held_out_reward:.3f} (before {status.held_out_reward_before:.3f})"
+    if status.accuracy is not None:
+        before = f" (before {100 * status.accuracy_before:.1f} %)" if status.accuracy_before is not None else ""
+        accuracy = f"{100 * status.accuracy:.1f} %{before}"
+    if status.held_out_reward is not None:
+        was = status.held_out_reward_before
+        held_out = f"{status.held_out_reward:.3f}" + (f" (before {was:.3f})" if was is not None else "")
     staleness = "none yet"
     if status.staleness_mean is not None:
         staleness = f"{status.staleness_mean:.2f} mean, {status.staleness_max} max"
@@ -145,14 +150,14 @@ def _measured(status: RunStatus) -> Iterable[tuple[str, str]]:
     for name, value in status.losses.items():
         yield LOSSES.get(name, name), f"{value:.3g}"
     yield "trained", trained
-    yield "generated", f"{status.generated_tokens_per_s:,.0f} tokens/s"
+    if not status.over:
+        yield "generated", f"{status.generated_tokens_per_s:,.0f} tokens/s"
 
 
 def _figures(status: RunStatus) -> Table:
     pairs = [
         *_measured(status),
-        ("trainer", status.trainer),
-        ("buffered", f"{status.buffered_groups} groups"),
+        *([] if status.over else [("trainer", status.trainer), ("buffered", f"{status.buffered_groups} groups")]),
         ("repacks", str(status.repacks)),
         ("restarts", str(status.replica_restarts)),
     ]

@@ -30,7 +30,7 @@ def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
         RunDirectoryError: the run does not exist or is damaged.
     """
     directory = RunDirectory.open(root)
-    found, alive = read_status(directory), directory.running()
+    found, alive = current(directory)
     if as_json:
         age_s = round(time.time() - found.updated_at, 3)
         print(json.dumps({**dataclasses.asdict(found), "alive": alive, "age_s": age_s}))
@@ -42,8 +42,27 @@ def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
     with Live(view(found, alive=alive), console=console, auto_refresh=False) as live:
         while alive:
             time.sleep(WATCH_S)
-            found, alive = read_status(directory), directory.running()
+            found, alive = current(directory)
             live.update(view(found, alive=alive), refresh=True)
+
+
+def current(directory: RunDirectory) -> tuple[RunStatus, bool]:
+    """The status of a run and whether its process lives. Once it does not, its log tells, as it tells the report.
+
+    Raises:
+        RunDirectoryError, ConfigError: a file is missing or damaged.
+    """
+    alive = directory.running()
+    found = read_status(directory)
+    if alive:
+        return found, True
+    if not directory.events.exists():
+        found.rest()
+        return found, False
+    from tailrace.report.record import read_record
+    from tailrace.report.standing import standing
+
+    return standing(read_record(directory), found), False
 
 
 def read_status(directory: RunDirectory) -> RunStatus:

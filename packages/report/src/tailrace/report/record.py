@@ -62,6 +62,18 @@ class Record:
         """When the last step was done, or the log's end before there is one."""
         return max((batch.ended_s for batch in self.batches), default=self.last_s)
 
+    @property
+    def training_s(self) -> float:
+        """Seconds from the first version that replicas could pull to the last step; 0 before there is one."""
+        published = [one.published_s for one in self.folds.versions.ordered.values() if one.published_s is not None]
+        return self.last_step_s - min(published) if published and self.batches else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Response tokens trained on a second, from the first version that replicas could pull to the last step."""
+        tokens = sum(sum(batch.lengths) for batch in self.batches)
+        return tokens / self.training_s if self.training_s else 0.0
+
 
 def read_record(directory: RunDirectory) -> Record:
     """Read a run, finished or not.

@@ -129,9 +129,10 @@ def facts(record: Record) -> list[tuple[str, str]]:
         found.append(("surplus samples aborted", f"{history.surplus_samples:,}"))
     if record.contradictions:
         found.append(("snapshots that contradict the controller", f"{record.contradictions}"))
+    if record.batches:
+        found.append(("trained tokens per second", f"{record.tokens_per_s:,.0f}"))
     summary = record.summary
     if summary is not None:
-        found.append(("trained tokens per second", f"{summary['tokens_per_s']:,.0f}"))
         twice = summary["consumed_twice"]
         said = f"{summary['lost_trajectories']} / {'not known' if twice is None else twice}"
         found.append(("trajectories lost / used twice", said))

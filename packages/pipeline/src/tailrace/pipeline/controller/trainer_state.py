@@ -76,10 +76,10 @@ class TrainerState:
 
     @property
     def staleness_at_consumption(self) -> dict[int, int]:
-        """Number of trajectories that were trained on, by staleness."""
+        """Number of trajectories that were trained on, by staleness. Those of a batch under way are not among them yet."""
         counts: dict[int, int] = {}
-        for batch in self.consumed_staleness.values():
-            for lag, count in batch.items():
+        for version, batch in self.consumed_staleness.items():
+            for lag, count in batch.items() if version in self.batches else ():
                 counts[lag] = counts.get(lag, 0) + count
         return counts
 

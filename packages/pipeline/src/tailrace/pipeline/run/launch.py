@@ -115,7 +115,8 @@ class _Launch:
                 with EventLog(directory.events) as log:
                     executor.run(controller, log, first=first, faults=faults if past is None else ())
             training_s = self._training_s()
-            self.status.follows = metrics.follows = False
+            self.status.settle(controller.view)
+            metrics.follows = False
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
             summary = self._summary(controller, controls, executor, training_s, prepared)
@@ -131,6 +132,7 @@ class _Launch:
             metrics.close()
         executor.close()
         write_json(directory.summary, summary)
+        self.status.status.trained_tokens_per_s = summary["tokens_per_s"]
         if self._report is not None:
             self.status.phase("writing the report")
             self._report(directory)

@@ -22,6 +22,8 @@ from tailrace.pipeline.run.incidents import Incidents
 from tailrace.pipeline.run.results import Quantity, Results, results_of
 
 WINDOW_STEPS = 10
+ENDED = ("done", "failed", "interrupted")
+"""Phases in which nothing of a run lives any more."""
 MOST_INCIDENTS = 100
 LOSSES = ("loss", "approx_kl", "entropy", "grad_norm")
 
@@ -36,10 +38,12 @@ class RunStatus:
     trajectories, `blocked_cycles` the coordinator's cycles in a row that placed nothing although the pool was not empty, and
     `contradictions` snapshots that contradict the controller's state. `down` are members that are not up. `losses` are the
     trainer's figures of the last step, as far as it computes them. `incidents` are the last ones, each with its text and its
-    time `wall_s`; `incidents_total` counts all.
+    time `wall_s`; `incidents_total` counts all. `over` says that nothing of the pipeline runs any more.
+    `trained_tokens_per_s` is of the last ten steps, and of all once the run is over.
     """
 
     simulated: bool = False
+    over: bool = False
     phase: str = "starting"
     detail: str = ""
     app: str = ""
@@ -80,6 +84,11 @@ class RunStatus:
     waits: list[dict[str, Any]] = field(default_factory=list)
     incidents: list[dict[str, Any]] = field(default_factory=list)
     incidents_total: int = 0
+
+    def rest(self) -> None:
+        """Nothing generates, trains or is waited for any more."""
+        self.over, self.left_s, self.trainer, self.generated_tokens_per_s = True, None, "", 0.0
+        self.replicas, self.members, self.waits, self.down = [], [], [], []
 
 
 class StatusObserver:
@@ -122,9 +131,24 @@ class StatusObserver:
 
     def phase(self, name: str, detail: str = "", *, left_s: float | None = None, progress: float | None = None) -> None:
         """Set the phase, or the progress within one as a share from 0 to 1."""
+        if name in ENDED:
+            self.settle()
         status = self.status
         status.phase, status.detail, status.left_s, status.progress = name, detail, left_s, progress
         self._tell()
+
+    def settle(self, run: RunView | None = None) -> None:
+        """Take in the last instant: what comes after it, such as controls, is not the run's.
+
+        Args:
+            run: the run's final state, if nothing of it was observed here.
+        """
+        with self._lock:
+            self._run = self._run or run
+            if self.follows and self._run is not None:
+                self._refresh(self._run)
+            self.follows = False
+            self.status.rest()
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """Update the status from events."""
@@ -199,7 +223,7 @@ class StatusObserver:
 
 def show_results(status: RunStatus, results: Results) -> None:
     """Set the newest accuracy and reward on held-out problems, and those before training; None for what is not shown."""
-    newest, before = (results.curve[-1], results.curve[0]) if results.curve else (None, None)
+    newest, before = results.curve[-1] if results.curve else None, results.before
     for quantity, name in ((Quantity.ACCURACY, "accuracy"), (Quantity.REWARD, "held_out_reward")):
         shown = quantity in results.quantities
         setattr(status, name, newest.estimate(quantity).value if shown and newest else None)
