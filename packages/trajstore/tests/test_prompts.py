@@ -59,6 +59,18 @@ def test_jsonl(tmp_path):
     assert len(PromptPool.from_file([file, str(file)], prompt_column="q", answer_column="a")) == 4
 
 
+def test_csv(tmp_path):
+    file = tmp_path / "train.csv"
+    file.write_bytes(
+        b'\xef\xbb\xbfprompt,answer,level\r\n"2 + 2,\nin words?",four,1\r\n\r\n3 \xe2\x82\xac?,"a ""b""",\r\n'
+    )
+    pool = PromptPool.from_file(file)
+    assert [(pool[i].prompt, pool[i].answer, pool[i].metadata) for i in range(len(pool))] == [
+        ("2 + 2,\nin words?", "four", {"level": "1"}),
+        ("3 €?", 'a "b"', {"level": ""}),
+    ]
+
+
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -119,7 +131,24 @@ GOOD = json.dumps({"prompt": "q", "answer": "a"}) + "\n"
         ("x.jsonl", b'{"prompt": "\xff"}\n', r"line 1: found bytes that are not UTF-8"),
         ("x.jsonl", "\n \n", r"x\.jsonl: found no rows, expected at least one prompt"),
         ("x.jsonl", None, r"x\.jsonl: found no such file"),
-        ("x.csv", "prompt,answer\n", r"x\.csv: found the ending '\.csv', expected one of \.jsonl"),
+        (
+            "x.txt",
+            "q\n",
+            r"x\.txt: found the ending '\.txt', expected one of \.jsonl, .*\.csv, \.parquet, or a dataset as hf:",
+        ),
+        ("x.csv", "prompt,answer\n", r"x\.csv: found no rows, expected at least one prompt"),
+        ("x.csv", "", r"x\.csv: found no rows"),
+        ("x.csv", "prompt,answer\nq,a\nq\n", r"x\.csv, line 3: found 1 values, expected 2: prompt, answer"),
+        ("x.csv", "prompt,answer\nq,a,b\n", r"x\.csv, line 2: found 3 values, expected 2"),
+        (
+            "x.csv",
+            "prompt;answer\nq;a\n",
+            r"x\.csv, line 2: found the columns prompt;answer, expected 'prompt' among them",
+        ),
+        ("x.csv", "prompt,answer,prompt\nq,a,q\n", r"x\.csv, line 1: found the column 'prompt' twice"),
+        ("x.csv", "prompt,answer,\nq,a,q\n", r"x\.csv, line 1: found no name for column 3"),
+        ("x.csv", 'prompt,answer\n"q,a\n', r"x\.csv, line 2: found no CSV \(unexpected end of data\)"),
+        ("x.csv", b"prompt,answer\nq,a\n\xff,a\n", r"x\.csv, line 3: found bytes that are not UTF-8"),
     ],
 )
 def test_errors_are_one_line_and_say_where(tmp_path, name, content, words):

@@ -82,9 +82,9 @@ def test_prompts_that_do_not_fit_the_context(tmp_path, model):
     )
 
 
-@pytest.mark.parametrize("name", ["train.csv", "missing.jsonl"])
+@pytest.mark.parametrize("name", ["train.txt", "missing.csv", "hf:nobody"])
 def test_a_file_that_is_none(tmp_path, name):
-    (line,) = faults(tmp_path, [row()], task={"train": str(tmp_path / name)})
+    (line,) = faults(tmp_path, [row()], task={"train": name if ":" in name else str(tmp_path / name)})
     assert name in line
 
 

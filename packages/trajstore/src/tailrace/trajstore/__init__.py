@@ -1,8 +1,10 @@
 """The data module of asynchronous RL: prompts, trajectories until they were trained on, samplers, eviction. No dependency."""
 
 from tailrace.contracts import PartialDelta, Resume
+from tailrace.trajstore.dataset_rows import DATASET
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
+    DatasetsSupportError,
     ParquetSupportError,
     PromptFileError,
     StoreBusyError,
@@ -30,6 +32,8 @@ __all__ = [
     "AlreadyConsumedError",
     "Assignment",
     "ConsumedTrajectory",
+    "DATASET",
+    "DatasetsSupportError",
     "Fifo",
     "Lifo",
     "Newest",

@@ -17,6 +17,10 @@ class ParquetSupportError(TrajstoreError, ImportError):
     """Reading Parquet needs the extra ``parquet``."""
 
 
+class DatasetsSupportError(TrajstoreError, ImportError):
+    """Reading Hugging Face datasets needs the extra ``datasets``."""
+
+
 class StoreBusyError(TrajstoreError, TimeoutError):
     """Another process has the store open; only one process may."""
 

@@ -1,4 +1,4 @@
-"""Rows of prompt files: JSON Lines, or Parquet with the extra ``parquet``."""
+"""Rows of prompt files: JSON Lines and CSV, Parquet with the extra ``parquet``, and datasets with the extra ``datasets``."""
 
 from __future__ import annotations
 
@@ -7,35 +7,50 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tailrace.trajstore.csv_rows import read_csv
+from tailrace.trajstore.dataset_rows import DATASET, read_dataset
 from tailrace.trajstore.errors import ParquetSupportError, PromptFileError
 
-_JSONL, _PARQUET = (".jsonl", ".ndjson"), (".parquet",)
+_JSONL, _CSV, _PARQUET = (".jsonl", ".ndjson"), (".csv",), (".parquet",)
 
 # The place of a row, for messages, and the row.
 Located = tuple[str, dict[str, Any]]
 
 
-def read_rows(path: Path, faults: list[PromptFileError] | None = None) -> Iterator[Located]:
+def read_rows(source: Path | str, faults: list[PromptFileError] | None = None) -> Iterator[Located]:
     """Every row of a file with its place, such as ``"train.jsonl, line 3"``.
 
     Args:
+        source: the file, or ``hf:NAME:SPLIT``, see `dataset_rows`.
         faults: rows that are malformed are noted here and passed over; without it the first one is raised.
 
     Raises:
         PromptFileError: the file is missing, empty, malformed or of an unknown kind.
-        ParquetSupportError: the extra for Parquet is not installed.
+        ParquetSupportError, DatasetsSupportError: the extra is not installed.
     """
-    suffix = path.suffix.lower()
-    if suffix not in _JSONL + _PARQUET:
-        raise PromptFileError(f"{path}: found the ending {suffix!r}, expected one of {', '.join(_JSONL + _PARQUET)}")
-    if not path.is_file():
-        raise PromptFileError(f"{path}: found no such file, expected a file of prompts")
     empty = True
-    for located in _read_jsonl(path, faults) if suffix in _JSONL else _read_parquet(path):
+    for located in _located(source, faults):
         empty = False
         yield located
     if empty and not faults:
-        raise PromptFileError(f"{path}: found no rows, expected at least one prompt")
+        raise PromptFileError(f"{source}: found no rows, expected at least one prompt")
+
+
+def _located(source: Path | str, faults: list[PromptFileError] | None) -> Iterator[Located]:
+    if str(source).startswith(DATASET):
+        return read_dataset(str(source))
+    path = Path(source)
+    suffix = path.suffix.lower()
+    known = _JSONL + _CSV + _PARQUET
+    if suffix not in known:
+        raise PromptFileError(
+            f"{path}: found the ending {suffix!r}, expected one of {', '.join(known)}, or a dataset as hf:NAME:SPLIT"
+        )
+    if not path.is_file():
+        raise PromptFileError(f"{path}: found no such file, expected a file of prompts")
+    if suffix in _PARQUET:
+        return _read_parquet(path)
+    return read_csv(path, faults) if suffix in _CSV else _read_jsonl(path, faults)
 
 
 def _read_jsonl(path: Path, faults: list[PromptFileError] | None) -> Iterator[Located]:

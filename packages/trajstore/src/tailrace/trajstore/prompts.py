@@ -84,15 +84,17 @@ class PromptPool:
         answer_column: str = "answer",
         verifier_column: str = "verifier",
     ) -> PromptPool:
-        """Prompts of a JSON Lines or Parquet file, or of several files in order. Blank lines are skipped.
+        """Prompts of a file (JSON Lines, CSV, Parquet) or dataset (``hf:NAME:SPLIT``), or of several in order.
+
+        Blank lines are skipped.
 
         Raises:
             PromptFileError: a file is missing, empty or malformed, or a row is.
-            ParquetSupportError: the extra for Parquet is not installed.
+            ParquetSupportError, DatasetsSupportError: the extra is not installed.
         """
         paths = [path] if isinstance(path, Path | str) else list(path)
         pool = cls.__new__(cls)
-        located = itertools.chain.from_iterable(read_rows(Path(one)) for one in paths)
+        located = itertools.chain.from_iterable(read_rows(one) for one in paths)
         pool._fill(located, shuffle_seed, (prompt_column, answer_column, verifier_column))
         return pool
 
@@ -146,16 +148,16 @@ def read_prompts(
     """Every prompt of a file once, in order, with its place, such as ``"train.jsonl, line 3"``.
 
     Args:
-        path: the file.
+        path: the file, or ``hf:NAME:SPLIT`` for a dataset.
         prompt_column, answer_column, verifier_column: see `PromptPool`.
         faults: rows that are wrong are noted here and passed over; without it the first one is raised.
 
     Raises:
         PromptFileError: the file is missing, empty or of an unknown kind, or a row is wrong.
-        ParquetSupportError: the extra for Parquet is not installed.
+        ParquetSupportError, DatasetsSupportError: the extra is not installed.
     """
     columns = (prompt_column, answer_column, verifier_column)
-    for number, (where, found) in enumerate(read_rows(Path(path), faults)):
+    for number, (where, found) in enumerate(read_rows(path, faults)):
         try:
             row = _row(where, found, columns)
         except PromptFileError as fault:

@@ -48,7 +48,7 @@ class TaskConfig(_Strict):
     name: str | None = None
     """a generated task, such as long-chain-sum; not together with `train`"""
     train: FilePath | None = None
-    """prompts to train on: a JSON Lines or Parquet file"""
+    """prompts to train on: a JSON Lines, CSV or Parquet file, or a Hugging Face dataset as hf:NAME:SPLIT"""
     held_out: FilePath | None = None
     """prompts to evaluate on: a file like `train`; none: no evaluation"""
     verifier: str = "math"
@@ -57,6 +57,10 @@ class TaskConfig(_Strict):
     """prompts of a generated task"""
     held_out_size: Positive = 256
     """held-out prompts, of a generated task or from the file"""
+    prompt_column: str = "prompt"
+    """the column of a file with the prompt"""
+    answer_column: str = "answer"
+    """the column of a file with the answer"""
     overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"
     """prompts of a file that leave no room for rollout.max_tokens: an error, left out, or cut off at their beginning"""
 

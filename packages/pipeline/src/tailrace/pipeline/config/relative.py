@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tailrace.trajstore import DATASET
+
 _PATHS = ("task.train", "task.held_out", "model.path", "fleet.workload.trace")
 _VERIFIER = "task.verifier"  # a name, module:function or file.py:function
 _TABLES_OR_NAMES = ("fleet.profile", "fleet.model", "fleet.trainer.device", "fleet.rollout.device")
@@ -35,5 +37,13 @@ def rooted(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
             if file.endswith(".py"):
                 table[name] = f"{(directory / file).absolute()}{colon}{function}"
         elif isinstance(value, str) and (key in _PATHS or value.endswith(".toml")):
-            table[name] = str((directory / value).absolute())
+            table[name] = _absolute(value, directory)
     return found
+
+
+def _absolute(value: str, directory: Path) -> str:
+    """A path, or the folder of a dataset (``hf:./FOLDER:SPLIT``), below a directory. A dataset's name stays as it is."""
+    scheme, value = (DATASET, value.removeprefix(DATASET)) if value.startswith(DATASET) else ("", value)
+    if scheme and not value.startswith(("./", "../")):
+        return scheme + value
+    return scheme + str((directory / value).absolute())

@@ -171,10 +171,6 @@ def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) 
             "key 'model.path': found none, expected a Hugging Face model directory to train on these prompts, or "
             "'warm_start.task' for a small model that learns from a generated task"
         )
-    files = [config.task.train, config.task.held_out]
-    for key, path in zip(("task.train", "task.held_out"), files, strict=True):
-        if path is not None and not path.is_file():
-            raise ConfigError(f"key {key!r}: found {str(path)!r}, which is no file; expected JSONL or Parquet")
     train = directory.task / f"{TRAIN}.jsonl"
     held_out = directory.task / f"{HELD_OUT}.jsonl" if config.task.held_out is not None else None
     found = Prepared(Path(), train, held_out, config.task.verifier, "", None)

@@ -116,6 +116,7 @@ class _Reader:
 
     def __init__(self, config: RunConfig, path: Path, context: Context | None) -> None:
         self._overlong, self._path, self._context = config.task.overlong, path, context
+        self._columns = {"prompt_column": config.task.prompt_column, "answer_column": config.task.answer_column}
         self._verifiers = set(plugins.names("tailrace.verifier"))
         self.faults: list[PromptFileError] = []
         self.places: dict[str, str] = {}
@@ -127,7 +128,7 @@ class _Reader:
 
     def texts(self) -> Iterator[tuple[Prompt, str]]:
         """Each prompt that is used, with its text as it is used."""
-        for where, prompt in read_prompts(self._path, faults=self.faults):
+        for where, prompt in read_prompts(self._path, faults=self.faults, **self._columns):
             self.rows += 1
             self.first = self.first or prompt
             self.places.setdefault(prompt.prompt, where)
