@@ -116,8 +116,10 @@ def test_after_its_end(tmp_path, name):
     assert summary["migrated_trajectories"] == status.migrated
     assert summary["regenerated_trajectories"] == int(facts["trajectories regenerated"])
     fates = PromptFates.of(record.folds.history)
-    told = (fates.admitted, fates.trained, fates.filtered, fates.failed, fates.lost)
-    assert tuple(summary["prompts"].values()) == told
+    became = summary["prompts"]
+    assert (became["admitted"], became["trained"], became["lost"]) == (fates.admitted, fates.trained, fates.lost)
+    assert (became["filtered"], became["failed_because"]) == (fates.filtered, fates.failed)
+    assert became["failed"] == sum(fates.failed.values())
     assert summary["failed_groups"] == status.failed_groups
 
 

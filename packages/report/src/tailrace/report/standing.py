@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tailrace.contracts import Why
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.run.figures import mean
 from tailrace.pipeline.run.status import RunStatus, show_results
 from tailrace.report.figures.held_out import results
+from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.fold.marks import MarkKind
 from tailrace.report.record import Record
 
@@ -41,7 +41,7 @@ def standing(record: Record, written: RunStatus) -> RunStatus:
         repacks=len(interruptions.of(MarkKind.REPACK)),
         contradictions=record.contradictions,
         replica_restarts=history.restarts[REPLICA],
-        failed_groups=history.ended[Why.NOT_SCORED],
+        failed_groups=sum(PromptFates.of(history).failed.values()),
     )
     show_results(found, results(record))
     found.rest()
