@@ -113,6 +113,20 @@ def fit_cost_command(run: Annotated[Path, typer.Argument(metavar="RUN", help="A 
     fit_cost(run)
 
 
+@app.command("clean")
+def clean_command(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="Run directories whose half-written files go too.", show_default=False),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove without asking.")] = False,
+) -> None:
+    """List what a crash left on this machine that nothing alive uses, and remove it: shared memory, Ray clusters of ours."""
+    from tailrace.cli.clean import clean
+
+    raise typer.Exit(clean(runs or (), yes=yes))
+
+
 @app.command("init")
 def init_command(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where to; made if it is not there.")],

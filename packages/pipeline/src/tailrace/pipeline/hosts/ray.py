@@ -12,12 +12,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
+from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.real_time import RealTime
 
 _THREADS_PER_MEMBER = 8
@@ -228,7 +230,7 @@ class RayHost:
         self._prepared: dict[tuple[str, str], Any] = {}
         try:
             with _own_signals():
-                ray.init(**options)
+                context = ray.init(**options)
             # its warnings about members that ended, beside ours
             logging.getLogger("ray._private.worker").setLevel(logging.CRITICAL)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
@@ -236,6 +238,11 @@ class RayHost:
             raise RayAddressError(
                 f"ray address {address!r}: no cluster answers there ({first}); start one with `ray start --head`"
             ) from error
+
+        self._session: Path | None = None
+        if address is None and context.address_info.get("session_dir"):
+            self._session = Path(context.address_info["session_dir"])
+            ray_session.claim(self._session)
 
     def prepare(self, role: str, id_: str, spec: RoleSpec, after: Any = None) -> Any:
         """Start the process of a member's first incarnation ahead of `spawn`, which takes it if it asks for the same.
@@ -295,8 +302,10 @@ class RayHost:
         return RayCaller(self._run, role, id_, self._newest.get((role, id_), 1) - 1)
 
     def close(self) -> None:
-        """Leave the cluster, and end it if it was started here."""
+        """Leave the cluster. If it was started here, end it and remove its directory, unless ``TAILRACE_DEBUG`` is set."""
         self._ray.shutdown()
+        if self._session is not None and not os.environ.get("TAILRACE_DEBUG"):
+            ray_session.remove(self._session)
 
 
 @contextmanager
