@@ -42,7 +42,8 @@ def fails(capsys, tmp_path, monkeypatch):
     [
         (["run"], ["TARGET", "--resume"]),
         (["run", "laminar", "--resume", "x"], ["either a TARGET"]),
-        (["run", "--resume", "x", "--seed", "3"], ["no other option"]),
+        (["run", "--resume", "x", "--seed", "3"], ["x: no such run directory"]),
+        (["run", "--resume", "x", "--dry-run"], ["found --dry-run", "--set or --plain at most"]),
         (["runn"], ["No such command 'runn'", "--help"]),
         (["run", "laminar", "--sede", "3"], ["No such option: --sede"]),
         (["run", "laminar", "--seed", "three"], ["--seed"]),

@@ -16,6 +16,7 @@ from tailrace.pipeline.run.results import Measured, Quantity, Results
 from tailrace.report.figures.headline import UNKNOWN_ACCURACY, gain, reward_alone
 from tailrace.report.figures.held_out import with_error
 from tailrace.report.figures.prompts import PromptFates, failures
+from tailrace.report.words import changes_in_words
 
 
 def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Console | None = None) -> None:
@@ -55,6 +56,8 @@ def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Cons
     table.add_row("lost trajectories", str(summary["lost_trajectories"]))
     if summary["contradictions"]:
         table.add_row("contradictions", Text(f"{summary['contradictions']} snapshots", style="red"))
+    for change in summary.get("changes", ()):
+        table.add_row("changed on resume", changes_in_words(change))
     table.add_row("wall time", clock(summary["wall_s"]))
     table.add_row("report", str(directory.report))
     console.print(Text(f"\n{gain(found)}\n"))

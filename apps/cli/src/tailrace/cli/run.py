@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -107,22 +108,35 @@ def _start(options: RunOptions) -> int:
 
 def _resume(options: RunOptions) -> int:
     assert options.resume is not None
-    given = (options.settings, options.run_dir, options.seed, options.executor, options.ray_address, options.faults)
-    if options.dry_run or any(value is not None and value != () for value in given):
-        raise CommandError("--resume goes on with the run's own configuration; expected no other option but --plain")
-    directory = RunDirectory.open(options.resume)
-    from tailrace.pipeline.config.loading import validate
+    if options.dry_run or options.run_dir is not None:
+        given = "--dry-run" if options.dry_run else "--run-dir"
+        raise CommandError(
+            f"--resume goes on in the run's own directory; found {given}, expected --set or --plain at most"
+        )
+    from tailrace.pipeline.run.changes import with_changes
+    from tailrace.pipeline.run.launch import to_go_on
+    from tailrace.pipeline.run.metrics import read_metrics
 
-    config = validate([(str(directory.config), directory.read_config())])
-    check(config, prompts=not directory.prepared.exists())
+    directory = RunDirectory.open(options.resume)
+    done = max((row["step"] for row in read_metrics(directory.metrics) if row["kind"] == "step"), default=0)
+    config, changed = with_changes(directory.configuration(), _settings(options), done=done)
+    check(to_go_on(config, directory), prompts=not directory.prepared.exists())
 
     def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
         from tailrace.pipeline.run.launch import resume
         from tailrace.report import write_report
 
-        return resume(directory, listener, report=write_report)
+        return resume(directory, listener, report=write_report, config=config, changed=changed)
 
     return _supervise(directory, work, plain=options.plain)
+
+
+def _settings(options: RunOptions) -> list[str]:
+    """The changes that a command line asks for, each as ``KEY=VALUE``."""
+    flags = {"seed": options.seed, "executor.name": options.executor, "executor.ray_address": options.ray_address}
+    faults = [text if kind == "kill" else f"{kind}:{text}" for kind, text in options.faults]
+    settings = [*options.settings, *(f"{key}={value}" for key, value in flags.items() if value is not None)]
+    return [*settings, f"faults={json.dumps(faults)}"] if faults else settings
 
 
 def _supervise(directory: RunDirectory, work: Work, *, plain: bool) -> int:

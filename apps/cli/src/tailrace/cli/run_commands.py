@@ -46,7 +46,8 @@ def run_command(
         typer.Option("--stall", metavar="FAULT", help="Stop an engine inside its process: replica@60s. Repeatable."),
     ] = None,
     resume: Annotated[
-        Path | None, typer.Option("--resume", metavar="RUN", help="Go on with a run that was interrupted.")
+        Path | None,
+        typer.Option("--resume", metavar="RUN", help="Go on with a run; --set may change some keys."),
     ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, say what would run, and stop.")] = False,

@@ -256,9 +256,13 @@ class Resumed:
 
     Args:
         checkpoints: versions whose checkpoints exist and look complete.
+        steps: batches that the run trains on from now on, if that was changed; a finished run may thus go on.
+        replicas: number of replicas from now on, if that was changed.
     """
 
     checkpoints: tuple[int, ...] = ()
+    steps: int | None = None
+    replicas: int | None = None
 
 
 Event = (

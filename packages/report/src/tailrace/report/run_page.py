@@ -26,7 +26,7 @@ from tailrace.report.html.page import render_page, write_page
 from tailrace.report.record import Record, read_record
 from tailrace.report.samples import samples
 from tailrace.report.table import Table
-from tailrace.report.words import duration
+from tailrace.report.words import changes_in_words, duration
 
 SIMULATED = "A simulated run: times are modelled, lengths and rewards are drawn, and nothing learns."
 
@@ -166,6 +166,7 @@ def _notes(record: Record) -> list[str]:
         "The run's clock stands still while no driver lives."
         for mark in resumed
     ]
+    notes += [f"The run was resumed with changes: {changes_in_words(change)}." for change in record.directory.changes()]
     wanted = record.config.evaluation.controls and record.directory.simulated is None
     if wanted and not record.controls and record.summary is not None:
         notes.append("The control of continued fine-tuning was not measured in this run.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tailrace.contracts import Reason, Why
 
@@ -73,6 +74,11 @@ def why(reason: Reason) -> str:
 def here(reason: Reason) -> str:
     """Why a trajectory comes to a replica: where it belongs to a move, `who` is where it comes from."""
     return f"a move from {reason.who or 'another'}" if reason.why is Why.MOVED else why(reason)
+
+
+def changes_in_words(change: Mapping[str, Any]) -> str:
+    """What a resumed run changed in its configuration; an entry of `RunDirectory.changes`."""
+    return ", ".join(f"{key} from {before} to {after}" for key, (before, after) in change["changed"].items())
 
 
 def end(why: str) -> str:

@@ -59,7 +59,7 @@ class Batches:
     @property
     def wanted(self) -> bool:
         """Whether the trainer is free for a batch or a part of one. Its weights must have been handed over first."""
-        return self._trainer.idle and self._trainer.step < self._spec.steps and self._trainer.staged
+        return self._trainer.idle and self._trainer.step < self._trainer.steps and self._trainer.staged
 
     def fell_back(self) -> None:
         """Reset after the trainer fell back to a checkpoint and admission was reset."""

@@ -60,7 +60,7 @@ class Controller:
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions)
         self.members = Members()
         self.fleet = Replicas(self.ledger.view)
-        self.trainer = TrainerState(first_version, spec.keep_checkpoints)
+        self.trainer = TrainerState(first_version, spec.keep_checkpoints, spec.steps)
         self.evaluations = Evaluations(spec.evaluation)
         self.gate = spec.admission.gate(spec.batch_groups)
         self.gate.reset(first_version, {})
@@ -131,7 +131,7 @@ class Controller:
         Raises:
             ControllerError: an event contradicts the state.
         """
-        if self.finished or (self.failure is not None and not any(type(event) is c.Resumed for event in events)):
+        if self.over and not any(type(one) is c.Resumed and not self._stays_over(one) for one in events):
             return []
         self.now = self.weights.now = self.failed_groups.now = now
         try:
@@ -200,7 +200,7 @@ class Controller:
             place = c.Place(int(id_)) if role == RELAY else c.Place()
             self.outbox.send(c.Start, role=role, id=id_, place=place)
         self.provisioning.plan(now)
-        self.evaluations.at(self.trainer.version, 0, self.spec.steps)
+        self.evaluations.at(self.trainer.version, 0, self.trainer.steps)
 
     def _on_up(self, event: c.Up) -> None:
         member = self.members.came_up(event)
@@ -210,7 +210,7 @@ class Controller:
             self.trainer.up = True
             self._fall_back(self.trainer.first if event.version is None else event.version)
             self.weights.publish()
-            if self.spec.steps and self.trainer.durable < self.trainer.version:
+            if self.trainer.steps and self.trainer.durable < self.trainer.version:
                 self.weights.checkpoint()
         elif event.role == RELAY:
             self.weights.publish()
@@ -255,8 +255,7 @@ class Controller:
             self.ledger.returned(name, event.tokens_kept)
 
     def _on_durable(self, event: c.Durable) -> None:
-        for group in self.ledger.settle(self.trainer.became_durable(event.version)):
-            self.source.ended(group, c.GroupEnd.TRAINED)
+        self.groups.settled(self.ledger.settle(self.trainer.became_durable(event.version)))
 
     def _on_scored(self, events: Iterable[c.Scored]) -> None:
         trajectories, ledger = self.ledger.trajectories, self.ledger
@@ -299,16 +298,21 @@ class Controller:
         self._worked(TRAINER)
         self.ledger.trained(event.version)
         self.weights.publish()
-        if trainer.step % self.spec.checkpoint_every == 0 or trainer.step >= self.spec.steps:
+        if trainer.step % self.spec.checkpoint_every == 0 or trainer.step >= self.trainer.steps:
             self.weights.checkpoint()
-        self.evaluations.at(trainer.version, trainer.step, self.spec.steps)
+        self.evaluations.at(trainer.version, trainer.step, self.trainer.steps)
+
+    def _stays_over(self, event: c.Resumed) -> bool:
+        return self.finished and event.steps is None
 
     def _on_resumed(self, event: c.Resumed) -> None:
         """Restart after the driver died: every process is new. Running trajectories wait for the store's report."""
-        self.failure, self.recovering = None, True
+        self.failure, self.finished, self.recovering = None, False, True
+        self.trainer.steps = self.trainer.steps if event.steps is None else event.steps
         for member in self.members.states.values():
             self.losses.lost(member)
         self.members.restarted()
+        missing = 0 if event.replicas is None else self.provisioning.keep(event.replicas)
         if not self.trainer.found(event.checkpoints):
             self._fail(
                 "the run has no checkpoint to continue from: expected one of "
@@ -316,6 +320,7 @@ class Controller:
             )
             return
         self.failures.restart_all(self.trainer.fallbacks[-1])
+        self.provisioning.start(missing)
 
     def _survived(self, event: c.Up) -> None:
         """Take over what the store reports that it holds after the driver's death."""
@@ -351,17 +356,16 @@ class Controller:
         if self.groups.freed or self.coordinator.due(kinds, now):
             self.groups.freed = False
             self.coordinator.run(now, stepped=c.Stepped in kinds)
-        if self.trainer.step >= self.spec.steps and self.trainer.idle:
+        if self.trainer.done:
             self._end()
 
     def _end(self) -> None:
         """End the run after its last batch: drop surplus groups, and finish once nothing is under way."""
         for group in [group.index for group in self.ledger.groups.values() if group.phase is not GroupPhase.TRAINED]:
             self.groups.drop(group, c.GroupEnd.SURPLUS, c.Reason(c.Why.OVER))
-        durable = not self.spec.steps or self.trainer.durable >= self.trainer.version
+        durable = not self.trainer.steps or self.trainer.durable >= self.trainer.version
         if durable and self.evaluations.idle and not self.discards.pending:
-            for group in self.ledger.groups:
-                self.source.ended(group, c.GroupEnd.TRAINED)
+            self.groups.over()
             self.finished = True
             self.outbox.send(c.Finish)
 

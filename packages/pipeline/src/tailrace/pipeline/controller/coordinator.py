@@ -106,7 +106,7 @@ class Coordinator:
             consumed=trainer.step * self._spec.batch_groups + len(trainer.accumulated),
             dropped=ledger.counts.filtered + ledger.counts.failed,
             batch_groups=self._spec.batch_groups,
-            last_version=self._spec.steps,
+            last_version=trainer.steps,
         )
 
     def due(self, kinds: Set[type], now: float) -> bool:
@@ -140,9 +140,9 @@ class Coordinator:
     def _refill(self) -> None:
         """Open groups while there is room and the remaining batches need them, so that no groups are left over at the end."""
         counts, batching = self._ledger.counts, self._spec.batching
-        if self._trainer.step >= self._spec.steps:
+        if self._trainer.step >= self._trainer.steps:
             return
-        wanted = self._spec.steps * self._spec.batch_groups + batching.surplus_groups
+        wanted = self._trainer.steps * self._spec.batch_groups + batching.surplus_groups
         limit, evicts = self.open_limit, self._spec.eviction is not None
         while (
             self._ledger.generating + (0 if evicts else len(self._ledger.buffered)) < limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
@@ -39,6 +39,7 @@ class Groups:
         self.freed = False
         self._spec, self._ledger, self._fleet, self._gate, self._source = spec, ledger, fleet, gate, source
         self._discards, self._scoring, self._coordinator = discards, scoring, coordinator
+        self._told: set[int] = set()  # at an end of the run, which may go on with more steps
 
     def complete(self, group: GroupState) -> None:
         """Complete a group that has its rewards: abort surplus samples, then keep it for the trainer or filter it."""
@@ -52,6 +53,17 @@ class Groups:
             self.drop(group.index, c.GroupEnd.FILTERED, c.Reason(c.Why.NO_SIGNAL))
         self.drop_surplus()
         self._evict()
+
+    def settled(self, groups: Iterable[int]) -> None:
+        """Tell the source of groups that are trained on for good, each once."""
+        for group in groups:
+            if group not in self._told:
+                self._source.ended(group, c.GroupEnd.TRAINED)
+
+    def over(self) -> None:
+        """Tell the source of all groups at the end of the run, all of which are trained on."""
+        self.settled(list(self._ledger.groups))
+        self._told.update(self._ledger.groups)
 
     def _evict(self) -> None:
         """Where complete groups do not hold replicas back, those beyond the buffer's capacity leave."""

@@ -29,6 +29,8 @@ class Provisioning:
         outbox: Outbox,
     ) -> None:
         self.started = 0
+        self.wanted: int | None = None
+        """Number of replicas that a resumed run was changed to; None if it was not."""
         self._spec, self._members, self._fleet, self._trainer = spec, members, fleet, trainer
         self._coordinator, self._outbox = coordinator, outbox
         self._now = 0.0
@@ -62,20 +64,35 @@ class Provisioning:
         actions = listed("provisioning", policy, "plan", policy.plan(self.view()), (c.StartReplica, c.StopReplica))
         for action in actions:
             if isinstance(action, c.StartReplica):
-                name = f"r{self.started}"
-                self.started += 1
-                member = self._members.add(REPLICA, name)
-                member.avoids = self._members.given_up
-                self._outbox.send(
-                    c.Start, role=REPLICA, id=name, place=c.Place(avoid=member.avoids), reason=action.reason
-                )
-                self._fleet.add(member, self._spec.replica_batch)
+                self._start(action.reason)
             elif self._members.get(REPLICA, action.replica) is None:
                 raise answered("provisioning", policy, "plan", action, "StartReplica, or StopReplica of a replica")
             else:
                 self._stop(action)
         if not actions and all(member.health is c.Health.STOPPING for member in self._members.of(REPLICA)):
             raise answered("provisioning", policy, "plan", actions, "at least one replica that is not stopping")
+
+    def keep(self, replicas: int) -> int:
+        """Of a run that resumes, so that no replica runs, keep so many. Returns how many more are to be started."""
+        self.wanted = replicas
+        here = list(self._members.of(REPLICA))
+        for member in here[replicas:]:
+            member.health = c.Health.DOWN
+            del self._members.states[REPLICA, member.id]
+        return max(0, replicas - len(here))
+
+    def start(self, replicas: int) -> None:
+        """Start further replicas that the user asked for."""
+        for _ in range(replicas):
+            self._start(c.Reason(c.Why.PLANNED))
+
+    def _start(self, reason: c.Reason) -> None:
+        name = f"r{self.started}"
+        self.started += 1
+        member = self._members.add(REPLICA, name)
+        member.avoids = self._members.given_up
+        self._outbox.send(c.Start, role=REPLICA, id=name, place=c.Place(avoid=member.avoids), reason=reason)
+        self._fleet.add(member, self._spec.replica_batch)
 
     def stop_emptied(self) -> None:
         """Send `Stop` to replicas that are stopping and hold no trajectories any more."""

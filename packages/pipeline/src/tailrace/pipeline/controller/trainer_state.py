@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 class TrainerState:
     """The trainer.
 
-    `first` is the version of the model that the run began with. `batches` maps each version that training made to the number
-    of batches consumed by then, so that a fall-back knows its step. `staleness_at_completion` counts trajectories by
-    staleness, `consumed_staleness` by the version made and then by staleness, so that a fall-back can undo batches.
+    `steps` is the number of batches that the run trains on, `first` the version of the model that it began with. `batches` maps
+    each version that training made to the number of batches consumed by then, so that a fall-back knows its step.
+    `staleness_at_completion` counts trajectories by staleness, `consumed_staleness` by the version made and then by staleness,
+    so that a fall-back can undo batches.
     `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
     checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints,
     or `first` while there is none.
@@ -26,6 +27,7 @@ class TrainerState:
 
     first: int = 0
     keep: int = 2
+    steps: int = 0
     up: bool = False
     version: int = 0
     step: int = 0
@@ -51,6 +53,11 @@ class TrainerState:
     def idle(self) -> bool:
         """Whether a step may start."""
         return self.up and self.making is None
+
+    @property
+    def done(self) -> bool:
+        """Whether every batch is trained on."""
+        return self.step >= self.steps and self.idle
 
     @property
     def making(self) -> int | None:

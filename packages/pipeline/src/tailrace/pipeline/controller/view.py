@@ -69,7 +69,7 @@ class RunView:
     @property
     def steps(self) -> int:
         """Batches to train on."""
-        return self._parts.spec.steps
+        return self._parts.trainer.steps
 
     @property
     def step(self) -> int:

@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -124,6 +125,32 @@ class RunDirectory:
             found = f"a run of format {content.get('format')!r}" if "run" in content else f"something else ({keys})"
             raise RunDirectoryError(f"{self.config}: found {found}, expected a run of format {FORMAT}")
         return run
+
+    def change(self, config: Mapping[str, Any], changed: Mapping[str, Sequence[Any]]) -> None:
+        """Replace the configuration of a run that resumes. The one that the event log began with is kept.
+
+        Args:
+            config: the resolved configuration from now on.
+            changed: the value before and after by key.
+        """
+        content = read_json(self.config)
+        if self.events.exists():
+            content.setdefault("began_with", content["run"])
+        entry = {"at": time.time(), "changed": {key: list(values) for key, values in changed.items()}}
+        content["changes"] = [*content.get("changes", []), entry]
+        write_json(self.config, {**content, "run": dict(config)}, sync=True)
+
+    def changes(self) -> list[dict[str, Any]]:
+        """Each `change`: `at` in seconds since the epoch, and `changed`, the value before and after by key."""
+        return list(read_json(self.config).get("changes", []))
+
+    def began_with(self) -> RunConfig:
+        """The configuration that the event log began with.
+
+        Raises:
+            RunDirectoryError, ConfigError: the file is missing, damaged or not valid.
+        """
+        return validate([(str(self.config), read_json(self.config).get("began_with") or self.read_config())])
 
     def configuration(self) -> RunConfig:
         """The resolved configuration, validated.

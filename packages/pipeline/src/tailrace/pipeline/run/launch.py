@@ -11,7 +11,6 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.paramserver import new_token
-from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
@@ -54,9 +53,19 @@ def launch(
 
 
 def resume(
-    directory: RunDirectory, listener: Listener | None = None, *, report: Report | None = None
+    directory: RunDirectory,
+    listener: Listener | None = None,
+    *,
+    report: Report | None = None,
+    config: RunConfig | None = None,
+    changed: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[str, Any]:
-    """Resume a run whose driver died; see `launch`.
+    """Resume a run whose driver died, or a finished one with more steps; see `launch`.
+
+    Args:
+        directory: the run directory.
+        listener, report: see `launch`.
+        config, changed: what `with_changes` returned, if the configuration is to change.
 
     Raises:
         RunDirectoryError: the run is complete, simulated, damaged, or running.
@@ -64,10 +73,23 @@ def resume(
     if directory.simulated is not None:
         raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to go on with")
     directory.lock()
+    before, changed = directory.configuration(), changed or {}
     if directory.summary.exists():
-        raise RunDirectoryError(f"{directory.root}: found a finished run (summary.json), expected one to go on with")
-    config = validate([(str(directory.config), directory.read_config())])
-    return launch(config, directory, listener, report=report)
+        steps = changed.get("pipeline.steps")
+        if steps is None or steps[1] <= steps[0]:
+            raise RunDirectoryError(
+                f"{directory.root}: found a finished run (summary.json), expected one to go on with, or "
+                f"--set pipeline.steps=N with more than its {before.pipeline.steps}"
+            )
+        directory.summary.unlink()
+    if config is not None and changed:
+        directory.change(config.model_dump(mode="json"), changed)
+    return launch(to_go_on(config or before, directory), directory, listener, report=report)
+
+
+def to_go_on(config: RunConfig, directory: RunDirectory) -> RunConfig:
+    """The configuration of a run that has begun: without its scripted faults, which belong to its first driver."""
+    return config.model_copy(update={"faults": ()}) if directory.events.exists() else config
 
 
 class _Launch:
@@ -91,9 +113,11 @@ class _Launch:
     def _run(self) -> dict[str, Any]:
         config, directory = self.config, self.directory
         check(config)
-        spec, faults = build_spec(config), build_faults(config)
-        controller = Controller(spec, relays=config.relay.count)
+        began = directory.began_with()
+        controller, faults = Controller(build_spec(began), relays=config.relay.count), build_faults(config)
         past = replay(controller, directory.events)  # so that an unusable log is reported before minutes of preparation
+        if past is None:  # nothing was decided yet, so everything may be as it is now
+            controller = Controller(build_spec(config), relays=config.relay.count)
         keep_bytecode(cache_directory())
         host = build_host(config)
         try:
@@ -109,8 +133,8 @@ class _Launch:
         host.time = RealTime(past or 0.0)
         executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection()])
         try:
-            if not controller.finished:
-                first = None if past is None else c.Resumed(tuple(checkpoints(directory.checkpoints)))
+            first = None if past is None else self._resumed(controller, began)
+            if not controller.finished or (first is not None and first.steps is not None):
                 self.status.phase("training")
                 with EventLog(directory.events) as log:
                     executor.run(controller, log, first=first, faults=faults if past is None else ())
@@ -138,6 +162,15 @@ class _Launch:
             self._report(directory)
         self.status.phase("done")
         return summary
+
+    def _resumed(self, controller: Controller, began: RunConfig) -> c.Resumed:
+        """The first event of a resumed run, with what the controller does not know of the configuration yet."""
+        steps, replicas = self.config.pipeline.steps, self.config.rollout.replicas
+        return c.Resumed(
+            tuple(checkpoints(self.directory.checkpoints)),
+            steps=None if steps == controller.view.steps else steps,
+            replicas=None if replicas == (controller.provisioning.wanted or began.rollout.replicas) else replicas,
+        )
 
     def _preparing(self, row: Mapping[str, Any]) -> None:
         detail = str(row.get("detail", ""))
@@ -223,6 +256,7 @@ class _Launch:
             wall_s=self.status.status.wall_s,
             training_s=training_s,
             extra={
+                "changes": self.directory.changes(),
                 "warm_start_s": prepared.warm_start_s,
                 "warm_start_cached": prepared.warm_start_cached,
                 "prompt_rows": prepared.counts,

@@ -62,7 +62,16 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
     if note.exists():
         found = read_json(note)
         paths = {key: Path(found[key]) if found[key] else None for key in ("held_out", "demonstrations")}
-        return Prepared(**{**found, **paths, "model": Path(found["model"]), "train": Path(found["train"])})
+        verifier = found["verifier"] if config.task.name is not None else config.task.verifier  # it may change
+        return Prepared(
+            **{
+                **found,
+                **paths,
+                "model": Path(found["model"]),
+                "train": Path(found["train"]),
+                "verifier": verifier,
+            }
+        )
     prepared = (
         _from_files(config, directory, progress)
         if config.task.name is None

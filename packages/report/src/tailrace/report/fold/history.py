@@ -360,14 +360,16 @@ class History:
 
     def _on_resumed(self, event: c.Resumed) -> None:
         """The driver died, and every process with it."""
-        del event
-        self.failure, self.recovering = None, True
+        self.failure, self.finished, self.recovering = None, False, True
         for key, member in list(self.members.items()):
             self._lose(member)
             if member.health is _STOPPING:
                 del self.members[key]
             elif member.health is not _DOWN:
                 member.health = _STARTING
+        if event.replicas is not None:  # the first so many stay
+            for key in [key for key in self.members if key[0] == REPLICA][event.replicas :]:
+                del self.members[key]
 
     def _lose(self, member: PastMember) -> None:
         """What a member alone knew is gone."""
