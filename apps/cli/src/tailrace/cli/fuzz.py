@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.errors import CommandError
+from tailrace.contracts import expected_one_of, plugins
 from tailrace.fuzz.as_run import left_out, run_command
 from tailrace.fuzz.campaign import CampaignSummary
 from tailrace.fuzz.case import Case
@@ -41,6 +42,7 @@ class FuzzOptions:
         shrink_s: seconds to spend on shrinking each kind of failure.
         out: directory for shrunk cases.
         policies: plugins to use in every case, each `AXIS=NAME`.
+        plugins: the same, each by its name alone.
     """
 
     seeds: int = 200
@@ -51,6 +53,7 @@ class FuzzOptions:
     shrink_s: float = 20.0
     out: Path = Path()
     policies: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
 
 
 def run(options: FuzzOptions) -> int:
@@ -69,7 +72,36 @@ def run(options: FuzzOptions) -> int:
     return _replay(options.replay, case)
 
 
+def chosen(options: FuzzOptions) -> dict[str, str]:
+    """The plugins that are in every case, by axis.
+
+    Raises:
+        CommandError: a name is on no axis or on several, or two plugins are on one axis.
+    """
+    found: dict[str, str] = {}
+    named = [policy.partition("=")[::2] for policy in options.policies]
+    for axis, name in [*named, *((_axis_of(name), name) for name in options.plugins)]:
+        if found.get(axis, name) != name:
+            raise CommandError(f"found {found[axis]!r} and {name!r} on axis {axis}, expected one policy of each axis")
+        found[axis] = name
+    return found
+
+
+def _axis_of(name: str) -> str:
+    registered = {axis: plugins.names(f"tailrace.{axis}") for axis in POLICIES}
+    axes = [axis for axis, names in registered.items() if name in names]
+    if not axes:
+        known = sorted({each for names in registered.values() for each in names})
+        raise CommandError(f"--with {name}: found no such policy, {expected_one_of(name, known)}")
+    if len(axes) > 1:
+        raise CommandError(
+            f"--with {name}: found it on the axes {' and '.join(axes)}, expected --policy {axes[0]}={name}"
+        )
+    return axes[0]
+
+
 def _fuzz(options: FuzzOptions) -> int:
+    policies = chosen(options)
     with _shown(options.seeds) as progress:
         seeds = range(options.first_seed, options.first_seed + options.seeds)
         findings = fuzz(
@@ -78,11 +110,11 @@ def _fuzz(options: FuzzOptions) -> int:
             shrink_s=options.shrink_s,
             out=options.out,
             progress=progress,
-            **dict(policy.partition("=")[::2] for policy in options.policies),
+            **policies,
         )
     console = Console()
     show(findings.summary, console)
-    mine = "".join(f" --policy {policy}" for policy in options.policies)
+    mine = "".join(f" --policy {axis}={name}" for axis, name in policies.items())
     for found in findings.found:
         first, *told = str(found).splitlines()
         console.print(Text(f"\n{first}", style="bold red"))

@@ -210,6 +210,10 @@ def fuzz_command(
         list[str] | None,
         typer.Option("--policy", metavar="AXIS=NAME", help="A plugin that is in every case. Repeatable."),
     ] = None,
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="NAME", help="The same by its name alone, whatever axis it is on. Repeatable."),
+    ] = None,
 ) -> None:
     """Try random pipelines, fleets and faults in the simulator, and check the invariants at every event."""
     from tailrace.cli.fuzz import FuzzOptions, run
@@ -223,5 +227,6 @@ def fuzz_command(
         shrink_s=shrink_s,
         out=out,
         policies=tuple(policies or ()),
+        plugins=tuple(plugins or ()),
     )
     raise typer.Exit(run(options))
