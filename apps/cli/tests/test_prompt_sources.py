@@ -68,3 +68,14 @@ def test_a_file_of_another_kind(dry, tmp_path):
     assert err[0].endswith(
         "found the ending '.json', expected one of .jsonl, .ndjson, .csv, .parquet, or a dataset as hf:NAME:SPLIT"
     )
+
+
+def test_chat_messages_need_a_model_with_a_template(dry, tmp_path):
+    rows = [{"prompt": [{"role": role, "content": "1 + 1?"}], "answer": 2} for role in ("user", "usr")]
+    (tmp_path / "mine" / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, _, err = dry('train = "a.jsonl"')
+    assert status == 2
+    assert err == [
+        ("tailrace: mine/run.toml: key 'model.path': found none, and prompts are chat messages: expected a model whose "
+        "tokenizer has a chat template, which the small model's has not")
+    ]  # fmt: skip

@@ -16,6 +16,7 @@ from tailrace.trajstore.errors import (
     UnknownTrajectoryError,
 )
 from tailrace.trajstore.eviction import Oldest, Stalest
+from tailrace.trajstore.messages import Messages
 from tailrace.trajstore.prompts import Prompt, PromptPool, read_prompts
 from tailrace.trajstore.records import (
     Assignment,
@@ -36,6 +37,7 @@ __all__ = [
     "DatasetsSupportError",
     "Fifo",
     "Lifo",
+    "Messages",
     "Newest",
     "Oldest",
     "ParquetSupportError",

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tailrace.trajstore.errors import PromptFileError
+from tailrace.trajstore.messages import Messages, check_messages
 from tailrace.trajstore.prompt_files import Located, read_rows
+
+Render = Callable[[str | Messages], str]
+"""Makes the text of a prompt."""
 
 _KEPT_EPOCHS = 2  # a pipeline reads the current epoch and, around its end, the next
 
@@ -143,6 +147,7 @@ def read_prompts(
     prompt_column: str = "prompt",
     answer_column: str = "answer",
     verifier_column: str = "verifier",
+    render: Render | None = None,
     faults: list[PromptFileError] | None = None,
 ) -> Iterator[tuple[str, Prompt]]:
     """Every prompt of a file once, in order, with its place, such as ``"train.jsonl, line 3"``.
@@ -150,6 +155,8 @@ def read_prompts(
     Args:
         path: the file, or ``hf:NAME:SPLIT`` for a dataset.
         prompt_column, answer_column, verifier_column: see `PromptPool`.
+        render: makes the text of a prompt, which is text or a list of chat messages; it may raise PromptFileError, to which the
+            place is added. None: prompts are text, and used as they stand.
         faults: rows that are wrong are noted here and passed over; without it the first one is raised.
 
     Raises:
@@ -159,7 +166,7 @@ def read_prompts(
     columns = (prompt_column, answer_column, verifier_column)
     for number, (where, found) in enumerate(read_rows(path, faults)):
         try:
-            row = _row(where, found, columns)
+            row = _row(where, found, columns, render)
         except PromptFileError as fault:
             if faults is None:
                 raise
@@ -168,11 +175,9 @@ def read_prompts(
             yield where, Prompt(number, number, 0, row.prompt, row.answer, row.verifier, row.metadata)
 
 
-def _row(where: str, row: dict[str, Any], columns: tuple[str, str, str]) -> _Row:
+def _row(where: str, row: dict[str, Any], columns: tuple[str, str, str], render: Render | None = None) -> _Row:
     prompt_column, answer_column, verifier_column = columns
-    prompt = _value(where, row, prompt_column)
-    if not isinstance(prompt, str):
-        raise PromptFileError(f"{where}: found {type(prompt).__name__} in column {prompt_column!r}, expected text")
+    prompt = _text(where, prompt_column, _value(where, row, prompt_column), render)
     answer = _value(where, row, answer_column)
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise PromptFileError(
@@ -184,6 +189,19 @@ def _row(where: str, row: dict[str, Any], columns: tuple[str, str, str]) -> _Row
             f"{where}: found {type(verifier).__name__} in column {verifier_column!r}, expected a name"
         )
     return _Row(prompt, str(answer), verifier, {name: value for name, value in row.items() if name not in columns})
+
+
+def _text(where: str, column: str, prompt: Any, render: Render | None) -> str:
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and render is not None):
+        expected = "text" if render is None else "text or a list of messages"
+        raise PromptFileError(f"{where}: found {type(prompt).__name__} in column {column!r}, expected {expected}")
+    if render is None:
+        assert isinstance(prompt, str)
+        return prompt
+    try:
+        return render(prompt if isinstance(prompt, str) else check_messages(prompt))
+    except PromptFileError as error:
+        raise PromptFileError(f"{where}: {error}") from error
 
 
 def _value(where: str, row: dict[str, Any], column: str) -> Any:

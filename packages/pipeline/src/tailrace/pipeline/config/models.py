@@ -61,6 +61,8 @@ class TaskConfig(_Strict):
     """the column of a file with the prompt"""
     answer_column: str = "answer"
     """the column of a file with the answer"""
+    chat: bool = False
+    """whether a prompt that is text is a user's message, with the model's chat template; lists of messages always have it"""
     overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"
     """prompts of a file that leave no room for rollout.max_tokens: an error, left out, or cut off at their beginning"""
 

@@ -1,7 +1,7 @@
 """Reads a run's prompt files: checks every row, and treats prompts that leave no room for a response as the configuration says.
 
-files ──rows──► form, verifier, metadata ──► length in tokens ──► what the run trains on and is evaluated on
-                        └─ faults, all told at once     └─ refuse (a fault), drop or truncate-left (counted)
+files ──rows──► form, chat template, verifier, metadata ──► length in tokens ──► what the run trains on and is evaluated on
+                                        └─ faults, all told at once     └─ refuse (a fault), drop or truncate-left (counted)
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tailrace.contracts import expected_one_of, plugins
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.roles.prompts import item_metadata
+from tailrace.pipeline.run.chat import Chat
 from tailrace.pipeline.run.prompt_lengths import Context, context_of
 from tailrace.trajstore import Prompt, PromptFileError, read_prompts
 
@@ -75,7 +76,7 @@ def read_files(config: RunConfig, model: Path | None, *, into: Path | None = Non
         model: the directory of the model with its tokenizer; None if it does not exist yet. Then no length is looked at.
         into: where to write the prompts as the run uses them, ``train.jsonl`` and ``held_out.jsonl``; None: nowhere.
     """
-    gathered, found = Gathered(), FoundPrompts()
+    gathered, found, chat = Gathered(), FoundPrompts(), Chat(model, texts=config.task.chat)
     context = None
     with gathered.check():
         context = context_of(config, model)
@@ -83,7 +84,7 @@ def read_files(config: RunConfig, model: Path | None, *, into: Path | None = Non
     files = {TRAIN: config.task.train, HELD_OUT: config.task.held_out}
     for name, path in files.items():
         if path is not None:
-            reader = _Reader(config, path, context)
+            reader = _Reader(config, path, context, chat)
             with gathered.check():
                 _read(reader, None if into is None else into / f"{name}.jsonl")
             gathered.add(*map(str, reader.faults[:_SHOWN]))
@@ -114,7 +115,8 @@ def treated_rows(summary: Mapping[str, Any]) -> list[str]:
 class _Reader:
     """Reads one file, notes its faults and counts its rows."""
 
-    def __init__(self, config: RunConfig, path: Path, context: Context | None) -> None:
+    def __init__(self, config: RunConfig, path: Path, context: Context | None, chat: Chat) -> None:
+        self._chat = chat
         self._overlong, self._path, self._context = config.task.overlong, path, context
         self._columns = {"prompt_column": config.task.prompt_column, "answer_column": config.task.answer_column}
         self._verifiers = set(plugins.names("tailrace.verifier"))
@@ -128,7 +130,7 @@ class _Reader:
 
     def texts(self) -> Iterator[tuple[Prompt, str]]:
         """Each prompt that is used, with its text as it is used."""
-        for where, prompt in read_prompts(self._path, faults=self.faults, **self._columns):
+        for where, prompt in read_prompts(self._path, render=self._chat.text, faults=self.faults, **self._columns):
             self.rows += 1
             self.first = self.first or prompt
             self.places.setdefault(prompt.prompt, where)

@@ -1,0 +1,71 @@
+"""Turns chat messages into a prompt's text, with the chat template of the model's tokenizer."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tailrace.pipeline.errors import ConfigError
+from tailrace.trajstore import Messages, PromptFileError
+
+
+class Chat:
+    """A model's chat template, which is loaded once a prompt needs it.
+
+    Args:
+        model: the directory of the model with its tokenizer; None if it does not exist yet.
+        texts: whether prompts that are text are a user's message too; otherwise they are used as they stand.
+    """
+
+    def __init__(self, model: Path | None, *, texts: bool) -> None:
+        self._model, self._texts = model, texts
+
+    def text(self, prompt: str | Messages) -> str:
+        """The text of a prompt; of messages, with what begins the model's answer.
+
+        Raises:
+            PromptFileError: the template refuses the messages.
+            ConfigError: the model has no template.
+        """
+        if isinstance(prompt, str):
+            if not self._texts or not prompt.strip():
+                return prompt
+            prompt = [{"role": "user", "content": prompt}]
+        tokenizer = self._tokenizer
+        from jinja2 import TemplateError
+
+        try:
+            text: str = tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError, KeyError) as error:  # a template may do anything
+            raise PromptFileError(f"the model's chat template refuses these messages: {error}") from error
+        return text
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        asks = "prompts are chat messages"
+        if self._model is None:
+            raise ConfigError(
+                f"key 'model.path': found none, and {asks}: expected a model whose tokenizer has a chat template, which the "
+                "small model's has not"
+            )
+        try:
+            import jinja2  # noqa: F401 - the template is written for it
+            from transformers import AutoTokenizer
+        except ImportError as error:
+            raise ConfigError(
+                f"{asks}: rendering them needs transformers; install tailrace-rollout[transformers]"
+            ) from error
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(self._model), local_files_only=True)
+        except Exception as error:  # the library raises errors of many kinds
+            said = next(iter(str(error).splitlines()), "")
+            raise ConfigError(
+                f"key 'model.path': {self._model}: found no readable tokenizer ({type(error).__name__}: {said}), and {asks}"
+            ) from error
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                f"key 'model.path': {self._model}: found no chat template, and {asks}: expected chat_template.jinja, or "
+                "'chat_template' in tokenizer_config.json"
+            )
+        return tokenizer

@@ -1,0 +1,110 @@
+"""Prompts that are chat messages get the model's chat template; what is wrong with them is told by row."""
+
+import json
+
+import pytest
+
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.run.prompt_reading import TRAIN, read_files
+
+pytest.importorskip("transformers", reason="it renders chat templates")
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% if m.name %} ({{ m.name }}){% endif %}</>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2 + 2?", "name": "ann"}]
+
+
+@pytest.fixture
+def model(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    directory = tmp_path / "model"
+    directory.mkdir()
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "config.json").write_text('{"max_position_embeddings": 60}')
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@pytest.fixture
+def read(tmp_path, model):
+    """Reads prompts as a run does; returns their texts and faults."""
+
+    def run(*prompts, model=model, **task):
+        (tmp_path / "t.jsonl").write_text(
+            "".join(json.dumps({"prompt": each, "answer": "4"}) + "\n" for each in prompts)
+        )
+        table = {"train": str(tmp_path / "t.jsonl"), **task}
+        found = read_files(validate([("mine", {"task": table, "rollout": {"max_tokens": 20}})]), model, into=tmp_path)
+        texts = [json.loads(line)["prompt"] for line in (tmp_path / f"{TRAIN}.jsonl").read_text().splitlines()]
+        return texts, [line.replace(f"{tmp_path}/", "") for line in found.faults]
+
+    return run
+
+
+def test_messages_are_rendered_and_text_is_used_as_it_stands(read):
+    texts, faults = read(ASKED, "<user>raw</>")
+    assert faults == []
+    assert texts == ["<system>Be short.</><user>2 + 2? (ann)</><assistant>", "<user>raw</>"]
+
+
+def test_text_is_a_users_message_if_so_wished(read):
+    assert read("2 + 2?", ASKED[1:], chat=True) == (
+        ["<user>2 + 2?</><assistant>", "<user>2 + 2? (ann)</><assistant>"], []
+    )  # fmt: skip
+
+
+def test_rendered_text_counts_against_the_context(read):
+    long = [{"role": "user", "content": "a " * 40}]
+    _, faults = read(long)
+    (line,) = faults
+    assert line.startswith("t.jsonl, line 1: found a prompt of ")
+    texts, _ = read(long, overlong="truncate-left")
+    assert texts[0].endswith("a </><assistant>")
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "found no messages, expected at least one"),
+        (["hello"], "message 1: found str, expected an object with 'role' and 'content'"),
+        ([{"content": "hello"}], "message 1: found no role, expected one of system, developer, user, assistant, tool"),
+        ([{"role": "usr", "content": "x"}], ("message 1: found the role 'usr', expected one of system, developer, user, "
+         "assistant, tool; did you mean 'user'?")),
+        ([ASKED[0], {"role": "user"}], "message 2: found no content, expected text"),
+        ([{"role": "user", "content": None}], "message 1: found no content, expected text"),
+        ([{"role": "user", "content": " "}], "message 1: found an empty content, expected text"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "message 1: found list as its content, expected text"),
+        ([*ASKED, {"role": "assistant", "content": "4"}], ("message 3: found the last one from 'assistant', expected one from "
+         "user or tool that the model answers")),
+        ([{"role": "tool", "content": "x"}], "the model's chat template refuses these messages: no tools here"),
+    ],
+)  # fmt: skip
+def test_messages_that_are_wrong_are_told_by_row(read, messages, words):
+    _, faults = read(ASKED, messages, {"role": "user"})
+    assert faults == [
+        f"t.jsonl, line 2: {words}",
+        "t.jsonl, line 3: found dict in column 'prompt', expected text or a list of messages",
+    ]
+
+
+def test_a_model_without_a_template(read, model):
+    (model / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    _, faults = read(ASKED, ASKED)
+    assert faults == [
+        ("key 'model.path': model: found no chat template, and prompts are chat messages: expected chat_template.jinja, or "
+        "'chat_template' in tokenizer_config.json")
+    ]  # fmt: skip
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    assert read(ASKED)[1] == []
+
+
+def test_a_small_model_has_none(read):
+    (line,) = read(ASKED, ASKED, model=None)[1]
+    assert line.startswith("key 'model.path': found none, and prompts are chat messages")
