@@ -55,7 +55,10 @@ def model(tmp_path_factory):
     return make_files(tmp_path_factory.mktemp("files"))
 
 
-@pytest.mark.parametrize("mixes", [False, True], ids=["one version each", "mixed versions"])
+@pytest.mark.parametrize(
+    "mixes",
+    [pytest.param(False, id="one version each"), pytest.param(True, id="mixed versions", marks=pytest.mark.deep)],
+)
 def test_its_kills_and_hangs_lose_nothing_on_real_members(mixes, model, tmp_path):
     case = found(mixes=mixes)
     words = run_arguments(case)

@@ -51,6 +51,8 @@ class TestRay(ExecutorContract):
     test_tokens_and_versions_line_up_under_partial_rollout = deep(
         ExecutorContract.test_tokens_and_versions_line_up_under_partial_rollout
     )
+    test_any_relay_may_die_and_no_step_is_lost = deep(ExecutorContract.test_any_relay_may_die_and_no_step_is_lost)
+    test_members_that_hang_are_replaced = deep(ExecutorContract.test_members_that_hang_are_replaced)
     test_replicas_come_and_go = deep(ExecutorContract.test_replicas_come_and_go)
     test_the_data_role_dies_alone = deep(ExecutorContract.test_the_data_role_dies_alone)
     test_a_scorer_that_dies_uses_up_no_attempt = deep(ExecutorContract.test_a_scorer_that_dies_uses_up_no_attempt)

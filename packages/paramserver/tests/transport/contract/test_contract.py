@@ -101,17 +101,16 @@ def test_many_sources_of_several_exports_read_at_the_same_time(exporter, opened)
     assert not any(thread.is_alive() for thread in threads)
 
 
-@pytest.mark.parametrize(("offset", "nbytes"), [(100, 1), (0, 101), (99, 2), (2**63, 1), (-1, 1), (-5, 200)])
-def test_a_range_that_sticks_out_is_refused_before_a_byte_is_written(exporter, opened, offset, nbytes):
+def test_a_range_that_sticks_out_is_refused_before_a_byte_is_written(exporter, opened):
     descriptor, content = exporter.export(100, 1)
     source = opened(descriptor)
-    buffer = bytearray(b"\xa5" * nbytes)
-    with pytest.raises(
-        ProtocolError, match=f"found a range of {nbytes} bytes at {offset}, expected it within 100 bytes"
-    ):
-        source.read_into(memoryview(buffer), offset, 20.0)
-    assert buffer == b"\xa5" * nbytes
-    assert read(source, 0, 100) == content  # it goes on
+    for offset, nbytes in [(100, 1), (0, 101), (99, 2), (2**63, 1), (-1, 1), (-5, 200)]:
+        buffer = bytearray(b"\xa5" * nbytes)
+        expected = f"found a range of {nbytes} bytes at {offset}, expected it within 100 bytes"
+        with pytest.raises(ProtocolError, match=expected):
+            source.read_into(memoryview(buffer), offset, 20.0)
+        assert buffer == b"\xa5" * nbytes
+        assert read(source, 0, 100) == content  # it goes on
 
 
 def test_a_read_only_buffer_is_refused(exporter, opened):
