@@ -224,7 +224,7 @@ def test_a_directory_that_holds_something_else(fails, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("precious")
     assert "found files" in fails("run", "laminar", "--run-dir", "mine")
-    fails("run", "laminar", "--run-dir", "mine/thesis.tex/run")
+    assert "found the file" in fails("run", "laminar", "--run-dir", "mine/thesis.tex/run")
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
 
 
@@ -280,6 +280,43 @@ def test_all_faults_are_told_at_once(capsys, tmp_path, monkeypatch):
         assert line.startswith("tailrace: laminar: key"), line
         assert word in line
     assert not list(tmp_path.iterdir())
+
+
+def test_faults_that_cannot_happen_are_told_at_once(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "laminar", "--kill", "replica:7@3s", "--hang", "trainer@step99", "--stall", "replica@1s"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "replica:7@3s: found replica '7', expected one of r0, r1" in first
+    assert "hang:trainer@step99: found step 99, expected one below pipeline.steps" in second
+    assert not list(tmp_path.iterdir())
+
+
+VERIFIERS = """
+import time
+
+def hangs(response, answer, metadata):
+    print("waiting for a server", flush=True)
+    time.sleep(60)
+
+def prints(response, answer, metadata):
+    print("NOISE", flush=True)
+    return 1.0
+"""
+
+
+def test_a_verifier_that_hangs_is_named_and_one_that_prints_is_not_heard(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "mine"]) == 0
+    (tmp_path / "own.py").write_text(VERIFIERS)
+    command = ["run", "mine/tailrace.toml", "--dry-run", "--set", "deadlines.verify_s=1"]
+    capfd.readouterr()
+    assert main([*command, "--set", "task.verifier=own.py:hangs"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "key 'task.verifier'" in line
+    assert "the verifier 'own.py:hangs' gave no result within 1 s" in line
+    assert "the last that it printed: waiting for a server" in line
+    assert main([*command, "--set", "task.verifier=own.py:prints"]) == 0
+    assert "NOISE" not in "".join(capfd.readouterr())
 
 
 def test_prompts_that_are_too_long(capsys, tmp_path, monkeypatch):

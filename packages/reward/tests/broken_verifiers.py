@@ -42,6 +42,22 @@ def chatters(response, answer, metadata):
     return 1.0
 
 
+def chatters_much(response, answer, metadata):
+    for _ in range(3):
+        print("x" * 100_000, flush=True)
+    return 1.0
+
+
+def says_why_and_dies(response, answer, metadata):
+    print("first\nout of luck\n", flush=True)
+    os._exit(7)
+
+
+def says_why_and_hangs(response, answer, metadata):
+    print("waiting for a server", file=sys.stderr, flush=True)
+    time.sleep(3600)
+
+
 def length(response, answer, metadata):
     return float(len(response))
 

@@ -21,6 +21,9 @@ BROKEN = (
     "dies",
     "not_a_number",
     "chatters",
+    "chatters_much",
+    "says_why_and_dies",
+    "says_why_and_hangs",
     "length",
     "returns",
 )
@@ -113,6 +116,21 @@ def test_what_a_verifier_prints_garbles_nothing(make_scorer):
         ScoringResult("a", 1.0),
         ScoringResult("b", 1.0),
     ]
+
+
+def test_what_a_verifier_prints_is_not_shown_and_its_last_line_says_why_it_broke(make_scorer, capfd, monkeypatch):
+    scorer = make_scorer(timeout_s=1.0)
+    asked = ("chatters", "chatters_much", "says_why_and_dies", "says_why_and_hangs", "dies")
+    shown, much, died, hung, silent = scorer.score([item(name, name) for name in asked])
+    assert (shown, much) == (ScoringResult("chatters", 1.0), ScoringResult("chatters_much", 1.0))
+    assert died.reason.endswith("it will be replaced; the last that it printed: out of luck")
+    assert hung.reason.endswith("will be replaced; the last that it printed: waiting for a server")
+    assert silent.reason.endswith("it will be replaced")
+    assert capfd.readouterr() == ("", "")
+    scorer.close()
+    monkeypatch.setenv("TAILRACE_DEBUG", "1")
+    make_scorer().score([item("a", "chatters")])
+    assert "even past Python" in capfd.readouterr().err
 
 
 def test_a_response_larger_than_the_pipe_arrives_whole(make_scorer):

@@ -9,19 +9,24 @@ import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 from tailrace.reward.errors import WorkerDiedError, WorkerTimeoutError
 
 _READ_BYTES = 1 << 16
+_SAID_BYTES = 1 << 16  # of what verifiers print, this much is kept at most
+DEBUG = "TAILRACE_DEBUG"
+"""With this environment variable, what verifiers print is shown on stderr."""
 
 
 class WorkerProcess:
     """A worker process that starts on its first request. Not thread-safe.
 
-    After `WorkerTimeoutError` or `WorkerDiedError` the process is gone; the next request starts a fresh one.
+    After `WorkerTimeoutError` or `WorkerDiedError` the process is gone; the next request starts a fresh one. What verifiers
+    print is not shown, but the last line of it stands in these errors.
 
     Args:
         local: verifiers in addition to the installed ones: name to ``module:function`` or ``file.py:function``.
@@ -32,6 +37,7 @@ class WorkerProcess:
         self._local = dict(local)
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._said: IO[bytes] | None = None
         self._loaded: set[str] = set()
 
     @property
@@ -67,17 +73,20 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-        for stream in (process.stdin, process.stdout):
+        said, self._said = self._said, None
+        for stream in (process.stdin, process.stdout, said):
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
         if self._process is None:
+            self._said = None if os.environ.get(DEBUG) else tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `stop` closes it
             self._process = subprocess.Popen(  # noqa: S603 (our own module, our own interpreter)
                 [sys.executable, "-m", "tailrace.reward.worker", json.dumps(self._local)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
+                stderr=self._said,
                 bufsize=0,
                 start_new_session=True,
             )
@@ -89,15 +98,28 @@ class WorkerProcess:
         try:
             return self._exchange(process, line + b"\n", deadline)
         except TimeoutError:
+            last = self._last_words()
             self.stop()
             raise WorkerTimeoutError(
-                f"{what} gave no result within {timeout_s:g} s; the scoring worker was killed and will be replaced"
+                f"{what} gave no result within {timeout_s:g} s; the scoring worker was killed and will be replaced{last}"
             ) from None
         except (OSError, EOFError):
+            last = self._last_words()
             self.stop()
             raise WorkerDiedError(
-                f"the scoring worker ended with status {process.returncode} in {what}; it will be replaced"
+                f"the scoring worker ended with status {process.returncode} in {what}; it will be replaced{last}"
             ) from None
+        finally:
+            if self._said is not None and os.fstat(self._said.fileno()).st_size > _SAID_BYTES:
+                self._said.truncate(0)
+
+    def _last_words(self) -> str:
+        if self._said is None:
+            return ""
+        said = self._said.fileno()
+        printed = os.pread(said, _READ_BYTES, max(0, os.fstat(said).st_size - _READ_BYTES))
+        lines = printed.decode(errors="replace").strip().splitlines()
+        return f"; the last that it printed: {lines[-1].strip():.200}" if lines else ""
 
     @staticmethod
     def _exchange(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> dict[str, Any]:

@@ -117,9 +117,13 @@ class TrainerState:
         from a checkpoint; if not, `fallbacks` is unchanged.
         """
         self.publishing, self.published = max(self.publishing, self.published), -1
+        return self._can_use(self.usable(checkpoints))
+
+    def usable(self, checkpoints: Sequence[int]) -> list[int]:
+        """The versions that a run can go on from, oldest first, of the checkpoints that exist after a crash."""
         known = [version for version in checkpoints if version in self.batches and version > self.fallbacks[-1]]
         left = [version for version in self.fallbacks if version == self.first or version in checkpoints]
-        return self._can_use([*left, *sorted(known)])
+        return [*left, *sorted(known)]
 
     def unusable(self, version: int) -> bool:
         """Note that a checkpoint is damaged. Returns whether there is another."""

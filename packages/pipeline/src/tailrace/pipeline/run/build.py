@@ -220,17 +220,19 @@ def _check_faults(config: RunConfig) -> None:
     members = {role: ["0"] for role in (DATA, SCORER, TRAINER)}
     members[RELAY] = [str(index) for index in range(config.relay.count)]
     members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
+    gathered = Gathered()
     for fault in build_faults(config):
         known = members[fault.role]
         if fault.member is not None and not {fault.member, f"r{fault.member}"} & set(known):
-            raise ConfigError(
+            gathered.add(
                 f"key 'faults': {fault}: found {fault.role} {fault.member!r}, expected one of {', '.join(known)}"
             )
         if fault.at_step is not None and fault.at_step >= config.pipeline.steps:
-            raise ConfigError(
+            gathered.add(
                 f"key 'faults': {fault}: found step {fault.at_step}, expected one below pipeline.steps = "
                 f"{config.pipeline.steps}, with which the run ends"
             )
+    gathered.done()
 
 
 def selected_engine(config: RunConfig) -> str:

@@ -279,6 +279,8 @@ def check_new(directory: RunDirectory) -> None:
             return
         if root.is_dir() and not any(root.iterdir()):
             return
+    except RunDirectoryError:
+        raise
     except OSError as error:
         raise RunDirectoryError(f"{root}: could not be read: {error.strerror}") from error
     what = "a run" if directory.config.exists() else "files" if root.is_dir() else "a file"

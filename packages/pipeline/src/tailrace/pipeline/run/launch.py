@@ -118,6 +118,8 @@ class _Launch:
         past = replay(controller, directory.events)  # so that an unusable log is reported before minutes of preparation
         if past is None:  # nothing was decided yet, so everything may be as it is now
             controller = Controller(build_spec(config), relays=config.relay.count)
+        elif not controller.finished or config.pipeline.steps > controller.view.steps:
+            self._check_checkpoints(controller)
         keep_bytecode(cache_directory())
         host = build_host(config)
         try:
@@ -162,6 +164,22 @@ class _Launch:
             self._report(directory)
         self.status.phase("done")
         return summary
+
+    def _check_checkpoints(self, controller: Controller) -> None:
+        """Check that the trainer can go on, before members are started for minutes.
+
+        Raises:
+            RunDirectoryError: no checkpoint is there that it could go on from.
+        """
+        root = self.directory.checkpoints
+        there = checkpoints(root)
+        if not controller.trainer.usable(tuple(there)):
+            half = ", ".join(sorted(path.name for path in root.glob(".*.partial")))
+            found = f"only half-written ones ({half})" if half and not there else ", ".join(map(str, there)) or "none"
+            wanted = " or ".join(map(str, controller.trainer.fallbacks))
+            raise RunDirectoryError(
+                f"{root}: found {found}, expected the checkpoint of version {wanted} to go on from; start a new run"
+            )
 
     def _resumed(self, controller: Controller, began: RunConfig) -> c.Resumed:
         """The first event of a resumed run, with what the controller does not know of the configuration yet."""
