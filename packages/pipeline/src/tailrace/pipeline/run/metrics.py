@@ -10,9 +10,11 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.errors import RunWriteError
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.figures import Batch
 from tailrace.pipeline.run.results import Measured
+from tailrace.pipeline.run.tensorboard import tensorboard_writer
 
 
 class MetricsObserver:
@@ -26,7 +28,7 @@ class MetricsObserver:
     def __init__(self, path: Path, tensorboard: Path | None) -> None:
         written = sum(row["kind"] == "evaluation" for row in read_metrics(path))  # by earlier drivers
         self._file = path.open("a", buffering=1)
-        self._writer = _tensorboard(tensorboard)
+        self._writer = None if tensorboard is None else tensorboard_writer(tensorboard)
         self._batches: dict[int, dict[str, Any]] = {}
         self._evaluations = written
         self.follows = True
@@ -75,7 +77,10 @@ class MetricsObserver:
             self._writer.close()
 
     def _write(self, kind: str, now: float, row: dict[str, Any]) -> None:
-        self._file.write(json.dumps({"kind": kind, "t": round(now, 3), "at": time.time(), **row}) + "\n")
+        try:
+            self._file.write(json.dumps({"kind": kind, "t": round(now, 3), "at": time.time(), **row}) + "\n")
+        except OSError as error:
+            raise RunWriteError(error.errno, error.strerror or str(error), self._file.name) from error
         if self._writer is not None:
             prefix = f"{kind}/{row['mode']}" if "mode" in row else kind
             for key, value in row.items():
@@ -99,13 +104,3 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     with path.open() as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
-
-
-def _tensorboard(directory: Path | None) -> Any:
-    if directory is None:
-        return None
-    try:
-        from tensorboardX import SummaryWriter
-    except ImportError:  # an extra; the JSON lines have the same data
-        return None
-    return SummaryWriter(str(directory))
