@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.paramserver.group.topology import NOTHING, elect, plan
+from tailrace.paramserver.group.election import NOTHING, elect
+from tailrace.paramserver.group.topology import plan
 
 
 def changed_edges(before, after):

@@ -16,8 +16,9 @@ from tailrace.trajstore.errors import (
     UnknownTrajectoryError,
 )
 from tailrace.trajstore.eviction import Oldest, Stalest
+from tailrace.trajstore.group_samplers import Fifo, Lifo, Newest, RewardVariance
 from tailrace.trajstore.messages import Messages
-from tailrace.trajstore.prompts import Prompt, PromptPool, read_prompts
+from tailrace.trajstore.prompt_pool import Prompt, PromptPool, read_prompts
 from tailrace.trajstore.records import (
     Assignment,
     ConsumedTrajectory,
@@ -26,7 +27,6 @@ from tailrace.trajstore.records import (
     Status,
     StoreStats,
 )
-from tailrace.trajstore.samplers import Fifo, Lifo, Newest, RewardVariance
 from tailrace.trajstore.store import TrajectoryStore
 
 __all__ = [

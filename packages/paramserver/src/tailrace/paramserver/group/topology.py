@@ -11,13 +11,10 @@ relays at most, whatever the number of relays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-#: How far a relay is, larger is further: the stamp of its newest complete version, then the newest version that is
-#: arriving and the chunks of that one.
-Progress = tuple[int, int, int]
-NOTHING: Progress = (-1, -1, 0)
+from tailrace.paramserver.group.election import Progress, elect
 
 Chain = tuple[str, ...]
 
@@ -55,15 +52,6 @@ class Forest:
         if self.trees[0]:
             hops[self.trees[0][0]] += tuple(chain[0] for _, chain in sorted(self.remote.items()))
         return hops
-
-
-def elect(candidates: Iterable[str], progress: Mapping[str, Progress]) -> str:
-    """The new head of a chain: the newest complete version, then the most chunks of one that arrives, then the name.
-
-    Raises:
-        ValueError: there is no candidate.
-    """
-    return min(candidates, key=lambda name: (*(-value for value in progress.get(name, NOTHING)), name))
 
 
 def plan(

@@ -15,7 +15,7 @@ from tailrace.paramserver.layout.links import LinkCosts
 from tailrace.paramserver.layout.megatron import from_megatron
 from tailrace.paramserver.layout.message import Message, SliceCopy, SlicePlace, message
 from tailrace.paramserver.layout.plan import ReshardPlan, Transfer, reshard_plan
-from tailrace.paramserver.layout.planner import Planner
+from tailrace.paramserver.layout.plan_cache import Planner
 from tailrace.paramserver.layout.qwen import qwen_tensors
 from tailrace.paramserver.layout.rules import Position, Rule, by_rules
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
