@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tailrace.paramserver.group.election import Progress, elect
+from tailrace.paramserver.group.election import NOTHING, Progress, elect
 
 Chain = tuple[str, ...]
 
