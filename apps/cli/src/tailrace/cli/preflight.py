@@ -122,6 +122,8 @@ def _gpus_here() -> int:
     try:
         import torch
     except ImportError as error:
-        raise NotHereError("GPUs are asked for, and torch is not installed") from error
+        raise NotHereError(
+            "GPUs are asked for, and torch is not installed; pip install 'tailrace-trainer[torch]'"
+        ) from error
     count: int = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return count

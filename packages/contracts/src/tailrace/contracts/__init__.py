@@ -49,6 +49,7 @@ from tailrace.contracts.events import (
     Tick,
     Up,
 )
+from tailrace.contracts.extras import MissingExtraError, extra
 from tailrace.contracts.policies import (
     AdmissionGate,
     AdmissionPolicy,
@@ -107,6 +108,7 @@ from tailrace.contracts.views import (
 
 __all__ = [
     "expected_one_of",
+    "extra",
     "Abort",
     "Accumulate",
     "Accumulated",
@@ -148,6 +150,7 @@ __all__ = [
     "Launch",
     "MachineView",
     "MemberView",
+    "MissingExtraError",
     "Move",
     "Place",
     "Placement",

@@ -84,7 +84,8 @@ def export(
     try:
         import torch
     except ImportError as error:
-        raise ExportImpossible(f"exporting {dtype} needs torch{'' if dtype in _NOT_NUMPY else ' or numpy'}") from error
+        needs = "torch" if dtype in _NOT_NUMPY else "torch or numpy"
+        raise ExportImpossible(f"exporting {dtype} needs {needs}; pip install 'tailrace-paramserver[torch]'") from error
     capsule = flat_torch(view).view(getattr(torch, dtype)).reshape(shape).__dlpack__(**options)
     if view.readonly and not copy:
         _mark_read_only(capsule)

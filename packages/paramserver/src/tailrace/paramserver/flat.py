@@ -5,10 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from tailrace.contracts import extra
+
 
 def flat_torch(view: memoryview) -> Any:
     """A buffer as a uint8 torch tensor that shares its memory."""
-    import torch
+    with extra("tailrace-paramserver", "torch"):
+        import torch
 
     if not view.nbytes:
         return torch.empty(0, dtype=torch.uint8)

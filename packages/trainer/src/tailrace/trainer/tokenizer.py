@@ -9,6 +9,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tailrace.contracts import extra
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
@@ -50,7 +52,8 @@ def train_tokenizer(
     Returns:
         The number of tokens.
     """
-    from tokenizers import AddedToken
+    with extra("tailrace-trainer", "torch"):
+        from tokenizers import AddedToken
 
     if words:
         tokenizer = _word_level(texts, vocab_size, tags)

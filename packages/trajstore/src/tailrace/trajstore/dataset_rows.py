@@ -40,7 +40,7 @@ def read_dataset(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
         import datasets
     except ImportError as error:
         raise DatasetsSupportError(
-            f"{source}: reading Hugging Face datasets needs their library; install tailrace-trajstore[datasets]"
+            f"{source}: reading Hugging Face datasets needs their library; pip install 'tailrace-trajstore[datasets]'"
         ) from error
     try:
         with _quiet(datasets):

@@ -86,7 +86,8 @@ def _read_parquet(path: Path) -> Iterator[Located]:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise ParquetSupportError(
-            f"{path}: reading Parquet needs pyarrow; install tailrace-trajstore[parquet], or convert the file to JSON Lines"
+            f"{path}: reading Parquet needs pyarrow; pip install 'tailrace-trajstore[parquet]', or convert the file to JSON "
+            "Lines"
         ) from error
     number = 0
     try:

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tailrace.contracts import extra
 from tailrace.paramserver.bridges.errors import BridgeStateInvalid, EngineTimeout, EngineUnreachable
 from tailrace.paramserver.errors import PortInUse
 from tailrace.paramserver.machine.host import HOST
@@ -36,8 +37,9 @@ class SourceGroup:
     """
 
     def __init__(self, listener: socket.socket, world_size: int, name: str, backend: str, timeout_s: float) -> None:
-        import torch
-        import torch.distributed.distributed_c10d as c10d
+        with extra("tailrace-paramserver", "torch"):
+            import torch
+            import torch.distributed.distributed_c10d as c10d
 
         self.name, self._backend = name, backend
         timeout, deadline = datetime.timedelta(seconds=timeout_s), HOST.now() + timeout_s

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from tailrace.contracts import extra
 from tailrace.paramserver.bridges.errors import WeightsMismatch
 from tailrace.paramserver.bridges.newest import lease_version
 from tailrace.paramserver.clients.lease_view import WeightLease
@@ -96,7 +97,8 @@ def load_module(
 
 
 def _tensors(module: Any) -> dict[str, Any]:
-    import torch
+    with extra("tailrace-paramserver", "torch"):
+        import torch
 
     found: dict[str, Any] = {}
     for name, value in module.state_dict(keep_vars=True).items():

@@ -47,7 +47,9 @@ class DeltaCodec:
 
     def unavailable(self) -> str | None:
         """Why it cannot be used here, or None if it can."""
-        return None if importlib.util.find_spec("numpy") else "numpy is not installed; pip install numpy"
+        if importlib.util.find_spec("numpy"):
+            return None
+        return "numpy is not installed; pip install 'tailrace-paramserver[delta]'"
 
     def encode(self, base: memoryview, new: memoryview) -> bytes | None:
         """The payload, or None if it would be larger than `worth` allows, or the base has another size.
@@ -123,5 +125,5 @@ def _numpy() -> Any:
     try:
         import numpy
     except ImportError as error:
-        raise CodecUnavailable("the codec 'delta' needs numpy; pip install numpy") from error
+        raise CodecUnavailable("the codec 'delta' needs numpy; pip install 'tailrace-paramserver[delta]'") from error
     return numpy

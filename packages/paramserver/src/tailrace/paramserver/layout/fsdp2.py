@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import product
 from typing import Any
 
+from tailrace.contracts import extra
 from tailrace.paramserver.layout.errors import LayoutInvalid
 from tailrace.paramserver.layout.mesh_splits import Cut, held_intervals, local_boxes
 from tailrace.paramserver.layout.sharding import GlobalTensor, Layout, LocalBuffer, Piece, Shard
@@ -31,7 +32,8 @@ def from_fsdp2(
     Raises:
         LayoutInvalid: a tensor has a placement that is not a part of it (`Partial`), or there are neither meshes nor ranks.
     """
-    from torch.distributed.tensor import DTensor
+    with extra("tailrace-paramserver", "torch"):
+        from torch.distributed.tensor import DTensor
 
     meshes = {key: tensor.device_mesh for key, tensor in state_dict.items() if isinstance(tensor, DTensor)}
     everyone = set(ranks or ())

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Place
+from tailrace.contracts import Place, extra
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
@@ -209,7 +209,8 @@ class RayHost:
             os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
             # Ray's workers have niceness 15 otherwise: beside any other program a run would nearly stand still.
             os.environ.setdefault("RAY_worker_niceness", "0")
-        import ray
+        with extra("tailrace-pipeline", "ray"):
+            import ray
 
         self._ray = ray
         self.time = RealTime(started_s)

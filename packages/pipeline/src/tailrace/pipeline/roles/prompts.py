@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Purpose, Sampling, TrajectoryRef
+from tailrace.contracts import Purpose, Sampling, TrajectoryRef, extra
 from tailrace.trajstore import Prompt, PromptPool
 
 
@@ -44,7 +44,8 @@ class Prompts:
         modes: Mapping[str, DecodingMode],
         shuffle_seed: int | None = 0,
     ) -> None:
-        from tokenizers import Tokenizer
+        with extra("tailrace-trainer", "torch"):
+            from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
         self._train = PromptPool.from_file(train, shuffle_seed=shuffle_seed)

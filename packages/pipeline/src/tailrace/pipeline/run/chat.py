@@ -54,7 +54,7 @@ class Chat:
             from transformers import AutoTokenizer
         except ImportError as error:
             raise ConfigError(
-                f"{asks}: rendering them needs transformers; install tailrace-rollout[transformers]"
+                f"{asks}: rendering them needs transformers; pip install 'tailrace-rollout[transformers]'"
             ) from error
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(self._model), local_files_only=True)

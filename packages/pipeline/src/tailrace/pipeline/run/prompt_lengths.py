@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import extra
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 
@@ -69,7 +70,8 @@ def context_of(config: RunConfig, model: Path | None) -> Context | None:
         raise ConfigError(
             f"key 'rollout.max_tokens': found {max_tokens:,}, expected fewer than the {total:,} tokens of the context"
         )
-    from tokenizers import Tokenizer
+    with extra("tailrace-trainer", "torch"):
+        from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(path))

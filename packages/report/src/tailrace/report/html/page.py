@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import extra
 from tailrace.report.charts.chart import Chart
 
 
@@ -20,8 +21,9 @@ def render_page(template: str, *, title: str, charts: Sequence[Chart], **context
         charts: all of them, to be drawn where ``figures`` of the pieces puts them.
         context: what else the template asks for.
     """
-    import jinja2
-    from plotly.offline import get_plotlyjs
+    with extra("tailrace-report", "html"):
+        import jinja2
+        from plotly.offline import get_plotlyjs
 
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(_part),

