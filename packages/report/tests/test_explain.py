@@ -40,8 +40,8 @@ def test_the_story_of_a_trained_trajectory_has_every_station(run):
         "finished on",
         "scored: reward",
         "its group is complete",
-        "given to the trainer: the batch that makes version 1",
-        "its batch is trained on",
+        "given to the trainer at staleness 0, in the batch of version 1",
+        "trained on: version 1 is made",
     ]
     places = [next(index for index, text in enumerate(told) if station in text) for station in stations]
     assert places == sorted(places), told
@@ -52,7 +52,7 @@ def test_every_trajectory_that_was_given_to_a_replica_has_a_story_that_ends(run)
     names = {r.trajectory for route in given(simulation, c.Route) for r in route.trajectories if r.purpose == "train"}
     for trajectory in random.Random(0).sample(sorted(names), 12):
         last = texts(directory, trajectory)[-1]
-        assert "its batch is trained on" in last or "dropped" in last, (trajectory, last)
+        assert "trained on: version" in last or "dropped" in last, (trajectory, last)
 
 
 def test_reasons_are_those_of_the_commands(run):

@@ -9,5 +9,5 @@ def test_the_readme_example_runs(capsys):
     exec(re.search(r"```python\n(.*?)```", text, re.S)[1], {})
     said = capsys.readouterr().out
     assert "trainer is busy" in said
-    assert "its batch is trained on" in said
+    assert "trained on: version" in said
     assert "report.html" in said

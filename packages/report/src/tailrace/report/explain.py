@@ -11,7 +11,7 @@ from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.report.fold.history import History
-from tailrace.report.fold.states import Stage, Trajectory
+from tailrace.report.fold.states import Group, Stage, Trajectory
 from tailrace.report.record import fold, spec_of
 from tailrace.report.words import here, why
 
@@ -49,8 +49,8 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
         if known is not None:
             group = history.groups.get(known.ref.group) if known.ref.purpose is c.Purpose.TRAIN else None
             before, replica, stage = stage, known.replica, None if group is None else group.stage
-            texts += _moved_on(before, stage)
-        texts += _commands(instant, trajectory)
+            texts += _moved_on(before, group)
+        texts += _commands(instant, trajectory, _staleness(history, known))
         story += [Line(instant.now, history.version, text) for text in texts]
         example = next(iter(history.trajectories), example)
     if not story:
@@ -84,13 +84,13 @@ def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: s
             yield f"refused by {event.replica}: {reason}"
         case c.Interrupted(tokens_kept=kept):
             yield f"left {event.replica} with {kept} tokens kept; it waits in the pool"
-        case c.Scored(reward=reward):
-            yield f"scored: reward {reward:g}"
+        case c.Scored(reward=reward, correct=correct):
+            yield f"scored: reward {reward:g}" + {None: "", True: ", correct", False: ", not correct"}[correct]
         case c.ScoringFailed(reason=reason):
             yield f"scoring failed: {reason}"
 
 
-def _commands(instant: Instant, trajectory: str) -> Iterator[str]:
+def _commands(instant: Instant, trajectory: str, staleness: str) -> Iterator[str]:
     for command in instant.commands:
         match command:
             case c.Route(replica=replica, trajectories=refs):
@@ -104,18 +104,26 @@ def _commands(instant: Instant, trajectory: str) -> Iterator[str]:
                 anew = command.reason.why in (c.Why.VERSION_GONE, c.Why.EVALUATION)
                 yield f"{'begins anew' if anew else 'dropped'}: {why(command.reason)}"
             case c.Accumulate(version=version, trajectories=names) if trajectory in names:
-                yield f"given to the trainer: a part of the batch that makes version {version}"
+                yield f"given to the trainer{staleness}, as a part of the batch of version {version}"
             case c.Step(version=version, mini_batches=parts) if any(trajectory in names for names in parts):
-                yield f"given to the trainer: the batch that makes version {version}"
+                yield f"given to the trainer{staleness}, in the batch of version {version}"
 
 
-def _moved_on(before: Stage | None, after: Stage | None) -> Iterator[str]:
+def _staleness(history: History, known: Trajectory | None) -> str:
+    """How far the trainer is ahead of a trajectory's oldest version."""
+    if known is None or known.version is None:
+        return ""
+    return f" at staleness {history.version - known.version}"
+
+
+def _moved_on(before: Stage | None, group: Group | None) -> Iterator[str]:
     """What became of its group in an instant."""
-    if before is after:
+    after = None if group is None else group.stage
+    if group is None or before is after:
         return
     if after is Stage.TRAINED:
-        yield "its batch is trained on"
+        yield f"trained on: version {group.version} is made"
     elif after is Stage.BUFFERED and before in (Stage.TRAINING, Stage.TRAINED):
         yield "its group waits for the trainer again"
-    elif before is Stage.GENERATING and after is not None:
+    elif before is Stage.GENERATING:
         yield "its group is complete and waits for the trainer"

@@ -125,22 +125,15 @@ def _tiles(results: Results) -> list[tuple[str, str, str, bool]]:
     shown: list[tuple[str, Measured | None, bool]] = [
         ("before", results.before, False),
         ("after RL", results.after, True),
+        ("best control", results.best_control, False),
     ]
-    if results.quantities:
-        shown.append(("best control", results.best_control, False))
-    tiles = []
-    for quantity in results.quantities:
-        for label, measured, strong in shown if quantity is results.quantities[0] else shown[:2]:
+    tiles, several = [], len(results.quantities) > 1
+    for place, quantity in enumerate(results.quantities):
+        for label, measured, strong in shown[:2] if place else shown:
             if measured is not None:
                 number, _, unit = said(quantity, measured.estimate(quantity).value).partition(" ")
-                tiles.append(
-                    (
-                        f"{quantity} {label}" if len(results.quantities) > 1 else label,
-                        number,
-                        unit or str(quantity),
-                        strong,
-                    )
-                )
+                name, unit = (f"{quantity} {label}", unit) if several else (label, unit or str(quantity))
+                tiles.append((name, number, unit, strong))
     return tiles
 
 
