@@ -2,9 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 from tailrace.cli.init import FILES
 from tailrace.cli.main import main
+from tailrace.reward.testing import check_verifier
+
+PAGE = Path(__file__).parents[3] / "docs" / "your-own-run.md"
 
 
 def test_the_project_passes_every_check_and_its_own_test(tmp_path, monkeypatch, capsys):
@@ -26,3 +30,16 @@ def test_nothing_is_overwritten(tmp_path, capsys):
     assert main(["init", str(tmp_path)]) == 2
     assert "found verify.py there" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["verify.py"]
+
+
+def test_the_graded_verifier_of_the_page_fits_the_project(tmp_path, capsys):
+    assert main(["init", str(tmp_path / "graded")]) == 0
+    source = PAGE.read_text().split("## When the reward is graded")[1].split("```python\n")[1].split("```")[0]
+    (tmp_path / "graded" / "verify.py").write_text(source)
+    assert main(["run", str(tmp_path / "graded" / "tailrace.toml"), "--dry-run"]) == 0
+    capsys.readouterr()
+    found: dict = {}
+    exec(source, found)
+    right, wrong = "<answer> 12</answer>", "<answer> 13</answer>"
+    check_verifier(found["verify"], right=right, wrong=wrong, answer="12")
+    assert found["verify"](wrong, "12", {}) == {"reward": 0.2, "correct": False}
