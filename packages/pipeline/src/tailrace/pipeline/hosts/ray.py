@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import signal
 import threading
@@ -20,6 +19,7 @@ from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
+from tailrace.pipeline.hosts.ray_death import cause_of_death
 from tailrace.pipeline.hosts.real_time import RealTime
 
 _THREADS_PER_MEMBER = 8
@@ -61,15 +61,21 @@ class _RoleActor:
 
 
 class RayMember:
-    """A handle of a member that is an actor."""
+    """A handle of a member that is an actor.
 
-    def __init__(self, name: str, actor: Any) -> None:
-        self._name = name
+    Args:
+        name: the member's name, for messages.
+        actor: Ray's handle.
+        logs: the directory of the cluster's logs, if it is on this machine.
+    """
+
+    def __init__(self, name: str, actor: Any, logs: Path | None) -> None:
+        self._name, self._logs = name, logs
         self._actor = actor
         self._node: str | None = None
         self._pid: int | None = None
         self._killed = False
-        self._where = _translated(self._actor.where.remote(), name)
+        self._where = _translated(self._actor.where.remote(), self._cause)
         self._where.add_done_callback(self._remember)
 
     @property
@@ -84,7 +90,7 @@ class RayMember:
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role. `ready` also finds out the member's process and machine."""
-        answer = _translated(self._actor.call.remote(method, arguments), self._name)
+        answer = _translated(self._actor.call.remote(method, arguments), self._cause)
         return _after(self._where, answer) if method == "ready" else answer
 
     def strike(self, kind: FaultKind) -> None:
@@ -122,6 +128,9 @@ class RayMember:
         except ray.exceptions.RayActorError:
             return
         ray.kill(self._actor, no_restart=True)
+
+    def _cause(self, error: BaseException) -> str:
+        return cause_of_death(str(error), self._logs, self._pid)
 
     def _remember(self, future: Future[Any]) -> None:
         if not future.exception():
@@ -271,7 +280,8 @@ class RayHost:
         if actor is None:
             actor = self._start(options, spec.nice)
         actor.build.remote(spec.factory, dict(spec.arguments))
-        return RayMember(f"{role}-{id_}-{incarnation}", actor)
+        logs = None if self._session is None else self._session / "logs"
+        return RayMember(f"{role}-{id_}-{incarnation}", actor, logs)
 
     def _options(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -323,14 +333,6 @@ def _own_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _cause(error: BaseException) -> str:
-    """The line of Ray's message that has the cause: the last of a traceback, otherwise the first; without colours."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", str(error)).splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    return lines[-1] if any("Traceback" in line or "Error" in line for line in lines[1:]) else lines[0]
-
-
 def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
     """The second answer, once both are there."""
     out: Future[Any] = Future()
@@ -346,7 +348,7 @@ def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
     return out
 
 
-def _translated(ref: Any, name: str) -> Future[Any]:
+def _translated(ref: Any, cause: Callable[[BaseException], str]) -> Future[Any]:
     """A Ray result as a future, with Ray's exceptions translated to those of this package."""
     import ray
 
@@ -359,7 +361,7 @@ def _translated(ref: Any, name: str) -> Future[Any]:
         elif isinstance(error, ray.exceptions.RayTaskError):
             out.set_exception(error.cause)
         elif isinstance(error, ray.exceptions.RayActorError):
-            out.set_exception(MemberDeadError(f"{name} is gone: {_cause(error)}"))
+            out.set_exception(MemberDeadError(cause(error)))
         else:
             out.set_exception(error)
 
