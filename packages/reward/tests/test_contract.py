@@ -51,6 +51,10 @@ def grades(response, answer, metadata):
     return {"reward": 1.0 if right else 0.2 * any(letter.isdigit() for letter in response), "correct": right}
 
 
+def cannot_read_what_is_right(response, answer, metadata):
+    return float(response) if answer in response else 0.0  # a ValueError
+
+
 def test_graded_and_plain_verifiers_are_both_well():
     for verifier in (grades, lambda response, answer, metadata: f"<answer>{answer}</answer>" in response):
         check_verifier(verifier, right="<answer>12</answer>", wrong="<answer>13</answer>", answer="12")
@@ -60,6 +64,7 @@ def test_graded_and_plain_verifiers_are_both_well():
     ("verifier", "reason"),
     [
         (raises, "must earn a reward"),
+        (cannot_read_what_is_right, "'<answer>12</answer>' raised ValueError: could not convert"),
         (rewards_everything, "a wrong one 1.0"),
         (is_random, "and then"),
         (changes_metadata, "changed its metadata"),

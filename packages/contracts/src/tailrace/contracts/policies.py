@@ -3,6 +3,10 @@
 A policy is a frozen dataclass registered in the entry-point group of its axis. It keeps no state, reads no clock and draws
 no random number: its answers depend only on its arguments. Two axes must remember something, so they open an object that the
 controller owns: admission opens a gate, batching a source. The contract suite of each axis checks the rules stated here.
+
+Rules of every axis: the same arguments get the same answer; arguments are not changed; a `Reason` has the numbers and the name
+that its kind lists in `Why`, or is `Why.POLICY`, which has any; options that make no sense raise a `ValueError` in
+`__post_init__`. A gate refuses a wrong call with a `TailraceError`; a policy and a source raise nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +32,11 @@ from tailrace.contracts.views import (
 
 
 class TentativeAdmission(Protocol):
-    """A copy of a gate's state, on which a planner tries what would be admitted without changing the gate."""
+    """A copy of a gate's state, on which a planner tries what would be admitted without changing the gate.
+
+    What one copy is told changes neither the gate nor another copy. The gate allows every start that a copy has taken, if they
+    come in the same order and nothing else happens in between.
+    """
 
     def allows(self, version: int) -> bool:
         """Whether one more group may start at a version."""
@@ -38,7 +46,7 @@ class TentativeAdmission(Protocol):
         """Count a group as started.
 
         Raises:
-            Exception: the group is not allowed to start at that version.
+            TailraceError: `allows` says no, or the group was started before. The copy is unchanged.
         """
         ...
 
@@ -50,9 +58,10 @@ class TentativeAdmission(Protocol):
 class AdmissionGate(Protocol):
     """The state of axis admission: which groups were started, completed and consumed. Pure; only the controller owns it.
 
-    A group starts once, at a version that is then fixed, and leaves by `consume` or `drop`. A wrong call (a start that is not
-    allowed, the completion of a group that is not in flight, a batch that is not ready) raises a `TailraceError` and changes
-    nothing. If everything in flight completes and new groups start at the trainer's version, batches keep forming.
+    A group starts once, at a version that is then fixed and is not newer than the trainer's, and leaves by `consume` or
+    `drop`. A wrong call (a start that is not allowed, the completion of a group that is not in flight, a batch that is not
+    ready) raises a `TailraceError`, of a class of your own or of `tailrace.staleness`, and changes nothing. If everything in
+    flight completes and new groups start at the trainer's version, batches keep forming.
     """
 
     @property
@@ -66,7 +75,7 @@ class AdmissionGate(Protocol):
         ...
 
     def tentative(self) -> TentativeAdmission:
-        """A copy to plan with, as of now. It allows exactly what `start` allows."""
+        """A copy to plan with, as of now. It allows exactly what `start` allows, so no version newer than the trainer's."""
         ...
 
     def start(self, group: int, version: int) -> None:
@@ -78,11 +87,14 @@ class AdmissionGate(Protocol):
         ...
 
     def drop(self, group: int) -> None:
-        """Note that a group, whatever its state, will not be trained on."""
+        """Note that a group, whatever its state, will not be trained on. One that never started, or is gone, is no error."""
         ...
 
     def surplus(self) -> Sequence[int]:
-        """Started, incomplete groups to abort, since their batch is complete without them (redundancy)."""
+        """Started, incomplete groups to abort, since their batch is complete without them (redundancy).
+
+        The controller drops them at once; then there are no more until something else happens.
+        """
         ...
 
     def expired(self) -> Sequence[int]:
@@ -100,14 +112,16 @@ class AdmissionGate(Protocol):
     def trainable(self) -> Sequence[int]:
         """Complete groups that may be trained on now, before the next batch is ready, in any order.
 
-        All are within the bound, and once the batch is ready there are enough of them to fill it. A group that is trained on
-        early stays trainable until `consume` takes it, whatever else starts, completes or is dropped; `consume` can take all
-        such groups, up to the size of a batch.
+        Each is named once. All are within the bound, and once the batch is ready there are enough of them to fill it. A group
+        that is trained on early stays trainable until `consume` takes it, whatever else starts, completes or is dropped;
+        `consume` can take all such groups, up to the size of a batch.
         """
         ...
 
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
-        """Take the groups of the next batch, all complete and within the bound; the trainer's version rises by one.
+        """Take the groups of the next batch, `batch_groups` different ones, all complete and within the bound.
+
+        The trainer's version rises by one, and the groups are gone.
 
         Args:
             candidates: complete groups, in order of completion.
@@ -116,7 +130,10 @@ class AdmissionGate(Protocol):
         ...
 
     def reset(self, version: int, started: Mapping[int, tuple[int, bool]]) -> Sequence[int]:
-        """Set the trainer's version and the started groups, after a crash or at the start.
+        """Set the trainer's version and the started groups, after a crash or at the start. All else is forgotten.
+
+        The version may be older than the trainer's was: a crash undoes what no checkpoint holds. Groups that were trained on
+        early are complete groups again.
 
         Args:
             started: existing groups, each with the version it started at and whether it is complete.
@@ -128,7 +145,7 @@ class AdmissionGate(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """The whole state as plain data, to compare and to read."""
+        """The whole state as plain data, to compare and to read. A refused call leaves it equal."""
         ...
 
 
@@ -173,13 +190,14 @@ class BatchingSource(Protocol):
     def next(self, progress: Progress) -> Launch | None:
         """The next group; None if none should start now. The controller asks while there is room, and after each group's end.
 
-        Asking changes nothing. The answer must not be None while no group is generating and less than a batch is complete:
-        the run would stand still for ever.
+        Asking changes nothing. The prompt is not below 0 and has no open group, and `needed` is from 1 to `samples`. The
+        answer must not be None while no group is generating and less than a batch is complete: the run would stand still for
+        ever.
         """
         ...
 
     def launched(self, group: int, launch: Launch) -> None:
-        """Note the number of the group that `next` just asked for."""
+        """Note the number of the group that `next` just asked for. Numbers rise, with gaps, from any first one."""
         ...
 
     def keeps(self, group: int, rewards: Sequence[float]) -> bool:
@@ -191,10 +209,10 @@ class BatchingSource(Protocol):
         ...
 
     def ended(self, group: int, end: GroupEnd) -> PromptFate:
-        """What becomes of the prompt of a group that ended. The controller calls this once for each group.
+        """What becomes of the prompt of a group that ended. The controller calls this once for each group, in any order.
 
-        A prompt is trained on, filtered or failed exactly once, however many groups it took: one that was trained on is done. A
-        source that answers `AGAIN` launches the prompt again within a few thousand groups.
+        A prompt is trained on, filtered or failed exactly once, however many groups it took: one that was trained on is done.
+        A source that answers `AGAIN` launches the prompt again within a few thousand groups.
         """
         ...
 
@@ -208,7 +226,7 @@ class BatchingPolicy(Protocol):
 
     @property
     def surplus_groups(self) -> int:
-        """Groups generated for each batch beyond the number that it needs (batch-level redundancy)."""
+        """Groups generated for each batch beyond what it needs (batch-level redundancy): at least 0, always the same."""
         ...
 
     def open(self) -> BatchingSource:
@@ -225,7 +243,8 @@ class RoutingPolicy(Protocol):
         Rules: each trajectory is placed at most once, on a replica that serves a version and is not pulling. An `exact`
         trajectory needs a replica of its own version, any other one at least as new. A group that has not started goes only to
         an `open` replica whose version admission allows; its other trajectories then need that version or a newer one. Starts
-        are counted on a fork of `cycle.admits`, which itself does not change. The order of the replicas makes no difference.
+        are counted on a fork of `cycle.admits`, in the order of the placements; `cycle.admits` itself does not change. The
+        order of the replicas makes no difference to the placements or to their order: decide by name among equals.
         `Placements` is a faster result type where groups are placed whole.
         """
         ...
@@ -243,7 +262,9 @@ class SyncPolicy(Protocol):
         """Replicas that pull the newest published version now, each named once.
 
         Each is behind that version, not pulling and not pinned; it has work in flight only if versions may be mixed.
-        `cycle.admits` does not change, and the order of the replicas makes no difference to who pulls.
+        `cycle.admits` does not change, and the order of the replicas makes no difference to who pulls. Before the first
+        version is published (`progress.published` is -1) nobody pulls. A replica that has nothing to do at its version and is
+        behind pulls in the end, or the run stands still.
         """
         ...
 
@@ -266,11 +287,12 @@ class RelocationPolicy(Protocol):
         ...
 
     def plan(self, cycle: Cycle) -> Sequence[Move | Evict]:
-        """Moves and evictions. The order of the replicas makes no difference.
+        """Moves and evictions. The order of the replicas makes no difference to which.
 
-        No replica is both a source and a destination, or is a source twice; none of those named pulls or is pinned. A
-        destination serves the source's version, and has KV cache and capacity for everything that moves there. An evicted
-        trajectory runs on the replica named; an `exact` one is evicted only if another replica serves its version.
+        No replica is both a source and a destination, or is a source twice, or evicts and moves; none of those named pulls or
+        is pinned. A source has work. A destination serves the source's version, and has KV cache and capacity for everything
+        that moves there, all moves together. An eviction names at least one trajectory, each once, and it runs on the replica
+        named; an `exact` one is evicted only if another replica, which is not pulling, serves its version.
         """
         ...
 
@@ -289,7 +311,8 @@ class TrainingPolicy(Protocol):
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
         """The groups of each optimizer step of one batch, in order. Each group is in one step, and no step is empty.
 
-        Where parts are streamed, only the sizes are used; they must depend on the number of groups alone.
+        A batch may have any number of groups from 1. Where parts are streamed, only the sizes are used; they must depend on
+        the number of groups alone.
         """
         ...
 
@@ -300,9 +323,9 @@ class ProvisioningPolicy(Protocol):
     def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica]:
         """What to change. The controller asks at the start, after each step, and when a member came up or went down.
 
-        A replica that is down but will be restarted is still a member; one that is evicted is not. Only replicas are stopped,
-        and none that is stopping already. Asked repeatedly in one moment, with its actions carried out, the policy soon
-        answers nothing more; then at least one replica is not stopping.
+        A replica that is down but will be restarted is still a member; one that is evicted is not. Only replicas of the view
+        are stopped, and none that is stopping already. Asked repeatedly in one moment, with its actions carried out, the
+        policy soon answers nothing more; then at least one replica is not stopping.
         """
         ...
 
@@ -312,15 +335,24 @@ class RecoveryPolicy(Protocol):
 
     @property
     def window_s(self) -> float:
-        """Seconds after which a failure no longer counts."""
+        """Seconds after which a failure no longer counts: above 0 and finite."""
         ...
 
     def on_down(self, failure: Failure) -> RecoveryAction:
-        """What to do about a member that went down. It is not asked about a member that was told to stop."""
+        """What to do about a member that went down. It is not asked about a member that was told to stop.
+
+        It answers for every role, also one that it does not know, every cause and every count. It does not evict the last
+        member of a role (`failure.others` is 0), nor a machine that is unknown. A member that fails again and again without
+        work in between, on whatever machine, is in the end evicted or fails the run, and the last of its role fails it.
+        """
         ...
 
     def suspects(self, view: FleetView) -> Sequence[Suspected]:
-        """Live members that do no work. The controller asks when a member reports that it stands still."""
+        """Live members that do no work, each once, with the reason.
+
+        The controller asks when a member reports that it stands still. All are of the view, are not down, and have stood still
+        (`still_s` above 0).
+        """
         ...
 
 

@@ -47,6 +47,8 @@ def _check_moves(views: Sequence[ReplicaView], moves: Sequence[tuple[str, str]],
     sources = [source for source, _ in moves]
     destinations = {destination for _, destination in moves}
     assert len(set(sources)) == len(sources), f"{where}: a replica is released twice: {sources}"
+    unknown = (destinations | set(sources)) - set(by_name)
+    assert not unknown, f"{where}: found moves of {sorted(unknown)}, which are no replicas of the cycle"
     both = destinations & set(sources)
     assert not both, (
         f"{where}: {sorted(both)} are both source and destination, so the trajectories moved there are lost"
@@ -73,6 +75,7 @@ def _check_evictions(views: Sequence[ReplicaView], evictions: Sequence[Evict], m
     evicted: set[str] = set()
     for eviction in evictions:
         what = f"{where}: {eviction.replica} evicts"
+        assert eviction.replica in by_name, f"{what}: not a replica of the cycle"
         view = by_name[eviction.replica]
         check_reason(eviction.reason, what)
         assert eviction.replica not in moved, f"{what} and moves in the same plan"

@@ -12,10 +12,11 @@ GROUP = "tailrace.verifier"
 
 
 class Verifier(Protocol):
-    """Judges one response. Pure: the result depends only on the arguments.
+    """Judges one response. Pure: the result depends only on the arguments, which it does not change.
 
-    An answer that is wrong, malformed or missing earns 0.0. An exception means that the verifier itself could not judge
-    (bad metadata, a missing tool). It is reported as a failure of the infrastructure and never becomes a reward.
+    A right response earns more than a wrong one, and no response earns more than a right one. An answer that is wrong,
+    malformed or missing earns 0.0. An exception means that the verifier itself could not judge (bad metadata, a missing tool).
+    It is reported as a failure of the infrastructure and never becomes a reward.
     """
 
     def __call__(self, response: str, answer: str, metadata: Mapping[str, Any]) -> float | Verdict:
