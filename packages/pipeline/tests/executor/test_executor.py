@@ -340,6 +340,35 @@ def test_one_that_gave_up_hears_that_it_is_resumed(run):
     assert run.log.instants[-1][1] == [resumed]
 
 
+@pytest.mark.parametrize("role", ["replica", "data"])
+def test_one_that_does_not_close_in_time_is_killed_and_only_a_store_that_cannot_close_is_an_error(run, role, caplog):
+    members = {member.key: member for member in run.up(*EVERYBODY)}
+    stuck = members[role, "r1" if role == "replica" else "0"]
+
+    def close(timeout_s):
+        raise DeadlineError(f"{role} did not close within {timeout_s} s")
+
+    stuck.close = close
+    if role == "data":
+        with pytest.raises(DeadlineError, match="data did not close"):
+            run.executor.close(1.5)
+    else:
+        run.executor.close(1.5)
+    assert stuck.killed
+    assert run.host.spawned[-1] == "closed"
+
+
+def test_one_that_still_starts_is_killed_without_waiting_for_it(run):
+    (trainer,) = run.up(("trainer", "0"))
+    run.host.comes_up = False
+    run.give(c.Start(7, "replica", "r0"))
+    run.executor.close(1.5)
+    replica = run.member("replica", "r0")
+    assert replica.killed
+    assert not trainer.killed
+    assert not replica.under_way("close")
+
+
 def test_members_are_closed_in_order(run):
     members = run.up(*EVERYBODY)
     run.executor.close(1.5)

@@ -158,7 +158,7 @@ class Executor:
             raise DeadlineError(f"waited {timeout_s:.0f} s for work beside the run, which did not end")
 
     def close(self, patience_s: float | None = None) -> None:
-        """Let every member clean up, then end it. A member that does not end in time is killed, which loses nothing.
+        """Let every member clean up, then end it. One that does not end in time, or still starts, is killed: nothing is lost.
 
         Args:
             patience_s: deadline in seconds; None: the deployment's. It may be short, since a resumed run recovers from kills.
@@ -168,8 +168,10 @@ class Executor:
         """
         patience_s = self.deployment.deadlines.close_s if patience_s is None else patience_s
         failed: list[tuple[Running, BaseException]] = []
+        for starting in [r for r in self.members.values() if not r.up]:
+            starting.member.kill()
         for serving in (False, True):  # relays and data serve the others
-            running = [r for r in self.members.values() if (r.role in (DATA, RELAY)) is serving]
+            running = [r for r in self.members.values() if r.up and (r.role in (DATA, RELAY)) is serving]
             with ThreadPoolExecutor(max(1, len(running))) as pool:
                 closing = [(r, pool.submit(r.member.close, patience_s)) for r in running]
             failed += [(r, error) for r, future in closing if (error := future.exception()) is not None]
