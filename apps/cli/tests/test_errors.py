@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.cli.main import main
 from tailrace.contracts import Tick, Up
-from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.models import RunConfig, TaskConfig
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog
 
@@ -93,7 +93,10 @@ def test_a_wrong_command_line(fails, arguments, words):
         ('app = "lamina"', ["key 'app'", "did you mean 'laminar'?"]),
         ('app = "laminar"\n[pipeline]\nstep = 3', ["mine.toml", "'pipeline.step'", "did you mean 'steps'?"]),
         ('app = "laminar"\n[pipeline\n', ["mine.toml", "not TOML"]),
-        ('app = "laminar"\n[pipeline]\nsync = "on-idel"', ["mine.toml", "did you mean 'on-idle'?"]),
+        (
+            'app = "laminar"\nbase = "quickstart"\n[pipeline]\nsync = "on-idel"',
+            ["mine.toml", "did you mean 'on-idle'?"],
+        ),
         ('app = "laminar"\n[executor]\nreplica_gpus = "two"', ["mine.toml", "'two'", "number"]),
     ],
 )
@@ -181,7 +184,8 @@ def test_a_model_that_does_not_load(fails, tmp_path, break_it, words):
 
 @pytest.fixture
 def a_run(tmp_path):
-    directory = RunDirectory.create(tmp_path / "run", RunConfig().model_dump(mode="json"))
+    config = RunConfig(task=TaskConfig(name="long-chain-sum"))
+    directory = RunDirectory.create(tmp_path / "run", config.model_dump(mode="json"))
     directory.unlock()
     return directory
 

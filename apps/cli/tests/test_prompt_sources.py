@@ -1,6 +1,7 @@
 """Prompts as people have them, from the command line: files of several kinds, datasets, columns of other names."""
 
 import json
+import tomllib
 
 import pytest
 
@@ -79,3 +80,74 @@ def test_chat_messages_need_a_model_with_a_template(dry, tmp_path):
         ("tailrace: mine/run.toml: key 'model.path': found none, and prompts are chat messages: expected a model whose "
         "tokenizer has a chat template, which the small model's has not")
     ]  # fmt: skip
+
+
+SOURCES = """
+[[task.sources]]
+path = "a.jsonl"
+share = 3
+verifier = "mine.py:verify"
+[[task.sources]]
+path = "b.csv"
+prompt_column = "question"
+"""
+
+
+@pytest.fixture
+def two(tmp_path, dry):
+    (tmp_path / "mine" / "a.jsonl").write_text('{"prompt": "1 + 1?", "answer": 2}\n')
+    (tmp_path / "mine" / "b.csv").write_text("question,answer\n1 + 2?,3\n1 + 3?,4\n")
+    (tmp_path / "mine" / "mine.py").write_text("def verify(response, answer, metadata):\n    return 1.0\n")
+    return dry
+
+
+def test_several_sources(two):
+    status, out, err = two(SOURCES)
+    assert (status, err) == (0, [])
+    assert "75 % from 1 of" in out
+    assert "25 % from 2 of" in out
+    for words in ("verifier math", "rows of sources.0 1;", "rows of sources.1 2;"):
+        assert words in out
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (f'train = "a.jsonl"\n{SOURCES}', "key 'task': found 'train' and 'sources', expected one"),
+        (SOURCES.replace("share = 3", "share = 0"), "key 'task.sources.0.share': found 0, expected: greater than 0"),
+        (SOURCES.replace("share = 3", "shares = 3"), "'task.sources.0.shares', expected one of answer_column, path, "),
+        (SOURCES.replace("mine.py:verify", "mth"), "key 'task.sources.0.verifier': found 'mth', expected one of"),
+        (SOURCES.replace("mine.py:verify", "mine.py:check"), "tried on the first row of mine/a.jsonl"),
+        (SOURCES.replace("b.csv", "c.csv"), "mine/c.csv: found no such file"),
+        (SOURCES.replace('prompt_column = "question"', ""), "mine/b.csv, line 2: found the columns answer, question"),
+        ('sources = "a.jsonl"', "key 'task.sources': found 'a.jsonl', expected"),
+        (f'held_out = "a.jsonl"\n{SOURCES}', "this held-out prompt is in mine/a.jsonl too"),
+    ],
+)
+def test_sources_that_are_wrong(two, lines, words):
+    status, out, err = two(lines)
+    assert (status, out) == (2, "")
+    assert any(words in line for line in err), err
+    assert all(line.startswith("tailrace: ") and "mine/run.toml" in line for line in err), err
+
+
+def test_sources_in_the_reference_of_keys(two, capsys, tmp_path):
+    two(SOURCES)
+    assert main(["config", "mine/run.toml"]) == 0
+    table = tomllib.loads(capsys.readouterr().out)["task"]
+    first = {
+        "path": str(tmp_path / "mine" / "a.jsonl"),
+        "share": 3.0,
+        "verifier": f"{tmp_path / 'mine' / 'mine.py'}:verify",
+    }
+    assert table["sources"][0] == first
+    assert table["sources"][1]["prompt_column"] == "question"
+    assert main(["config", "--schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    assert set(schema["$defs"]["SourceConfig"]["properties"]) == {
+        "path",
+        "share",
+        "verifier",
+        "prompt_column",
+        "answer_column",
+    }

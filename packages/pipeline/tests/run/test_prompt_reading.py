@@ -1,11 +1,14 @@
 """Prompt files become the prompts that a run uses: overlong ones are refused, dropped or cut, and counted."""
 
 import json
+from collections import Counter
 
 import pytest
 
+from tailrace.contracts import TrajectoryRef
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import prepare
 from tailrace.pipeline.run.prompt_reading import PromptCounts
@@ -57,7 +60,7 @@ def texts(path):
 def test_prompts_that_fit_are_used_as_they_stand(prepared):
     rows = [{"prompt": " a  b\n", "answer": 3, "level": [1, None]}, {"prompt": words(ROOM), "answer": "x"}]
     found, told = prepared(rows)
-    pool = PromptPool.from_file(found.train)
+    pool = PromptPool.from_file(found.train[0])
     assert (pool[0].prompt, pool[0].answer, pool[0].metadata) == (" a  b\n", "3", {"metadata": {"level": [1, None]}})
     assert pool[1].prompt == words(ROOM)
     assert found.counts["train"] == {"rows": 2, "dropped": 0, "truncated": 0, "most_tokens": ROOM}
@@ -73,7 +76,7 @@ def test_overlong_prompts_are_refused_by_file_and_line(prepared):
 def test_overlong_prompts_are_dropped_and_counted(prepared):
     rows = [{"prompt": words(count), "answer": "x"} for count in (ROOM, ROOM + 1, ROOM + 30, 1)]
     found, told = prepared(rows, [rows[1] | {"prompt": words(50, 7)}, {"prompt": "z", "answer": "x"}], overlong="drop")
-    assert texts(found.train) == [words(ROOM), words(1)]
+    assert texts(found.train[0]) == [words(ROOM), words(1)]
     assert texts(found.held_out) == ["z"]
     assert (found.counts["train"]["rows"], found.counts["train"]["dropped"]) == (4, 2)
     assert [(row["phase"], row.get("detail")) for row in told[1:]] == [
@@ -84,7 +87,7 @@ def test_overlong_prompts_are_dropped_and_counted(prepared):
 
 def test_overlong_prompts_lose_their_beginning(prepared):
     found, _ = prepared([{"prompt": words(ROOM + 3), "answer": "x"}], overlong="truncate-left")
-    assert texts(found.train) == [words(ROOM, 3)]
+    assert texts(found.train[0]) == [words(ROOM, 3)]
     assert found.counts["train"] == {"rows": 1, "dropped": 0, "truncated": 1, "most_tokens": ROOM}
 
 
@@ -118,9 +121,9 @@ def test_a_response_that_fills_the_context(prepared, tmp_path, model):
 def test_a_run_that_is_resumed_has_the_same_prompts(prepared, tmp_path):
     rows = [{"prompt": words(count), "answer": "x"} for count in (1, 20, 2)]
     first, _ = prepared(rows, overlong="drop")
-    before = texts(first.train)
+    before = texts(first.train[0])
     again, told = prepared(rows[2:], overlong="drop")  # the file was changed meanwhile
-    assert (texts(again.train), again.counts, told) == (before, first.counts, [])
+    assert (texts(again.train[0]), again.counts, told) == (before, first.counts, [])
 
 
 def test_columns_that_cannot_be_kept_are_told(prepared, tmp_path):
@@ -140,3 +143,39 @@ def test_counts_in_words():
     assert str(PromptCounts(5_000, 1_200, 3, 9)) == (
         "1,200 of 5,000 dropped and 3 of 5,000 cut off at their beginning: longer than 9 tokens"
     )
+
+
+def test_several_sources_are_mixed_by_their_shares(tmp_path, model):
+    for name, count in (("a", 2), ("b", 40)):
+        rows = [
+            {"prompt": f"{name}{row}", "answer": "x", "verifier": "exact" if row == 1 else None} for row in range(count)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [
+        {"path": str(tmp_path / "a.jsonl"), "share": 0.25, "verifier": "numeric"},
+        {"path": str(tmp_path / "b.jsonl"), "share": 0.75},
+    ]
+    config = validate(
+        [("mine", {"task": {"sources": sources}, "model": {"path": str(model)}, "rollout": {"max_tokens": 30}})]
+    )
+    directory = RunDirectory(tmp_path / "run")
+    directory.task.mkdir(parents=True)
+    for found in (
+        prepare(config, directory, lambda _: None),
+        prepare(config, directory, lambda _: None),
+    ):  # and resumed
+        assert found.shares == (0.25, 0.75)
+        assert set(found.counts) == {"sources.0", "sources.1"}
+        prompts = Prompts(
+            tokenizer=model / "tokenizer.json",
+            train=found.train,
+            held_out=None,
+            modes={},
+            shares=found.shares,
+            shuffle_seed=3,
+        )
+        drawn = [prompts.prompt(TrajectoryRef(f"{index}.0", index, 0, prompt=index)) for index in range(40)]
+        assert Counter(prompt.prompt[0] for prompt in drawn) == {"a": 10, "b": 30}
+        assert {prompt.verifier for prompt in drawn if prompt.prompt == "a0"} == {"numeric"}
+        assert {prompt.verifier for prompt in drawn if prompt.prompt == "a1"} == {"exact"}
+        assert {prompt.verifier for prompt in drawn if prompt.prompt[0] == "b" and prompt.prompt != "b1"} == {None}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.prompt_reading import TRAIN, PromptCounts
+from tailrace.pipeline.run.prompt_reading import PromptCounts
 from tailrace.pipeline.spec import AXES
 from tailrace.rollout import select_engine
 
@@ -58,7 +58,14 @@ def show_plan(
 def _prompts(config: RunConfig, counts: Mapping[str, PromptCounts]) -> str:
     if config.task.name is not None:
         return f"{config.task.train_size:,} of the generated task {config.task.name}"
-    return f"{counts[TRAIN].used:,} of {config.task.train}, verifier {config.task.verifier}"
+    sources = config.task.training
+    total = sum(source.share for source in sources.values())
+    parts = []
+    for name, source in sources.items():
+        share = f"{100 * source.share / total:.3g} % from " if len(sources) > 1 else ""
+        verifier = source.verifier or config.task.verifier
+        parts.append(f"{share}{counts[name].used:,} of {source.path}, verifier {verifier}")
+    return "; ".join(parts)
 
 
 def _rows(found: PromptCounts) -> str:

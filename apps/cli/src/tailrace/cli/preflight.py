@@ -50,8 +50,15 @@ def check(config: RunConfig, where: str = "", *, prompts: bool = True) -> FoundP
 
 
 def _verifier(config: RunConfig) -> None:
-    if config.task.name is None and not is_reference(config.task.verifier):
-        registered("task.verifier", "tailrace.verifier", config.task.verifier)
+    if config.task.name is not None:
+        return
+    named = {f"task.sources.{place}.verifier": one.verifier for place, one in enumerate(config.task.sources)}
+    gathered = Gathered()
+    for key, verifier in {"task.verifier": config.task.verifier, **named}.items():
+        if verifier is not None and not is_reference(verifier):
+            with gathered.check():
+                registered(key, "tailrace.verifier", verifier)
+    gathered.done()
 
 
 def _model(config: RunConfig) -> None:

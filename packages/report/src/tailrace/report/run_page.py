@@ -113,7 +113,7 @@ def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str
         "gain": SIMULATED if simulated else headline.gain(measured),
         "app": config.app,
         "model": model,
-        "task": "drawn lengths" if simulated else config.task.name or str(config.task.train),
+        "task": "drawn lengths" if simulated else str(config.task),
         "seed": config.seed,
         "wall": duration(summary["wall_s"] if summary else record.last_s),
         "tiles": _tiles(measured),

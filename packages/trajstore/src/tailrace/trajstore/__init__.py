@@ -18,6 +18,7 @@ from tailrace.trajstore.errors import (
 from tailrace.trajstore.eviction import Oldest, Stalest
 from tailrace.trajstore.group_samplers import Fifo, Lifo, Newest, RewardVariance
 from tailrace.trajstore.messages import Messages
+from tailrace.trajstore.prompt_mix import PromptMix
 from tailrace.trajstore.prompt_pool import Prompt, PromptPool, read_prompts
 from tailrace.trajstore.records import (
     Assignment,
@@ -45,6 +46,7 @@ __all__ = [
     "PartialResponse",
     "Prompt",
     "PromptFileError",
+    "PromptMix",
     "PromptPool",
     "Recovery",
     "Resume",

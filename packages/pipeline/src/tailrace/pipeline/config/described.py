@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import re
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -142,6 +143,8 @@ def argument_meanings(documented: object) -> dict[str, str]:
 
 
 def _model_of(info: FieldInfo) -> type[BaseModel] | None:
+    if typing.get_origin(info.annotation) is tuple:  # a list of tables is one key
+        return None
     for kind in (info.annotation, *getattr(info.annotation, "__args__", ())):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
@@ -172,6 +175,7 @@ def _source(name: str, layers: Sequence[Layer]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return json.loads(json.dumps(value, default=str))
+    def plain(inner: Any) -> Any:
+        return inner.model_dump(mode="json", exclude_none=True) if isinstance(inner, BaseModel) else str(inner)
+
+    return json.loads(json.dumps(value, default=plain))

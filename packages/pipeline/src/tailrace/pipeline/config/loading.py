@@ -17,6 +17,7 @@ from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.spec import AXES
 
 _NAMED = {*AXES, "sampler", "eviction"}
+_TASKS = {"name", "train", "sources"}  # keys that each say what is trained on
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -68,8 +69,10 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping) and isinstance(below, str) and key in _NAMED:
             below = {"name": below}  # a policy given by its name alone
         if isinstance(value, Mapping) and isinstance(below, Mapping):
-            if key == "task" and "train" in value and "name" not in value:
-                below = {name: each for name, each in below.items() if name != "name"}  # a file, not a generated task
+            if (
+                key == "task" and "name" not in value and not _TASKS.isdisjoint(value)
+            ):  # it takes the place of that below
+                below = {name: each for name, each in below.items() if name not in _TASKS}
             replaces = "name" in value and value.get("name") != below.get("name")
             merged[key] = dict(value) if replaces else merge(below, value)
         else:
@@ -111,9 +114,12 @@ def has_key(content: Mapping[str, Any], path: Sequence[str]) -> bool:
     """Whether a table has a key, given by the tables that it is in and its name."""
     value: Any = content
     for part in path:
-        if not isinstance(value, Mapping) or part not in value:
+        if isinstance(value, list | tuple) and part.isdecimal() and int(part) < len(value):
+            value = value[int(part)]
+        elif isinstance(value, Mapping) and part in value:
+            value = value[part]
+        else:
             return False
-        value = value[part]
     return True
 
 
@@ -135,6 +141,8 @@ def explain(model: type[BaseModel], path: Sequence[str], error: Any, *, within: 
 
 def _keys_beside(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     for part in path[:-1]:
+        if part.isdecimal():  # the place in a list of tables
+            continue
         field = model.model_fields.get(part)
         if field is None:
             return []
@@ -145,5 +153,5 @@ def _keys_beside(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 
 def _kinds(annotation: Any) -> tuple[Any, ...]:
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return typing.get_args(annotation) if is_union else (annotation,)
+    is_several = typing.get_origin(annotation) in (typing.Union, types.UnionType, tuple)
+    return typing.get_args(annotation) if is_several else (annotation,)

@@ -42,6 +42,25 @@ class Choice(BaseModel):
 Policy = Annotated[Choice, BeforeValidator(_as_choice)]
 
 
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class SourceConfig(_Strict):
+    """One of several sources of prompts, which are mixed."""
+
+    path: FilePath
+    """a file or dataset, like `task.train`"""
+    share: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """its share of the prompts, relative to those of the others"""
+    verifier: str | None = None
+    """the verifier of its rows that name none; none: `task.verifier`"""
+    prompt_column: str | None = None
+    """the column with the prompt; none: `task.prompt_column`"""
+    answer_column: str | None = None
+    """the column with the answer; none: `task.answer_column`"""
+
+
 class TaskConfig(_Strict):
     """The task to learn: a generated task by name, or prompt files with a verifier."""
 
@@ -49,6 +68,8 @@ class TaskConfig(_Strict):
     """a generated task, such as long-chain-sum; not together with `train`"""
     train: FilePath | None = None
     """prompts to train on: a JSON Lines, CSV or Parquet file, or a Hugging Face dataset as hf:NAME:SPLIT"""
+    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(_as_tuple)] = ()
+    """several files or datasets to train on instead of `train`, each a table with `path`, `share` and what else is its own"""
     held_out: FilePath | None = None
     """prompts to evaluate on: a file like `train`; none: no evaluation"""
     verifier: str = "math"
@@ -65,6 +86,17 @@ class TaskConfig(_Strict):
     """whether a prompt that is text is a user's message, with the model's chat template; lists of messages always have it"""
     overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"
     """prompts of a file that leave no room for rollout.max_tokens: an error, left out, or cut off at their beginning"""
+
+    @property
+    def training(self) -> dict[str, SourceConfig]:
+        """What a task of one's own trains on, each by its key in the table `task`."""
+        if self.train is not None:
+            return {"train": SourceConfig(path=self.train)}
+        return {f"sources.{place}": source for place, source in enumerate(self.sources)}
+
+    def __str__(self) -> str:
+        """The task in a few words."""
+        return self.name or " and ".join(str(source.path) for source in self.training.values()) or "not known"
 
 
 class SmallModelConfig(_Strict):

@@ -31,14 +31,29 @@ def rooted(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
                 break
             table[part] = dict(table[part])
             table = table[part]
-        value = table.get(name) if isinstance(table, dict) else None
-        if key == _VERIFIER and isinstance(value, str):
-            file, colon, function = value.rpartition(":")
-            if file.endswith(".py"):
-                table[name] = f"{(directory / file).absolute()}{colon}{function}"
-        elif isinstance(value, str) and (key in _PATHS or value.endswith(".toml")):
-            table[name] = _absolute(value, directory)
+        if isinstance(table, dict):
+            _root(table, name, key, directory)
+    task = found.get("task")
+    if isinstance(task, dict) and isinstance(task.get("sources"), list):
+        task["sources"] = [dict(one) if isinstance(one, Mapping) else one for one in task["sources"]]
+        for source in task["sources"]:
+            if isinstance(source, dict):
+                _root(source, "path", _PATHS[0], directory)
+                _root(source, "verifier", _VERIFIER, directory)
     return found
+
+
+def _root(table: dict[str, Any], name: str, key: str, directory: Path) -> None:
+    """Make the value of a table absolute, as far as it is a path. `key` is the one that it is like."""
+    value = table.get(name)
+    if not isinstance(value, str):
+        return
+    if key == _VERIFIER:
+        file, colon, function = value.rpartition(":")
+        if file.endswith(".py"):
+            table[name] = f"{(directory / file).absolute()}{colon}{function}"
+    elif key in _PATHS or value.endswith(".toml"):
+        table[name] = _absolute(value, directory)
 
 
 def _absolute(value: str, directory: Path) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Purpose, Sampling, TrajectoryRef, extra
-from tailrace.trajstore import Prompt, PromptPool
+from tailrace.trajstore import Prompt, PromptMix, PromptPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Prompts:
 
     Args:
         tokenizer: a Hugging Face ``tokenizer.json``.
-        train: prompts to train on, a JSONL or Parquet file.
+        train: prompts to train on, a file or several.
+        shares: share of each of several files in the prompts.
         held_out: problems to evaluate on; None if there are none.
         modes: decoding modes of evaluations by name.
         shuffle_seed: seed of the order of training prompts; None keeps the file's order.
@@ -39,16 +40,19 @@ class Prompts:
         self,
         *,
         tokenizer: Path,
-        train: Path,
+        train: Path | Sequence[Path],
         held_out: Path | None,
         modes: Mapping[str, DecodingMode],
+        shares: Sequence[float] = (1.0,),
         shuffle_seed: int | None = 0,
     ) -> None:
         with extra("tailrace-trainer", "torch"):
             from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_file(str(tokenizer))
-        self._train = PromptPool.from_file(train, shuffle_seed=shuffle_seed)
+        files = [train] if isinstance(train, Path) else train
+        pools = [PromptPool.from_file(file, shuffle_seed=shuffle_seed) for file in files]
+        self._train = pools[0] if len(pools) == 1 else PromptMix(pools, shares, shuffle_seed=shuffle_seed)
         self._held_out = PromptPool.from_file(held_out) if held_out else None
         self._modes = dict(modes)
 

@@ -27,6 +27,7 @@ class ScorerRole:
     Args:
         data: the data role.
         verifier: the verifier of rows that name none: an installed one, or a reference such as ``my_task.py:verify``.
+        named: further verifiers that rows name; references among them are found only if they stand here.
         timeout_s: deadline of one verification.
         workers: number of verifier processes.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
@@ -37,16 +38,17 @@ class ScorerRole:
         *,
         data: Caller,
         verifier: str,
+        named: Sequence[str] = (),
         timeout_s: float = 10.0,
         workers: int = 1,
         data_timeout_s: float = 180.0,
     ) -> None:
         self._data, self._data_timeout_s = data, data_timeout_s
-        own = {verifier: verifier} if is_reference(verifier) else {}
+        own = {name: name for name in (verifier, *named) if is_reference(name)}
         self._scorer = Scorer(own, workers=workers, timeout_s=timeout_s)
         self._at_once = _AT_ONCE * workers
         # A verifier's first use imports it, which can take seconds; do that before the first responses wait.
-        self._scorer.score([ScoreItem("", "", "", verifier)])
+        self._scorer.score([ScoreItem("", "", "", name) for name in dict.fromkeys((verifier, *named))])
         self._lock = threading.Lock()
         self._waiting: dict[str, int] = {}  # number of the command by trajectory
         self._under_way: dict[str, int] = {}

@@ -132,6 +132,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         "prompts": {
             "tokenizer": prepared.model / "tokenizer.json",
             "train": prepared.train,
+            "shares": prepared.shares,
             "held_out": prepared.held_out,
             "modes": modes,
             "shuffle_seed": config.seed,
@@ -160,7 +161,8 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     rendezvous = directory.root.absolute() / "rendezvous"
     if config.trainer.processes > 1:
         rendezvous.mkdir(exist_ok=True)
-    scorer = {"timeout_s": config.deadlines.verify_s, "verifier": prepared.verifier}
+    references = tuple(filter(None, (source.verifier for source in config.task.sources)))
+    scorer = {"timeout_s": config.deadlines.verify_s, "verifier": prepared.verifier, "named": references}
     return Deployment(
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
         token=token,

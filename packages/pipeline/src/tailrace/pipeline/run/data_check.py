@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tailrace.contracts import plugins
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
@@ -19,32 +21,31 @@ def check_data(config: RunConfig) -> FoundPrompts | None:
     Raises:
         ConfigError: rows are wrong, or the verifier cannot judge the first one. The message has a line for each.
     """
-    if config.task.name is not None or config.task.train is None:
+    if config.task.name is not None or not config.task.training:
         return None
     gathered = Gathered()
     found = read_files(config, config.model.path)
     gathered.add(*found.faults)
-    if found.first is not None and _known(config, found.first):
-        with gathered.check():
-            _try_verifier(config, found.first)
+    for name, source in config.task.training.items():
+        first = found.first.get(name)
+        verifier = None if first is None else first.verifier or config.task.verifier
+        if first is not None and verifier is not None and _known(verifier):
+            with gathered.check():
+                _try_verifier(config, verifier, source.path, first)
     gathered.done()
     return found
 
 
-def _known(config: RunConfig, prompt: Prompt) -> bool:
-    """Whether a prompt's verifier exists; otherwise another check reports it."""
-    known = plugins.names("tailrace.verifier")
-    if prompt.verifier is not None:
-        return prompt.verifier in known
-    return is_reference(config.task.verifier) or config.task.verifier in known
+def _known(verifier: str) -> bool:
+    """Whether a verifier exists; otherwise another check reports it."""
+    return is_reference(verifier) or verifier in plugins.names("tailrace.verifier")
 
 
-def _try_verifier(config: RunConfig, prompt: Prompt) -> None:
+def _try_verifier(config: RunConfig, name: str, path: Path, prompt: Prompt) -> None:
     """Verify one row's reference answer by its verifier, in a separate process."""
-    name = prompt.verifier or config.task.verifier
     item = ScoreItem("", f"<answer>{prompt.answer}</answer>", prompt.answer, name, item_metadata(prompt))
     own = {name: name} if is_reference(name) else {}
     with Scorer(own, timeout_s=config.deadlines.verify_s) as scorer:
         (outcome,) = scorer.score([item])
     if isinstance(outcome, ScoringFailure):
-        raise ConfigError(f"key 'task.verifier': tried on the first row of {config.task.train}: {outcome.reason}")
+        raise ConfigError(f"key 'task.verifier': tried on the first row of {path}: {outcome.reason}")

@@ -16,7 +16,7 @@ from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
-from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, plain, read_files
+from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, plain, prompts_file, read_files
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"
 
@@ -31,10 +31,11 @@ class Prepared:
         forced_prefix: the beginning of a response in the worked style; empty if there is no such control.
         demonstrations: JSON file with the (prompt, response) pairs of the warm start; None without a warm start.
         counts: what became of the rows of the user's files, by file, as plain data; empty for a generated task.
+        shares: share of each file of `train` in the prompts.
     """
 
     model: Path
-    train: Path
+    train: tuple[Path, ...]
     held_out: Path | None
     verifier: str
     forced_prefix: str
@@ -42,6 +43,7 @@ class Prepared:
     warm_start_s: float = 0.0
     warm_start_cached: bool = False
     counts: dict[str, Any] = field(default_factory=dict)
+    shares: tuple[float, ...] = (1.0,)
 
     def modes(self) -> dict[str, DecodingMode]:
         """The decoding modes of evaluations."""
@@ -68,7 +70,8 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
                 **found,
                 **paths,
                 "model": Path(found["model"]),
-                "train": Path(found["train"]),
+                "train": tuple(map(Path, found["train"])),
+                "shares": tuple(found["shares"]),
                 "verifier": verifier,
             }
         )
@@ -93,11 +96,11 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
     assert config.task.name is not None
     task = _task("task.name", config.task.name)
     progress({"phase": "preparing the task"})
-    train, held_out = directory.task / f"{TRAIN}.jsonl", directory.task / f"{HELD_OUT}.jsonl"
+    train, held_out = (prompts_file(directory.task, name) for name in (TRAIN, HELD_OUT))
     rows = task.generate("train", config.task.train_size, config.seed)
     write_jsonl(train, rows)
     write_jsonl(held_out, task.generate("heldout", config.task.held_out_size, config.seed))
-    files = Prepared(Path(), train, held_out, rows[0]["verifier"], task.forced_prefix, None)
+    files = Prepared(Path(), (train,), held_out, rows[0]["verifier"], task.forced_prefix, None)
     if config.model.path is not None:
         return dataclasses.replace(files, model=_existing_model(config.model.path))
     return _warm_started(files, task, config, directory, progress)
@@ -144,13 +147,13 @@ def _warm_started(
 
 
 def check(config: RunConfig) -> None:
-    """Check the options of a warm start before it takes minutes.
+    """Check what is trained on, and the options of a warm start before it takes minutes.
 
     Raises:
-        ConfigError: an option is unknown or of the wrong type.
+        ConfigError: there is nothing to train on or more than one thing, or an option is unknown or of the wrong type.
     """
     gathered = Gathered()
-    for part in (_warm_start, _tokenizer):
+    for part in (_check_task, _warm_start, _tokenizer):
         with gathered.check():
             part(config)
     gathered.done()
@@ -170,19 +173,27 @@ def _tokenizer(config: RunConfig) -> Any:
     return read_options(TokenizerShape, config.model.tokenizer, "key 'model.tokenizer'")
 
 
-def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
-    if config.task.train is None:
-        raise ConfigError(
-            "key 'task': found neither 'name' nor 'train', expected a generated task or a file of prompts"
-        )
+def _check_task(config: RunConfig) -> None:
+    task = config.task
+    given = [key for key in ("name", "train", "sources") if getattr(task, key)]
+    if len(given) != 1:
+        found = " and ".join(map(repr, given)) if given else "none of 'name', 'train' and 'sources'"
+        raise ConfigError(f"key 'task': found {found}, expected one: a generated task, a file of prompts, or several")
+    if task.name is not None:
+        return
     if config.model.path is None and config.warm_start.task is None:
         raise ConfigError(
             "key 'model.path': found none, expected a Hugging Face model directory to train on these prompts, or "
             "'warm_start.task' for a small model that learns from a generated task"
         )
-    train = directory.task / f"{TRAIN}.jsonl"
-    held_out = directory.task / f"{HELD_OUT}.jsonl" if config.task.held_out is not None else None
-    found = Prepared(Path(), train, held_out, config.task.verifier, "", None)
+
+
+def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
+    sources = config.task.training
+    train = tuple(prompts_file(directory.task, name) for name in sources)
+    held_out = prompts_file(directory.task, HELD_OUT) if config.task.held_out is not None else None
+    shares = tuple(source.share for source in sources.values())
+    found = Prepared(Path(), train, held_out, config.task.verifier, "", None, shares=shares)
     if config.model.path is not None:
         found = dataclasses.replace(found, model=_existing_model(config.model.path))
     else:

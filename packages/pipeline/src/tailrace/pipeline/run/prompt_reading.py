@@ -6,6 +6,7 @@ files ──rows──► form, chat template, verifier, metadata ──► leng
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import Any
 
 from tailrace.contracts import expected_one_of, plugins
 from tailrace.pipeline.config.gathered import Gathered
-from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.models import RunConfig, SourceConfig
 from tailrace.pipeline.roles.prompts import item_metadata
 from tailrace.pipeline.run.chat import Chat
 from tailrace.pipeline.run.prompt_lengths import Context, context_of
@@ -58,13 +59,13 @@ class FoundPrompts:
     """All prompts of a run.
 
     Args:
-        counts: by file: `TRAIN`, and `HELD_OUT` if there is one.
-        first: the first prompt to train on that has the right form.
+        counts: by key of the table `task`: ``train`` or ``sources.0`` and so on, and `HELD_OUT` if there is one.
+        first: the first prompt of each of these that has the right form.
         faults: a line for each row that is wrong, for at most five rows of a file, and the number of others.
     """
 
     counts: dict[str, PromptCounts] = field(default_factory=dict)
-    first: Prompt | None = None
+    first: dict[str, Prompt] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
 
@@ -74,31 +75,40 @@ def read_files(config: RunConfig, model: Path | None, *, into: Path | None = Non
     Args:
         config: the configuration.
         model: the directory of the model with its tokenizer; None if it does not exist yet. Then no length is looked at.
-        into: where to write the prompts as the run uses them, ``train.jsonl`` and ``held_out.jsonl``; None: nowhere.
+        into: where to write the prompts as the run uses them, each file by its key; None: nowhere.
     """
     gathered, found, chat = Gathered(), FoundPrompts(), Chat(model, texts=config.task.chat)
     context = None
     with gathered.check():
         context = context_of(config, model)
     places: dict[str, dict[str, str]] = {}
-    files = {TRAIN: config.task.train, HELD_OUT: config.task.held_out}
-    for name, path in files.items():
-        if path is not None:
-            reader = _Reader(config, path, context, chat)
-            with gathered.check():
-                _read(reader, None if into is None else into / f"{name}.jsonl")
-            gathered.add(*map(str, reader.faults[:_SHOWN]))
-            if len(reader.faults) > _SHOWN:
-                gathered.add(f"{path}: {len(reader.faults) - _SHOWN:,} more rows are wrong")
-            elif reader.dropped and reader.dropped == reader.rows:
-                gathered.add(f"{path}: every prompt is longer than {context.most if context else 0:,} tokens")
-            found.counts[name], places[name] = reader.counts(), reader.places
-            found.first = found.first or reader.first
-    both = [place for prompt, place in places.get(HELD_OUT, {}).items() if prompt in places[TRAIN]]
-    if both:
-        gathered.add(_overlap(both, config.task.train))
+    sources = config.task.training
+    if config.task.held_out is not None:
+        sources[HELD_OUT] = SourceConfig(path=config.task.held_out)
+    for name, source in sources.items():
+        reader = _Reader(config, source, context, chat)
+        with gathered.check():
+            _read(reader, None if into is None else prompts_file(into, name))
+        gathered.add(*map(str, reader.faults[:_SHOWN]))
+        if len(reader.faults) > _SHOWN:
+            gathered.add(f"{source.path}: {len(reader.faults) - _SHOWN:,} more rows are wrong")
+        elif reader.dropped and reader.dropped == reader.rows:
+            gathered.add(f"{source.path}: every prompt is longer than {context.most if context else 0:,} tokens")
+        found.counts[name], places[name] = reader.counts(), reader.places
+        if reader.first is not None:
+            found.first[name] = reader.first
+    held_out = places.pop(HELD_OUT, {})
+    for name, trained in places.items():
+        both = [place for prompt, place in held_out.items() if prompt in trained]
+        if both:
+            gathered.add(_overlap(both, sources[name].path))
     found.faults = gathered.lines
     return found
+
+
+def prompts_file(directory: Path, name: str) -> Path:
+    """Where a run keeps the prompts of a key of the table `task`."""
+    return (directory / f"{name}.jsonl").absolute()
 
 
 def plain(counts: dict[str, PromptCounts]) -> dict[str, Any]:
@@ -115,10 +125,14 @@ def treated_rows(summary: Mapping[str, Any]) -> list[str]:
 class _Reader:
     """Reads one file, notes its faults and counts its rows."""
 
-    def __init__(self, config: RunConfig, path: Path, context: Context | None, chat: Chat) -> None:
-        self._chat = chat
-        self._overlong, self._path, self._context = config.task.overlong, path, context
-        self._columns = {"prompt_column": config.task.prompt_column, "answer_column": config.task.answer_column}
+    def __init__(self, config: RunConfig, source: SourceConfig, context: Context | None, chat: Chat) -> None:
+        task = config.task
+        self._overlong, self._path, self._context, self._chat = task.overlong, source.path, context, chat
+        self._verifier = source.verifier
+        self._columns = {
+            "prompt_column": source.prompt_column or task.prompt_column,
+            "answer_column": source.answer_column or task.answer_column,
+        }
         self._verifiers = set(plugins.names("tailrace.verifier"))
         self.faults: list[PromptFileError] = []
         self.places: dict[str, str] = {}
@@ -132,9 +146,10 @@ class _Reader:
         """Each prompt that is used, with its text as it is used."""
         for where, prompt in read_prompts(self._path, render=self._chat.text, faults=self.faults, **self._columns):
             self.rows += 1
+            wrong = self._wrong(prompt)
+            prompt = dataclasses.replace(prompt, verifier=prompt.verifier or self._verifier)
             self.first = self.first or prompt
             self.places.setdefault(prompt.prompt, where)
-            wrong = self._wrong(prompt)
             text: str | None = prompt.prompt
             if wrong is None and self._context is not None:
                 tokens = self._context.tokens(prompt.prompt)
@@ -189,6 +204,6 @@ def _dated(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} has no JSON")
 
 
-def _overlap(both: Sequence[str], train: Path | None) -> str:
+def _overlap(both: Sequence[str], train: Path) -> str:
     more = f", and so do {len(both) - 1:,} more" if len(both) > 1 else ""
     return f"{both[0]}: this held-out prompt is in {train} too{more}; expected prompts not trained on"

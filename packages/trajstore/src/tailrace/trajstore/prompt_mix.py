@@ -1,0 +1,94 @@
+"""Several prompt pools as one stream, each with its share."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+
+from tailrace.trajstore.prompt_pool import Prompt, PromptPool
+
+MOST_SLOTS = 1_000
+_EXACT = 1e-6
+_KEPT_BLOCKS = 2  # a pipeline reads the current block and, around its end, the next
+
+
+class PromptMix:
+    """Prompts of several pools by index, as an endless stream. Each pool has epochs of its own.
+
+    The stream is made of blocks. In each, every pool has its share of the prompts, exactly if at most 1,000 of them can show
+    it, and at least one. The prompt at an index depends only on the pools, the shares and the seed, so the stream continues
+    unchanged after a crash.
+
+    Args:
+        pools: the pools.
+        shares: one for each, above 0; they need not add up to 1.
+        shuffle_seed: seed of the order within blocks; None spreads each pool evenly.
+
+    Raises:
+        ValueError: there are no pools, not as many shares, or a share is not above 0.
+    """
+
+    def __init__(
+        self, pools: Sequence[PromptPool], shares: Sequence[float], *, shuffle_seed: int | None = None
+    ) -> None:
+        if not pools or len(pools) != len(shares) or not all(share > 0 for share in shares):
+            raise ValueError(
+                f"found {len(pools)} pools and the shares {list(shares)}, expected a share above 0 for each pool"
+            )
+        self._pools, self._seed = list(pools), shuffle_seed
+        self._counts = _counts(shares)
+        self._first_rows = list(itertools.accumulate((len(pool) for pool in pools), initial=0))
+        slots = [((place + 0.5) / count, pool) for pool, count in enumerate(self._counts) for place in range(count)]
+        self._slots = [pool for _, pool in sorted(slots)]
+        self._blocks: dict[int, list[tuple[int, int]]] = {}
+
+    def __len__(self) -> int:
+        """Number of rows of all pools. The stream itself is endless."""
+        return self._first_rows[-1]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """The endless stream from its beginning."""
+        return (self[index] for index in itertools.count())
+
+    def __getitem__(self, index: int) -> Prompt:
+        """The prompt at a place in the stream. Its row counts through all pools, its epoch is that of its own.
+
+        Raises:
+            IndexError: the index is negative.
+        """
+        if index < 0:
+            raise IndexError(f"found the prompt index {index}, expected at least 0")
+        block, place = divmod(index, len(self._slots))
+        pool, before = self._block(block)[place]
+        found = self._pools[pool][block * self._counts[pool] + before]
+        return dataclasses.replace(found, index=index, row=self._first_rows[pool] + found.row)
+
+    def _block(self, number: int) -> list[tuple[int, int]]:
+        """For each place of a block, its pool and how many prompts of this pool come before it in the block."""
+        block = self._blocks.get(number)
+        if block is None:
+            order = list(self._slots)
+            if self._seed is not None:
+                random.Random(f"{self._seed}/mix/{number}").shuffle(order)
+            counts = [0] * len(self._pools)
+            block = []
+            for pool in order:
+                block.append((pool, counts[pool]))
+                counts[pool] += 1
+            # Replace the dictionary, so that other threads read either the old or the new state.
+            kept = list(self._blocks.items())[1 - _KEPT_BLOCKS :]
+            self._blocks = dict([*kept, (number, block)])
+        return block
+
+
+def _counts(shares: Sequence[float]) -> list[int]:
+    """Prompts of each pool in a block: the fewest that have these shares, or the nearest of 1,000."""
+    parts = [share / sum(shares) for share in shares]
+    for slots in range(len(parts), MOST_SLOTS + 1):
+        exact = [part * slots for part in parts]
+        counts = [round(count) for count in exact]
+        if min(counts) and all(abs(count - found) < _EXACT for count, found in zip(exact, counts, strict=True)):
+            return counts
+    return [max(1, round(part * MOST_SLOTS)) for part in parts]
