@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import extra
 from tailrace.pipeline.errors import ConfigError
 from tailrace.trajstore import Messages, PromptFileError
 
@@ -49,13 +50,9 @@ class Chat:
                 f"key 'model.path': found none, and {asks}: expected a model whose tokenizer has a chat template, which the "
                 "small model's has not"
             )
-        try:
+        with extra("tailrace-rollout", "transformers"):
             import jinja2  # noqa: F401 - the template is written for it
             from transformers import AutoTokenizer
-        except ImportError as error:
-            raise ConfigError(
-                f"{asks}: rendering them needs transformers; pip install 'tailrace-rollout[transformers]'"
-            ) from error
         try:
             tokenizer = AutoTokenizer.from_pretrained(str(self._model), local_files_only=True)
         except Exception as error:  # the library raises errors of many kinds
