@@ -1,9 +1,16 @@
 """What the documents list is what there is."""
 
 import re
+import shlex
+from fnmatch import fnmatch
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
+
+from tailrace.cli.main import main
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.changes import MAY_CHANGE
+from tailrace.pipeline.run.directory import RunDirectory
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -28,3 +35,22 @@ def test_links_between_documents_lead_somewhere():
         if not (page.parent / target).exists()
     ]
     assert dead == []
+
+
+def test_the_operators_page_lists_what_may_change():
+    section = (DOCS / "operating.md").read_text().split("## Go on")[1].split("## ")[0]
+    rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    patterns = [pattern for row in rows for pattern in re.findall(r"`([\w.*]+)`", row)]
+    for key in MAY_CHANGE:
+        assert any(fnmatch(key, pattern) or fnmatch(f"{key}.x", pattern) for pattern in patterns), key
+    for pattern in patterns:
+        assert any(fnmatch(key, pattern) or fnmatch(f"{key}.x", pattern) for key in MAY_CHANGE), pattern
+
+
+def test_the_operators_page_shows_what_a_change_is_refused_with(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RunDirectory.create(tmp_path / "runs" / "first", RunConfig().model_dump(mode="json")).unlock()
+    section = (DOCS / "operating.md").read_text().split("Everything else is refused")[1]
+    command, *printed = section.split("```console\n$ tailrace ")[1].split("```")[0].strip().splitlines()
+    assert main(shlex.split(command)) == 2
+    assert capsys.readouterr().err.splitlines() == printed
