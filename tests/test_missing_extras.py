@@ -85,6 +85,14 @@ CASES = {
         render_page("report.html.jinja", title="", charts=[])
         """,
     ),
+    "report[html]: before a simulation": (
+        ["plotly"],
+        """
+        from pathlib import Path
+        from tailrace.fleetsim.run_directory import simulate_into
+        simulate_into(Path("out"), None, name="none")
+        """,
+    ),
     "reward[reasoning-gym]": (
         ["reasoning_gym"],
         """

@@ -114,8 +114,11 @@ def test_what_is_unlike_is_said_in_a_line_each(capsys, a_run):
 
 def test_prices_are_of_devices_that_take_part(capsys):
     Path("h20.toml").write_text(CONFIG.format(pipeline="").replace("gpus = 4", 'gpus = 4, device = "H20"'))
-    assert main(["compare", "laminar.toml", "h20.toml", "--price", "H800=2", "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["systems"]
+    assert main(["compare", "laminar.toml", "h20.toml", "--price", "H800=2", "--json", "--out", "out"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    first, second = found["systems"]
+    assert found["differences"] == ["Unlike in devices: laminar: 8 H800; h20: 8 H20"]
+    assert found["differences"][0] in Path("out/compare.html").read_text()
     assert (first["price_per_hour"], second["price_per_hour"]) == (16.0, None)
     assert second["device_hours_per_million_tokens"].keys() == {"H20"}
 

@@ -21,7 +21,7 @@ def show_plugins(console: Console | None = None) -> None:
     console = console if console is not None else Console()
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for heading in ("group", "name", "distribution"):
-        table.add_column(heading, no_wrap=True)
+        table.add_column(heading, overflow="fold")
     for group, points in registered().items():
         for index, point in enumerate(points):
             owner = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "unknown"

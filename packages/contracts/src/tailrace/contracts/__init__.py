@@ -49,7 +49,7 @@ from tailrace.contracts.events import (
     Tick,
     Up,
 )
-from tailrace.contracts.extras import MissingExtraError, extra
+from tailrace.contracts.extras import MissingExtraError, extra, need_extra
 from tailrace.contracts.policies import (
     AdmissionGate,
     AdmissionPolicy,
@@ -109,6 +109,7 @@ from tailrace.contracts.views import (
 __all__ = [
     "expected_one_of",
     "extra",
+    "need_extra",
     "Abort",
     "Accumulate",
     "Accumulated",

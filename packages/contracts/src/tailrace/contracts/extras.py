@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 from tailrace.contracts.errors import TailraceError
 
@@ -31,3 +32,15 @@ def extra(distribution: str, name: str) -> Iterator[None]:
         raise MissingExtraError(
             f"found no module {error.name!r}, expected that of an extra: pip install '{distribution}[{name}]'"
         ) from error
+
+
+def need_extra(distribution: str, name: str, *modules: str) -> None:
+    """Check, without importing them, that the modules of an extra are installed: before long work whose end needs them.
+
+    Raises:
+        MissingExtraError: a module is not installed.
+    """
+    with extra(distribution, name):
+        for module in modules:
+            if find_spec(module) is None:
+                raise ModuleNotFoundError(f"No module named {module!r}", name=module)

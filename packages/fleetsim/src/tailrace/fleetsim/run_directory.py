@@ -25,6 +25,7 @@ from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.status import StatusObserver
 from tailrace.pipeline.run.summary import summarise
+from tailrace.report.html.page import need_pages
 from tailrace.report.record import record_of
 from tailrace.report.run_page import write_report
 
@@ -81,6 +82,7 @@ def simulate_into(
     Raises:
         TailraceError: the configuration is wrong, or the run would hang.
     """
+    need_pages()
     fleet = build_fleet(config, seed=config.seed)
     marked = {"steps": fleet.spec.steps, "config": config.model_dump(mode="json")}
     resolved = config if fleet.config is None else fleet.config

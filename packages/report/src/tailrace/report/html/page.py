@@ -9,8 +9,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import extra
+from tailrace.contracts import extra, need_extra
 from tailrace.report.charts.chart import Chart
+
+
+def need_pages() -> None:
+    """Check that pages can be drawn here, before work whose end is a page.
+
+    Raises:
+        MissingExtraError: the extra is not installed.
+    """
+    need_extra("tailrace-report", "html", "jinja2", "plotly")
 
 
 def render_page(template: str, *, title: str, charts: Sequence[Chart], **context: Any) -> str:
