@@ -52,7 +52,7 @@ class TrainerConfig:
     grad_clip_norm: float = 1.0
     micro_batch_tokens: int = 2048
     shared_prompt_tokens: int = 384
-    entropy: bool = False
+    entropy: bool = True
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0
