@@ -305,6 +305,9 @@ def hangs(response, answer, metadata):
 def prints(response, answer, metadata):
     print("NOISE", flush=True)
     return 1.0
+
+def misspells(response, answer, metadata):
+    return {"reward": 1.0, "corect": True}
 """
 
 
@@ -321,6 +324,18 @@ def test_a_verifier_that_hangs_is_named_and_one_that_prints_is_not_heard(capfd, 
     assert "the last that it printed: waiting for a server" in line
     assert main([*command, "--set", "task.verifier=own.py:prints"]) == 0
     assert "NOISE" not in "".join(capfd.readouterr())
+
+
+def test_a_verdict_that_is_none_is_quoted(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "mine"]) == 0
+    (tmp_path / "own.py").write_text(VERIFIERS)
+    capfd.readouterr()
+    assert main(["run", "mine/tailrace.toml", "--run-dir", "new", "--set", "task.verifier=own.py:misspells"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "key 'task.verifier': tried on the first row of" in line
+    assert "found an object with the keys 'reward', 'corect', expected 'reward' and, if it likes, 'correct'" in line
+    assert not (tmp_path / "new").exists()
 
 
 def test_prompts_that_are_too_long(capsys, tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import statistics
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from tailrace.report.figures.headline import gain, reward_alone
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.fold.marks import MarkKind
 from tailrace.report.record import read_record, standing_steps
-from tailrace.report.run_page import write_report
+from tailrace.report.run_page import render, write_report
 
 from .conftest import STALEFLOW, a_run, configured
 
@@ -337,3 +338,44 @@ def test_reward_and_accuracy_are_told_apart(case):
     assert (said is None) == (warning is None)
     assert warning is None or warning in said
     assert Results.from_plain(json.loads(json.dumps(found.plain()))) == found
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_graded_run_has_a_chart_of_each_quantity_that_is_known(tmp_path, said):
+    """With and without a verifier that says what is right."""
+    record = read_record(a_run(tmp_path / "run")[0])
+    for result in record.folds.evaluations.done:
+        result.rewards[:] = [0.2 + 0.05 * result.step * (place % 2) for place in range(len(result.rewards))]
+        result.correct[:] = [place == 0 if said else None for place in range(len(result.rewards))]
+    html = render(record)
+    charts = {chart["id"]: chart for chart in json.loads(html.split('id="charts">')[1].split("</script>")[0])}
+    page = _Page(html)
+    axis = charts["held-out-reward"]["layout"]["yaxis"]
+    assert axis["title"]["text"] == "held-out reward"
+    assert "tickformat" not in axis
+    assert axis["range"][1] > 0.35
+    assert "standard error of the mean over problems" in charts["held-out-reward"]["note"]
+    assert "Held-out reward rose from 0.200 to 0.350" in page.words
+    if said:
+        assert charts["accuracy"]["layout"]["yaxis"]["title"]["text"] == "held-out accuracy"
+        assert "Reward rose from 0.200 to 0.350, accuracy did not: 8.3 % before, 8.3 % after." in page.words
+        assert "accuracy before 8.3 % accuracy after RL 8.3 %" in page.words
+        assert "RL does not beat the controls in accuracy" in page.words
+    else:
+        assert "accuracy" not in charts
+        assert "in accuracy" not in page.words
+        assert "before 0.200 reward after RL 0.350 reward" in page.words
+        assert "RL beats every control that was measured, in reward" in page.words
+        assert "Accuracy is not known: rewards are graded" in page.words
+
+
+def test_bars_of_the_training_reward_are_clustered_by_prompt(finished):
+    record = read_record(finished[0])
+    history = record.folds.history
+    version = max(version for version in history.made if version in history.consumed)
+    batch = history.batch(version)
+    means = [
+        statistics.fmean(member.reward for member in group.members.values()) for group in history.consumed[version]
+    ]
+    assert len(batch) == 16 > len(means) == 4
+    assert record.folds.batches.reward_errors[version] == pytest.approx(statistics.stdev(means) / math.sqrt(len(means)))

@@ -113,7 +113,7 @@ def test_an_empty_directory_that_was_there_stays(tmp_path):
 
 def test_below_a_file_no_run_is_made(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunWriteError, match="file/run: could not be written: Not a directory"):
+    with pytest.raises(RunDirectoryError, match=r"file/run: found the file .*/file on the way, expected directories"):
         RunDirectory.create(tmp_path / "file" / "run", {})
 
 
