@@ -151,3 +151,13 @@ def test_sources_in_the_reference_of_keys(two, capsys, tmp_path):
         "prompt_column",
         "answer_column",
     }
+
+
+def test_as_many_held_out_problems_as_there_are(dry, tmp_path):
+    for name, first in (("a", 0), ("h", 50)):
+        rows = [{"prompt": f"{number} + 1?", "answer": number + 1} for number in range(first, first + 9)]
+        (tmp_path / "mine" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for asked, found in ((5, 5), (9, 9), (100, 9)):
+        status, out, _ = dry(f'train = "a.jsonl"\nheld_out = "h.jsonl"\nheld_out_size = {asked}')
+        assert status == 0
+        assert f"held out {found} rows" in out

@@ -36,6 +36,7 @@ def prepared(tmp_path, model):
     """Prepares a run on these rows; returns what was prepared, the prompts and what was told."""
 
     def run(train, held_out=({"prompt": "z", "answer": "0"},), name="run", **task):
+        task.setdefault("held_out_size", 1)
         for file, rows in (("train", train), ("held_out", held_out)):
             (tmp_path / f"{file}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
             task[file] = str(tmp_path / f"{file}.jsonl")
@@ -83,6 +84,15 @@ def test_overlong_prompts_are_dropped_and_counted(prepared):
         ("rows of task.train", "2 of 4 dropped: longer than 10 tokens"),
         ("rows of task.held_out", "1 of 2 dropped: longer than 10 tokens"),
     ]
+
+
+def test_no_held_out_problem_is_asked_twice(prepared):
+    held_out = [{"prompt": words(count), "answer": "x"} for count in (1, 2, ROOM + 1)]
+    with pytest.raises(
+        ConfigError, match=r"'task.held_out_size': found 3, expected at most 2: so many prompts of .*held_out"
+    ):
+        prepared([{"prompt": "a", "answer": "x"}], held_out, overlong="drop", held_out_size=3)
+    prepared([{"prompt": "a", "answer": "x"}], held_out, overlong="drop", held_out_size=2)
 
 
 def test_overlong_prompts_lose_their_beginning(prepared):

@@ -20,6 +20,7 @@ from tailrace.cli.errors import CommandError
 from tailrace.cli.preflight import check
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ControllerError, DeadlineError, RoleError, RunFailedError
+from tailrace.pipeline.run.prompt_reading import sized
 
 if TYPE_CHECKING:
     from tailrace.fleetsim.profile.fit import Profile
@@ -63,7 +64,7 @@ def profile(options: ProfileOptions) -> int:
             f"{options.target}: key 'pipeline.steps': found {config.pipeline.steps}, expected at least {LEAST_STEPS} to "
             f"measure; --set pipeline.steps={STEPS} raises it, and --steps measures at most as many"
         )
-    check(config, f"{options.target}: ")
+    config = sized(config, check(config, f"{options.target}: "))
     started = time.monotonic()
     before = signal.signal(signal.SIGTERM, _terminated)  # schedulers send SIGTERM; treat it like Ctrl-C
     try:

@@ -30,6 +30,7 @@ from tailrace.pipeline.errors import (
     RunWriteError,
 )
 from tailrace.pipeline.run.directory import RunDirectory, check_new
+from tailrace.pipeline.run.prompt_reading import sized
 from tailrace.pipeline.run.status import RunStatus
 from tailrace.rollout.wheel_tag import correct_wheel_tag
 
@@ -85,6 +86,7 @@ def _start(options: RunOptions) -> int:
         check_new(RunDirectory(root))
         check_disk(config, root)
     gathered.done()
+    config = sized(config, found)
     if options.dry_run:
         from tailrace.cli.dry_run import show_plan
 

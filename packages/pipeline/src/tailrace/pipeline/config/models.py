@@ -77,7 +77,7 @@ class TaskConfig(_Strict):
     train_size: Positive = 20_000
     """prompts of a generated task"""
     held_out_size: Positive = 256
-    """held-out prompts, of a generated task or from the file"""
+    """held-out prompts of a generated task; of a file, at most this many"""
     prompt_column: str = "prompt"
     """the column of a file with the prompt"""
     answer_column: str = "answer"

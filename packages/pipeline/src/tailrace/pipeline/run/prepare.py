@@ -16,7 +16,7 @@ from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
-from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, plain, prompts_file, read_files
+from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, plain, prompts_file, read_files, sized
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"
 
@@ -208,6 +208,12 @@ def _prompts(config: RunConfig, model: Path, directory: RunDirectory, progress: 
     read = read_files(config, model, into=directory.task)
     if read.faults:
         raise config_error(read.faults)
+    asked = config.task.held_out_size
+    if sized(config, read) is not config:  # fewer than were counted before the small model had its tokenizer
+        raise ConfigError(
+            f"key 'task.held_out_size': found {asked:,}, expected at most {read.counts[HELD_OUT].used:,}: so many prompts of "
+            f"{config.task.held_out} are used"
+        )
     for name, counts in read.counts.items():
         if str(counts):
             progress({"phase": f"rows of task.{name}", "detail": str(counts)})

@@ -106,6 +106,15 @@ def read_files(config: RunConfig, model: Path | None, *, into: Path | None = Non
     return found
 
 
+def sized(config: RunConfig, found: FoundPrompts | None) -> RunConfig:
+    """The configuration with as many held-out problems as there are, if it asks for more: none is to be asked twice."""
+    counts = found.counts.get(HELD_OUT) if found is not None else None
+    if counts is None or counts.used >= config.task.held_out_size:
+        return config
+    task = config.task.model_copy(update={"held_out_size": counts.used})
+    return config.model_copy(update={"task": task})
+
+
 def prompts_file(directory: Path, name: str) -> Path:
     """Where a run keeps the prompts of a key of the table `task`."""
     return (directory / f"{name}.jsonl").absolute()
