@@ -13,7 +13,7 @@ from typing import Any
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
-from tailrace.pipeline.errors import ConfigError, config_error
+from tailrace.pipeline.errors import ConfigError, RunDirectoryError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, plain, prompts_file, read_files, sized
@@ -62,7 +62,20 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
     """
     note = directory.prepared
     if note.exists():
-        found = read_json(note)
+        return _of_earlier(note, config)
+    prepared = (
+        _from_files(config, directory, progress)
+        if config.task.name is None
+        else _generated(config, directory, progress)
+    )
+    write_json(note, {name: getattr(prepared, name) for name in Prepared.__slots__})
+    return prepared
+
+
+def _of_earlier(note: Path, config: RunConfig) -> Prepared:
+    """The files that an earlier driver of the run made."""
+    found = read_json(note)
+    try:
         paths = {key: Path(found[key]) if found[key] else None for key in ("held_out", "demonstrations")}
         verifier = found["verifier"] if config.task.name is not None else config.task.verifier  # it may change
         return Prepared(
@@ -75,13 +88,10 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
                 "verifier": verifier,
             }
         )
-    prepared = (
-        _from_files(config, directory, progress)
-        if config.task.name is None
-        else _generated(config, directory, progress)
-    )
-    write_json(note, {name: getattr(prepared, name) for name in Prepared.__slots__})
-    return prepared
+    except (KeyError, TypeError) as error:
+        raise RunDirectoryError(
+            f"{note}: found something else than this version writes ({error!r}); go on with the version that began the run"
+        ) from error
 
 
 def cache_directory() -> Path:
