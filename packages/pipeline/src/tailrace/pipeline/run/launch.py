@@ -121,6 +121,8 @@ class _Launch:
         elif not controller.finished or config.pipeline.steps > controller.view.steps:
             self._check_checkpoints(controller)
         keep_bytecode(cache_directory())
+        if config.executor.name == "ray":
+            self.status.phase("starting Ray")
         host = build_host(config)
         try:
             if isinstance(host, RayHost):

@@ -138,6 +138,7 @@ def _warm_started(
     demonstrations = directory.task / "demonstrations.json"
     demonstrations.write_text(json.dumps(pairs))
     small = config.model.small
+    progress({"phase": "warm start", "detail": "starting its processes"})
     result = warm_start(
         directory.model,
         cache_directory() / "warmstart",
