@@ -153,6 +153,8 @@ def test_its_directory_is_a_runs(written):
     )
     assert (summary["steps"], summary["lost_trajectories"], summary["consumed_twice"]) == (6, 0, None)
     assert summary["trained_trajectories"] == 6 * 16 * 8
+    assert status["trained_tokens_per_s"] == summary["tokens_per_s"] > 0
+    assert (status["over"], status["replicas"]) == (True, [])
     rows = read_metrics(directory.metrics)
     assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4, 5, 6]
     story = explain(directory, "0.0")

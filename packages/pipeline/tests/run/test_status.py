@@ -116,3 +116,21 @@ def test_what_is_not_the_runs_own_is_not_taken_over(tmp_path):
     status.observe(1.0, [c.Stepped(1, {"reward_mean": 0.7})], [], None)
     status.phase("control: evaluation")
     assert (status.status.reward, status.status.step) == (None, 0)
+
+
+def test_a_run_that_goes_on_has_the_figures_of_the_driver_before_until_it_is_under_way(tmp_path):
+    simulation, first = watched(tmp_path / "status.json", configured())
+    first.phase("interrupted")
+    again = Followed(tmp_path / "status.json")
+    again.phase("starting roles")
+    found = read_json(tmp_path / "status.json")
+    assert (found["step"], found["version"], found["accuracy"]) == (
+        6,
+        simulation.controller.view.version,
+        first.status.accuracy,
+    )
+    assert found["accuracy"] is not None
+    assert (found["over"], found["replicas"]) == (False, [])
+    assert found["wall_s"] >= first.status.wall_s
+    again.settle(simulation.controller.view)
+    assert (again.status.step, again.status.over) == (6, True)

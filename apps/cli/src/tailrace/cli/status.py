@@ -47,15 +47,15 @@ def status(root: Path, *, watch: bool = False, as_json: bool = False) -> None:
 
 
 def current(directory: RunDirectory) -> tuple[RunStatus, bool]:
-    """The status of a run and whether its process lives. Once it does not, its log tells, as it tells the report.
+    """The status of a run and whether its process lives. If it did not live to the run's end, the log tells, as in the report.
 
     Raises:
         RunDirectoryError, ConfigError: a file is missing or damaged.
     """
     alive = directory.running()
     found = read_status(directory)
-    if alive:
-        return found, True
+    if alive or (found.phase == "done" and found.over):  # the driver took in the last instant and ended
+        return found, alive
     if not directory.events.exists():
         found.rest()
         return found, False

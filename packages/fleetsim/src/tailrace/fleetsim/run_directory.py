@@ -21,7 +21,7 @@ from tailrace.fleetsim.watch import SimulationProgress, Watched, watch_fleet
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.status import StatusObserver
 from tailrace.pipeline.run.summary import summarise
@@ -104,6 +104,8 @@ def simulate_into(
         if log is not None:
             log.close()
         written = _write(watched, directory, keep_events=keep_events)
+        status.settle()
+        status.status.trained_tokens_per_s = read_json(directory.summary)["tokens_per_s"]
         failure = watched.result.failure
         status.phase("done" if failure is None else "failed", failure or "")
     except KeyboardInterrupt:

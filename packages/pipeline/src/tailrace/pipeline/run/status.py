@@ -26,6 +26,11 @@ ENDED = ("done", "failed", "interrupted")
 """Phases in which nothing of a run lives any more."""
 MOST_INCIDENTS = 100
 LOSSES = ("loss", "approx_kl", "entropy", "grad_norm")
+_KEPT = (
+    "step", "steps", "version", "reward", "losses", "accuracy", "accuracy_before", "held_out_reward",
+    "held_out_reward_before", "staleness_mean", "staleness_max",
+)  # fmt: skip
+"""What a run that goes on has from the driver before, until it is under way again."""
 
 
 @dataclass(slots=True)
@@ -115,9 +120,11 @@ class StatusObserver:
         every_s: float = 0.0,
         steps: int | None = None,
     ) -> None:
-        self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid(), simulated=simulated)
+        before = read_json(path) if path.exists() else {}
+        known = {name: before[name] for name in _KEPT if name in before}
+        self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid(), simulated=simulated, **known)
         self._path, self._listener, self._every_s = path, listener, every_s
-        self._now, self._began = 0.0, time.monotonic() - _wall_so_far(path)
+        self._now, self._began = 0.0, time.monotonic() - float(before.get("wall_s", 0.0))
         self._run: RunView | None = None
         self._last_step = steps
         self._evaluations = 0
@@ -228,8 +235,3 @@ def show_results(status: RunStatus, results: Results) -> None:
         shown = quantity in results.quantities
         setattr(status, name, newest.estimate(quantity).value if shown and newest else None)
         setattr(status, f"{name}_before", before.estimate(quantity).value if shown and before else None)
-
-
-def _wall_so_far(path: Path) -> float:
-    """Seconds that earlier drivers of this run took."""
-    return float(read_json(path)["wall_s"]) if path.exists() else 0.0
