@@ -70,8 +70,7 @@ def resume(
     Raises:
         RunDirectoryError: the run is complete, simulated, damaged, or running.
     """
-    if directory.simulated is not None:
-        raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to go on with")
+    _check_real(directory)
     directory.lock()
     before, changed = directory.configuration(), changed or {}
     if directory.summary.exists():
@@ -88,8 +87,18 @@ def resume(
 
 
 def to_go_on(config: RunConfig, directory: RunDirectory) -> RunConfig:
-    """The configuration of a run that has begun: without its scripted faults, which belong to its first driver."""
+    """The configuration of a run that has begun: without its scripted faults, which belong to its first driver.
+
+    Raises:
+        RunDirectoryError: the run is simulated.
+    """
+    _check_real(directory)
     return config.model_copy(update={"faults": ()}) if directory.events.exists() else config
+
+
+def _check_real(directory: RunDirectory) -> None:
+    if directory.simulated is not None:
+        raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to go on with")
 
 
 class _Launch:
