@@ -170,6 +170,44 @@ KINDS = {
         write("train.jsonl", ROW.replace("}", ', "verifier": "numerc"}')),
         ["train.jsonl", "numerc", "numeric"],
     ),
+    "csv-row-too-short": (
+        settings("task.train=train.csv"),
+        write("train.csv", "prompt,answer\n1 + 1 =,2\n1 + 2 =\n"),
+        ["train.csv, line 3", "found 1 values, expected 2"],
+    ),
+    "csv-of-other-columns": (
+        settings("task.train=train.csv"),
+        write("train.csv", "question,answer\n1 + 1 =,2\n"),
+        ["train.csv, line 2", "question", "'prompt'"],
+    ),
+    "dataset-without-split": (settings("task.train=hf:openai/gsm8k"), None, ["hf:openai/gsm8k", "SPLIT"]),
+    "dataset-folder-missing": (settings("task.train=hf:./gone:train"), None, ["hf:./gone:train", "folder"]),
+    "messages-of-no-role": (
+        RUN,
+        write("train.jsonl", ROW + '{"prompt": [{"role": "usr", "content": "1 + 2"}], "answer": "3"}\n'),
+        ["train.jsonl, line 2", "message 1", "'usr'", "did you mean 'user'"],
+    ),
+    "messages-without-content": (
+        RUN,
+        write("train.jsonl", ROW + '{"prompt": [{"role": "user"}], "answer": "3"}\n'),
+        ["train.jsonl, line 2", "message 1", "no content"],
+    ),
+    "messages-without-template": (
+        RUN,
+        write("train.jsonl", '{"prompt": [{"role": "user", "content": "1 + 2"}], "answer": "3"}\n'),
+        ["model.path", "chat template"],
+    ),
+    "prompts-twice": (
+        ["run", "s.toml"],
+        write("s.toml", CONFIG.replace('verifier = "', 'sources = [{path = "train.jsonl"}]\nverifier = "')),
+        ["s.toml", "'train' and 'sources'"],
+    ),
+    "source-without-share": (
+        ["run", "s.toml"],
+        write("s.toml", CONFIG.replace('train = "train.jsonl"', 'sources = [{path = "train.jsonl", share = 0}]')),
+        ["s.toml", "task.sources.0.share", "greater than 0"],
+    ),
+    "overlong-unknown": (settings("task.overlong=cut"), None, ["task.overlong", "'cut'", "'drop'"]),
     "held-out-trained-on": (settings("task.held_out=train.jsonl"), None, ["train.jsonl"]),
     # the model
     "model-missing": (settings("model.path=nowhere"), None, ["nowhere"]),
