@@ -148,7 +148,7 @@ KINDS = {
     "prompts-empty": (RUN, write("train.jsonl", ""), ["train.jsonl"]),
     "prompts-a-folder": (settings("task.train=model"), None, ["model"]),
     "prompts-of-no-form": (settings("task.train=train.txt"), write("train.txt", ROW), ["train.txt", ".jsonl"]),
-    "row-no-json": (RUN, write("train.jsonl", ROW + '{"prompt": "1 + 2 = ", "answer": "3"\n'), ["train.jsonl", "2"]),
+    "row-no-json": (RUN, write("train.jsonl", ROW + '{"prompt": "1 + 2 = ", "answer": "3"\n'), ["line 2", "column 37"]),
     "row-no-object": (RUN, write("train.jsonl", ROW + "[1]\n"), ["train.jsonl", "2"]),
     "row-without-prompt": (RUN, write("train.jsonl", '{"question": "1", "answer": "1"}\n'), ["train.jsonl", "prompt"]),
     "row-without-answer": (RUN, write("train.jsonl", '{"prompt": "1 + 1 = "}\n'), ["train.jsonl", "answer"]),

@@ -69,7 +69,7 @@ def _read_jsonl(path: Path, faults: list[PromptFileError] | None) -> Iterator[Lo
 
 def _object(where: str, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line.rstrip())  # an error at its end is not one of column 1 after it
     except UnicodeDecodeError as error:
         raise PromptFileError(f"{where}: found bytes that are not UTF-8 text ({error.reason})") from error
     except json.JSONDecodeError as error:
