@@ -78,7 +78,7 @@ def test_a_run_uses_the_codec_that_it_is_told(transfers, model, codec):
 )
 def test_what_cannot_be_used_is_said_before_the_start(relay, says):
     with pytest.raises(ConfigError, match=says) as error:
-        check(validate([("my.toml", {"relay": relay})]))
+        check(validate([("my.toml", {"task": {"name": "long-chain-sum"}, "relay": relay})]))
     assert "\n" not in str(error.value)
 
 

@@ -113,12 +113,13 @@ def make_files(root: Path) -> Path:
 
     model = root / "model"
     rows = [
-        {"prompt": f"{a} + {b} = ", "answer": str(a + b), "verifier": "exact"} for a in range(10) for b in range(10)
+        {"prompt": f"{a} + {b} = ", "answer": str(a + b), "verifier": "exact"} for a in range(15) for b in range(10)
     ]
+    train, held_out = rows[:100], rows[100:]
     train_tokenizer([row["prompt"] for row in rows], model, vocab_size=64)
     build_model(model, vocab_size=64, hidden=16, layers=1, heads=2, kv_heads=1, head_dim=8, mlp=32, seed=0)
-    write_jsonl(root / "train.jsonl", rows)
-    write_jsonl(root / "held_out.jsonl", rows[:50])
+    write_jsonl(root / "train.jsonl", train)
+    write_jsonl(root / "held_out.jsonl", held_out)
     return model
 
 
