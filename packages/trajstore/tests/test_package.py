@@ -22,7 +22,7 @@ def examples():
 
 def test_the_examples_do_what_the_readme_says(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"question": "2 + 2?", "answer": 4}\n')
-    store, prompts = examples()
+    store, _after_a_crash, prompts = examples()  # what comes after a crash has a test of its own
     row = (
         "ConsumedTrajectory(trajectory='0.0', group=0, oldest_version=3, completed_version=0, consumed_version=4, "
         "reward=1.0, tokens=3)"
