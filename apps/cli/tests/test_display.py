@@ -86,6 +86,27 @@ def test_a_pipeline_that_interrupts_shows_its_bound_its_pool_and_its_interruptio
     assert "pool" not in text(panel(training(), wall_s=80.0))
 
 
+def test_a_held_out_reward_stands_in_the_place_of_an_accuracy_that_is_not_known_and_else_beside_it():
+    graded = training(accuracy=None, accuracy_before=None, held_out_reward=0.2, held_out_reward_before=0.05)
+    shown = text(panel(graded, wall_s=80.0))
+    assert "held-out reward  0.200 (before 0.050)" in shown
+    assert "accuracy" not in shown
+    assert "held-out reward 0.200 (before 0.050)" in line(graded, wall_s=1.0)
+    both = " ".join(text(panel(training(held_out_reward=0.2), wall_s=80.0)).split())
+    assert "held-out reward 0.200" in both
+    assert "accuracy 52.3 % (before 31.2 %)" in both
+    assert "held-out" not in text(panel(training(), wall_s=80.0))
+
+
+def test_what_is_over_has_its_steps_and_nothing_under_way():
+    status = training(phase="done")
+    status.rest()
+    shown = text(panel(status, wall_s=80.0))
+    assert "done  step 12 of 40" in shown
+    for words in ("generat", "trainer", "buffered", "waiting", "r0", "left"):
+        assert words not in shown
+
+
 def test_a_simulation_shows_its_own_clock_and_nothing_that_is_learnt():
     shown = text(panel(training(simulated=True), wall_s=7200.0))
     assert "2 h 00 min simulated" in shown

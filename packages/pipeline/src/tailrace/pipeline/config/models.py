@@ -237,7 +237,7 @@ class TrainerConfigModel(_Strict):
 
 
 class EvaluationConfig(_Strict):
-    """Held-out accuracy, and the controls without RL to compare it with."""
+    """What is measured on held-out prompts, and the controls without RL to compare it with."""
 
     every: Annotated[int, Field(ge=0)] = 10
     """steps between two evaluations; 0: only the first and the last"""
