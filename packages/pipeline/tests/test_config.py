@@ -167,3 +167,13 @@ def test_paths_in_a_file_are_relative_to_the_file(tmp_path, monkeypatch):
     assert config.fleet["trainer"]["device"] == "H800"
     assert config.fleet["rollout"]["device"] == str(tmp_path / "mine" / "own.toml")
     assert config.fleet["workload"]["trace"] == "/data/trace.jsonl"
+
+
+def test_without_any_app_installed_the_pip_line_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr("tailrace.contracts.plugins.names", lambda group: [])
+    (tmp_path / "mine.toml").write_text('app = "laminar"')
+    for target in ("laminar", str(tmp_path / "mine.toml")):
+        with pytest.raises(
+            ConfigError, match=r"no app installed, expected 'laminar': pip install 'tailrace-fleetsim\[apps\]'"
+        ):
+            configuration(target)

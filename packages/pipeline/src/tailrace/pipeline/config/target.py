@@ -101,6 +101,11 @@ def _file_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
 
 
 def _app(name: str) -> App:
+    if not plugins.names(APPS):
+        raise ConfigError(
+            f"found no app installed, expected {name!r}: pip install 'tailrace-fleetsim[apps]' to simulate, or "
+            "'tailrace' to run"
+        )
     app = plugins.load(APPS, name)
     if not isinstance(app, App):
         raise ConfigError(f"the plugin {name!r} of {APPS} is a {type(app).__name__}, expected an App")
