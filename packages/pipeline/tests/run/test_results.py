@@ -70,6 +70,12 @@ def test_the_error_of_samples_that_share_a_prompt_is_that_of_their_prompts(value
     assert standard_error(repeated, prompts) == pytest.approx(alone, abs=1e-9)
 
 
+@pytest.mark.parametrize("value", [0.2, 0.1, 1 / 3, 1e6 / 7])
+def test_values_that_are_all_the_same_have_no_error(value):
+    for count in range(1, 50):
+        assert standard_error([value] * count) == 0.0
+
+
 def test_one_value_has_no_error():
     assert standard_error([]) == standard_error([3.0]) == standard_error([1.0, 2.0], ["p", "p"]) == 0.0
 

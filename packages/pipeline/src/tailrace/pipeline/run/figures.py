@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+_ROUNDING = 1e-12  # errors that are smaller, relative to the values, come from rounding
+
 
 class Consumed(Protocol):
     """A trajectory of a batch: its oldest version, the trainer's version at its completion, its number of tokens."""
@@ -87,7 +89,8 @@ def standard_error(values: Sequence[float], clusters: Sequence[object] = ()) -> 
     count = len(apart)
     if count < 2:
         return 0.0
-    return math.sqrt(count / (count - 1) * sum(total * total for total in apart.values())) / len(values)
+    error = math.sqrt(count / (count - 1) * sum(total * total for total in apart.values())) / len(values)
+    return error if error > _ROUNDING * max(map(abs, values)) else 0.0
 
 
 def mean_counted(counts: Mapping[int, int]) -> float:
