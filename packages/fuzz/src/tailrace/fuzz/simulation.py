@@ -45,6 +45,7 @@ class FuzzSimulation:
         patience_s = case.patience_s(fleet.samples)
         silent_s = fleet.delays.hang_s
         self.case = case
+        self._changes = Random(f"changes in case {case.seed}")
         self.simulation = Simulation(
             fleet,
             transport=messages,
@@ -73,7 +74,10 @@ class FuzzSimulation:
                 first = self._crash()
 
     def _crash(self) -> c.Resumed:
-        """The driver dies with every role. What it had heard is in the log; the store says what survived."""
+        """The driver dies with every role. What it had heard is in the log; the store says what survived.
+
+        Every other time the run goes on with more steps or another number of replicas.
+        """
         simulation = self.simulation
         simulation.controller = self.checker.rebuild()
         simulation.host.close()
@@ -82,7 +86,11 @@ class FuzzSimulation:
         simulation.world.time.clear()
         simulation.executor = self._executor()
         self.strikes.again()
-        return c.Resumed(tuple(simulation.world.disk))
+        steps = replicas = None
+        if self._changes.random() < 0.5:
+            steps = simulation.controller.view.steps + self._changes.choice([0, 1, 2])
+            replicas = self._changes.randint(1, self.case.replicas + 1)
+        return c.Resumed(tuple(simulation.world.disk), steps, replicas)
 
     def _executor(self) -> Executor:
         simulation = self.simulation

@@ -172,7 +172,7 @@ class Training:
         strange = sorted((self.trained.keys() | self.dropped) - names)
         if lost or both or strange:
             raise InvariantError(ONCE, f"at the end {lost} are lost, {both} trained on and dropped, {strange} unknown")
-        expected = pipeline.steps * pipeline.prompts_per_step
+        expected = controller.view.steps * pipeline.prompts_per_step
         if len(self.trained) != expected * self._needed or counts.trained != expected:
             raise InvariantError(
                 ONCE,
