@@ -15,7 +15,7 @@ from tailrace.pipeline.run.status import RunStatus
 LONG_WAIT_S = 5.0
 MOST_REPLICAS = 16
 KV_CELLS = 10
-LOSSES = {"loss": "loss", "approx_kl": "KL to the sampling policy", "entropy": "entropy", "grad_norm": "gradient norm"}
+LOSSES = {"loss": "loss", "approx_kl": "KL", "entropy": "entropy", "grad_norm": "gradient norm"}
 _COLORS = {"generating": "green", "idle": "yellow", "down": "red", "starting": "dim", "releasing": "magenta"}
 
 
