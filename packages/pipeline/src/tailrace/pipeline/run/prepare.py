@@ -161,13 +161,20 @@ def check(config: RunConfig) -> None:
     """Check what is trained on, and the options of a warm start before it takes minutes.
 
     Raises:
-        ConfigError: there is nothing to train on or more than one thing, or an option is unknown or of the wrong type.
+        ConfigError: there is nothing to train on or more than one thing, a generated task is unknown, or an option is unknown
+            or of the wrong type.
     """
     gathered = Gathered()
-    for part in (_check_task, _warm_start, _tokenizer):
+    for part in (_check_task, _task_names, _warm_start, _tokenizer):
         with gathered.check():
             part(config)
     gathered.done()
+
+
+def _task_names(config: RunConfig) -> None:
+    for key, name in (("task.name", config.task.name), ("warm_start.task", config.warm_start.task)):
+        if name is not None:
+            _task(key, name)
 
 
 def _warm_start(config: RunConfig) -> Any:
