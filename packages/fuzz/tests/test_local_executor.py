@@ -18,7 +18,7 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.launch import replay
+from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.testing.small_run import events_of, make_deployment, make_files
 
 

@@ -14,7 +14,7 @@ from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.errors import ControllerError, RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.executor.deployment import DATA
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.hosts.ray import RayHost
@@ -27,6 +27,7 @@ from tailrace.pipeline.run.garbage import GarbageCollection
 from tailrace.pipeline.run.imports import keep_bytecode
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
+from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.summary import summarise
 from tailrace.trainer import checkpoints
@@ -291,32 +292,6 @@ class _Launch:
                 "prompt_rows": prepared.counts,
             },
         )
-
-
-def replay(controller: Controller, path: Path) -> float | None:
-    """Rebuild a controller from the log. Returns the time of its last event; None without one.
-
-    Raises:
-        RunDirectoryError: the log is damaged, or was written by another version of this code.
-    """
-    last = None
-    if path.exists():
-        for number, instant in enumerate(read_log(path), 2):
-            try:
-                commands = controller.handle_all(instant.events, instant.now)
-            except ControllerError as error:
-                raise RunDirectoryError(
-                    f"{path}, line {number}: {error}; expected a log that this version wrote"
-                ) from error
-            found = [type(command).__name__ for command in commands]
-            logged = [type(command).__name__ for command in instant.commands]
-            if found != logged and "Fail" not in logged:  # a plugin that failed there may have been fixed since
-                raise RunDirectoryError(
-                    f"{path}, line {number}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
-                    "this code, or of a plugin, wrote it; go on with that one"
-                )
-            last = instant.now
-    return last
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:

@@ -25,7 +25,7 @@ from tailrace.pipeline.executor.deployment import RELAY, REPLICA, TRAINER, Deplo
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.executor.seam import Host
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.launch import replay
+from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing.small_run import (
     GROUPS,

@@ -1,0 +1,35 @@
+"""Rebuilds a controller from the event log, after its driver died."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.errors import ControllerError, RunDirectoryError
+from tailrace.pipeline.run.eventlog import read_log
+
+
+def replay(controller: Controller, path: Path) -> float | None:
+    """Rebuild a controller from the log. Returns the time of its last event; None without one.
+
+    Raises:
+        RunDirectoryError: the log is damaged, or was written by another version of this code.
+    """
+    last = None
+    if path.exists():
+        for number, instant in enumerate(read_log(path), 2):
+            try:
+                commands = controller.handle_all(instant.events, instant.now)
+            except ControllerError as error:
+                raise RunDirectoryError(
+                    f"{path}, line {number}: {error}; expected a log that this version wrote"
+                ) from error
+            found = [type(command).__name__ for command in commands]
+            logged = [type(command).__name__ for command in instant.commands]
+            if found != logged and "Fail" not in logged:  # a plugin that failed there may have been fixed since
+                raise RunDirectoryError(
+                    f"{path}, line {number}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
+                    "this code, or of a plugin, wrote it; go on with that one"
+                )
+            last = instant.now
+    return last
