@@ -10,17 +10,20 @@ import pytest
 from tailrace.cli.stopping import Stopping
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 from tailrace.cli.stopping import Stopping
 
-with Stopping(lambda text: print(text, flush=True), "go on with: x"):
+def say(text):  # whole lines, since two threads write
+    os.write(1, f"{text}\\n".encode())
+
+with Stopping(say, "go on with: x"):
     try:
-        print("ready", flush=True)
+        say("ready")
         time.sleep(60)
     except KeyboardInterrupt:
-        print("closing", flush=True)
+        say("closing")
         time.sleep(60 if sys.argv[1] == "slow" else 0)
-        print("closed", flush=True)
+        say("closed")
 """
 
 

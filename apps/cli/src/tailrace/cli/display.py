@@ -63,7 +63,8 @@ class RunLines:
 
     def say(self, text: str) -> None:
         """Write a line on stderr."""
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{text}\n")  # in one piece, since another thread may write
+        sys.stderr.flush()
 
     def __call__(self, status: RunStatus) -> None:
         """Write new incidents, and a line if phase, step or evaluation changed or the last line is old.
