@@ -74,7 +74,7 @@ def segments(relay):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("host", ["local", pytest.param("ray", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("host", ["local", pytest.param("ray", marks=[pytest.mark.deep, pytest.mark.timeout(600)])])
 def test_nothing_outlives_a_driver_that_is_killed(tmp_path, host):
     if host == "ray":
         pytest.importorskip("ray")
