@@ -51,6 +51,9 @@ class TestRay(ExecutorContract):
     test_tokens_and_versions_line_up_under_partial_rollout = deep(
         ExecutorContract.test_tokens_and_versions_line_up_under_partial_rollout
     )
+    test_a_killed_trainer_goes_on_from_its_checkpoint = deep(
+        ExecutorContract.test_a_killed_trainer_goes_on_from_its_checkpoint
+    )
     test_any_relay_may_die_and_no_step_is_lost = deep(ExecutorContract.test_any_relay_may_die_and_no_step_is_lost)
     test_members_that_hang_are_replaced = deep(ExecutorContract.test_members_that_hang_are_replaced)
     test_replicas_come_and_go = deep(ExecutorContract.test_replicas_come_and_go)
@@ -80,6 +83,7 @@ class TestRay(ExecutorContract):
     def make_host(self, started_s):
         return SharedCluster(started_s)
 
+    @pytest.mark.deep
     def test_ranks_of_the_trainer_publish_their_own_shards(self, tmp_path, model):
         """Two processes and two relays; the master relay and the trainer die."""
         faults = ["relay:0@step1", "trainer@step3"]

@@ -110,8 +110,9 @@ def expected(lm, prompt, response):
     return torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(response)[:, None])[:, 0].tolist()
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_log_probabilities_are_those_of_transformers(published, workers):
     model, address, token, lm = published
     bind = {"VLLM_CPU_OMP_THREADS_BIND": "nobind" if workers == 1 else "0|1"}
