@@ -54,6 +54,8 @@ class TestRay(ExecutorContract):
     test_a_killed_trainer_goes_on_from_its_checkpoint = deep(
         ExecutorContract.test_a_killed_trainer_goes_on_from_its_checkpoint
     )
+    # A run from the command line, on Ray, whose driver dies is in tests/test_end_to_end.py.
+    test_a_driver_that_died_goes_on_from_its_log = deep(ExecutorContract.test_a_driver_that_died_goes_on_from_its_log)
     test_any_relay_may_die_and_no_step_is_lost = deep(ExecutorContract.test_any_relay_may_die_and_no_step_is_lost)
     test_members_that_hang_are_replaced = deep(ExecutorContract.test_members_that_hang_are_replaced)
     test_replicas_come_and_go = deep(ExecutorContract.test_replicas_come_and_go)

@@ -46,6 +46,7 @@ def test_many_simulations_are_the_same_in_processes_of_their_own():
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.deep
 def test_the_best_is_no_worse_than_any_of_the_last_rung_and_keeps_the_bound():
     search = plan(validate([("test", CONTENT)]), gpus=8, bound=1, processes=1)
     assert search.options
