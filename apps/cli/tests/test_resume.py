@@ -131,4 +131,6 @@ def test_a_finished_run_goes_on_with_more_steps_and_other_replicas_and_keeps_the
     capsys.readouterr()
     assert main(["run", "--resume", "run", "--plain", "--set", "pipeline.steps=4"]) == 2
     err = capsys.readouterr().err
-    assert "found only half-written ones (.2.partial, .3.partial), expected the checkpoint of version 2 or 3" in err
+    # More than two may have been on disk: an older one goes once a newer one is whole.
+    assert ".2.partial, .3.partial), expected the checkpoint of version 2 or 3" in err
+    assert "found only half-written ones (" in err
