@@ -18,18 +18,8 @@ ASKED = [{"role": "system", "content": "Be short."}, {"role": "user", "content":
 
 
 @pytest.fixture
-def model(tmp_path):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    directory = tmp_path / "model"
-    directory.mkdir()
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "config.json").write_text('{"max_position_embeddings": 60}')
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    return directory
+def model(word_model):
+    return word_model(context=60, template=TEMPLATE)
 
 
 @pytest.fixture

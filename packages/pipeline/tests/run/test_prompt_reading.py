@@ -18,17 +18,8 @@ ROOM = 10  # tokens of a prompt: a context of 40 less 30 of a response
 
 
 @pytest.fixture
-def model(tmp_path):
-    """A tokenizer of words, and a context of 40 tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    directory = tmp_path / "model"
-    directory.mkdir()
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "config.json").write_text('{"max_position_embeddings": 40}')
-    return directory
+def model(word_model):
+    return word_model(context=40)
 
 
 @pytest.fixture

@@ -9,6 +9,17 @@ import typer
 
 from tailrace.cli.app import app
 
+Prices = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price", metavar="DEVICE=NUMBER", help="Price of a device for an hour, in your currency. Repeatable."
+    ),
+]
+Jobs = Annotated[
+    int | None, typer.Option("--jobs", metavar="N", min=1, help="Simulations at once. Default: one per core.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")]
+
 
 @app.command("simulate")
 def simulate_command(
@@ -25,17 +36,12 @@ def simulate_command(
             "--seed", metavar="N", help="Seed of lengths, rewards and failures. Default: the configuration's."
         ),
     ] = None,
-    prices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--price", metavar="DEVICE=NUMBER", help="Price of a device for an hour, in your currency. Repeatable."
-        ),
-    ] = None,
+    prices: Prices = None,
     run_dir: Annotated[
         Path | None,
         typer.Option("--run-dir", "--out", metavar="DIR", help="A new run directory. Default: simulations/NAME-TIME."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    as_json: AsJson = False,
     no_events: Annotated[
         bool, typer.Option("--no-events", help="Write no event log: sooner done, and nothing to explain.")
     ] = False,
@@ -71,16 +77,11 @@ def compare_command(
         int | None,
         typer.Option("--seed", metavar="N", help="Seed of all simulations. Default: each configuration's own."),
     ] = None,
-    prices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--price", metavar="DEVICE=NUMBER", help="Price of a device for an hour, in your currency. Repeatable."
-        ),
-    ] = None,
+    prices: Prices = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="A new directory. Default: simulations/compare-TIME.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object for scripts.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Put systems side by side: simulated ones, and real runs as they were measured."""
     from tailrace.cli.compare import CompareOptions, compare
@@ -112,15 +113,8 @@ def plan_command(
     objective: Annotated[
         str, typer.Option("--objective", metavar="throughput|cost", help="What is best.")
     ] = "throughput",
-    prices: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--price", metavar="DEVICE=NUMBER", help="Price of a device for an hour, in your currency. Repeatable."
-        ),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", min=1, help="Simulations at once. Default: one per core.")
-    ] = None,
+    prices: Prices = None,
+    jobs: Jobs = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the best as a configuration.")
     ] = None,
@@ -156,9 +150,7 @@ def reproduce_command(
         Path | None, typer.Option("--json", metavar="FILE", help="Write every target as JSON.")
     ] = None,
     page: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page with both as bars.")] = None,
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", metavar="N", min=1, help="Simulations at once. Default: one per core.")
-    ] = None,
+    jobs: Jobs = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer batches: sooner done, and noisier.")] = False,
 ) -> None:
     """Put a paper's printed numbers beside what the simulator finds."""

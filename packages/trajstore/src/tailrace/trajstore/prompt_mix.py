@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from tailrace.trajstore.prompt_pool import Prompt, PromptPool
+from tailrace.trajstore.prompt_pool import Prompt, PromptPool, PromptStream
 
 MOST_SLOTS = 1_000
 _EXACT = 1e-6
 _KEPT_BLOCKS = 2  # a pipeline reads the current block and, around its end, the next
 
 
-class PromptMix:
+class PromptMix(PromptStream):
     """Prompts of several pools by index, as an endless stream. Each pool has epochs of its own.
 
     The stream is made of blocks. In each, every pool has its share of the prompts, exactly if at most 1,000 of them can show
@@ -48,18 +48,8 @@ class PromptMix:
         """Number of rows of all pools. The stream itself is endless."""
         return self._first_rows[-1]
 
-    def __iter__(self) -> Iterator[Prompt]:
-        """The endless stream from its beginning."""
-        return (self[index] for index in itertools.count())
-
-    def __getitem__(self, index: int) -> Prompt:
-        """The prompt at a place in the stream. Its row counts through all pools, its epoch is that of its own.
-
-        Raises:
-            IndexError: the index is negative.
-        """
-        if index < 0:
-            raise IndexError(f"found the prompt index {index}, expected at least 0")
+    def _at(self, index: int) -> Prompt:
+        # The row counts through all pools, the epoch is that of the prompt's own pool.
         block, place = divmod(index, len(self._slots))
         pool, before = self._block(block)[place]
         found = self._pools[pool][block * self._counts[pool] + before]

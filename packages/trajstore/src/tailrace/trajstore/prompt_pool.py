@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,32 @@ class Prompt:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+class PromptStream(ABC):
+    """An endless stream of prompts, read by index. The same index always has the same prompt."""
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """The endless stream from its beginning."""
+        return (self[index] for index in itertools.count())
+
+    def __getitem__(self, index: int) -> Prompt:
+        """The prompt at a place in the stream.
+
+        Raises:
+            IndexError: the index is negative.
+        """
+        if index < 0:
+            raise IndexError(f"found the prompt index {index}, expected at least 0")
+        return self._at(index)
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of rows. The stream itself is endless."""
+
+    @abstractmethod
+    def _at(self, index: int) -> Prompt:
+        """The prompt at a place that is not negative."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     prompt: str
@@ -50,7 +77,7 @@ class _Row:
     metadata: Mapping[str, Any]
 
 
-class PromptPool:
+class PromptPool(PromptStream):
     """Prompts by index, over endless epochs. Each epoch has every row once.
 
     The prompt at an index depends only on the rows and the seed, so the stream continues unchanged after a crash.
@@ -113,18 +140,7 @@ class PromptPool:
         """Number of rows, which is the number of prompts in an epoch. The stream itself is endless."""
         return len(self._rows)
 
-    def __iter__(self) -> Iterator[Prompt]:
-        """The endless stream from its beginning."""
-        return (self[index] for index in itertools.count())
-
-    def __getitem__(self, index: int) -> Prompt:
-        """The prompt at a place in the stream.
-
-        Raises:
-            IndexError: the index is negative.
-        """
-        if index < 0:
-            raise IndexError(f"found the prompt index {index}, expected at least 0")
+    def _at(self, index: int) -> Prompt:
         epoch, place = divmod(index, len(self._rows))
         number = place if self._seed is None else self._order(epoch)[place]
         row = self._rows[number]
