@@ -41,3 +41,7 @@ class MissingExtraError(RewardError, ImportError):
 
 class TooFewQuestionsError(RewardError, ValueError):
     """A task has fewer distinct questions than were asked for."""
+
+
+class NoSandboxError(RewardError, RuntimeError):
+    """No sandbox works on this machine, or the one that was asked for does not."""

@@ -1,0 +1,84 @@
+"""The Python that runs the programs: what of the host it needs to see, and how it is started."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from tailrace.reward.sandbox.protocol import Limits
+
+_OPEN_FILES = 256
+_MIB = 1 << 20
+
+# Runs in the sandboxed interpreter, before the program, which then has the whole process. `site` is not imported (it would
+# add site-packages), so the two names that programs use of it are made here.
+_BOOT = """\
+def boot():
+    import _sitebuiltins, builtins, resource, sys
+    for limit in sys.argv[2:]:
+        kind, value = map(int, limit.split("="))
+        resource.setrlimit(kind, (value, value))
+    builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", "EOF"), _sitebuiltins.Quitter("quit", "EOF")
+    with open(sys.argv[1], "rb") as file:
+        source = file.read()
+    sys.argv[:] = ["program.py"]
+    return compile(source, "program.py", "exec", dont_inherit=True)
+__file__ = "program.py"
+code = boot()
+del boot
+exec(code)
+"""
+
+
+def executable() -> Path:
+    """The interpreter itself, outside any virtual environment."""
+    base = getattr(sys, "_base_executable", "") or sys.executable
+    return Path(base).resolve()
+
+
+def visible_files() -> list[Path]:
+    """What a program may read: the interpreter, its standard library, and the shared libraries that these load."""
+    return [executable(), standard_library(), *_libraries()]
+
+
+def standard_library() -> Path:
+    """The directory of the standard library."""
+    return Path(sysconfig.get_path("stdlib")).resolve()
+
+
+def _libraries() -> list[Path]:
+    triplet = sysconfig.get_config_var("MULTIARCH") or ""
+    folders = [Path(root, triplet) for root in ("/usr/lib", "/lib") if triplet and Path(root, triplet).is_dir()]
+    folders += [Path(root) for root in ("/usr/lib64", "/lib64") if Path(root).is_dir()]
+    if not folders:  # a distribution without multiarch folders
+        folders = [Path("/usr/lib")]
+    shared = sorted(Path(sys.base_prefix, "lib").resolve().glob("libpython*.so*"))
+    cache = [Path("/etc/ld.so.cache")] if Path("/etc/ld.so.cache").exists() else []
+    return [*folders, *shared, *cache]
+
+
+def command(program: Path, limits: Limits) -> list[str]:
+    """The command that runs the program file: without environment, user site, site-packages and .pyc writing."""
+    return [
+        str(executable()),
+        *("-I", "-S", "-B", "-X", "utf8", "-c", _BOOT),
+        str(program),
+        *(f"{kind}={value}" for kind, value in resource_limits(limits)),
+    ]
+
+
+def resource_limits(limits: Limits) -> Sequence[tuple[int, int]]:
+    """Limits that the kernel enforces on each process: backstops, since the whole tree is watched besides."""
+    return (
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, int(limits.cpu_s) + 2),
+        # Address space is not memory: the watcher ends a program at its memory limit, this bounds a single jump past it.
+        (resource.RLIMIT_AS, (2 * limits.memory_mib + 512) * _MIB),
+        (resource.RLIMIT_FSIZE, limits.scratch_mib * _MIB),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    )

@@ -1,0 +1,153 @@
+"""A sandbox whose programs run below supervisor processes, one program at a time in each.
+
+Consumes: calls of `run`. Waits for: a free supervisor, then its reply, with a deadline past the program's own.
+Yields: a `ProgramRun` for each call. A supervisor that dies or does not answer is replaced, and its program's run is an
+infrastructure failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict
+from tailrace.reward.sandbox.supervisor import request
+
+_GRACE_S = 20.0  # for starting a supervisor, and for killing and clearing away what a program left
+_START = (
+    "import sys; sys.path[:] = {path!r}; import importlib; from pathlib import Path;"
+    " from tailrace.reward.sandbox.supervisor import main;"
+    " main(getattr(importlib.import_module({module!r}), {name!r})(), Path({folder!r}))"
+)
+
+
+class SupervisedSandbox:
+    """Runs programs below warm supervisors, which start on demand.
+
+    Args:
+        name: the backend's name.
+        launcher: ``module:class`` of the `Launcher` that the supervisors use.
+        workers: programs at a time; by default, one for each CPU of this process.
+    """
+
+    def __init__(self, name: str, launcher: str, workers: int | None = None) -> None:
+        self.name = name
+        self._launcher = launcher
+        self._free = asyncio.Semaphore(workers or len(os.sched_getaffinity(0)))
+        self._idle: list[_Supervisor] = []
+        self._busy: set[_Supervisor] = set()
+        self._closed = False
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the supervisors."""
+        return tuple(supervisor.pid for supervisor in (*self._idle, *self._busy))
+
+    async def run(self, program: str, *, stdin: bytes = b"", limits: Limits = DEFAULT_LIMITS) -> ProgramRun:
+        """As in `Sandbox`. The wait for a free supervisor is not part of ``wall_s``.
+
+        Raises:
+            RuntimeError: the sandbox was closed.
+        """
+        if self._closed:
+            raise RuntimeError("the sandbox is closed; make a new one")
+        source = program.encode("utf-8", "surrogatepass")
+        async with self._free:
+            supervisor = None
+            try:
+                supervisor = self._idle.pop() if self._idle else await _Supervisor.start(self._launcher)
+                self._busy.add(supervisor)
+                async with asyncio.timeout(limits.wall_s + _GRACE_S):
+                    found = await supervisor.ask(request(source, stdin, limits), self.name)
+            except (OSError, EOFError, TimeoutError, ValueError) as error:
+                if supervisor is not None:
+                    await supervisor.stop()
+                return _failed(self.name, f"the sandbox's supervisor failed: {type(error).__name__}: {error}")
+            except asyncio.CancelledError:
+                if supervisor is not None:
+                    await asyncio.shield(supervisor.stop())
+                raise
+            finally:
+                if supervisor is not None:
+                    self._busy.discard(supervisor)
+            await self._put_back(supervisor)
+            return found
+
+    async def _put_back(self, supervisor: _Supervisor) -> None:
+        if self._closed:
+            await supervisor.stop()
+        else:
+            self._idle.append(supervisor)
+
+    async def close(self) -> None:
+        """Kill what runs; those runs become infrastructure failures."""
+        self._closed = True
+        idle, self._idle = self._idle, []
+        await asyncio.gather(*(supervisor.stop() for supervisor in (*idle, *self._busy)))
+
+
+class _Supervisor:
+    """One supervisor process and its folder."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
+        self._process, self._folder = process, folder
+
+    @classmethod
+    async def start(cls, launcher: str) -> _Supervisor:
+        folder = Path(tempfile.mkdtemp(prefix="tailrace-sandbox-"))
+        module, _, name = launcher.partition(":")
+        code = _START.format(path=sys.path, module=module, name=name, folder=str(folder))
+        kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-c", code),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env=kept,
+                cwd="/",
+                start_new_session=True,
+            )
+        except BaseException:
+            folder.rmdir()
+            raise
+        return cls(process, folder)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ask(self, asked: bytes, isolation: str) -> ProgramRun:
+        assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018 (opened as pipes)
+        self._process.stdin.write(asked)
+        await self._process.stdin.drain()
+        line = await self._process.stdout.readline()
+        if not line:
+            raise EOFError("it ended")
+        said = json.loads(line)
+        stdout = await self._process.stdout.readexactly(said.pop("stdout"))
+        stderr = await self._process.stdout.readexactly(said.pop("stderr"))
+        said["verdict"] = RunVerdict(said["verdict"])
+        return ProgramRun(**said, stdout=stdout, stderr=stderr, isolation=isolation)
+
+    async def stop(self) -> None:
+        """End it: it kills its program's tree itself, and is killed if it does not leave."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_GRACE_S):
+                await self._process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _failed(isolation: str, reason: str) -> ProgramRun:
+    return ProgramRun(RunVerdict.INFRASTRUCTURE, None, None, b"", b"", False, 0.0, 0.0, isolation, reason)
