@@ -1,16 +1,20 @@
 """Sandboxes: each runs one untrusted Python program at a time under limits, and says how that ended."""
 
 from tailrace.reward.errors import NoSandboxError
+from tailrace.reward.sandbox.probe import Probe
 from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict, Sandbox
-from tailrace.reward.sandbox.select import sandbox_names, select_sandbox
+from tailrace.reward.sandbox.select import AUTOMATIC, probe_sandbox, sandbox_names, select_sandbox
 
 __all__ = [
+    "AUTOMATIC",
     "DEFAULT_LIMITS",
     "Limits",
     "NoSandboxError",
+    "Probe",
     "ProgramRun",
     "RunVerdict",
     "Sandbox",
+    "probe_sandbox",
     "sandbox_names",
     "select_sandbox",
 ]

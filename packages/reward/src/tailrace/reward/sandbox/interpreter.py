@@ -17,10 +17,7 @@ _MIB = 1 << 20
 # add site-packages), so the two names that programs use of it are made here.
 _BOOT = """\
 def boot():
-    import _sitebuiltins, builtins, resource, sys
-    for limit in sys.argv[2:]:
-        kind, value = map(int, limit.split("="))
-        resource.setrlimit(kind, (value, value))
+    import _sitebuiltins, builtins, sys
     builtins.exit, builtins.quit = _sitebuiltins.Quitter("exit", "EOF"), _sitebuiltins.Quitter("quit", "EOF")
     with open(sys.argv[1], "rb") as file:
         source = file.read()
@@ -60,14 +57,9 @@ def _libraries() -> list[Path]:
     return [*folders, *shared, *cache]
 
 
-def command(program: Path, limits: Limits) -> list[str]:
+def command(program: Path) -> list[str]:
     """The command that runs the program file: without environment, user site, site-packages and .pyc writing."""
-    return [
-        str(executable()),
-        *("-I", "-S", "-B", "-X", "utf8", "-c", _BOOT),
-        str(program),
-        *(f"{kind}={value}" for kind, value in resource_limits(limits)),
-    ]
+    return [str(executable()), *("-I", "-S", "-B", "-X", "utf8", "-c", _BOOT), str(program)]
 
 
 def resource_limits(limits: Limits) -> Sequence[tuple[int, int]]:

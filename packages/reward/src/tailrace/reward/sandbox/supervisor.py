@@ -10,6 +10,7 @@ closes, the tree is killed and the supervisor leaves.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -18,9 +19,10 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from tailrace.reward.sandbox.process_tree import ProcessTree, become_subreaper
+from tailrace.reward.sandbox.launch import Ended, Launcher, SandboxFailureError
+from tailrace.reward.sandbox.process_group import ProcessGroup, become_subreaper
 from tailrace.reward.sandbox.protocol import Limits
 
 _POLL_S = 0.02
@@ -28,73 +30,38 @@ _KILL_S = 10.0
 _READ_BYTES = 1 << 16
 _MIB = 1 << 20
 _THREADS_PER_PROCESS = 8
+_KILLED = 128 + 9
 _CANCEL = b"cancel\n"
-
-
-class SandboxFailureError(Exception):
-    """The sandbox failed, not the program."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How the program's first process ended. ``cpu_s`` and ``peak_bytes`` (of one process) are of the whole tree."""
-
-    exit_code: int
-    cpu_s: float
-    peak_bytes: int
-
-
-@dataclass(slots=True)
-class Started:
-    """A program under way.
-
-    Args:
-        pid: the child of this process that ends when the program's first process has ended.
-        status: a descriptor from which the launcher's own report can be read once `pid` has ended.
-        helpers: processes of ours in its tree.
-    """
-
-    pid: int
-    status: int
-    helpers: set[int] = field(default_factory=set)
-
-
-class Launcher(Protocol):
-    """Starts programs in one kind of isolation."""
-
-    def start(self, program: Path, scratch: Path, limits: Limits, stdio: tuple[int, int, int]) -> Started:
-        """Start a program file with these descriptors as stdin, stdout and stderr.
-
-        Raises:
-            SandboxFailureError: it could not be started.
-        """
-
-    def helpers(self, started: Started) -> set[int]:
-        """Processes of ours in the program's tree, as far as they are known by now."""
-
-    def scratch_bytes(self, started: Started, scratch: Path) -> int:
-        """Bytes of files in the scratch directory, a small amount for each file's entry included."""
-
-    def ended(self, report: bytes, usage: Any) -> Ended:
-        """How the program ended, from the launcher's report and the resource usage of its process.
-
-        Raises:
-            SandboxFailureError: the report says that the sandbox failed, or says nothing.
-        """
 
 
 @dataclass(slots=True)
 class _Stream:
-    """One output of the program: kept up to a limit, then counted."""
+    """One output of the program, kept up to a limit."""
 
+    fd: int
     limit: int
     kept: bytearray = field(default_factory=bytearray)
     truncated: bool = False
 
-    def add(self, part: bytes) -> None:
+    def receive(self) -> bool:
+        """Read once; False at the end."""
+        try:
+            part = os.read(self.fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        return self._add(part)
+
+    def drain(self) -> None:
+        """Read what the pipe still holds, when nobody writes any more."""
+        with contextlib.suppress(BlockingIOError):
+            while not self.truncated and self._add(os.read(self.fd, _READ_BYTES)):
+                pass
+
+    def _add(self, part: bytes) -> bool:
         room = self.limit - len(self.kept)
         self.kept += part[:room]
         self.truncated = self.truncated or len(part) > room
+        return bool(part)
 
 
 class Supervisor:
@@ -111,7 +78,6 @@ class Supervisor:
         self._launcher, self._folder, self._control, self._replies = launcher, folder, control, replies
         self._given = bytearray()
         self._closed = False
-        self._tree = ProcessTree()
 
     def serve(self) -> None:
         """Serve requests until the control descriptor closes."""
@@ -124,8 +90,6 @@ class Supervisor:
                 header, stdout, stderr = self._run(program, scratch, stdin, limits)
             except (OSError, SandboxFailureError) as error:
                 header, stdout, stderr = _failure(f"{type(error).__name__}: {error}"), b"", b""
-            if not self._tree.kill(_KILL_S):
-                raise SystemExit("processes of a program do not end")
             self._clear()
             header |= {"stdout": len(stdout), "stderr": len(stderr)}
             _write(self._replies, json.dumps(header).encode() + b"\n" + stdout + stderr)
@@ -136,100 +100,105 @@ class Supervisor:
         ours = (pipes[0][1], pipes[1][0], pipes[2][0])
         begun = time.monotonic()
         try:
-            started = self._launcher.start(program, scratch, limits, theirs)
+            group = self._launcher.start(program, scratch, limits, theirs)
         except BaseException:
-            for fd in (*theirs, *ours):
+            for fd in ours:
                 os.close(fd)
             raise
-        for fd in theirs:
-            os.close(fd)
-        streams = {ours[1]: _Stream(limits.output_kib << 10), ours[2]: _Stream(limits.output_kib << 10)}
-        try:
-            limit, usage = self._watch(started, ours[0], memoryview(stdin), streams, limits, scratch, begun)
-            wall_s = time.monotonic() - begun
-            if not self._tree.kill(_KILL_S):
-                raise SystemExit("processes of a program do not end")
-            for fd, stream in streams.items():
-                _drain(fd, stream)
-            report = b"" if limit else os.read(started.status, _READ_BYTES)
-            scratch_bytes = self._launcher.scratch_bytes(started, scratch)
         finally:
-            for fd in (*streams, started.status):
+            for fd in theirs:
                 os.close(fd)
-        truncated = any(stream.truncated for stream in streams.values())
-        outputs = bytes(streams[ours[1]].kept), bytes(streams[ours[2]].kept)
-        used = {"truncated": truncated, "wall_s": wall_s}
+        oom_kills = _oom_kills()
+        out, err = _Stream(ours[1], limits.output_kib << 10), _Stream(ours[2], limits.output_kib << 10)
+        try:
+            limit, cpu_s = self._watch(group, ours[0], memoryview(stdin), (out, err), limits, scratch, begun)
+            scratch_bytes = self._launcher.scratch_bytes(scratch, group)
+        finally:
+            ended = group.kill(_KILL_S)
+            wall_s = time.monotonic() - begun
+            for stream in (out, err):
+                stream.drain()
+                os.close(stream.fd)
+        if not ended:
+            raise SystemExit("processes of a program do not end")
+        truncated = out.truncated or err.truncated
+        used: dict[str, Any] = {"truncated": truncated, "wall_s": wall_s}
+        outputs = bytes(out.kept), bytes(err.kept)
         if limit == "cancel":
             return _failure("the run was cancelled") | used, *outputs
         if limit:
-            return {"verdict": "over-budget", "limit": limit, "exit_code": None, "cpu_s": usage, **used}, *outputs
+            cpu_s = max(cpu_s, group.reaped_cpu_s)
+            return {"verdict": "over-budget", "limit": limit, "exit_code": None, "cpu_s": cpu_s, **used}, *outputs
         try:
-            ended = self._launcher.ended(report, usage)
+            end = self._launcher.ended(group)
         except SandboxFailureError as error:
             return _failure(str(error)) | used, *outputs
-        over = _over_at_end(ended, truncated, scratch_bytes, limits)
-        verdict = "over-budget" if over else "ok" if ended.exit_code == 0 else "error"
-        header = {"verdict": verdict, "limit": over, "exit_code": ended.exit_code, "cpu_s": ended.cpu_s, **used}
+        over = _over_at_end(end, truncated, scratch_bytes, limits)
+        if over is None and end.exit_code == _KILLED and _oom_kills() != oom_kills:
+            return _failure("the machine ran out of memory") | used, *outputs
+        verdict = "over-budget" if over else "ok" if end.exit_code == 0 else "error"
+        header = {"verdict": verdict, "limit": over, "exit_code": end.exit_code, "cpu_s": end.cpu_s, **used}
         return header, *outputs
 
     def _watch(
         self,
-        started: Started,
+        group: ProcessGroup,
         stdin: int,
         sending: memoryview,
-        streams: dict[int, _Stream],
+        streams: tuple[_Stream, _Stream],
         limits: Limits,
         scratch: Path,
         begun: float,
-    ) -> tuple[str, Any]:
-        """Wait for the end: ``("", resource usage)``, or the limit that was met and the CPU seconds so far."""
-        tree = self._tree = ProcessTree()
+    ) -> tuple[str, float]:
+        """Wait for the end of the program's first process; the limit that was met before, or "", and CPU seconds so far."""
         ends, looked, cpu_s = begun + limits.wall_s, begun, 0.0
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._control, selectors.EVENT_READ)
-            os.set_blocking(stdin, False)
-            selector.register(stdin, selectors.EVENT_WRITE)
-            for fd in streams:
-                os.set_blocking(fd, False)
-                selector.register(fd, selectors.EVENT_READ)
-            leader = os.pidfd_open(started.pid)
-            selector.register(leader, selectors.EVENT_READ)
-            try:
+        leader = os.pidfd_open(group.leader)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._control, selectors.EVENT_READ)
+                selector.register(leader, selectors.EVENT_READ)
+                os.set_blocking(stdin, False)
+                selector.register(stdin, selectors.EVENT_WRITE)
+                for stream in streams:
+                    os.set_blocking(stream.fd, False)
+                    selector.register(stream.fd, selectors.EVENT_READ, stream)
                 while True:
-                    pause = max(0.0, min(looked + _POLL_S, ends) - time.monotonic())
-                    for key, _ in selector.select(pause):
-                        if key.fd == self._control:
-                            if self._cancelled():
-                                return "cancel", cpu_s
-                        elif key.fd == stdin:
+                    for key, _ in selector.select(max(0.0, min(looked + _POLL_S, ends) - time.monotonic())):
+                        if key.fd == self._control and self._cancelled():
+                            return "cancel", cpu_s
+                        if key.fd == stdin:
                             sending = _send(selector, stdin, sending)
-                        elif key.fd in streams and not _receive(key.fd, streams[key.fd]):
+                        if key.data and not key.data.receive():
                             selector.unregister(key.fd)
-                    if any(stream.truncated for stream in streams.values()):
+                    if any(stream.truncated for stream in streams):
                         return "output", cpu_s
-                    usage = _reap(started.pid)
-                    if usage is not None:
-                        return "", usage
+                    group.reap()
+                    if group.status is not None:
+                        return "", cpu_s
                     now = time.monotonic()
                     if now >= ends:
                         return "wall", cpu_s
-                    if now < looked + _POLL_S:
-                        continue
-                    looked = now
-                    tree.ignored = self._launcher.helpers(started)
-                    used = tree.usage()
-                    cpu_s = used.cpu_s
-                    if cpu_s > limits.cpu_s:
-                        return "cpu", cpu_s
-                    if used.processes > limits.processes or used.threads > limits.processes * _THREADS_PER_PROCESS:
-                        return "processes", cpu_s
-                    if used.memory_bytes > limits.memory_mib * _MIB and tree.memory_bytes() > limits.memory_mib * _MIB:
-                        return "memory", cpu_s
-                    if self._launcher.scratch_bytes(started, scratch) > limits.scratch_mib * _MIB:
-                        return "scratch", cpu_s
-            finally:
-                os.close(leader)
-                os.close(stdin)
+                    if now >= looked + _POLL_S:
+                        looked = now
+                        limit, cpu_s = self._look(group, limits, scratch)
+                        if limit:
+                            return limit, cpu_s
+        finally:
+            os.close(leader)
+            os.close(stdin)
+
+    def _look(self, group: ProcessGroup, limits: Limits, scratch: Path) -> tuple[str, float]:
+        used = group.usage(self._launcher.helpers())
+        memory = limits.memory_mib * _MIB
+        if used.cpu_s > limits.cpu_s:
+            return "cpu", used.cpu_s
+        if used.processes > limits.processes or used.threads > limits.processes * _THREADS_PER_PROCESS:
+            return "processes", used.cpu_s
+        if used.memory_bytes > memory and group.shared_memory_bytes() > memory:
+            return "memory", used.cpu_s
+        if self._launcher.scratch_bytes(scratch, group) > limits.scratch_mib * _MIB:
+            return "scratch", used.cpu_s
+        return "", used.cpu_s
 
     def _cancelled(self) -> bool:
         part = os.read(self._control, _READ_BYTES)
@@ -309,38 +278,10 @@ def _send(selector: selectors.BaseSelector, fd: int, sending: memoryview) -> mem
     return sending
 
 
-def _receive(fd: int, stream: _Stream) -> bool:
-    try:
-        part = os.read(fd, _READ_BYTES)
-    except BlockingIOError:
-        return True
-    stream.add(part)
-    return bool(part)
-
-
-def _drain(fd: int, stream: _Stream) -> None:
-    while not stream.truncated:
-        try:
-            part = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            return
-        if not part:
-            return
-        stream.add(part)
-
-
-def _reap(leader: int) -> Any:
-    """Reap what has ended; the leader's resource usage once it is among them."""
-    usage = None
-    while True:
-        try:
-            pid, _, used = os.wait4(-1, os.WNOHANG)
-        except ChildProcessError:
-            return usage
-        if pid == 0:
-            return usage
-        if pid == leader:
-            usage = used
+def _oom_kills() -> bytes:
+    """The kernel's count of processes that it killed for want of memory."""
+    found = [line for line in Path("/proc/vmstat").read_bytes().splitlines() if line.startswith(b"oom_kill ")]
+    return found[0] if found else b""
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -1,0 +1,133 @@
+"""The backend ``bubblewrap``: namespaces made by ``bwrap`` confine each program, on kernels whose Landlock is too old.
+
+A program sees a root of its own, in which its scratch directory is the only place to write, and a process table and a network
+of its own. The scratch directory is in memory and ends with its namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+from tailrace.reward.errors import NoSandboxError
+from tailrace.reward.sandbox import interpreter
+from tailrace.reward.sandbox.launch import Ended, SandboxFailureError, start_group
+from tailrace.reward.sandbox.process_group import ProcessGroup
+from tailrace.reward.sandbox.protocol import Limits
+from tailrace.reward.sandbox.seccomp import program_filter
+from tailrace.reward.sandbox.supervised import SupervisedSandbox
+
+NAME = "bubblewrap"
+_MIB = 1 << 20
+_ENTRY_BYTES = 4096
+_NOBODY = "65534"
+_SCRATCH = "/scratch"
+_REPORT_BYTES = 1 << 14
+
+
+def bubblewrap_sandbox() -> SupervisedSandbox:
+    """A sandbox of this backend; it starts nothing before its first program.
+
+    Raises:
+        NoSandboxError: bwrap is not installed.
+    """
+    if shutil.which("bwrap") is None:
+        raise NoSandboxError("bwrap is not installed: apt install bubblewrap")
+    return SupervisedSandbox(NAME, "tailrace.reward.sandbox.bubblewrap:BubblewrapLauncher")
+
+
+class BubblewrapLauncher:
+    """Starts programs under bwrap."""
+
+    def __init__(self) -> None:
+        self._bwrap = shutil.which("bwrap") or "bwrap"
+        self._filter = program_filter()
+        self._report, self._leader = -1, 0
+        self._said = b""
+
+    def start(
+        self,
+        program: Path,
+        scratch: Path,  # noqa: ARG002 (it is inside)
+        limits: Limits,
+        streams: tuple[int, int, int],
+    ) -> ProcessGroup:
+        self._said = b""
+        reading, writing = os.pipe()
+        lines, into = os.pipe()
+        os.write(into, self._filter)  # fits a pipe
+        os.close(into)
+        try:
+            command = [self._bwrap, *self._arguments(program, limits, writing, lines)]
+            group = start_group(command, streams, limits, lambda: None, kept=(writing, lines))
+        except BaseException:
+            os.close(reading)
+            raise
+        finally:
+            os.close(writing)
+            os.close(lines)
+        os.set_blocking(reading, False)
+        self._close()
+        self._report, self._leader = reading, group.leader
+        return group
+
+    def helpers(self) -> frozenset[int]:
+        """The outer bwrap, which leads the group, and the first process of the namespace."""
+        return frozenset({self._leader, self._first()})
+
+    def scratch_bytes(self, scratch: Path, group: ProcessGroup) -> int:  # noqa: ARG002 (it is inside)
+        for pid in group.members():
+            with contextlib.suppress(OSError):
+                found = os.statvfs(f"/proc/{pid}/root{_SCRATCH}")
+                if found.f_files > 0 and pid not in self.helpers():
+                    files = found.f_files - found.f_ffree
+                    return (found.f_blocks - found.f_bfree) * found.f_frsize + _ENTRY_BYTES * files
+        return 0
+
+    def ended(self, group: ProcessGroup) -> Ended:
+        code = next((said["exit-code"] for said in self._reports() if "exit-code" in said), None)
+        self._close()
+        if code is None:
+            raise SandboxFailureError(f"bwrap ended with status {group.status} and said nothing of the program")
+        return Ended(code, group.reaped_cpu_s, group.peak_bytes)
+
+    def _arguments(self, program: Path, limits: Limits, report: int, filter_lines: int) -> list[str]:
+        visible = [item for path in interpreter.visible_files() for item in ("--ro-bind", str(path), str(path))]
+        packages = interpreter.standard_library() / "site-packages"
+        hidden = (
+            ("--size", "4096", "--tmpfs", str(packages), "--remount-ro", str(packages)) if packages.is_dir() else ()
+        )
+        links = [("--symlink", f"usr/{name}", f"/{name}") for name in ("lib", "lib64") if Path("/", name).is_symlink()]
+        return [
+            *("--unshare-all", "--unshare-user", "--disable-userns", "--uid", _NOBODY, "--gid", _NOBODY),
+            *("--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent", "--clearenv"),
+            *(item for link in links for item in link),
+            *visible,
+            *hidden,
+            *("--ro-bind", str(program), "/program"),
+            *(
+                item
+                for name in ("null", "zero", "random", "urandom")
+                for item in ("--dev-bind", *2 * (f"/dev/{name}",))
+            ),
+            *("--proc", "/proc", "--size", str(limits.scratch_mib * _MIB), "--tmpfs", _SCRATCH, "--chdir", _SCRATCH),
+            *("--remount-ro", "/", "--json-status-fd", str(report), "--seccomp", str(filter_lines), "--"),
+            *interpreter.command(Path("/program")),
+        ]
+
+    def _first(self) -> int:
+        return next((said["child-pid"] for said in self._reports() if "child-pid" in said), 0)
+
+    def _reports(self) -> list[dict[str, int]]:
+        if self._report >= 0:
+            with contextlib.suppress(BlockingIOError):
+                self._said += os.read(self._report, _REPORT_BYTES)
+        return [json.loads(line) for line in self._said.splitlines() if line.endswith(b"}")]
+
+    def _close(self) -> None:
+        if self._report >= 0:
+            os.close(self._report)
+        self._report = -1

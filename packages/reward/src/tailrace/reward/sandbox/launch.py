@@ -1,0 +1,123 @@
+"""Starts a program's first process: it leads a group of its own, inherits its three streams and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tailrace.reward.sandbox import interpreter
+from tailrace.reward.sandbox.process_group import ProcessGroup
+from tailrace.reward.sandbox.protocol import Limits
+
+_PR_SET_PDEATHSIG = 1
+_FIRST_FREE_FD = 3
+
+
+class SandboxFailureError(Exception):
+    """The sandbox failed, not the program."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended by itself. ``cpu_s`` is of all its processes, ``peak_bytes`` of the largest one."""
+
+    exit_code: int
+    cpu_s: float
+    peak_bytes: int
+
+
+class Launcher(Protocol):
+    """One kind of isolation, as a supervisor uses it; one program at a time."""
+
+    def start(self, program: Path, scratch: Path, limits: Limits, streams: tuple[int, int, int]) -> ProcessGroup:
+        """Start a program file with these descriptors as stdin, stdout and stderr.
+
+        Raises:
+            SandboxFailureError: it could not be started.
+        """
+
+    def helpers(self) -> frozenset[int]:
+        """Processes of ours in the program's group."""
+
+    def scratch_bytes(self, scratch: Path, group: ProcessGroup) -> int:
+        """Bytes of files in the scratch directory, a small amount for each file's entry included."""
+
+    def ended(self, group: ProcessGroup) -> Ended:
+        """How the program ended, once its group is gone.
+
+        Raises:
+            SandboxFailureError: it was not the program that ended.
+        """
+
+
+def start_group(
+    command: Sequence[str],
+    streams: tuple[int, int, int],
+    limits: Limits,
+    confine: Callable[[], None],
+    kept: Sequence[int] = (),
+) -> ProcessGroup:
+    """Run a command in a new process group.
+
+    Args:
+        command: the absolute path of a program and its arguments. It gets no environment.
+        streams: descriptors for its stdin, stdout and stderr.
+        limits: what the kernel enforces of them is set.
+        confine: called in the new process at last.
+        kept: descriptors that it inherits besides, under the same numbers.
+
+    Raises:
+        SandboxFailureError: the process could not be made, or failed before it ran the command.
+    """
+    told, tell = os.pipe()
+    supervisor = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        os.close(told)
+        os.close(tell)
+        raise SandboxFailureError(f"fork: {error}") from None
+    if pid == 0:
+        try:
+            os.setsid()
+            for theirs, ours in enumerate(streams):
+                os.dup2(ours, theirs)
+            _close_all_but({tell, *kept})
+            for fd in kept:
+                os.set_inheritable(fd, True)
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != supervisor:
+                os._exit(1)
+            os.umask(0o077)
+            for kind, value in interpreter.resource_limits(limits):
+                resource.setrlimit(kind, (value, value))
+            confine()
+            os.execve(command[0], list(command), {})  # noqa: S606 (no shell is wanted)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.write(tell, f"{type(error).__name__}: {error}".encode())
+        finally:
+            os._exit(1)
+    os.close(tell)
+    group = ProcessGroup(pid)
+    with os.fdopen(told, "rb") as failure:
+        said = failure.read()  # ends when the command runs
+    if said:
+        group.kill(1.0)
+        raise SandboxFailureError(said.decode(errors="replace"))
+    return group
+
+
+def _close_all_but(kept: set[int]) -> None:
+    lowest = _FIRST_FREE_FD
+    for fd in (*sorted(kept), 1 << 20):
+        os.closerange(lowest, fd)
+        lowest = fd + 1

@@ -1,0 +1,92 @@
+"""A system call filter that every program runs under, whatever else confines it.
+
+It closes what namespaces, Landlock and resource limits leave open: new sockets, memory outside of resident sets (memfd, SysV
+shared memory), parts of the kernel that a program never needs and that had many holes, and calls that change another process
+of the same user (prlimit, priorities), which Landlock does not cover.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+
+from tailrace.reward.errors import NoSandboxError
+
+# name: numbers on x86_64 and aarch64; None where it does not exist.
+_DENIED: dict[str, tuple[int | None, int | None]] = {
+    "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280), "chroot": (161, 51),
+    "clock_adjtime": (305, 266), "clock_settime": (227, 112), "delete_module": (176, 106),
+    "fanotify_init": (300, 262), "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432),
+    "fsopen": (430, 430), "fspick": (433, 433), "init_module": (175, 105), "io_setup": (206, 0),
+    "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425),
+    "ioperm": (173, None), "iopl": (172, None), "ioprio_set": (251, 30), "kexec_file_load": (320, 294),
+    "kexec_load": (246, 104), "keyctl": (250, 219), "lookup_dcookie": (212, 18), "mbind": (237, 235),
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "migrate_pages": (256, 238), "modify_ldt": (154, None),
+    "mount": (165, 40), "mount_setattr": (442, 442), "move_mount": (429, 429), "move_pages": (279, 239),
+    "mq_open": (240, 180), "msgget": (68, 186), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    "open_tree": (428, 428), "perf_event_open": (298, 241), "pivot_root": (155, 41),
+    "process_madvise": (440, 440), "process_mrelease": (448, 448), "ptrace": (101, 117), "quotactl": (179, 60),
+    "quotactl_fd": (443, 443), "reboot": (169, 142), "request_key": (249, 218), "semget": (64, 190),
+    "set_mempolicy": (238, 237), "setdomainname": (171, 162), "sethostname": (170, 161), "setns": (308, 268),
+    "settimeofday": (164, 170), "shmget": (29, 194), "socket": (41, 198), "swapoff": (168, 225), "swapon": (167, 224),
+    "syslog": (103, 116), "umount2": (166, 39), "unshare": (272, 97), "uselib": (134, None),
+    "userfaultfd": (323, 282), "vhangup": (153, 58), "kcmp": (312, 272), "pidfd_getfd": (438, 438),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+}  # fmt: skip
+# Allowed on the calling process only: the first argument, a process id, must be 0.
+_ONLY_ONESELF = {
+    "prlimit64": (302, 261), "sched_setaffinity": (203, 122), "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
+}  # fmt: skip
+_SETPRIORITY = (141, 140)
+_SETSID, _SETPGID = (112, 157), (109, 154)
+_CLONE, _CLONE3 = (56, 220), (435, 435)
+_NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME
+
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16
+
+
+def program_filter() -> bytes:
+    """The filter as an array of ``struct sock_filter``.
+
+    Raises:
+        NoSandboxError: this machine is neither x86_64 nor aarch64.
+    """
+    if platform.machine() not in _MACHINES:
+        raise NoSandboxError(f"found the machine {platform.machine()!r}, expected x86_64 or aarch64")
+    column, arch = _MACHINES[platform.machine()]
+    deny = _ERRNO | errno.EPERM
+    code = [(_LOAD, 0, 0, _ARCH_AT), (_JEQ, 1, 0, arch), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER_AT)]
+    if column == 0:
+        code += [(_JGE, 0, 1, 0x40000000), (_RETURN, 0, 0, deny)]  # the x32 twins of all calls
+    code += _if_call(
+        _CLONE3[column], [(_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
+    )  # its flags cannot be seen; libc falls back
+    code += _if_call(_CLONE[column], [(_LOAD, 0, 0, _ARGS_AT), (_JSET, 0, 1, _NEW_NAMESPACES), (_RETURN, 0, 0, deny)])
+    for numbers in _ONLY_ONESELF.values():
+        code += _if_call(numbers[column], [(_LOAD, 0, 0, _ARGS_AT), (_JEQ, 1, 0, 0), (_RETURN, 0, 0, deny)])
+    for numbers in (_SETSID, _SETPGID):  # no error, no effect: all stay in the group that one signal ends
+        code += _if_call(numbers[column], [(_RETURN, 0, 0, _ERRNO)])
+    itself = [
+        (_LOAD, 0, 0, _ARGS_AT),
+        (_JEQ, 0, 2, 0),
+        (_LOAD, 0, 0, _ARGS_AT + 8),
+        (_JEQ, 1, 0, 0),
+        (_RETURN, 0, 0, deny),
+    ]
+    code += _if_call(_SETPRIORITY[column], itself)
+    for each in _DENIED.values():
+        if (number := each[column]) is not None:
+            code += _if_call(number, [(_RETURN, 0, 0, deny)])
+    code.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *line) for line in code)
+
+
+def _if_call(number: int, then: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Lines for one call. Where they fall through, the call is allowed; another call's number stays loaded."""
+    body = then if then[-1][0] == _RETURN and len(then) == 1 else [*then, (_RETURN, 0, 0, _ALLOW)]
+    return [(_JEQ, 0, len(body), number), *body]
