@@ -100,6 +100,13 @@ CASES = {
         import_reasoning_gym()
         """,
     ),
+    "reward[judge]": (
+        ["transformers"],
+        """
+        from tailrace.reward.judge import Judge, JudgeConfig
+        Judge(JudgeConfig("model", "{response}"))
+        """,
+    ),
     "trajstore[parquet]": (
         ["pyarrow"],
         """

@@ -9,7 +9,7 @@ HEAVY = ("torch", "ray", "transformers", "vllm", "numpy", "reasoning_gym")
 def test_nothing_heavy_is_imported():
     program = f"""
 import sys
-import tailrace.reward, tailrace.reward.tasks, tailrace.reward.worker
+import tailrace.reward, tailrace.reward.tasks, tailrace.reward.worker, tailrace.reward.judge
 tailrace.reward.load_verifier("numeric")
 print([name for name in {HEAVY!r} if name in sys.modules])
 """

@@ -45,3 +45,15 @@ class TooFewQuestionsError(RewardError, ValueError):
 
 class NoSandboxError(RewardError, RuntimeError):
     """No sandbox works on this machine, or the one that was asked for does not."""
+
+
+class JudgeError(RewardError, ValueError):
+    """A judge cannot be made of what was given: its model, its template, its tokens or its options."""
+
+
+class JudgeMemoryError(RewardError, MemoryError):
+    """A judge does not fit its memory budget, however many layers are kept on the host."""
+
+
+class JudgeClosedError(RewardError, RuntimeError):
+    """A judge's process was used after it was closed."""

@@ -1,0 +1,103 @@
+"""A judge's process is killed and stopped in the middle of work: every item has one outcome, none a false zero."""
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tailrace.reward.errors import JudgeClosedError, JudgeError, WorkerDiedError
+from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem, JudgeProcess, Unjudged
+
+pytestmark = pytest.mark.long
+BATCH = 4
+ITEMS = 200
+
+
+def gone(pid):
+    """Whether a process has ended and was reaped."""
+    return not Path(f"/proc/{pid}").exists()
+
+
+async def until(holds, timeout_s=60.0):
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "not reached in time"
+        await asyncio.sleep(0.001)
+
+
+async def scored_while(process, items, disturb, timeout_s):
+    """The outcomes of items that are asked one by one, with a disturbance when some have theirs."""
+    tasks = [asyncio.create_task(process.score([item], timeout_s)) for item in items]
+    await until(lambda: sum(task.done() for task in tasks) >= len(items) // 4)
+    await disturb(process.pid)
+    return [outcome for task in tasks for outcome in await task]
+
+
+def test_kills_and_stops_in_the_middle_of_200_scores(judge_model, template):
+    items = [JudgeItem("1 2 3 " * (1 + n % 20), str(n % 10), str(n % 7)) for n in range(ITEMS)]
+    config = JudgeConfig(judge_model(), template, batch_items=BATCH, threads=1, device="cpu")
+    with Judge(config) as judge:
+        expected = judge.score(items)
+    seen = []
+
+    async def kill(pid):
+        seen.append(pid)
+        os.kill(pid, signal.SIGKILL)
+
+    async def stop(pid):
+        seen.append(pid)
+        os.kill(pid, signal.SIGSTOP)
+
+    async def scenario():
+        async with JudgeProcess(config) as process:
+            await process.start()
+            for disturb, timeout_s in ((kill, 60.0), (stop, 3.0)):
+                outcomes = await scored_while(process, items, disturb, timeout_s)
+                lost = [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Unjudged)]
+                assert len(outcomes) == ITEMS
+                assert lost, "nothing was under way when the process was disturbed"
+                assert not any(outcomes[n].permanent for n in lost)
+                assert all(outcomes[n] == pytest.approx(expected[n], abs=1e-5) for n in range(ITEMS) if n not in lost)
+                if disturb is kill:
+                    assert len(lost) <= BATCH, "only what was in the batch is lost"
+                again = await process.score([items[n] for n in lost], 60.0)
+                assert again == pytest.approx([expected[n] for n in lost], abs=1e-5)
+                assert gone(seen[-1])
+            assert process.pid not in seen
+            seen.append(process.pid)
+            # Cancelled items are withdrawn; the others are judged.
+            tasks = [asyncio.create_task(process.score([item], 60.0)) for item in items[:20]]
+            await asyncio.sleep(0)
+            for task in tasks[1::2]:
+                task.cancel()
+            kept = [(await task)[0] for task in tasks[::2]]
+            assert kept == pytest.approx(expected[:20:2], abs=1e-5)
+            waiting = asyncio.create_task(process.score(items, 60.0))
+            await asyncio.sleep(0.001)
+        outcomes = await waiting
+        assert len(outcomes) == ITEMS
+        assert outcomes[-1] == Unjudged("the judge was closed", permanent=False)
+        assert gone(seen[-1])
+        with pytest.raises(JudgeClosedError):
+            await process.score(items[:1], 1.0)
+
+    asyncio.run(scenario())
+
+
+def test_a_judge_that_cannot_be_made_says_so_at_the_start_and_to_each_item(judge_model, template):
+    async def scenario():
+        async with JudgeProcess(JudgeConfig(judge_model(), "{answer}")) as process:
+            with pytest.raises(JudgeError, match=r"expected \{response\} among them"):
+                await process.start()
+            assert process.pid is None
+            outcomes = await process.score([JudgeItem("1", "0", "1")] * 2, 60.0)
+            assert len(outcomes) == 2
+            assert all("expected {response}" in outcome.reason and not outcome.permanent for outcome in outcomes)
+        async with JudgeProcess(JudgeConfig(judge_model(), template), start_timeout_s=0.01) as process:
+            with pytest.raises(WorkerDiedError, match=r"not loaded within 0\.01 s"):
+                await process.start()
+
+    asyncio.run(scenario())

@@ -1,0 +1,37 @@
+import pytest
+
+from tailrace.reward.errors import JudgeError
+from tailrace.reward.judge import JudgeItem, JudgeTemplate
+
+
+def test_fields_are_filled_in_once_and_other_braces_stay():
+    template = JudgeTemplate(r"{prompt} \boxed{x} {response} {other} {answer} {rubric}")
+    item = JudgeItem("says {answer}", prompt="asks {response}", answer="12", rubric="be kind")
+    assert template.render(item) == r"asks {response} \boxed{x} says {answer} {other} 12 be kind"
+    assert template.fields == {"prompt", "response", "answer", "rubric"}
+
+
+def test_a_file_is_read_without_its_last_newline(tmp_path):
+    file = tmp_path / "judge.txt"
+    file.write_text("{response}\nRight?\n")
+    assert JudgeTemplate(file).text == JudgeTemplate(str(file)).text == "{response}\nRight?"
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("Is {answer} right? {reponse}", r"found \{answer\} in the judge's template, expected \{response\} among them"),
+        ("", "found no field in the judge's template"),
+        ("none.txt", "found no readable judge template none.txt"),
+    ],
+)
+def test_what_is_no_template_is_one_line(source, complaint):
+    with pytest.raises(JudgeError, match=complaint) as error:
+        JudgeTemplate(source)
+    assert "\n" not in str(error.value)
+
+
+def test_it_names_the_field_that_an_item_leaves_empty():
+    template = JudgeTemplate("{response} {rubric}")
+    assert template.missing(JudgeItem("", rubric="be kind")) is None
+    assert template.missing(JudgeItem("12")) == "rubric"
