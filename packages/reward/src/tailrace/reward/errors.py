@@ -23,6 +23,10 @@ class UnknownTaskError(RewardError, LookupError):
     """No generated task has this name."""
 
 
+class SpecificationError(RewardError, ValueError):
+    """A text is no specification of a function as the task ``programs`` writes them."""
+
+
 class WorkerTimeoutError(RewardError, TimeoutError):
     """A scoring worker did not answer within its deadline."""
 

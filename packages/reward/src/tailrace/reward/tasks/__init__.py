@@ -1,6 +1,7 @@
-"""Generated, verifiable tasks by name. They need the extra ``reasoning-gym``.
+"""Generated, verifiable tasks by name.
 
-``long-chain-sum`` has a real long tail of response lengths; ``short-chain-sum`` has responses of nearly equal length.
+``long-chain-sum`` has a real long tail of response lengths; ``short-chain-sum`` has responses of nearly equal length. Both need
+the extra ``reasoning-gym``. ``programs`` has a tail of response lengths and of times to run, and needs a sandbox to be scored.
 """
 
 from __future__ import annotations
@@ -9,13 +10,25 @@ from tailrace.contracts import expected_one_of
 from tailrace.reward.errors import UnknownTaskError
 from tailrace.reward.tasks.chain_sum import ChainSum
 from tailrace.reward.tasks.demonstrations import Demonstration
+from tailrace.reward.tasks.programs import Programs
+from tailrace.reward.tasks.protocol import GeneratedTask
 from tailrace.reward.tasks.rows import Split, TaskRow, split_of, write_jsonl
 
-_TASKS = {
+_TASKS: dict[str, GeneratedTask] = {
     task.name: task
     for task in (
         ChainSum("long-chain-sum", min_terms=3, max_terms=24, exponent=1.8, warm_exponent=1.2, misread=0.65),
         ChainSum("short-chain-sum", min_terms=4, max_terms=5, exponent=0.0, warm_exponent=0.0, misread=0.65),
+        Programs(
+            "programs",
+            min_clauses=2,
+            max_clauses=20,
+            exponent=1.8,
+            warm_exponent=1.2,
+            repeated=0.2,
+            misread=0.65,
+            endless=0.12,
+        ),
     )
 }
 
@@ -25,7 +38,7 @@ def task_names() -> list[str]:
     return sorted(_TASKS)
 
 
-def get_task(name: str) -> ChainSum:
+def get_task(name: str) -> GeneratedTask:
     """The task of that name.
 
     Raises:
@@ -36,4 +49,15 @@ def get_task(name: str) -> ChainSum:
     return _TASKS[name]
 
 
-__all__ = ["ChainSum", "Demonstration", "TaskRow", "Split", "get_task", "split_of", "task_names", "write_jsonl"]
+__all__ = [
+    "ChainSum",
+    "Demonstration",
+    "GeneratedTask",
+    "Programs",
+    "Split",
+    "TaskRow",
+    "get_task",
+    "split_of",
+    "task_names",
+    "write_jsonl",
+]
