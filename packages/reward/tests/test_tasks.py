@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.reward.errors import TooFewQuestionsError, UnknownTaskError
-from tailrace.reward.tasks import get_task, split_of, task_names, write_jsonl
+from tailrace.reward.tasks import get_task, split_of, write_jsonl
 from tailrace.reward.verifiers.gym import reasoning_gym_verifier
 
 SEEDS = st.integers(0, 2**31)
@@ -25,7 +25,7 @@ def lengths(task, misread, size=4000):
     return sorted(len(response.split()) for _, response in task.demonstrations(rows, 5, misread))
 
 
-@pytest.mark.parametrize("name", task_names())
+@pytest.mark.parametrize("name", ["long-chain-sum", "short-chain-sum"])
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS)
 def test_careful_demonstrations_are_right_by_reasoning_gyms_own_scorer(name, seed):

@@ -32,8 +32,7 @@ def program(clauses: Sequence[Clause], misread: Collection[int] = (), endless: C
         sign = "+" if place in misread else _SIGNS[clause.operation]
         if clause.times:
             lines += [
-                f" {after} = {before}",
-                f" n = {clause.times}",
+                f" {after} , n = {before} , {clause.times}",
                 " while n:",
                 f"  {after} {sign}= {clause.number}",
                 f"  n {'+' if place in endless else '-'}= 1",

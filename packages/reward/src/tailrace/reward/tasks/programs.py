@@ -27,11 +27,10 @@ _NUMBERS = {
     Operation.ADD: range(1, 10),
     Operation.SUBTRACT: range(1, 10),
     Operation.MULTIPLY: range(2, 4),
-    Operation.MODULO: range(50, 100),
+    Operation.MODULO: (1_000, 10_000),
     Operation.HALVE: range(2, 3),
 }
-_TIMES = [digit * 10**magnitude for magnitude in (3, 4, 5, 6) for digit in (1, 2, 5)]  # 1,000 to 5,000,000
-_TIMES_WEIGHTS = [rank**-2.0 for rank in range(1, len(_TIMES) + 1)]
+_TIMES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)  # few, since a tiny model learns each number by itself
 _MOST_LOOPS = 4
 _MOST_ITERATIONS = _TIMES[-1]  # of all loops of one function together
 
@@ -49,8 +48,10 @@ class Programs:
         name: the task's name.
         min_clauses: fewest clauses, at least 1.
         max_clauses: most clauses.
-        exponent: the number of clauses n is drawn with probability proportional to (n - min_clauses + 1) ** -exponent.
-        warm_exponent: the exponent for `warm_start`; a smaller one shows long functions more often than training asks them.
+        exponent: the number of clauses n is drawn with probability proportional to (n - min_clauses + 1) ** -exponent, and the
+            a loop's number of iterations with probability proportional to iterations ** (-exponent / 3).
+        warm_exponent: the exponent for `warm_start`; a smaller one shows long functions and long loops more often than
+            training asks them.
         repeated: probability that a sum or difference is repeated in a loop.
         misread: default probability that a demonstration writes a subtraction as an addition, drawn for each.
         endless: probability that the counter of a demonstration's loop goes the wrong way, drawn for each loop.
@@ -105,8 +106,9 @@ class Programs:
 
     def _draws(self, split: Split, seed: int, exponent: float) -> Iterator[TaskRow]:
         rng = random.Random(f"{self.name}/{split}/{seed}")
+        weights = [times ** (-exponent / 3) for times in _TIMES]
         for length in ZipfLengths(self.min_clauses, self.max_clauses, exponent).draw(rng):
-            clauses = self._clauses(length, rng)
+            clauses = self._clauses(length, weights, rng)
             tests = hidden_tests(clauses, rng)
             if tests is None:
                 continue
@@ -122,7 +124,7 @@ class Programs:
                 },
             )
 
-    def _clauses(self, length: int, rng: random.Random) -> list[Clause]:
+    def _clauses(self, length: int, weights: Sequence[float], rng: random.Random) -> list[Clause]:
         clauses: list[Clause] = []
         loops, iterations = 0, 0
         for operation in rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()), k=length):
@@ -132,7 +134,7 @@ class Programs:
                 and loops < _MOST_LOOPS
                 and rng.random() < self.repeated
             ):
-                drawn = rng.choices(_TIMES, _TIMES_WEIGHTS)[0]
+                drawn = rng.choices(_TIMES, weights)[0]
                 times = drawn if iterations + drawn <= _MOST_ITERATIONS else _TIMES[0]
                 loops, iterations = loops + 1, iterations + times
             clauses.append(Clause(operation, rng.choice(_NUMBERS[operation]), times))

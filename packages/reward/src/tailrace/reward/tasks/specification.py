@@ -1,9 +1,9 @@
 """Specifications of functions of one integer: clauses, the text that asks for them, and what they compute.
 
     Write f(v0) in Python:
-     v1 : add 3
-     v2 : repeat 5000 times subtract 2
-     v3 : halve
+     v1 add 3
+     v2 repeat 5000 times subtract 2
+     v3 halve
      return v3
 
 Each variable is computed from the one before it. ``halve`` and ``modulo`` round and take remainders as Python does.
@@ -49,13 +49,13 @@ class Clause:
         return f"{repeat}{self.operation}{'' if self.operation is Operation.HALVE else f' {self.number}'}"
 
 
-_CLAUSE = re.compile(r" v(\d+) : (?:repeat (\d+) times (?=add|subtract))?(?:(add|subtract|multiply|modulo) (\d+)|halve)")
+_CLAUSE = re.compile(r" v(\d+) (?:repeat (\d+) times (?=add|subtract))?(?:(add|subtract|multiply|modulo) (\d+)|halve)")
 _FIRST, _LAST = "Write f(v0) in Python:", " return v"
 
 
 def specification(clauses: Sequence[Clause]) -> str:
     """The text that asks for the clauses. A line break ends it."""
-    lines = [f" v{place} : {clause}" for place, clause in enumerate(clauses, 1)]
+    lines = [f" v{place} {clause}" for place, clause in enumerate(clauses, 1)]
     return "\n".join([_FIRST, *lines, f"{_LAST}{len(clauses)}", ""])
 
 
@@ -69,7 +69,7 @@ def read_specification(text: str) -> list[Clause]:
     for line in text.splitlines()[1:-1]:
         found = _CLAUSE.fullmatch(line)
         if found is None:
-            raise SpecificationError(f"found the line {line!r:.60}, expected a clause such as ' v1 : add 3'")
+            raise SpecificationError(f"found the line {line!r:.60}, expected a clause such as ' v1 add 3'")
         _, times, operation, number = found.groups()
         clauses.append(Clause(Operation(operation or "halve"), int(number or 2), int(times or 0)))
     if specification(clauses) != text:
