@@ -95,18 +95,18 @@ def test_careful_demonstrations_are_the_references(seed):
 
 
 def test_mistakes_come_as_often_as_asked():
-    rows = TASK.generate("train", 4000, 3)
+    rows = TASK.generate("train", 2000, 3)
     responses = [response for _, response in TASK.demonstrations(rows, 3, misread=0.65)]
     asked = sum(len(re.findall(r"subtract", row["prompt"])) for row in rows)
     kept = sum(len(re.findall(r"= v\d+ - |v\d+ -=", response)) for response in responses)
-    assert 1 - kept / asked == pytest.approx(0.65, abs=0.03)
+    assert 1 - kept / asked == pytest.approx(0.65, abs=0.04)
     assert 0.03 <= sum("n += 1" in response for response in responses) / len(rows) <= 0.1
     right = sum(fenced(row["answer"]) == response for row, response in zip(rows, responses, strict=True)) / len(rows)
     assert 0.3 < right < 0.5
 
 
 def test_lengths_and_times_have_long_tails():
-    rows = TASK.generate("train", 4000, 5)
+    rows = TASK.generate("train", 2000, 5)
     lengths = sorted(len(row["answer"].split()) for row in rows)
     assert lengths[int(0.99 * len(lengths))] >= 4 * lengths[len(lengths) // 2]
     times = Counter(row["metadata"]["reference_time_s"] for row in rows)

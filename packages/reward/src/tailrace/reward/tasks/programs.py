@@ -34,7 +34,7 @@ _TIMES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)  # few, since a tiny mod
 _MOST_LOOPS = 4
 _MOST_ITERATIONS = _TIMES[-1]  # of all loops of one function together
 
-START_S = 0.02
+START_S = 0.025
 """CPU seconds in which a sandboxed interpreter starts, rounded up; part of a row's ``reference_time_s``."""
 ITERATION_S = 7e-8
 """CPU seconds of one iteration of a reference's loop (CPython 3.11 on a 2020s server core: 0.06 to 0.07 µs)."""
