@@ -59,7 +59,9 @@ def test_a_misread_program_fails_a_hidden_test(clauses, seed):
 
 def test_functions_that_no_tests_can_tell_from_a_misreading_are_dropped():
     add, subtract = (Clause(operation, 3) for operation in (Operation.ADD, Operation.SUBTRACT))
-    assert hidden_tests([subtract, Clause(Operation.MODULO, 6)], random.Random(1)) is None  # v - 3 and v + 3 are equal mod 6
+    assert (
+        hidden_tests([subtract, Clause(Operation.MODULO, 6)], random.Random(1)) is None
+    )  # v - 3 and v + 3 are equal mod 6
     assert hidden_tests([add, Clause(Operation.MODULO, 1)], random.Random(1)) is None  # always 0
     assert hidden_tests([subtract, Clause(Operation.MODULO, 7)], random.Random(1)) is not None
 

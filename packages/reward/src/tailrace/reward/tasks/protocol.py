@@ -19,7 +19,7 @@ class GeneratedTask(Protocol):
 
     @property
     def forced_prefix(self) -> str:
-        """The beginning of a response in the demonstrations' style. An evaluation that forces it shows a gain in style alone."""
+        """The beginning of a response in the demonstrations' style. Forcing it in an evaluation shows a gain in style."""
         ...
 
     def generate(self, split: Split, size: int, seed: int) -> list[TaskRow]:
