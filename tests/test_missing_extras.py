@@ -107,6 +107,13 @@ CASES = {
         Judge(JudgeConfig("model", "{response}"))
         """,
     ),
+    "reward[math]: the verifier": (
+        ["math_verify"],
+        """
+        from tailrace.reward import load_verifier
+        load_verifier("math")
+        """,
+    ),
     "trajstore[parquet]": (
         ["pyarrow"],
         """

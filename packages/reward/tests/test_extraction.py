@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.reward.extraction import boxed, final_answer, last_number, tagged
+from tailrace.reward.extraction import boxed, boxes, final_answer, last_number, tagged
 
 MARKUP = st.lists(
     st.sampled_from(
@@ -65,6 +65,19 @@ def test_the_last_complete_tag_counts(noise, answer):
 )
 def test_odd_responses(response, found):
     assert final_answer(response) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (r"\boxed{1} and \boxed{\frac{2}{3}}", ["1", r"\frac{2}{3}"]),
+        (r"\boxed{\boxed{1}}", [r"\boxed{1}"]),
+        (r"\boxed{1} and \boxed{2", ["1"]),
+        ("1", []),
+    ],
+)
+def test_all_boxes(text, found):
+    assert boxes(text) == found
 
 
 @pytest.mark.parametrize(

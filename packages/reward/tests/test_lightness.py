@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-HEAVY = ("torch", "ray", "transformers", "vllm", "numpy", "reasoning_gym")
+HEAVY = ("torch", "ray", "transformers", "vllm", "numpy", "reasoning_gym", "sympy", "math_verify")
 
 
 def test_nothing_heavy_is_imported():

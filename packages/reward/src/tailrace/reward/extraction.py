@@ -21,13 +21,30 @@ def tagged(response: str) -> str | None:
 def boxed(response: str) -> str | None:
     r"""The text of the last ``\boxed{...}``; braces may nest. None if there is none or it does not close."""
     start = response.rfind(_BOXED)
-    if start < 0:
-        return None
-    depth, first = 1, start + len(_BOXED)
-    for index in range(first, len(response)):
-        depth += {"{": 1, "}": -1}.get(response[index], 0)
+    inside = None if start < 0 else _to_closing_brace(response, start + len(_BOXED))
+    return None if inside is None else inside.strip()
+
+
+def boxes(text: str) -> list[str]:
+    r"""The texts of all ``\boxed{...}`` that stand in no other one and close, in order."""
+    found, start = [], text.find(_BOXED)
+    while start >= 0:
+        first = start + len(_BOXED)
+        inside = _to_closing_brace(text, first)
+        if inside is None:
+            break
+        found.append(inside.strip())
+        start = text.find(_BOXED, first + len(inside))
+    return found
+
+
+def _to_closing_brace(text: str, first: int) -> str | None:
+    """What stands from a place to the brace that closes it, or None if none does."""
+    depth = 1
+    for index in range(first, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
         if depth == 0:
-            return response[first:index].strip()
+            return text[first:index]
     return None
 
 

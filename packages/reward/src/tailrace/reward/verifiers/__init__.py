@@ -2,13 +2,14 @@
 
 from tailrace.reward.verifiers.exact import exact
 from tailrace.reward.verifiers.numeric import numeric
-from tailrace.reward.verifiers.protocol import Verifier, load_verifier, verifier_names
+from tailrace.reward.verifiers.protocol import Verifier, cpu_budget_s, load_verifier, verifier_names, with_cpu_budget
 from tailrace.reward.verifiers.reference import is_reference, load_reference
 from tailrace.reward.verifiers.verdict import Verdict, read_verdict
 
 __all__ = [
     "Verdict",
     "Verifier",
+    "cpu_budget_s",
     "exact",
     "is_reference",
     "load_reference",
@@ -16,4 +17,5 @@ __all__ = [
     "numeric",
     "read_verdict",
     "verifier_names",
+    "with_cpu_budget",
 ]

@@ -1,4 +1,4 @@
-"""Verifier ``numeric`` (also ``math``): compares the answer's exact value, however it is written."""
+"""Verifier ``numeric``: compares the answer's exact value, however it is written."""
 
 from __future__ import annotations
 

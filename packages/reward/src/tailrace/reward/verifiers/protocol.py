@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar, cast
 
 from tailrace.contracts.plugins import load, names
 from tailrace.reward.verifiers.verdict import Verdict
@@ -17,6 +17,10 @@ class Verifier(Protocol):
     A right response earns more than a wrong one, and no response earns more than a right one. An answer that is wrong,
     malformed or missing earns 0.0. An exception means that the verifier itself could not judge (bad metadata, a missing tool).
     It is reported as a failure of the infrastructure and never becomes a reward.
+
+    A verifier that computes what a response says may have an attribute `cpu_budget_s`, CPU seconds of its process for one
+    response (`with_cpu_budget` sets it). To exceed it is the response's fault: over budget, a reward of 0.0 that is counted.
+    Without the attribute, a verifier that does not return is a failure of the infrastructure.
     """
 
     def __call__(self, response: str, answer: str, metadata: Mapping[str, Any]) -> float | Verdict:
@@ -31,6 +35,25 @@ class Verifier(Protocol):
             metadata: the row's metadata; JSON values only.
         """
         ...
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def with_cpu_budget(seconds: float) -> Callable[[_Function], _Function]:
+    """Declare a verifier's CPU budget: ``@with_cpu_budget(2.0)``."""
+
+    def declare(verifier: _Function) -> _Function:
+        vars(verifier)["cpu_budget_s"] = seconds
+        return verifier
+
+    return declare
+
+
+def cpu_budget_s(verifier: Verifier) -> float | None:
+    """The CPU seconds that a verifier grants one response, or None if it declares no budget."""
+    found = getattr(verifier, "cpu_budget_s", None)
+    return None if found is None else float(found)
 
 
 def load_verifier(name: str) -> Verifier:

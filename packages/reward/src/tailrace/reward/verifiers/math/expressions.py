@@ -1,0 +1,157 @@
+"""Compares expressions. math-verify's parser reads them; values to 50 digits at several points tell whether they are equal.
+
+The library's own `verify` compares sets and inequalities. For expressions it is not asked: it calls 1/2004! and 1/2006!
+equal, because it rounds their difference to 0, and `simplify` can take for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+from tailrace.contracts import extra
+from tailrace.reward.verifiers.math.magnitude import affordable, readable
+from tailrace.reward.verifiers.math.notation import expression
+
+with extra("tailrace-reward", "math"):
+    import sympy
+    from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+    from math_verify import verify
+
+# It warns that its own timeouts are off. They need SIGALRM and the main thread, and would count time that the process waits.
+logging.getLogger("math_verify").setLevel(logging.ERROR)
+
+_DIGITS = 50
+_AGREE = sympy.Float("1e-40")
+_SUBSCRIPT_OF_A_NUMBER = re.compile(r"\d\s*_")  # the parser would leave it out
+_CONVERSION = ConversionConfig(lowercase_symbols=False)
+# Values for symbols: without relation to each other, of both signs, some larger than 1.
+_POINTS = (
+    ("0.3141", "0.7263", "0.5512", "0.9177", "0.1239", "0.6481"),
+    ("1.7231", "2.3917", "3.1429", "1.2713", "2.8183", "1.4151"),
+    ("-0.8317", "1.6173", "-2.2871", "0.3391", "-1.1973", "2.7719"),
+    ("2.1713", "-1.3147", "0.4721", "-3.3719", "1.9331", "-0.2237"),
+)
+
+
+@lru_cache(maxsize=256)
+def parse(text: str) -> Any:
+    """What an answer in plain LaTeX says, as a sympy object, or None if it cannot be read or would take for ever to compute."""
+    written = expression(text)
+    if not readable(written) or _SUBSCRIPT_OF_A_NUMBER.search(written):
+        return None
+    try:
+        found = latex2sympy(written, is_real=True, normalization_config=None, conversion_config=_CONVERSION)
+        if isinstance(found, sympy.MatrixBase):
+            return found if all(affordable(element) for element in found) else None
+        if not isinstance(found, sympy.Basic) or not affordable(found):
+            return None
+        return found.xreplace({symbol: sympy.I for symbol in found.free_symbols if symbol.name == "i"})
+    except MemoryError:
+        raise
+    except Exception:
+        # The parser raises plain Exception, and sympy several kinds, on a text that is no mathematics.
+        return None
+
+
+def equal(reference: str, response: str) -> bool:
+    """Whether two texts say the same value, expression or matrix."""
+    first, second = parse(reference), parse(response)
+    if first is None or second is None:
+        return False
+    if isinstance(first, sympy.MatrixBase) and isinstance(second, sympy.MatrixBase):
+        return first.shape == second.shape and all(map(_equal, first, second))
+    return isinstance(first, sympy.Expr) and isinstance(second, sympy.Expr) and _equal(first, second)
+
+
+def equal_relations(reference: str, response: str) -> bool:
+    """Whether two equations or inequalities say the same: their differences of sides are in a constant ratio."""
+    first, second = _relation(parse(reference)), _relation(parse(response))
+    if first is None or second is None or first[1] != second[1]:
+        return False
+    ratios = []
+    for one, other in _values(first[0], second[0]):
+        if _vanishes(one) or _vanishes(other):
+            return False
+        ratios.append(one / other)
+    signed = first[1] in ("<", "<=")
+    return len(ratios) > 1 and all(
+        abs(ratio / ratios[0] - 1) < _AGREE and (not signed or sympy.re(ratio) > 0) for ratio in ratios
+    )
+
+
+def equal_sets(reference: str, response: str) -> bool:
+    """Whether two texts say the same set, as intervals, unions or chains of inequalities."""
+    first, second = parse(reference), parse(response)
+    if first is None or second is None:
+        return False
+    return bool(verify(first, second, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def decimal_value(text: str, digits: int) -> str | None:
+    """The value of a real constant expression, as a decimal with so many digits after the point."""
+    found = parse(text)
+    if not isinstance(found, sympy.Expr) or found.free_symbols:
+        return None
+    value = _evaluate(found, {})
+    return None if value is None or not value.is_real else f"{value:.{digits}f}"
+
+
+def _relation(found: Any) -> tuple[Any, str] | None:
+    """The difference of an (in)equality's sides, which compares to 0 by the sign."""
+    if not isinstance(found, sympy.core.relational.Relational) or not found.free_symbols:
+        return None
+    sides = (found.lhs, found.rhs) if not found.rel_op.startswith(">") else (found.rhs, found.lhs)
+    if not all(isinstance(side, sympy.Expr) for side in sides):
+        return None
+    return sympy.Add(sides[0], -sides[1]), found.rel_op.replace(">", "<")
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if not isinstance(first, sympy.Expr) or not isinstance(second, sympy.Expr):
+        return False
+    first, second = first.doit(), second.doit()
+    if first == second:
+        return not first.has(sympy.nan, sympy.zoo)
+    if first.is_Rational and second.is_Rational:
+        return False
+    if first.is_infinite or second.is_infinite:
+        return False
+    pairs = list(_values(first, second))
+    return bool(pairs) and all(_agree(one, other) for one, other in pairs)
+
+
+def _agree(one: Any, other: Any) -> bool:
+    if _vanishes(one) or _vanishes(other):
+        return _vanishes(one) and _vanishes(other)
+    return bool(abs(one - other) < _AGREE * abs(one))
+
+
+def _vanishes(value: Any) -> bool:
+    """Whether a value is zero. What cancels to less than its precision counts; a small number does not."""
+    return all(part == 0 or getattr(part, "_prec", _DIGITS) == 1 for part in value.as_real_imag())
+
+
+def _values(first: Any, second: Any) -> Any:
+    """Both values at each point where both are defined."""
+    symbols = sorted(first.free_symbols | second.free_symbols, key=str)
+    if len(symbols) > len(_POINTS[0]):
+        return
+    for point in _POINTS if symbols else _POINTS[:1]:
+        chosen = {symbol: sympy.Rational(value) for symbol, value in zip(symbols, point, strict=False)}
+        one, other = _evaluate(first, chosen), _evaluate(second, chosen)
+        if one is not None and other is not None:
+            yield one, other
+
+
+def _evaluate(expression: Any, chosen: dict[Any, Any]) -> Any:
+    """The value to 50 digits, or None where it is not defined."""
+    value = expression.evalf(_DIGITS, subs=chosen)
+    return value if value.is_number and value.is_finite and not value.free_symbols and _is_computed(value) else None
+
+
+def _is_computed(value: Any) -> bool:
+    return all(part.is_Float or part.is_Integer for part in value.as_real_imag())

@@ -1,0 +1,163 @@
+"""`math` judges the corpus `math_pairs.jsonl`, beside `exact` and `numeric`; nothing makes it raise or compute for ever."""
+
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.reward import ScoreItem, Scorer, ScoringError, ScoringFailure, ScoringResult
+from tailrace.reward.verifiers import cpu_budget_s, exact, numeric
+from tailrace.reward.verifiers.math import math
+
+PAIRS = [json.loads(line) for line in (Path(__file__).parent / "math_pairs.jsonl").read_text("utf-8").splitlines()]
+README = Path(__file__).parents[1] / "README.md"
+ANSWERS = sorted({pair["reference"] for pair in PAIRS})
+NOTATION = r"""
+    1 2 x n i e + - * / ^ { } ( ) [ ] , = < % $ ! | _ . √ ² ½ & and or cm 12 10^{ \le \pm \frac \sqrt \pi \cup \in \infty \text{
+    \sin \log_ \binom \{ \} \begin{pmatrix} \end{pmatrix} \\ \approx \sum_{n=1}^ \int \lim_{x\to0} dx
+""".split()  # noqa: SIM905 (sixty lines otherwise)
+
+
+def said(answer):
+    return f"<answer>{answer}</answer>"
+
+
+def judged(verifier):
+    """How many of the pairs a verifier judges rightly, wrongly either way, or not at all."""
+    found = Counter()
+    for pair in PAIRS:
+        try:
+            right = verifier(pair["response"], pair["reference"], {}) == 1.0
+        except ScoringError:
+            found["not judged"] += 1
+            continue
+        found["right" if right == pair["right"] else "false positives" if right else "false negatives"] += 1
+    return tuple(found[column] for column in ("right", "false positives", "false negatives", "not judged"))
+
+
+def test_every_pair_of_the_corpus_is_judged_rightly_but_for_the_known_misses():
+    wrong = {
+        (pair["reference"], pair["response"])
+        for pair in PAIRS
+        if (math(pair["response"], pair["reference"], {}) == 1.0) != pair["right"]
+    }
+    known = [pair for pair in PAIRS if pair.get("known_miss")]
+    assert wrong == {(pair["reference"], pair["response"]) for pair in known}
+    assert all(pair["right"] for pair in known), "a known miss is a right answer that earns nothing, never the reverse"
+
+
+def test_the_readme_says_how_each_verifier_judges_the_corpus():
+    assert len(PAIRS) == len({(pair["reference"], pair["response"]) for pair in PAIRS}) > 800
+    table = README.read_text()
+    for name, verifier in (("exact", exact), ("numeric", numeric), ("math", math)):
+        figures = " | ".join(map(str, judged(verifier)))
+        assert f"| `{name}` | {figures} |" in table
+    assert f"{len(PAIRS)} pairs" in table
+
+
+def test_what_is_equal_is_equal_both_ways_round_and_to_itself():
+    for answer in ANSWERS:
+        assert math(said(answer), answer, {}) == 1.0, answer
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(ANSWERS), st.text() | st.lists(st.sampled_from(NOTATION), max_size=12).map("".join))
+def test_no_response_makes_it_raise(reference, response):
+    for text in (response, said(response), rf"\boxed{{{response}}}"):
+        assert math(text, reference, {}) in (0.0, 1.0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers(-(10**30), 10**30), st.integers(1, 10**6))
+def test_a_number_is_right_in_every_notation_and_its_neighbour_in_none(value, bottom):
+    notations = [
+        f"{value}",
+        f"{value:,}",
+        f"${value}$",
+        f"{value}.0",
+        rf"\frac{{{value * bottom}}}{{{bottom}}}",
+        f"x={value}",
+    ]
+    for written in notations:
+        assert math(said(written), str(value), {}) == 1.0, written
+        assert math(said(written), str(value + 1), {}) == 0.0, written
+
+
+@pytest.mark.deep
+def test_no_answer_is_taken_for_an_unlike_one():
+    """Accepted answers of one reference are those of another only where both references accept each other's text."""
+    seed = 1
+    rng = random.Random(seed)
+    pairs = [
+        (reference, pair) for reference in ANSWERS for pair in PAIRS if pair["right"] and pair["reference"] != reference
+    ]
+    for reference, pair in rng.sample(pairs, 10_000):
+        own = pair["reference"]
+        if math(pair["response"], reference, {}) == 1.0:
+            alike = (math(said(own), reference, {}), math(said(reference), own, {}))
+            assert any(alike) or "m" in pair["response"] + own + reference, (seed, reference, pair)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "9^{9^{9}}",
+        "9**9**9",
+        "(10^{10})!",
+        "((5!)!)!",
+        r"\binom{1000000000}{500000000}",
+        r"\sum_{n=1}^{1000000000} n",
+        r"\prod_{n=1}^{100000} n",
+        "(1+1)^{10^{9}}",
+        "2^{2^{2^{2^{2^{2}}}}}",
+        "1e999999999",
+        "10^{-10^{10}}",
+        "(" * 300 + "8" + ")" * 300,
+        r"\frac{1}{" * 90 + "8" + "}" * 90,
+        "-" * 399 + "8",
+        "1+" * 199 + "1",
+        "x = " * 240 + "8",
+        "9" * 990,
+        "{" * 500,
+        ",".join("123456789" * 50),
+    ],
+)
+def test_what_would_take_for_ever_is_wrong_within_the_budget(answer):
+    for reference in ("7", "x+1", r"\{1,2\}"):
+        before = time.process_time()
+        assert math(said(answer), reference, {}) == 0.0
+        assert time.process_time() - before < cpu_budget_s(math)
+
+
+def test_a_verifier_declares_its_budget():
+    assert cpu_budget_s(math) == math.cpu_budget_s == 2.0
+    assert cpu_budget_s(exact) is None
+
+
+def test_it_works_beyond_the_main_thread_and_is_not_disturbed_by_alarms():
+    with Scorer(workers=1) as scorer:
+        (right, wrong, cannot) = scorer.score(
+            [
+                ScoreItem("a", said("x<3"), r"(-\infty, 3)", "math"),
+                ScoreItem("b", said("x>3"), r"(-\infty, 3)", "math"),
+                ScoreItem("c", said("3"), " ", "math"),
+            ]
+        )
+    assert (right, wrong) == (ScoringResult("a", 1.0), ScoringResult("b", 0.0))
+    assert isinstance(cannot, ScoringFailure)
+    assert "expected one that is not empty" in cannot.reason
+
+
+def test_without_the_library_it_is_a_failure_of_one_line_and_no_reward(tmp_path, monkeypatch):
+    (tmp_path / "math_verify.py").write_text("raise ModuleNotFoundError('not here', name='math_verify')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with Scorer(workers=1) as scorer:
+        (outcome,) = scorer.score([ScoreItem("a", said("1"), "1", "math")])
+    assert isinstance(outcome, ScoringFailure)
+    assert "pip install 'tailrace-reward[math]'" in outcome.reason
+    assert "\n" not in outcome.reason
