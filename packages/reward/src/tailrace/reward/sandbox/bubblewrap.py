@@ -1,7 +1,7 @@
 """The backend ``bubblewrap``: namespaces made by ``bwrap`` confine each program, on kernels whose Landlock is too old.
 
-A program sees a root of its own, in which its scratch directory is the only place to write, and a process table and a network
-of its own. The scratch directory is in memory and ends with its namespace.
+A program sees a root of its own, in which its scratch directory is the only place to write, no /proc, and a network of its
+own. The scratch directory is in memory and ends with its namespace.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ _SCRATCH = "/scratch"
 _REPORT_BYTES = 1 << 14
 
 
-def bubblewrap_sandbox() -> SupervisedSandbox:
+def bubblewrap_sandbox(workers: str = "") -> SupervisedSandbox:
     """A sandbox of this backend; it starts nothing before its first program.
+
+    Args:
+        workers: programs at a time, as a number; by default, one for each CPU of this process.
 
     Raises:
         NoSandboxError: bwrap is not installed.
     """
     if shutil.which("bwrap") is None:
         raise NoSandboxError("bwrap is not installed: apt install bubblewrap")
-    return SupervisedSandbox(NAME, "tailrace.reward.sandbox.bubblewrap:BubblewrapLauncher")
+    return SupervisedSandbox(NAME, "tailrace.reward.sandbox.bubblewrap:BubblewrapLauncher", workers)
 
 
 class BubblewrapLauncher:
@@ -45,7 +48,7 @@ class BubblewrapLauncher:
     def __init__(self) -> None:
         self._bwrap = shutil.which("bwrap") or "bwrap"
         self._filter = program_filter()
-        self._report, self._leader = -1, 0
+        self._report = -1
         self._said = b""
 
     def start(
@@ -71,18 +74,20 @@ class BubblewrapLauncher:
             os.close(lines)
         os.set_blocking(reading, False)
         self._close()
-        self._report, self._leader = reading, group.leader
+        self._report = reading
         return group
 
-    def helpers(self) -> frozenset[int]:
-        """The outer bwrap, which leads the group, and the first process of the namespace."""
-        return frozenset({self._leader, self._first()})
+    def helpers(self, group: ProcessGroup) -> frozenset[int]:
+        """The outer bwrap, and the first process of the namespace, which leads the group of the program."""
+        if first := self._first():
+            group.add(first)
+        return frozenset({group.leader, first})
 
     def scratch_bytes(self, scratch: Path, group: ProcessGroup) -> int:  # noqa: ARG002 (it is inside)
         for pid in group.members():
             with contextlib.suppress(OSError):
                 found = os.statvfs(f"/proc/{pid}/root{_SCRATCH}")
-                if found.f_files > 0 and pid not in self.helpers():
+                if found.f_files > 0 and pid not in (group.leader, self._first()):
                     files = found.f_files - found.f_ffree
                     return (found.f_blocks - found.f_bfree) * found.f_frsize + _ENTRY_BYTES * files
         return 0
@@ -113,7 +118,8 @@ class BubblewrapLauncher:
                 for name in ("null", "zero", "random", "urandom")
                 for item in ("--dev-bind", *2 * (f"/dev/{name}",))
             ),
-            *("--proc", "/proc", "--size", str(limits.scratch_mib * _MIB), "--tmpfs", _SCRATCH, "--chdir", _SCRATCH),
+            # No /proc: where root made the namespace, the kernel lets it write settings of the whole machine there.
+            *("--new-session", "--size", str(limits.scratch_mib * _MIB), "--tmpfs", _SCRATCH, "--chdir", _SCRATCH),
             *("--remount-ro", "/", "--json-status-fd", str(report), "--seccomp", str(filter_lines), "--"),
             *interpreter.command(Path("/program")),
         ]

@@ -43,8 +43,8 @@ class Launcher(Protocol):
             SandboxFailureError: it could not be started.
         """
 
-    def helpers(self) -> frozenset[int]:
-        """Processes of ours in the program's group."""
+    def helpers(self, group: ProcessGroup) -> frozenset[int]:
+        """Processes of ours among the program's. May tell the group of another process group that belongs to it."""
 
     def scratch_bytes(self, scratch: Path, group: ProcessGroup) -> int:
         """Bytes of files in the scratch directory, a small amount for each file's entry included."""

@@ -57,6 +57,7 @@ class ProcessGroup:
 
     def __init__(self, leader: int) -> None:
         self.leader = leader
+        self._groups = {leader}
         self.status: int | None = None
         """The leader's wait status, once it has ended."""
         self.reaped_cpu_s = 0.0
@@ -66,6 +67,12 @@ class ProcessGroup:
         self._others: set[int] = set()
         self._members: dict[int, _Stat] = {}
         self._cpu_s: dict[int, float] = {}
+
+    def add(self, group: int) -> None:
+        """Count another process group in, which a process of this one leads."""
+        if group not in self._groups:
+            self._groups.add(group)
+            self._others.clear()  # its processes may have been seen before
 
     def usage(self, helpers: frozenset[int] = frozenset()) -> Usage:
         """Look at every process of the group once. `helpers` are processes of ours in it, and count for nothing."""
@@ -118,8 +125,9 @@ class ProcessGroup:
         deadline = time.monotonic() + timeout_s
         pause_s = 0.0005
         while self.reap():
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.leader, signal.SIGKILL)
+            for group in self._groups:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
             if time.monotonic() > deadline:
                 return False
             time.sleep(pause_s)
@@ -136,8 +144,8 @@ class ProcessGroup:
             except OSError:
                 continue
             fields = stat[stat.rindex(b")") + 2 :].split()
-            if int(fields[2]) != self.leader:
-                self._others.add(pid)
+            if int(fields[2]) not in self._groups:
+                self._others.add(pid)  # for good: no process of another program enters a group
                 continue
             own, waited = int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
             resident = int(fields[21]) * _PAGE_BYTES

@@ -24,8 +24,11 @@ NAME = "sandlock"
 _ENTRY_BYTES = 4096
 
 
-def sandlock_sandbox() -> SupervisedSandbox:
+def sandlock_sandbox(workers: str = "") -> SupervisedSandbox:
     """A sandbox of this backend; it starts nothing before its first program.
+
+    Args:
+        workers: programs at a time, as a number; by default, one for each CPU of this process.
 
     Raises:
         NoSandboxError: sandlock is not installed, or this kernel's Landlock is too old for it.
@@ -37,7 +40,7 @@ def sandlock_sandbox() -> SupervisedSandbox:
     found, needed = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
     if found < needed:
         raise NoSandboxError(f"this kernel has Landlock ABI {found}, expected at least {needed} (Linux 6.12)")
-    return SupervisedSandbox(NAME, "tailrace.reward.sandbox.sandlock:SandlockLauncher")
+    return SupervisedSandbox(NAME, "tailrace.reward.sandbox.sandlock:SandlockLauncher", workers)
 
 
 class SandlockLauncher:
@@ -62,7 +65,7 @@ class SandlockLauncher:
 
         return start_group(interpreter.command(program), streams, limits, confine)
 
-    def helpers(self) -> frozenset[int]:
+    def helpers(self, group: ProcessGroup) -> frozenset[int]:  # noqa: ARG002 (there are none)
         return frozenset()
 
     def scratch_bytes(self, scratch: Path, group: ProcessGroup) -> int:  # noqa: ARG002 (it lies on the host)

@@ -1,8 +1,9 @@
 """A system call filter that every program runs under, whatever else confines it.
 
-It closes what namespaces, Landlock and resource limits leave open: new sockets, memory outside of resident sets (memfd, SysV
-shared memory), parts of the kernel that a program never needs and that had many holes, and calls that change another process
-of the same user (prlimit, priorities), which Landlock does not cover.
+It closes what namespaces, Landlock and resource limits leave open: sockets other than connected pairs, memory outside of
+resident sets (memfd, SysV shared memory), parts of the kernel that a program never needs and that had many holes, and what
+Landlock does not cover: a change of another process of the same user (prlimit, priorities), of the owner, mode, times or
+attributes of any file of that user, a watch on its files, and a datagram to a socket file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import struct
 from tailrace.reward.errors import NoSandboxError
 
 # name: numbers on x86_64 and aarch64; None where it does not exist.
-_DENIED: dict[str, tuple[int | None, int | None]] = {
+DENIED_CALLS: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89), "add_key": (248, 217), "adjtimex": (159, 171), "bpf": (321, 280), "chroot": (161, 51),
     "clock_adjtime": (305, 266), "clock_settime": (227, 112), "delete_module": (176, 106),
     "fanotify_init": (300, 262), "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432),
@@ -32,7 +33,17 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "settimeofday": (164, 170), "shmget": (29, 194), "socket": (41, 198), "swapoff": (168, 225), "swapon": (167, 224),
     "syslog": (103, 116), "umount2": (166, 39), "unshare": (272, 97), "uselib": (134, None),
     "userfaultfd": (323, 282), "vhangup": (153, 58), "kcmp": (312, 272), "pidfd_getfd": (438, 438),
-    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "connect": (42, 203), "bind": (49, 200),
+    "listen": (50, 201), "inotify_init1": (294, 26), "inotify_init": (253, None), "chown": (92, None),
+    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "setxattrat": (463, 463), "removexattrat": (466, 466), "file_setattr": (469, 469),
+}  # fmt: skip
+# Without error and without effect. Programs stay in the group that one signal ends, and need no other modes and times.
+_IDLE: dict[str, tuple[int | None, int | None]] = {
+    "setsid": (112, 157), "setpgid": (109, 154), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchmodat2": (452, 452), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None),
+    "utimensat": (280, 88),
 }  # fmt: skip
 # Allowed on the calling process only: the first argument, a process id, must be 0.
 _ONLY_ONESELF = {
@@ -40,12 +51,13 @@ _ONLY_ONESELF = {
     "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
 }  # fmt: skip
 _SETPRIORITY = (141, 140)
-_SETSID, _SETPGID = (112, 157), (109, 154)
+_SOCKETPAIR = (53, 199)
+_SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE = 1, 5, 0xF
 _CLONE, _CLONE3 = (56, 220), (435, 435)
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWTIME
 
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-_LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_AT, _ARCH_AT, _ARGS_AT = 0, 4, 16
 
@@ -69,8 +81,9 @@ def program_filter() -> bytes:
     code += _if_call(_CLONE[column], [(_LOAD, 0, 0, _ARGS_AT), (_JSET, 0, 1, _NEW_NAMESPACES), (_RETURN, 0, 0, deny)])
     for numbers in _ONLY_ONESELF.values():
         code += _if_call(numbers[column], [(_LOAD, 0, 0, _ARGS_AT), (_JEQ, 1, 0, 0), (_RETURN, 0, 0, deny)])
-    for numbers in (_SETSID, _SETPGID):  # no error, no effect: all stay in the group that one signal ends
-        code += _if_call(numbers[column], [(_RETURN, 0, 0, _ERRNO)])
+    connected = [(_LOAD, 0, 0, _ARGS_AT + 8), (_AND, 0, 0, _SOCK_TYPE), (_JEQ, 2, 0, _SOCK_STREAM)]
+    connected += [(_JEQ, 1, 0, _SOCK_SEQPACKET), (_RETURN, 0, 0, deny)]
+    code += _if_call(_SOCKETPAIR[column], connected)
     itself = [
         (_LOAD, 0, 0, _ARGS_AT),
         (_JEQ, 0, 2, 0),
@@ -79,9 +92,10 @@ def program_filter() -> bytes:
         (_RETURN, 0, 0, deny),
     ]
     code += _if_call(_SETPRIORITY[column], itself)
-    for each in _DENIED.values():
-        if (number := each[column]) is not None:
-            code += _if_call(number, [(_RETURN, 0, 0, deny)])
+    for calls, answer in ((_IDLE, _ERRNO), (DENIED_CALLS, deny)):
+        for each in calls.values():
+            if (number := each[column]) is not None:
+                code += _if_call(number, [(_RETURN, 0, 0, answer)])
     code.append((_RETURN, 0, 0, _ALLOW))
     return b"".join(struct.pack("=HBBI", *line) for line in code)
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict
 from tailrace.reward.sandbox.supervisor import request
 
@@ -33,13 +34,18 @@ class SupervisedSandbox:
     Args:
         name: the backend's name.
         launcher: ``module:class`` of the `Launcher` that the supervisors use.
-        workers: programs at a time; by default, one for each CPU of this process.
+        workers: programs at a time, as a number; by default, one for each CPU of this process.
+
+    Raises:
+        NoSandboxError: `workers` is no number above 0.
     """
 
-    def __init__(self, name: str, launcher: str, workers: int | None = None) -> None:
+    def __init__(self, name: str, launcher: str, workers: str = "") -> None:
+        if workers and not (workers.isdecimal() and int(workers) > 0):
+            raise NoSandboxError(f"found {name}:{workers}, expected a number of programs at a time, such as {name}:8")
         self.name = name
         self._launcher = launcher
-        self._free = asyncio.Semaphore(workers or len(os.sched_getaffinity(0)))
+        self._free = asyncio.Semaphore(int(workers) if workers else len(os.sched_getaffinity(0)))
         self._idle: list[_Supervisor] = []
         self._busy: set[_Supervisor] = set()
         self._closed = False

@@ -188,7 +188,7 @@ class Supervisor:
             os.close(stdin)
 
     def _look(self, group: ProcessGroup, limits: Limits, scratch: Path) -> tuple[str, float]:
-        used = group.usage(self._launcher.helpers())
+        used = group.usage(self._launcher.helpers(group))
         memory = limits.memory_mib * _MIB
         if used.cpu_s > limits.cpu_s:
             return "cpu", used.cpu_s

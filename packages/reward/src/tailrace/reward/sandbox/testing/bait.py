@@ -1,0 +1,129 @@
+"""Things of this process and of its machine that hostile programs are after, and a look at what became of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+_BOOT_MARK = b"_sitebuiltins.Quitter"
+
+
+class Bait:
+    """Sockets, a file, an environment variable and settings of this process. Use it as a context manager."""
+
+    def __init__(self) -> None:
+        self._word = secrets.token_hex(8)
+        self._signals: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="tailrace-bait-")
+        folder = Path(self._folder.name)
+        folder.chmod(0o755)
+        self._file = folder / "secret"
+        self._file.write_text(self._word)
+        self._file.chmod(0o666)
+        self._tcp = socket.create_server(("127.0.0.1", 0))
+        self._udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._udp.bind(("127.0.0.1", 0))
+        self._sockets = [self._tcp, self._udp]
+        for suffix, kind in (("", socket.SOCK_STREAM), ("-datagram", socket.SOCK_DGRAM)):
+            for address in (str(folder / f"socket{suffix}"), f"\0{self._word}{suffix}"):
+                made = socket.socket(socket.AF_UNIX, kind)
+                made.bind(address)
+                if kind == socket.SOCK_STREAM:
+                    made.listen()
+                else:
+                    Path(address).chmod(0o666) if address[0] == "/" else None
+                self._sockets.append(made)
+        (folder / "socket").chmod(0o666)
+        for made in self._sockets:
+            made.setblocking(False)
+        os.environ["TAILRACE_BAIT"] = self._word
+        self._handler = signal.signal(signal.SIGTERM, lambda number, _: self._signals.append(number))
+        self._before = self._state()
+        self._clock = time.time() - time.monotonic()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGTERM, self._handler)
+        del os.environ["TAILRACE_BAIT"]
+        for made in self._sockets:
+            made.close()
+        self._folder.cleanup()
+
+    def given(self) -> dict[str, Any]:
+        """What a program is told of it."""
+        return {
+            "word": self._word,
+            "file": str(self._file),
+            "unix": str(self._file.with_name("socket")),
+            "tcp": self._tcp.getsockname()[1],
+            "udp": self._udp.getsockname()[1],
+            "pid": os.getpid(),
+            "repository": str(Path(__file__).parent),
+        }
+
+    def harms(self) -> list[str]:
+        """What was reached, changed or left, one line each."""
+        found = [f"the socket {made.getsockname()!r} was reached" for made in self._sockets if _reached(made)]
+        found += [f"signal {number} came through" for number in self._signals]
+        if abs(time.time() - time.monotonic() - self._clock) > 1:
+            found.append("the clock was changed")
+        after = self._state()
+        found += [
+            f"{what}: {self._before[what]} before, {after[what]} after" for what in after if self._differs(what, after)
+        ]
+        return found + [f"a process is left: {line}" for line in _left_processes()]
+
+    def _differs(self, what: str, after: dict[str, Any]) -> bool:
+        return bool(self._before[what] != after[what])
+
+    def _state(self) -> dict[str, Any]:
+        library = Path(os.__file__).parent
+        return {
+            "the secret file": (self._file.read_text(), self._file.stat().st_nlink, self._file.stat().st_mode),
+            "open file limit": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "priority": os.getpriority(os.PRIO_PROCESS, 0),
+            "affinity": os.sched_getaffinity(0),
+            "scheduler": os.sched_getscheduler(0),
+            "shared memory": sorted(name for name in os.listdir("/dev/shm") if "tailrace" in name),  # noqa: PTH208, S108
+            "SysV shared memory": Path("/proc/sysvipc/shm").read_text().count("\n"),
+            "the interpreter": (Path(sys.executable).stat().st_mtime_ns, Path(sys.executable).stat().st_nlink),
+            "the library": (library.stat().st_mtime_ns, (library / "os.py").stat().st_mtime_ns),
+            "compiled files": (library / "json" / "__pycache__").stat().st_mtime_ns,
+            "files of programs": sorted(str(path) for path in Path(tempfile.gettempdir()).glob("tailrace-hostile*")),
+        }
+
+
+def _reached(made: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        if made.type == socket.SOCK_STREAM:
+            made.accept()[0].close()
+        else:
+            made.recv(64)
+        return True
+    return False
+
+
+def _left_processes() -> list[str]:
+    """Programs that still run, from whatever sandbox of this user."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            if entry.stat().st_uid == os.geteuid() and _BOOT_MARK in (entry / "cmdline").read_bytes():
+                found.append(f"{entry.name} {(entry / 'stat').read_text().split()[2]}")
+    return found
