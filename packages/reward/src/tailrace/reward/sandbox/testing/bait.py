@@ -118,12 +118,24 @@ def _reached(made: socket.socket) -> bool:
 
 
 def _left_processes() -> list[str]:
-    """Programs that still run, from whatever sandbox of this user."""
-    found = []
+    """Programs that still run below this process, or below none that could be the supervisor of another sandbox."""
+    parents: dict[int, int] = {}
+    programs: list[int] = []
     for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            if entry.stat().st_uid == os.geteuid() and _BOOT_MARK in (entry / "cmdline").read_bytes():
-                found.append(f"{entry.name} {(entry / 'stat').read_text().split()[2]}")
-    return found
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text()
+                parents[int(entry.name)] = int(stat[stat.rindex(")") + 2 :].split()[1])
+                if entry.stat().st_uid == os.geteuid() and _BOOT_MARK in (entry / "cmdline").read_bytes():
+                    programs.append(int(entry.name))
+    return [str(pid) for pid in programs if _is_ours(pid, parents, programs)]
+
+
+def _is_ours(pid: int, parents: dict[int, int], programs: list[int]) -> bool:
+    while pid in programs:
+        pid = parents.get(pid, 0)
+    if pid in (0, 1):
+        return True  # an orphan that nobody supervises
+    while pid not in (0, 1, os.getpid()):
+        pid = parents.get(pid, 0)
+    return pid == os.getpid()
