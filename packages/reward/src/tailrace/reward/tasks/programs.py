@@ -34,10 +34,10 @@ _TIMES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)  # few, since a tiny mod
 _MOST_LOOPS = 4
 _MOST_ITERATIONS = _TIMES[-1]  # of all loops of one function together
 
-START_S = 0.025
-"""CPU seconds in which a sandboxed interpreter starts, rounded up; part of a row's ``reference_time_s``."""
-ITERATION_S = 7e-8
-"""CPU seconds of one iteration of a reference's loop (CPython 3.11 on a 2020s server core: 0.06 to 0.07 µs)."""
+START_S = 0.002
+"""CPU seconds of a test without a loop, rounded up; part of a row's ``reference_time_s``."""
+ITERATION_S = 6e-8
+"""CPU seconds of one iteration of a reference's loop (CPython 3.11 on server cores of the 2020s: 5e-8 to 7e-8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Programs:
         name: the task's name.
         min_clauses: fewest clauses, at least 1.
         max_clauses: most clauses.
-        exponent: the number of clauses n is drawn with probability proportional to (n - min_clauses + 1) ** -exponent, and the
+        exponent: the number of clauses n is drawn with probability proportional to (n - min_clauses + 1) ** -exponent, and
             a loop's number of iterations with probability proportional to iterations ** (-exponent / 3).
         warm_exponent: the exponent for `warm_start`; a smaller one shows long functions and long loops more often than
             training asks them.
