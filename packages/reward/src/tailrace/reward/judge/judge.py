@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from tailrace.contracts import extra
+from tailrace.reward.errors import JudgeError
 from tailrace.reward.judge.config import JudgeConfig
 from tailrace.reward.judge.items import JudgeItem, Judgement, Unjudged
 from tailrace.reward.judge.template import JudgeTemplate
@@ -78,6 +79,16 @@ class Judge:
     def activation_bytes(self, items: int, tokens: int) -> int:
         """What the budget sets aside for activations of `items` inputs of `tokens` tokens; 0 without a budget."""
         return 0 if self._loaded.shape is None else self._loaded.shape.activation_bytes(items, tokens)
+
+    def budget_bytes(self, resident_layers: int, items: int, tokens: int) -> int:
+        """The `memory_bytes` with which this many layers stay on the device in a pass of `items` inputs of `tokens` tokens.
+
+        Raises:
+            JudgeError: this judge was made without a budget and has not measured its layers.
+        """
+        if self._loaded.streamer is None:
+            raise JudgeError("found a judge without memory_bytes, expected one with any that it fits in")
+        return self._loaded.streamer.sizes.device_bytes(resident_layers) + self.activation_bytes(items, tokens)
 
     def tokens(self, item: JudgeItem) -> list[int]:
         """An item in the judge's template, as token ids. Special tokens of the model in a field's text are broken up, so that
