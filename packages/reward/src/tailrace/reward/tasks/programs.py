@@ -49,7 +49,7 @@ class Programs:
         min_clauses: fewest clauses, at least 1.
         max_clauses: most clauses.
         exponent: the number of clauses n is drawn with probability proportional to (n - min_clauses + 1) ** -exponent, and
-            a loop's number of iterations with probability proportional to iterations ** (-exponent / 3).
+            a loop's number of iterations with probability proportional to iterations ** (-exponent / 4).
         warm_exponent: the exponent for `warm_start`; a smaller one shows long functions and long loops more often than
             training asks them.
         repeated: probability that a sum or difference is repeated in a loop.
@@ -106,7 +106,7 @@ class Programs:
 
     def _draws(self, split: Split, seed: int, exponent: float) -> Iterator[TaskRow]:
         rng = random.Random(f"{self.name}/{split}/{seed}")
-        weights = [times ** (-exponent / 3) for times in _TIMES]
+        weights = [times ** (-exponent / 4) for times in _TIMES]
         for length in ZipfLengths(self.min_clauses, self.max_clauses, exponent).draw(rng):
             clauses = self._clauses(length, weights, rng)
             tests = hidden_tests(clauses, rng)
