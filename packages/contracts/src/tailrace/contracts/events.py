@@ -107,12 +107,21 @@ class Durable:
 
 @record
 class Scored:
-    """A trajectory has its reward. `correct` is whether its answer is right, None if the verifier does not say."""
+    """A trajectory has its reward.
+
+    Args:
+        correct: whether its answer is right, None if the verifier does not say.
+        seconds: wall time of scoring it, without its time in a queue.
+        over_budget: the limit that the response used up while it was scored, as in "cpu 2 s"; empty if none. Its reward is
+            then 0.
+    """
 
     trajectory: str
     reward: float
     answers: int | None = None
     correct: bool | None = None
+    seconds: float = 0.0
+    over_budget: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +131,17 @@ class ScoringFailed:
     trajectory: str
     reason: str
     answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rechecked:
+    """A response that had used up its timeout was scored again with the largest one, to see whether the timeout was false.
+
+    Its reward stays as it was. `correct` is whether it is right, given that time.
+    """
+
+    trajectory: str
+    correct: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +296,7 @@ Event = (
     | Durable
     | Scored
     | ScoringFailed
+    | Rechecked
     | Accumulated
     | Stepped
     | Discarded

@@ -15,6 +15,10 @@ class VerdictError(RewardError, ValueError):
     """A verifier returned something that is no reward."""
 
 
+class TimeoutSettingsError(RewardError, ValueError):
+    """The settings of adaptive timeouts contradict each other."""
+
+
 class UnknownVerifierError(RewardError, LookupError):
     """A reference names no function."""
 
