@@ -1,24 +1,39 @@
-"""Verifiers by name, the scorer that applies them, and generated verifiable tasks, one with long-tailed response lengths.
+"""Verifiers by name, the scheduler that applies them, and generated verifiable tasks, one with long-tailed response lengths.
 
-`Scorer` applies verifiers in worker processes with deadlines. ``tailrace.reward.verifiers`` holds the verifiers and their
-protocol, ``tailrace.reward.extraction`` finds answers in responses, ``tailrace.reward.tasks`` generates tasks and
-demonstrations.
+`RewardScheduler` scores responses as they come, in an event loop; `Scorer` does the same for a list, without one.
+``tailrace.reward.sandbox`` runs programs safely, ``tailrace.reward.verifiers`` holds the verifiers and their protocol,
+``tailrace.reward.extraction`` finds answers in responses, ``tailrace.reward.tasks`` generates tasks and demonstrations.
 """
 
-from tailrace.reward.errors import RewardError, ScorerClosedError, ScoringError
-from tailrace.reward.scorer import ScoreItem, Scorer, ScoringFailure, ScoringResult
+from tailrace.reward.errors import RewardError, ScorerClosedError, ScoringError, SettingsError
+from tailrace.reward.items import Outcome, Recheck, ScoreItem, ScoringFailure, ScoringResult
+from tailrace.reward.scheduler import RewardScheduler
+from tailrace.reward.scorer import Scorer
+from tailrace.reward.settings import CodeSettings, Kind, PoolSettings, VerifierSettings, kind_of
+from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
 from tailrace.reward.verifiers import Verdict, Verifier, load_verifier, read_verdict, verifier_names
 
 __all__ = [
-    "ScoringFailure",
+    "AdaptiveTimeout",
+    "Anchors",
+    "CodeSettings",
+    "Kind",
+    "Outcome",
+    "PoolSettings",
+    "Recheck",
     "RewardError",
-    "ScoringResult",
+    "RewardScheduler",
     "ScoreItem",
     "Scorer",
     "ScorerClosedError",
     "ScoringError",
+    "ScoringFailure",
+    "ScoringResult",
+    "SettingsError",
     "Verdict",
     "Verifier",
+    "VerifierSettings",
+    "kind_of",
     "load_verifier",
     "read_verdict",
     "verifier_names",

@@ -15,8 +15,16 @@ class VerdictError(RewardError, ValueError):
     """A verifier returned something that is no reward."""
 
 
-class TimeoutSettingsError(RewardError, ValueError):
-    """The settings of adaptive timeouts contradict each other."""
+class SettingsError(RewardError, ValueError):
+    """A setting of the scheduler is out of its range, or contradicts another."""
+
+
+class CodeRowError(ScoringError):
+    """A row's tests are missing or malformed."""
+
+
+class SandboxFailedError(ScoringError):
+    """The sandbox failed, not the program in it."""
 
 
 class UnknownVerifierError(RewardError, LookupError):
@@ -36,7 +44,16 @@ class WorkerTimeoutError(RewardError, TimeoutError):
 
 
 class WorkerDiedError(RewardError, ChildProcessError):
-    """A scoring worker ended while it was needed."""
+    """A scoring worker ended while it was needed.
+
+    Args:
+        said: the message.
+        status: its exit status, negative for a signal.
+    """
+
+    def __init__(self, said: str, status: int | None = None) -> None:
+        super().__init__(said)
+        self.status = status
 
 
 class ScorerClosedError(RewardError, RuntimeError):

@@ -1,117 +1,121 @@
-"""One scoring worker of a scorer: a child process that is killed when it misses a deadline."""
+"""A child process that answers requests: one JSON object per line in, one per line out. It is killed if it misses a deadline."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
-import selectors
 import signal
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 from tailrace.reward.errors import WorkerDiedError, WorkerTimeoutError
 
 _READ_BYTES = 1 << 16
-_SAID_BYTES = 1 << 16  # of what verifiers print, this much is kept at most
+_SAID_BYTES = 1 << 16  # of what the child prints, this much is kept at most
+_REPLY_BYTES = 1 << 26  # longest line of a reply
 DEBUG = "TAILRACE_DEBUG"
 """With this environment variable, what verifiers print is shown on stderr."""
 
 
 class WorkerProcess:
-    """A worker process that starts on its first request. Not thread-safe.
+    """A child process that starts on its first request. One request at a time, all from one event loop.
 
-    After `WorkerTimeoutError` or `WorkerDiedError` the process is gone; the next request starts a fresh one. What verifiers
-    print is not shown, but the last line of it stands in these errors.
+    After `WorkerTimeoutError` or `WorkerDiedError`, or when a request is cancelled, the process is gone with everything that
+    it started; the next request starts a fresh one. What it prints is not shown, but the last line of it stands in these
+    errors.
 
     Args:
-        local: verifiers in addition to the installed ones: name to ``module:function`` or ``file.py:function``.
-        start_timeout_s: deadline for starting the process, and for importing one verifier.
+        command: the program and its arguments. It replies on stdout.
     """
 
-    def __init__(self, local: Mapping[str, str], start_timeout_s: float) -> None:
-        self._local = dict(local)
-        self._start_timeout_s = start_timeout_s
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = list(command)
+        self._process: asyncio.subprocess.Process | None = None
         self._said: IO[bytes] | None = None
-        self._loaded: set[str] = set()
 
     @property
     def pid(self) -> int | None:
         """The process's id while it runs."""
         return None if self._process is None else self._process.pid
 
-    def verify(
-        self, verifier: str, response: str, answer: str, metadata: Mapping[str, Any], timeout_s: float
-    ) -> dict[str, Any]:
-        """The worker's reply, ``{"reward": ...}`` or ``{"error": ...}``. Importing the verifier has its own deadline.
+    async def ask(self, request: Mapping[str, Any], timeout_s: float, what: str) -> dict[str, Any]:
+        """The reply to a request.
+
+        Args:
+            request: JSON values only.
+            timeout_s: deadline of the reply.
+            what: what is asked, for messages.
 
         Raises:
-            WorkerTimeoutError: no reply within `timeout_s`; the worker was killed.
+            WorkerTimeoutError: no reply within `timeout_s`; the process was killed.
             WorkerDiedError: the process ended before it replied.
-            TypeError: `metadata` has a value that JSON cannot carry.
+            TypeError: the request has a value that JSON cannot carry.
         """
-        request = {"verifier": verifier, "response": response, "answer": answer, "metadata": dict(metadata)}
-        line = json.dumps(request).encode()
-        if verifier not in self._loaded:
-            reply = self._ask(json.dumps({"load": verifier}).encode(), self._start_timeout_s, f"loading {verifier!r}")
-            if "error" in reply:
-                return reply
-            self._loaded.add(verifier)
-        return self._ask(line, timeout_s, f"the verifier {verifier!r}")
+        line = json.dumps(request).encode() + b"\n"
+        try:
+            async with asyncio.timeout(timeout_s):
+                process = await self._started()
+                reply = await self._exchange(process, line)
+        except TimeoutError:
+            last = self._last_words()
+            await self.stop()
+            raise WorkerTimeoutError(
+                f"{what} gave no result within {timeout_s:g} s; the worker was killed and will be replaced{last}"
+            ) from None
+        except (OSError, EOFError, ValueError) as error:
+            last = self._last_words()
+            status = await self.stop()
+            raise WorkerDiedError(
+                f"the worker ended with status {status} in {what}; it will be replaced{last}", status
+            ) from error
+        except asyncio.CancelledError:
+            await self.stop()
+            raise
+        if self._said is not None and os.fstat(self._said.fileno()).st_size > _SAID_BYTES:
+            self._said.truncate(0)
+        return reply
 
-    def stop(self) -> None:
-        """Kill the process and its children, and reap it."""
+    async def stop(self) -> int | None:
+        """Kill the process and what it started, and reap it. Returns its exit status, None if there was none."""
         process, self._process = self._process, None
-        self._loaded.clear()
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         said, self._said = self._said, None
-        for stream in (process.stdin, process.stdout, said):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
+        if said is not None:
+            said.close()
+        if process is None:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # a process that has ended by itself keeps its status
+        if process.stdin is not None:
+            process.stdin.close()
+        return await process.wait()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None:
             self._said = None if os.environ.get(DEBUG) else tempfile.TemporaryFile("a+b")  # noqa: SIM115 - `stop` closes it
-            self._process = subprocess.Popen(  # noqa: S603 (our own module, our own interpreter)
-                [sys.executable, "-m", "tailrace.reward.worker", json.dumps(self._local)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
                 stderr=self._said,
-                bufsize=0,
+                limit=_REPLY_BYTES,
                 start_new_session=True,
             )
         return self._process
 
-    def _ask(self, line: bytes, timeout_s: float, what: str) -> dict[str, Any]:
-        deadline = time.monotonic() + timeout_s
-        process = self._start()
-        try:
-            return self._exchange(process, line + b"\n", deadline)
-        except TimeoutError:
-            last = self._last_words()
-            self.stop()
-            raise WorkerTimeoutError(
-                f"{what} gave no result within {timeout_s:g} s; the scoring worker was killed and will be replaced{last}"
-            ) from None
-        except (OSError, EOFError):
-            last = self._last_words()
-            self.stop()
-            raise WorkerDiedError(
-                f"the scoring worker ended with status {process.returncode} in {what}; it will be replaced{last}"
-            ) from None
-        finally:
-            if self._said is not None and os.fstat(self._said.fileno()).st_size > _SAID_BYTES:
-                self._said.truncate(0)
+    @staticmethod
+    async def _exchange(process: asyncio.subprocess.Process, line: bytes) -> dict[str, Any]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line)
+        await process.stdin.drain()
+        reply = await process.stdout.readline()
+        if not reply.endswith(b"\n"):
+            raise EOFError
+        parsed: dict[str, Any] = json.loads(reply)
+        return parsed
 
     def _last_words(self) -> str:
         if self._said is None:
@@ -120,30 +124,3 @@ class WorkerProcess:
         printed = os.pread(said, _READ_BYTES, max(0, os.fstat(said).st_size - _READ_BYTES))
         lines = printed.decode(errors="replace").strip().splitlines()
         return f"; the last that it printed: {lines[-1].strip():.200}" if lines else ""
-
-    @staticmethod
-    def _exchange(process: subprocess.Popen[bytes], line: bytes, deadline: float) -> dict[str, Any]:
-        """Send a line and read one. Neither direction blocks past the deadline, however long the lines are."""
-        assert process.stdin is not None and process.stdout is not None  # noqa: PT018 (opened as pipes above)
-        sending, reply = memoryview(line), bytearray()
-        os.set_blocking(process.stdin.fileno(), False)
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdin, selectors.EVENT_WRITE)
-            selector.register(process.stdout, selectors.EVENT_READ)
-            while not reply.endswith(b"\n"):
-                left = deadline - time.monotonic()
-                ready = selector.select(left) if left > 0 else []
-                if not ready:
-                    raise TimeoutError
-                for key, _ in ready:
-                    if key.fileobj is process.stdin:
-                        sending = sending[os.write(process.stdin.fileno(), sending) :]
-                        if not sending:
-                            selector.unregister(process.stdin)
-                    else:
-                        part = os.read(process.stdout.fileno(), _READ_BYTES)
-                        if not part:
-                            raise EOFError
-                        reply += part
-        parsed: dict[str, Any] = json.loads(reply)
-        return parsed

@@ -6,7 +6,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from tailrace.reward.errors import TimeoutSettingsError
+from tailrace.reward.errors import SettingsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class AdaptiveTimeout:
         factor: how much slower than the slowest right response another may be.
 
     Raises:
-        TimeoutSettingsError: a number is out of its range.
+        SettingsError: a number is out of its range.
     """
 
     t_min_s: float = 2.0
@@ -31,12 +31,12 @@ class AdaptiveTimeout:
 
     def __post_init__(self) -> None:
         if not all(0 < value < math.inf for value in (self.t_min_s, self.t_max_s, self.factor)):
-            raise TimeoutSettingsError(
+            raise SettingsError(
                 f"found t_min_s = {self.t_min_s:g}, t_max_s = {self.t_max_s:g} and factor = {self.factor:g}, "
                 "expected finite numbers above 0"
             )
         if self.t_min_s > self.t_max_s:
-            raise TimeoutSettingsError(
+            raise SettingsError(
                 f"found t_min_s = {self.t_min_s:g} above t_max_s = {self.t_max_s:g}, expected at most that"
             )
 

@@ -7,12 +7,14 @@ Started by the scorer as ``python -m tailrace.reward.worker``.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tailrace.reward.errors import VerdictError
@@ -29,21 +31,37 @@ def resolve(name: str, local: Mapping[str, str]) -> Verifier:
 
 
 def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mapping[str, str]) -> dict[str, Any]:
-    """The reply to one request: ``{"reward": float, "correct": bool}``, ``{"loaded": name}`` or ``{"error": reason}``.
+    """The reply to one request: ``{"reward": float, "correct": bool}``, ``{"loaded": name, "cpu_budget_s": seconds or null}`` or
+    ``{"error": reason}``.
 
     ``correct`` is missing where the verifier does not say it.
     """
     try:
         if "load" in request:
-            loaded[request["load"]] = resolve(request["load"], local)
-            return {"loaded": request["load"]}
-        found = loaded[request["verifier"]](request["response"], request["answer"], request["metadata"])
+            verifier = loaded[request["load"]] = resolve(request["load"], local)
+            return {"loaded": request["load"], "cpu_budget_s": getattr(verifier, "cpu_budget_s", None)}
+        verifier = loaded[request["verifier"]]
+        with _cpu_budget(getattr(verifier, "cpu_budget_s", None)):
+            found = verifier(request["response"], request["answer"], request["metadata"])
         reward, correct = read_verdict(found)
     except VerdictError as error:
         return {"error": str(error)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {"reward": reward} if correct is None else {"reward": reward, "correct": correct}
+
+
+@contextlib.contextmanager
+def _cpu_budget(seconds: float | None) -> Iterator[None]:
+    """End this process by SIGPROF, which interrupts even a computation in C, once that much CPU time is used up."""
+    if seconds is None:
+        yield
+        return
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _leave_when_orphaned(parent: int) -> None:

@@ -282,6 +282,45 @@ class ExecutorConfig(_Strict):
     """the device of engine and trainer; auto takes CUDA if available"""
 
 
+class FunctionPoolConfig(_Strict):
+    """Scores by verifier functions; `deadlines.verify_s` limits each."""
+
+    workers: Positive = 1
+    """processes in which verifiers run"""
+    queue: Positive = 256
+    """responses that wait at most; others stay in the trajectory store"""
+
+
+class CodePoolConfig(_Strict):
+    """Scores of programs by hidden tests in a sandbox. A test may take min(max(min_timeout_s, factor x anchor), max_timeout_s)
+    CPU seconds, where the anchor is the slowest test of a right program of the same prompt so far, else the row's
+    reference_time_s."""
+
+    sandbox: str = "auto"
+    """a plugin of tailrace.sandbox; auto takes the first that works, and programs never run without one"""
+    workers: Positive = 2
+    """programs that run at once"""
+    queue: Positive = 256
+    """responses that wait at most; others stay in the trajectory store"""
+    min_timeout_s: Seconds = 2.0
+    """least timeout of a test"""
+    max_timeout_s: Seconds = 30.0
+    """largest timeout of a test, which it has while there is no anchor; equal to min_timeout_s: a fixed timeout"""
+    timeout_factor: float = Field(default=1.5, gt=0, allow_inf_nan=False)
+    """how much longer than the anchor a test may take"""
+    recheck_share: float = Field(default=0.05, ge=0, le=1)
+    """time for trying a sample of timed-out programs again with the largest timeout, as a share of the time of all scores"""
+
+
+class RewardConfig(_Strict):
+    """How responses are scored: a pool for each kind of verifier."""
+
+    math: FunctionPoolConfig = FunctionPoolConfig()
+    """verifiers that are functions: all but `code` and `judge`"""
+    code: CodePoolConfig = CodePoolConfig()
+    """the verifier `code`"""
+
+
 class DeadlineConfig(_Strict):
     """Deadlines of everything that a run waits for, in seconds."""
 
@@ -319,6 +358,7 @@ class RunConfig(_Strict):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     relay: RelayConfig = RelayConfig()
+    reward: RewardConfig = RewardConfig()
     executor: ExecutorConfig = ExecutorConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     faults: tuple[str, ...] = ()

@@ -133,6 +133,7 @@ class DataRole:
                     answer=prompt.answer,
                     verifier=prompt.verifier or self._verifier,
                     metadata=item_metadata(prompt),
+                    prompt_text=prompt.prompt,
                 )
             )
         return items

@@ -1,4 +1,7 @@
-"""The scorer role: verifies finished trajectories in its own process.
+"""The scorer role: scores finished trajectories in its own process, each as it comes, beside generation.
+
+    Score ──► what waits, ids only ──► to_score (data role) ──► the scheduler's pools ──► set_rewards (data role) ──► Scored
+                                                                       Abort cancels at every place
 
 If a verifier fails, its trajectory loses one attempt. If the data role is gone for too long, this role goes down too; the
 controller then has the trajectories scored again, without counting an attempt.
@@ -6,30 +9,41 @@ controller then has the trajectories scored again, without counting an attempt.
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
+from typing import Any
 
-from tailrace.contracts import Abort, Command, Event, Scored, ScoringFailed
+from tailrace.contracts import Abort, Command, Event, Rechecked, Scored, ScoringFailed
 from tailrace.contracts import Score as ScoreCommand
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
-from tailrace.pipeline.roles.worker import Worker
-from tailrace.reward import ScoreItem, Scorer, ScoringResult
-from tailrace.reward.verifiers import is_reference
+from tailrace.pipeline.roles.event_queue import EventQueue
+from tailrace.reward import (
+    CodeSettings,
+    Kind,
+    Outcome,
+    Recheck,
+    RewardScheduler,
+    ScoreItem,
+    ScoringResult,
+    VerifierSettings,
+    kind_of,
+)
 
-_AT_ONCE = 64  # trajectories of one call for each verifier process; their outcomes are reported together
+_AT_ONCE = 64  # responses that are fetched together
+_CLOSE_S = 10.0
 
 
 class ScorerRole:
-    """Reads responses from the data role, verifies them and writes their rewards back.
+    """Reads responses from the data role, scores them and writes their rewards back.
 
     Args:
         data: the data role.
-        verifier: the verifier of rows that name none: an installed one, or a reference such as ``my_task.py:verify``.
-        named: further verifiers that rows name; references among them are found only if they stand here.
-        timeout_s: deadline of one verification.
-        workers: number of verifier processes.
+        verifiers: names of the verifiers that rows use; their pools start at once, and each is imported.
+        math: settings of the pool of verifier functions.
+        code: settings of the pool of programs.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
@@ -37,89 +51,177 @@ class ScorerRole:
         self,
         *,
         data: Caller,
-        verifier: str,
-        named: Sequence[str] = (),
-        timeout_s: float = 10.0,
-        workers: int = 1,
+        verifiers: Sequence[str],
+        math: VerifierSettings | None = None,
+        code: CodeSettings | None = None,
         data_timeout_s: float = 180.0,
     ) -> None:
         self._data, self._data_timeout_s = data, data_timeout_s
-        own = {name: name for name in (verifier, *named) if is_reference(name)}
-        self._scorer = Scorer(own, workers=workers, timeout_s=timeout_s)
-        self._at_once = _AT_ONCE * workers
-        # A verifier's first use imports it, which can take seconds; do that before the first responses wait.
-        self._scorer.score([ScoreItem("", "", "", name) for name in dict.fromkeys((verifier, *named))])
-        self._lock = threading.Lock()
+        self._verifiers = tuple(dict.fromkeys(verifiers))
+        self._scheduler = RewardScheduler(math=math, code=code, rechecked=self._rechecked)
+        self._events = EventQueue()
+        # Everything below belongs to the event loop's thread.
         self._waiting: dict[str, int] = {}  # number of the command by trajectory
+        self._held: dict[Kind, dict[str, int]] = {kind: {} for kind in Kind}  # their pool was full
         self._under_way: dict[str, int] = {}
-        self._worker = Worker("scoring", self._carry_out)
+        self._outcomes: list[tuple[Outcome, int]] = []
+        self._come, self._done, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        up = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(up,), name="scoring", daemon=True)
+        self._thread.start()
+        up.wait()  # importing verifiers has a deadline of its own
+        self._events.events(0.0)  # raises what kept it from coming up
 
     def ready(self) -> dict[str, object]:
         """Returns once the role is up."""
         return {}
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Verify the trajectories of each `ScoringResult`, except those that a later `Abort` names."""
-        with self._lock:
-            for command in commands:
-                match command:
-                    case ScoreCommand(seq=seq, trajectories=names):
-                        self._waiting.update(dict.fromkeys(names, seq))
-                    case Abort(trajectories=names):
-                        for name in names:
-                            self._waiting.pop(name, None)
-                            self._under_way.pop(name, None)
-                    case _:
-                        raise RoleError(
-                            f"the scorer got {type(command).__name__} {command.seq}, expected Score or Abort"
-                        )
-        self._worker.submit(commands)
+        """Score the trajectories of each `Score`, except those that a later `Abort` names."""
+        for command in commands:
+            if not isinstance(command, ScoreCommand | Abort):
+                raise RoleError(f"the scorer got {type(command).__name__} {command.seq}, expected Score or Abort")
+        self._loop.call_soon_threadsafe(self._take, tuple(commands))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Outcomes since the last call; waits up to `timeout_s` seconds for one."""
-        return self._worker.events(timeout_s)
+        return self._events.events(timeout_s)
 
     def adopt(self) -> None:
         """Prepare for another controller: drop the last one's trajectories."""
-        with self._lock:
-            self._waiting.clear()
-            self._under_way.clear()
-            self._worker.forget()
+        asyncio.run_coroutine_threadsafe(self._forget(), self._loop).result(_CLOSE_S)
+
+    def audit(self) -> dict[str, Any]:
+        """The name of the sandbox in which programs run; None while there was none."""
+        return {"sandbox": self._scheduler.sandbox}
 
     def close(self) -> None:
-        """End the verifier processes."""
-        self.adopt()
-        self._worker.close(0.0)
-        self._scorer.close()
+        """End the verifier processes and the programs that run."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(_CLOSE_S)
 
-    def _carry_out(self, command: Command) -> None:
-        """Verify all waiting trajectories, of whichever command."""
-        del command
+    # ---- in the event loop's thread -------------------------------------------------------------------------------
+
+    def _run(self, up: threading.Event) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve(up))
+        except BaseException as error:
+            self._events.fail(error)  # `events` raises it
+        finally:
+            up.set()
+
+    async def _serve(self, up: threading.Event) -> None:
+        async with self._scheduler as scheduler:
+            await scheduler.start({kind_of(name) for name in self._verifiers})
+            # A function's first use imports it, which can take seconds; do that before the first responses wait.
+            functions = [name for name in self._verifiers if kind_of(name) is Kind.MATH]
+            async for _ in scheduler.score([ScoreItem(name, "", "", name) for name in functions]):
+                pass
+            up.set()
+            tasks = [asyncio.create_task(work) for work in (self._feed(), self._tell(), self._closing.wait())]
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+    def _take(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, ScoreCommand):
+                self._waiting.update(dict.fromkeys(command.trajectories, command.seq))
+            elif isinstance(command, Abort):
+                self._drop(command.trajectories)
+        self._come.set()
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in names:
+            for place in (self._waiting, self._under_way, *self._held.values()):
+                place.pop(name, None)
+        self._scheduler.cancel(names)
+
+    async def _forget(self) -> None:
+        for place in (self._waiting, self._under_way, *self._held.values()):
+            self._drop([*place])
+        self._outcomes.clear()
+        self._events.forget()
+
+    async def _feed(self) -> None:
+        """Fetch what waits, and hand it to the pools that have room."""
         while True:
-            with self._lock:
-                self._under_way = dict(islice(self._waiting.items(), self._at_once))
-                for name in self._under_way:
-                    del self._waiting[name]
-                names = list(self._under_way)
-            if not names:
-                return
-            self._verify(names)
+            await self._come.wait()
+            self._come.clear()
+            while names := self._next():
+                items = await self._call("to_score", names)
+                here = {item.trajectory for item in items}
+                self._drop([name for name in names if name not in here])  # the store has dropped it
+                for item in items:
+                    await self._hand_over(item)
 
-    def _verify(self, names: list[str]) -> None:
-        items = self._data.call("to_score", names, timeout_s=self._data_timeout_s)
-        outcomes = self._scorer.score(items)
-        rewards = {
-            o.trajectory: o.reward for o in outcomes if isinstance(o, ScoringResult) and o.trajectory in self._under_way
-        }
-        if rewards:
-            self._data.call("set_rewards", rewards, timeout_s=self._data_timeout_s)
-        with self._lock:
-            for outcome in outcomes:
-                seq = self._under_way.get(outcome.trajectory)
-                if seq is None:
-                    continue  # it was dropped meanwhile
-                self._worker.put(
-                    Scored(outcome.trajectory, outcome.reward, answers=seq, correct=outcome.correct)
-                    if isinstance(outcome, ScoringResult)
-                    else ScoringFailed(outcome.trajectory, outcome.reason, answers=seq)
-                )
+    def _next(self) -> list[str]:
+        """What to fetch next, which is then under way."""
+        names: list[str] = []
+        open_pools = [held for kind, held in self._held.items() if held and not self._scheduler.full(kind)]
+        for place in (*open_pools, self._waiting):
+            for name in list(islice(place, _AT_ONCE - len(names))):
+                self._under_way[name] = place.pop(name)
+                names.append(name)
+        return names
+
+    async def _hand_over(self, item: ScoreItem) -> None:
+        name, kind = item.trajectory, kind_of(item.verifier)
+        seq = self._under_way.get(name)
+        if seq is None:
+            return  # it was dropped meanwhile
+        if self._scheduler.full(kind):
+            self._held[kind][name] = self._under_way.pop(name)
+            return
+
+        def done(outcome: Outcome | None) -> None:
+            if outcome is not None:
+                self._outcomes.append((outcome, seq))
+                self._done.set()
+            self._come.set()  # a pool may have room
+
+        await self._scheduler.submit(item, done)
+
+    async def _tell(self) -> None:
+        """Store rewards and report outcomes, those together that came together."""
+        while True:
+            await self._done.wait()
+            self._done.clear()
+            outcomes, self._outcomes = self._outcomes, []
+            rewards = {
+                outcome.trajectory: outcome.reward
+                for outcome, seq in outcomes
+                if isinstance(outcome, ScoringResult) and self._under_way.get(outcome.trajectory) == seq
+            }
+            if rewards:
+                await self._call("set_rewards", rewards)
+            for outcome, seq in outcomes:
+                if self._under_way.get(outcome.trajectory) == seq:  # it was not dropped meanwhile
+                    del self._under_way[outcome.trajectory]
+                    self._events.put(_event(outcome, seq))
+
+    async def _call(self, method: str, argument: Any) -> Any:
+        return await asyncio.to_thread(self._data.call, method, argument, timeout_s=self._data_timeout_s)
+
+    def _rechecked(self, recheck: Recheck) -> None:
+        self._events.put(Rechecked(recheck.trajectory, recheck.correct))
+
+
+def _event(outcome: Outcome, seq: int) -> Event:
+    if not isinstance(outcome, ScoringResult):
+        return ScoringFailed(outcome.trajectory, outcome.reason, answers=seq)
+    return Scored(
+        outcome.trajectory,
+        outcome.reward,
+        answers=seq,
+        correct=outcome.correct,
+        seconds=round(outcome.seconds, 4),
+        over_budget=outcome.over_budget,
+    )

@@ -11,10 +11,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from tailrace.contracts import Command, Event
+from tailrace.contracts import Command
+from tailrace.pipeline.roles.event_queue import EventQueue
 
 
-class Worker:
+class Worker(EventQueue):
     """Carries commands out in a thread, which starts at once.
 
     Args:
@@ -23,11 +24,9 @@ class Worker:
     """
 
     def __init__(self, name: str, carry_out: Callable[[Command], None]) -> None:
+        super().__init__()
         self._carry_out = carry_out
-        self._changed = threading.Condition()
         self._commands: deque[Command] = deque()
-        self._events: list[Event] = []
-        self._error: BaseException | None = None
         self._closing = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -49,36 +48,11 @@ class Worker:
             self._commands.extend(commands)
             self._changed.notify_all()
 
-    def put(self, *events: Event) -> None:
-        """Add events. Any thread may call it."""
-        with self._changed:
-            self._events.extend(events)
-            self._changed.notify_all()
-
-    def fail(self, error: BaseException) -> None:
-        """Record the error that broke the role; only the first is kept. Any thread may call it."""
-        with self._changed:
-            self._error = self._error or error
-            self._changed.notify_all()
-
-    def events(self, timeout_s: float) -> list[Event]:
-        """Events since the last call; waits up to `timeout_s` seconds for the first.
-
-        Raises:
-            BaseException: the error that broke the role, once all earlier events have been taken.
-        """
-        with self._changed:
-            self._changed.wait_for(lambda: self._events or self._error is not None, timeout_s)
-            found, self._events = self._events, []
-            if not found and self._error is not None:
-                raise self._error
-            return found
-
     def forget(self) -> None:
         """Drop waiting commands and events that were not taken, since another controller takes over."""
         with self._changed:
             self._commands.clear()
-            self._events.clear()
+        super().forget()
 
     def close(self, timeout_s: float) -> bool:
         """Carry out no further command. Returns whether the current one ended within `timeout_s` seconds."""

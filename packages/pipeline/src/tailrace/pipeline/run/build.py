@@ -29,6 +29,7 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 
@@ -108,6 +109,7 @@ def check(config: RunConfig) -> None:
         _engine_options,
         _trainer_config,
         _backend,
+        check_scoring,
     )
     for part in parts:
         with gathered.check():
@@ -161,8 +163,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     rendezvous = directory.root.absolute() / "rendezvous"
     if config.trainer.processes > 1:
         rendezvous.mkdir(exist_ok=True)
-    references = tuple(filter(None, (source.verifier for source in config.task.sources)))
-    scorer = {"timeout_s": config.deadlines.verify_s, "verifier": prepared.verifier, "named": references}
+    scorer = {"verifiers": prepared.verifiers, **score_settings(config, prepared.verifiers)}
     return Deployment(
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
         token=token,

@@ -19,13 +19,21 @@ def check_data(config: RunConfig) -> FoundPrompts | None:
     """Check every row of a configuration's prompt files, if it has some. Returns what they hold.
 
     Raises:
-        ConfigError: rows are wrong, or the verifier cannot judge the first one. The message has a line for each.
+        ConfigError: rows are wrong, the verifier cannot judge the first one, or programs are to be scored and no sandbox works
+            here. The message has a line for each.
     """
-    if config.task.name is not None or not config.task.training:
+    if config.task.name is not None:
+        if get_task(config.task.name).verifier == "code":
+            check_sandbox(config)
+        return None
+    if not config.task.training:
         return None
     gathered = Gathered()
     found = read_files(config, config.model.path)
     gathered.add(*found.faults)
+    if any(kind_of(verifier) is Kind.CODE for verifier in found.verifiers):
+        with gathered.check():
+            check_sandbox(config)
     for name, source in config.task.training.items():
         first = found.first.get(name)
         verifier = None if first is None else first.verifier or config.task.verifier

@@ -16,7 +16,7 @@ from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.errors import ConfigError, RunDirectoryError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
-from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, plain, prompts_file, read_files, sized
+from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"
 
@@ -28,6 +28,8 @@ class Prepared:
     """Files of a run.
 
     Args:
+        verifier: the verifier of rows that name none.
+        verifiers: all verifiers that rows use.
         forced_prefix: the beginning of a response in the worked style; empty if there is no such control.
         demonstrations: JSON file with the (prompt, response) pairs of the warm start; None without a warm start.
         counts: what became of the rows of the user's files, by file, as plain data; empty for a generated task.
@@ -44,6 +46,7 @@ class Prepared:
     warm_start_cached: bool = False
     counts: dict[str, Any] = field(default_factory=dict)
     shares: tuple[float, ...] = (1.0,)
+    verifiers: tuple[str, ...] = ()
 
     def modes(self) -> dict[str, DecodingMode]:
         """The decoding modes of evaluations."""
@@ -86,6 +89,7 @@ def _of_earlier(note: Path, config: RunConfig) -> Prepared:
                 "train": tuple(map(Path, found["train"])),
                 "shares": tuple(found["shares"]),
                 "verifier": verifier,
+                "verifiers": tuple(dict.fromkeys((verifier, *found["verifiers"]))),
             }
         )
     except (KeyError, TypeError) as error:
@@ -110,7 +114,8 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
     rows = task.generate("train", config.task.train_size, config.seed)
     write_jsonl(train, rows)
     write_jsonl(held_out, task.generate("heldout", config.task.held_out_size, config.seed))
-    files = Prepared(Path(), (train,), held_out, rows[0]["verifier"], task.forced_prefix, None)
+    verifier = rows[0]["verifier"]
+    files = Prepared(Path(), (train,), held_out, verifier, task.forced_prefix, None, verifiers=(verifier,))
     if config.model.path is not None:
         return dataclasses.replace(files, model=_existing_model(config.model.path))
     return _warm_started(files, task, config, directory, progress)
@@ -217,11 +222,12 @@ def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) 
     else:
         assert config.warm_start.task is not None
         found = _warm_started(found, _task("warm_start.task", config.warm_start.task), config, directory, progress)
-    return dataclasses.replace(found, counts=_prompts(config, found.model, directory, progress))
+    read = _prompts(config, found.model, directory, progress)
+    return dataclasses.replace(found, counts=plain(read.counts), verifiers=tuple(read.verifiers))
 
 
-def _prompts(config: RunConfig, model: Path, directory: RunDirectory, progress: Progress) -> dict[str, Any]:
-    """Write the prompts as the run uses them, so that a run that is resumed has the same. Returns what became of the rows."""
+def _prompts(config: RunConfig, model: Path, directory: RunDirectory, progress: Progress) -> FoundPrompts:
+    """Write the prompts as the run uses them, so that a run that is resumed has the same."""
     progress({"phase": "reading the prompts"})
     read = read_files(config, model, into=directory.task)
     if read.faults:
@@ -235,7 +241,7 @@ def _prompts(config: RunConfig, model: Path, directory: RunDirectory, progress: 
     for name, counts in read.counts.items():
         if str(counts):
             progress({"phase": f"rows of task.{name}", "detail": str(counts)})
-    return plain(read.counts)
+    return read
 
 
 def _existing_model(path: Path) -> Path:

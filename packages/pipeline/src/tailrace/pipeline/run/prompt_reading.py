@@ -20,6 +20,8 @@ from tailrace.pipeline.config.models import RunConfig, SourceConfig
 from tailrace.pipeline.roles.prompts import item_metadata
 from tailrace.pipeline.run.chat import Chat
 from tailrace.pipeline.run.prompt_lengths import Context, context_of
+from tailrace.reward import Kind, kind_of
+from tailrace.reward.code import CodeRowError, read_tests
 from tailrace.trajstore import Prompt, PromptFileError, read_prompts
 
 TRAIN, HELD_OUT = "train", "held_out"
@@ -61,11 +63,13 @@ class FoundPrompts:
     Args:
         counts: by key of the table `task`: ``train`` or ``sources.0`` and so on, and `HELD_OUT` if there is one.
         first: the first prompt of each of these that has the right form.
+        verifiers: all verifiers that rows use, in order of their first row.
         faults: a line for each row that is wrong, for at most five rows of a file, and the number of others.
     """
 
     counts: dict[str, PromptCounts] = field(default_factory=dict)
     first: dict[str, Prompt] = field(default_factory=dict)
+    verifiers: dict[str, None] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
 
@@ -95,6 +99,7 @@ def read_files(config: RunConfig, model: Path | None, *, into: Path | None = Non
         elif reader.dropped and reader.dropped == reader.rows:
             gathered.add(f"{source.path}: every prompt is longer than {context.most if context else 0:,} tokens")
         found.counts[name], places[name] = reader.counts(), reader.places
+        found.verifiers |= reader.verifiers
         if reader.first is not None:
             found.first[name] = reader.first
     held_out = places.pop(HELD_OUT, {})
@@ -137,12 +142,13 @@ class _Reader:
     def __init__(self, config: RunConfig, source: SourceConfig, context: Context | None, chat: Chat) -> None:
         task = config.task
         self._overlong, self._path, self._context, self._chat = task.overlong, source.path, context, chat
-        self._verifier = source.verifier
+        self._verifier, self._default = source.verifier, task.verifier
         self._columns = {
             "prompt_column": source.prompt_column or task.prompt_column,
             "answer_column": source.answer_column or task.answer_column,
         }
-        self._verifiers = set(plugins.names("tailrace.verifier"))
+        self._known = set(plugins.names("tailrace.verifier"))
+        self.verifiers: dict[str, None] = {}
         self.faults: list[PromptFileError] = []
         self.places: dict[str, str] = {}
         self.first: Prompt | None = None
@@ -157,6 +163,10 @@ class _Reader:
             self.rows += 1
             wrong = self._wrong(prompt)
             prompt = dataclasses.replace(prompt, verifier=prompt.verifier or self._verifier)
+            verifier = prompt.verifier or self._default
+            self.verifiers.setdefault(verifier)
+            if wrong is None and kind_of(verifier) is Kind.CODE:
+                wrong = _wrong_tests(prompt)
             self.first = self.first or prompt
             self.places.setdefault(prompt.prompt, where)
             text: str | None = prompt.prompt
@@ -172,9 +182,8 @@ class _Reader:
     def _wrong(self, prompt: Prompt) -> str | None:
         if not prompt.prompt.strip():
             return "found an empty prompt, expected text"
-        if prompt.verifier is not None and prompt.verifier not in self._verifiers:
-            known = sorted(self._verifiers)
-            return f"found the verifier {prompt.verifier!r}, {expected_one_of(prompt.verifier, known)}"
+        if prompt.verifier is not None and prompt.verifier not in self._known:
+            return f"found the verifier {prompt.verifier!r}, {expected_one_of(prompt.verifier, sorted(self._known))}"
         for name, value in item_metadata(prompt).items():
             try:
                 json.dumps(value, default=_dated)
@@ -201,6 +210,14 @@ def _read(reader: _Reader, into: Path | None) -> None:
             if file is not None:
                 row = {"prompt": text, "answer": prompt.answer, "verifier": prompt.verifier}
                 file.write(json.dumps({**row, "metadata": item_metadata(prompt)}, default=_dated) + "\n")
+
+
+def _wrong_tests(prompt: Prompt) -> str | None:
+    try:
+        read_tests(item_metadata(prompt))
+    except CodeRowError as error:
+        return str(error)
+    return None
 
 
 def _dated(value: Any) -> str:

@@ -1,0 +1,63 @@
+"""The settings of the reward scheduler, from a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tailrace.pipeline.config.gathered import Gathered
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.options import registered
+from tailrace.pipeline.errors import ConfigError
+from tailrace.reward import AdaptiveTimeout, CodeSettings, SettingsError, VerifierSettings
+from tailrace.reward.verifiers import is_reference
+
+
+def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any]:
+    """The settings of each pool, by the pool's name.
+
+    Args:
+        verifiers: names that rows use; references among them, such as ``my_task.py:verify``, are found by that name.
+
+    Raises:
+        ConfigError: two settings contradict each other.
+    """
+    functions, code = config.reward.math, config.reward.code
+    own = {name: name for name in verifiers if is_reference(name)}
+    try:
+        timeouts = AdaptiveTimeout(code.min_timeout_s, code.max_timeout_s, code.timeout_factor)
+    except SettingsError as error:
+        raise ConfigError(f"keys 'reward.code.min_timeout_s', 'reward.code.max_timeout_s': {error}") from error
+    # The controller tries again what fails, so a pool tries once.
+    return {
+        "math": VerifierSettings(
+            workers=functions.workers,
+            queue=functions.queue,
+            attempts=1,
+            own=own,
+            timeout_s=config.deadlines.verify_s,
+        ),
+        "code": CodeSettings(
+            workers=code.workers,
+            queue=code.queue,
+            attempts=1,
+            sandbox=code.sandbox,
+            timeouts=timeouts,
+            recheck_share=code.recheck_share,
+        ),
+    }
+
+
+def check_scoring(config: RunConfig) -> None:
+    """Check the settings of the pools.
+
+    Raises:
+        ConfigError: a sandbox is unknown, or two settings contradict each other.
+    """
+    gathered = Gathered()
+    with gathered.check():
+        score_settings(config, ())
+    if config.reward.code.sandbox != "auto":
+        with gathered.check():
+            registered("reward.code.sandbox", "tailrace.sandbox", config.reward.code.sandbox)
+    gathered.done()

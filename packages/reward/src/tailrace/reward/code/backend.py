@@ -1,0 +1,59 @@
+"""Scores of programs: in a sandbox, with a timeout that adapts to right programs of the same prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace.reward.code.rechecks import Rechecks
+from tailrace.reward.code.rows import program_in, read_tests
+from tailrace.reward.code.run import CodeRun, run_tests
+from tailrace.reward.items import Recheck, ScoreItem, ScoringResult
+from tailrace.reward.sandbox import Sandbox
+from tailrace.reward.settings import CodeSettings
+from tailrace.reward.timeouts import Anchors
+
+
+class CodeBackend:
+    """Runs programs in a sandbox. Several scores may be under way at once.
+
+    Args:
+        sandbox: the sandbox; it is closed with this backend.
+        settings: the pool's settings.
+        rechecked: told of every program that was tried again with the largest timeout.
+    """
+
+    def __init__(self, sandbox: Sandbox, settings: CodeSettings, rechecked: Callable[[Recheck], None]) -> None:
+        self._sandbox, self._timeouts = sandbox, settings.timeouts
+        self._anchors = Anchors()
+        self._rechecked = rechecked
+        self._rechecks = Rechecks(settings.recheck_share, self._recheck)
+
+    async def score(self, item: ScoreItem) -> ScoringResult:
+        """1.0 if the program passes every test of its row, else 0.0.
+
+        Raises:
+            ScoringError: the row's tests are malformed, or the sandbox failed.
+        """
+        reference_s = read_tests(item.metadata).reference_time_s
+        timeout_s = self._timeouts.timeout_s(self._anchors.get(hash(item.prompt_text), reference_s))
+        with self._rechecks.measured():
+            found = await self._run(item, timeout_s)
+        if found.over_time and timeout_s < self._timeouts.t_max_s:
+            self._rechecks.over_time(item)
+        return ScoringResult(item.trajectory, float(found.right), found.right, over_budget=found.over_budget)
+
+    async def close(self) -> None:
+        """Stop a recheck and close the sandbox."""
+        await self._rechecks.close()
+        await self._sandbox.close()
+
+    async def _recheck(self, item: ScoreItem) -> None:
+        found = await self._run(item, self._timeouts.t_max_s)
+        self._rechecked(Recheck(item.trajectory, found.right))
+
+    async def _run(self, item: ScoreItem, timeout_s: float) -> CodeRun:
+        program, tests = program_in(item.response_text), read_tests(item.metadata)
+        found = await run_tests(self._sandbox, program, tests, timeout_s)
+        if found.right and item.prompt_text:
+            self._anchors.right(hash(item.prompt_text), found.slowest_s)
+        return found

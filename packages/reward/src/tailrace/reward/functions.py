@@ -1,0 +1,73 @@
+"""Scores by verifier functions, each in a worker process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from typing import Any
+
+from tailrace.reward.errors import ScoringError, WorkerDiedError
+from tailrace.reward.items import ScoreItem, ScoringResult
+from tailrace.reward.process import WorkerProcess
+from tailrace.reward.settings import VerifierSettings
+
+
+class VerifierWorker:
+    """One worker process of the pool ``math``."""
+
+    def __init__(self, settings: VerifierSettings) -> None:
+        self._settings = settings
+        self._process = WorkerProcess(
+            [sys.executable, "-m", "tailrace.reward.worker", json.dumps(dict(settings.own))]
+        )
+        self._loaded: dict[str, float | None] = {}  # CPU budget of each verifier that the process has loaded
+
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id while it runs."""
+        return self._process.pid
+
+    async def score(self, item: ScoreItem) -> ScoringResult:
+        """The verdict on a response.
+
+        Raises:
+            RewardError: the verifier could not judge.
+        """
+        name, settings = item.verifier, self._settings
+        budget_s = await self._load(name)
+        request = {
+            "verifier": name,
+            "response": item.response_text,
+            "answer": item.answer,
+            "metadata": dict(item.metadata),
+        }
+        try:
+            reply = await self._process.ask(request, settings.timeout_s, f"the verifier {name!r}")
+        except TypeError as error:
+            raise ScoringError(f"the row's metadata is no JSON: {error}") from error
+        except WorkerDiedError as error:
+            if budget_s is not None and error.status == -signal.SIGPROF:
+                return ScoringResult(item.trajectory, 0.0, False, over_budget=f"cpu {budget_s:g} s")
+            raise
+        _raise_what_it_says(reply, name)
+        return ScoringResult(item.trajectory, reply["reward"], reply.get("correct"))
+
+    async def close(self) -> None:
+        """Kill the process."""
+        await self._process.stop()
+
+    async def _load(self, name: str) -> float | None:
+        """Import a verifier, which has a deadline of its own. Returns the CPU budget that it declares."""
+        if self._process.pid is None:
+            self._loaded.clear()
+        if name not in self._loaded:
+            reply = await self._process.ask({"load": name}, self._settings.start_timeout_s, f"loading {name!r}")
+            _raise_what_it_says(reply, name)
+            self._loaded[name] = reply.get("cpu_budget_s")
+        return self._loaded[name]
+
+
+def _raise_what_it_says(reply: dict[str, Any], name: str) -> None:
+    if "error" in reply:
+        raise ScoringError(f"verifier {name!r}: {reply['error']}")

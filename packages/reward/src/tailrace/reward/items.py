@@ -1,0 +1,66 @@
+"""What is scored, and what comes of it: a reward, or a failure of the infrastructure, which is never a reward of zero."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreItem:
+    """A response to score.
+
+    Args:
+        trajectory: the trajectory's id.
+        response_text: the decoded response, without the prompt.
+        answer: the reference answer of its prompt.
+        verifier: name of the verifier.
+        metadata: the row's metadata; JSON values only.
+        prompt_text: the prompt. Right programs set the timeout of later ones with the same prompt, and a judge reads it.
+    """
+
+    trajectory: str
+    response_text: str
+    answer: str
+    verifier: str
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    prompt_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringResult:
+    """A trajectory's reward.
+
+    Args:
+        correct: whether its answer is right; None if the verifier does not say.
+        over_budget: the limit that the response used up while it was scored, as in "cpu 2 s"; empty if none. Its reward is
+            then 0.
+        seconds: wall time of scoring it, without its time in a queue.
+    """
+
+    trajectory: str
+    reward: float
+    correct: bool | None = None
+    over_budget: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringFailure:
+    """The verifier could not judge: it raised, hung, died, or returned something other than a finite number."""
+
+    trajectory: str
+    reason: str
+    seconds: float = field(default=0.0, compare=False)
+
+
+Outcome = ScoringResult | ScoringFailure
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """A response that had used up its timeout, scored again with the largest one. If it is right, the timeout was false."""
+
+    trajectory: str
+    correct: bool

@@ -1,0 +1,162 @@
+"""The reward scheduler: scores each response as it comes, beside generation (RollPacker, section 4.3).
+
+    submit(item) ──► pool of its kind: bounded queue ──► backends ──► done(outcome)
+                       math: worker processes; code: a sandbox; judge: a model
+
+A full pool holds back its own kind only. Whatever a verifier, a program or a sandbox does, each item gets exactly one outcome:
+a reward (0 for a response that used up its budget, which the outcome says), or a failure with its reason, which is no reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from types import TracebackType
+from typing import Self
+
+from tailrace.reward.code.backend import CodeBackend
+from tailrace.reward.errors import ScorerClosedError
+from tailrace.reward.functions import VerifierWorker
+from tailrace.reward.items import Outcome, Recheck, ScoreItem
+from tailrace.reward.pool import Backend, Job, Pool
+from tailrace.reward.sandbox import select_sandbox
+from tailrace.reward.settings import CodeSettings, Kind, VerifierSettings, kind_of
+
+
+class RewardScheduler:
+    """Scores responses in pools, one for each kind of verifier. For one event loop; an asynchronous context manager.
+
+    Args:
+        math: settings of the pool of verifier functions.
+        code: settings of the pool of programs.
+        rechecked: told of every program that had used up its timeout and was tried again with the largest one.
+    """
+
+    def __init__(
+        self,
+        *,
+        math: VerifierSettings | None = None,
+        code: CodeSettings | None = None,
+        rechecked: Callable[[Recheck], None] | None = None,
+    ) -> None:
+        self._math, self._code = math or VerifierSettings(), code or CodeSettings()
+        self._rechecked = rechecked or (lambda _: None)
+        self._pools: dict[Kind, Pool] = {}
+        self._jobs: dict[str, Job] = {}
+        self._closed = False
+        self.sandbox: str | None = None
+        """The sandbox's name, once a program was to be scored."""
+
+    async def start(self, kinds: Collection[Kind]) -> None:
+        """Start pools before their first item comes.
+
+        Raises:
+            NoSandboxError: there are programs to score and no sandbox works here.
+        """
+        for kind in kinds:
+            self._pool(kind)
+
+    async def score(self, items: Iterable[ScoreItem]) -> AsyncIterator[Outcome]:
+        """The outcomes of some items, each as soon as it is known. Items of a full pool wait, those of others do not.
+
+        Leaving the iteration cancels what has no outcome yet. An item that `cancel` names has no outcome.
+
+        Raises:
+            NoSandboxError: there are programs to score and no sandbox works here.
+            ScorerClosedError: the scheduler is closed.
+        """
+        by_kind: dict[Kind, list[Job]] = {}
+        arrived: asyncio.Queue[Outcome | None] = asyncio.Queue()
+        for item in items:
+            by_kind.setdefault(kind_of(item.verifier), []).append(Job(item, arrived.put_nowait))
+        pools = {kind: self._pool(kind) for kind in by_kind}
+        jobs = [job for some in by_kind.values() for job in some]
+        self._jobs.update({job.item.trajectory: job for job in jobs})
+        feeding = [asyncio.create_task(_feed(pools[kind], some)) for kind, some in by_kind.items()]
+        try:
+            for _ in jobs:
+                outcome = await arrived.get()
+                if outcome is not None:
+                    yield outcome
+        finally:
+            for task in feeding:
+                task.cancel()
+            for job in jobs:
+                job.cancel()
+                self._forget(job)
+
+    async def submit(self, item: ScoreItem, done: Callable[[Outcome | None], None]) -> None:
+        """Queue one item, as soon as its pool has room. `done` is called once, with None if it was cancelled.
+
+        Raises:
+            NoSandboxError: it is a program and no sandbox works here.
+            ScorerClosedError: the scheduler is closed.
+        """
+
+        def ended(outcome: Outcome | None) -> None:
+            self._forget(job)
+            done(outcome)
+
+        job = self._jobs[item.trajectory] = Job(item, ended)
+        await self._pool(kind_of(item.verifier)).put(job)
+
+    def full(self, kind: Kind) -> bool:
+        """Whether another item of a kind would have to wait for room."""
+        return kind in self._pools and self._pools[kind].full
+
+    def cancel(self, trajectories: Iterable[str]) -> None:
+        """Stop the scores of some trajectories, whether they wait or are under way. Unknown ones are ignored."""
+        for trajectory in trajectories:
+            job = self._jobs.pop(trajectory, None)
+            if job is not None:
+                job.cancel()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the running workers of verifier functions."""
+        backends = self._pools[Kind.MATH].backends if Kind.MATH in self._pools else ()
+        found = [backend.pid for backend in backends if isinstance(backend, VerifierWorker)]
+        return tuple(pid for pid in found if pid is not None)
+
+    async def close(self) -> None:
+        """Cancel everything and end all processes. Calling it again does nothing."""
+        self._closed = True
+        for job in [*self._jobs.values()]:
+            job.cancel()
+        pools, self._pools = self._pools, {}
+        await asyncio.gather(*(pool.close() for pool in pools.values()))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _pool(self, kind: Kind) -> Pool:
+        if self._closed:
+            raise ScorerClosedError("the scheduler is closed; make a new one")
+        if kind not in self._pools:
+            self._pools[kind] = self._made(kind)
+        return self._pools[kind]
+
+    def _made(self, kind: Kind) -> Pool:
+        backends: list[Backend]
+        if kind is Kind.CODE:
+            settings = self._code
+            sandbox = select_sandbox(settings.sandbox)
+            self.sandbox = sandbox.name
+            backends = [CodeBackend(sandbox, settings, self._rechecked)] * settings.workers
+            return Pool(backends, settings.queue, settings.attempts)
+        backends = [VerifierWorker(self._math) for _ in range(self._math.workers)]
+        return Pool(backends, self._math.queue, self._math.attempts)
+
+    def _forget(self, job: Job) -> None:
+        if self._jobs.get(job.item.trajectory) is job:
+            del self._jobs[job.item.trajectory]
+
+
+async def _feed(pool: Pool, jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        await pool.put(job)

@@ -1,0 +1,99 @@
+"""Settings of the reward scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from tailrace.reward.errors import SettingsError
+from tailrace.reward.timeouts import AdaptiveTimeout
+
+
+class Kind(StrEnum):
+    """What a verifier needs, and so the pool that it waits for.
+
+    MATH: a function in a worker process; every verifier but the next two.
+    CODE: a sandbox.
+    JUDGE: a model.
+    """
+
+    MATH = "math"
+    CODE = "code"
+    JUDGE = "judge"
+
+
+def kind_of(verifier: str) -> Kind:
+    """The kind of a verifier by its name: ``code`` and ``judge`` have their own, all others are functions."""
+    return {"code": Kind.CODE, "judge": Kind.JUDGE}.get(verifier, Kind.MATH)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """A pool.
+
+    Args:
+        workers: scores under way at once.
+        queue: scores that wait at most; beyond that, whoever brings one waits.
+        attempts: how often a score is tried whose verifier or sandbox fails.
+
+    Raises:
+        SettingsError: a number is below 1.
+    """
+
+    workers: int = 1
+    queue: int = 256
+    attempts: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("workers", "queue", "attempts"):
+            value = getattr(self, name)
+            if value < 1:
+                raise SettingsError(f"found {name} = {value}, expected at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifierSettings(PoolSettings):
+    """The pool of verifier functions.
+
+    Args:
+        own: your own verifiers in addition to the installed ones: name to ``"module:function"`` or ``"file.py:function"``. A
+            data row can name only these and installed verifiers.
+        timeout_s: deadline of one verification, in seconds. A function that misses it has failed.
+        start_timeout_s: deadline for starting a worker and for importing a verifier in it.
+    """
+
+    own: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 10.0
+    start_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        PoolSettings.__post_init__(self)
+        for name in ("timeout_s", "start_timeout_s"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise SettingsError(f"found {name} = {value:g}, expected more than 0 seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSettings(PoolSettings):
+    """The pool of programs.
+
+    Args:
+        workers: programs that run at once.
+        sandbox: name of the sandbox; ``auto`` takes the first that works.
+        timeouts: the timeout of one test.
+        recheck_share: time that may go into trying again, with the largest timeout, a sample of the programs that used up
+            their timeout, as a share of the time of all scores. It shows how many timeouts were false; 0 turns it off.
+    """
+
+    workers: int = 2
+    sandbox: str = "auto"
+    timeouts: AdaptiveTimeout = field(default_factory=AdaptiveTimeout)
+    recheck_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        PoolSettings.__post_init__(self)
+        if not 0 <= self.recheck_share <= 1:
+            raise SettingsError(f"found recheck_share = {self.recheck_share:g}, expected 0 to 1")
