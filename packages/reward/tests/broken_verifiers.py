@@ -64,3 +64,14 @@ def length(response, answer, metadata):
 
 def returns(response, answer, metadata):
     return eval(response)
+
+
+def over_budget(response, answer, metadata):
+    return float(10 ** (10**9) > 0)  # a long computation in C
+
+
+def within_budget(response, answer, metadata):
+    return 1.0
+
+
+over_budget.cpu_budget_s = within_budget.cpu_budget_s = 0.2

@@ -1,3 +1,4 @@
+import dataclasses
 import threading
 
 import pytest
@@ -30,6 +31,10 @@ class Unscored:
         self.rewards |= rewards
 
 
+def untimed(events):
+    return [dataclasses.replace(event, seconds=0.0) if isinstance(event, Scored) else event for event in events]
+
+
 @pytest.fixture
 def data():
     return Unscored()
@@ -41,7 +46,7 @@ def make(caller, data):
 
     def start(**options):
         caller.role = data
-        roles.append(ScorerRole(data=caller, verifier="exact", **options))
+        roles.append(ScorerRole(data=caller, verifiers=["exact"], **options))
         return roles[-1]
 
     yield start
@@ -54,7 +59,7 @@ def test_outcomes_name_their_command(make, data, gather):
     assert role.ready() == {}
     role.submit([Score(1, ("right", "wrong")), Score(2, ("broken", "gone"))])
     events = gather(role, lambda events: len(events) == 3, "three outcomes")
-    assert [event for event in events if isinstance(event, Scored)] == [
+    assert [event for event in untimed(events) if isinstance(event, Scored)] == [
         Scored("right", 1.0, answers=1),
         Scored("wrong", 0.0, answers=1),
     ]
@@ -92,7 +97,7 @@ def test_a_data_role_that_comes_back_in_time_is_waited_for(make, caller, data, g
     role.submit([Score(1, ("right",))])
     assert role.events(0.3) == []
     caller.role = data
-    assert gather(role, lambda events: events, "an outcome") == [Scored("right", 1.0, answers=1)]
+    assert untimed(gather(role, lambda events: events, "an outcome")) == [Scored("right", 1.0, answers=1)]
 
 
 def test_a_data_role_that_is_gone_is_not_the_verifiers_fault(make, caller, gather):
@@ -111,7 +116,7 @@ def test_another_controller_hears_nothing_of_the_last_one(make, data, gather):
     role.adopt()
     role.submit([Score(1, ("right-3",))])
     data.go.set()
-    assert gather(role, lambda events: events, "an outcome") == [Scored("right-3", 1.0, answers=1)]
+    assert untimed(gather(role, lambda events: events, "an outcome")) == [Scored("right-3", 1.0, answers=1)]
 
 
 def test_a_command_of_another_role_is_refused(make):

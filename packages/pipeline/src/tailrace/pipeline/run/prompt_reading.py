@@ -25,6 +25,9 @@ from tailrace.reward.code import CodeRowError, read_tests
 from tailrace.trajstore import Prompt, PromptFileError, read_prompts
 
 TRAIN, HELD_OUT = "train", "held_out"
+REFERENCES = 16
+"""So many reference solutions of a file are run before a run starts."""
+
 _SHOWN = 5  # faults of one file that are listed one by one
 
 
@@ -63,12 +66,14 @@ class FoundPrompts:
     Args:
         counts: by key of the table `task`: ``train`` or ``sources.0`` and so on, and `HELD_OUT` if there is one.
         first: the first prompt of each of these that has the right form.
+        references: where the first programs with a reference solution stand, and their prompts; at most `REFERENCES` of a file.
         verifiers: all verifiers that rows use, in order of their first row.
         faults: a line for each row that is wrong, for at most five rows of a file, and the number of others.
     """
 
     counts: dict[str, PromptCounts] = field(default_factory=dict)
     first: dict[str, Prompt] = field(default_factory=dict)
+    references: list[tuple[str, Prompt]] = field(default_factory=list)
     verifiers: dict[str, None] = field(default_factory=dict)
     faults: tuple[str, ...] = ()
 
@@ -100,6 +105,7 @@ def read_files(config: RunConfig, model: Path | None, *, into: Path | None = Non
             gathered.add(f"{source.path}: every prompt is longer than {context.most if context else 0:,} tokens")
         found.counts[name], places[name] = reader.counts(), reader.places
         found.verifiers |= reader.verifiers
+        found.references += reader.references
         if reader.first is not None:
             found.first[name] = reader.first
     held_out = places.pop(HELD_OUT, {})
@@ -149,6 +155,7 @@ class _Reader:
         }
         self._known = set(plugins.names("tailrace.verifier"))
         self.verifiers: dict[str, None] = {}
+        self.references: list[tuple[str, Prompt]] = []
         self.faults: list[PromptFileError] = []
         self.places: dict[str, str] = {}
         self.first: Prompt | None = None
@@ -167,6 +174,8 @@ class _Reader:
             self.verifiers.setdefault(verifier)
             if wrong is None and kind_of(verifier) is Kind.CODE:
                 wrong = _wrong_tests(prompt)
+                if wrong is None and prompt.answer.strip() and len(self.references) < REFERENCES:
+                    self.references.append((where, prompt))
             self.first = self.first or prompt
             self.places.setdefault(prompt.prompt, where)
             text: str | None = prompt.prompt

@@ -10,6 +10,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
 from tailrace.pipeline.errors import ConfigError
 from tailrace.reward import AdaptiveTimeout, CodeSettings, SettingsError, VerifierSettings
+from tailrace.reward.sandbox import NoSandboxError, select_sandbox
 from tailrace.reward.verifiers import is_reference
 
 
@@ -61,3 +62,15 @@ def check_scoring(config: RunConfig) -> None:
         with gathered.check():
             registered("reward.code.sandbox", "tailrace.sandbox", config.reward.code.sandbox)
     gathered.done()
+
+
+def check_sandbox(config: RunConfig) -> None:
+    """Check that programs can run safely here.
+
+    Raises:
+        ConfigError: no sandbox works on this machine, or the chosen one does not.
+    """
+    try:
+        select_sandbox(config.reward.code.sandbox)
+    except NoSandboxError as error:
+        raise ConfigError(f"key 'reward.code.sandbox': {error}") from error

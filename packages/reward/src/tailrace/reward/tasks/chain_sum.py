@@ -36,6 +36,9 @@ class ChainSum:
     warm_exponent: float
     misread: float
 
+    verifier = "reasoning-gym"
+    """The verifier of its rows."""
+
     forced_prefix = "<think>"
     """The beginning of a response that works the answer out. An evaluation that forces it shows a gain in style alone."""
 
@@ -84,7 +87,7 @@ def _items(terms: int, seed: int) -> Iterator[TaskRow]:
         yield TaskRow(
             prompt=item["question"],
             answer=item["answer"],
-            verifier="reasoning-gym",
+            verifier=ChainSum.verifier,
             metadata={
                 "dataset": "chain_sum",
                 "entry": {"num_terms": terms, "expression": item["metadata"]["expression"]},

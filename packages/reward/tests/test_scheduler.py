@@ -1,0 +1,200 @@
+"""The reward scheduler as people use it: in an event loop, with real worker processes and a real sandbox."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tailrace.reward import (
+    AdaptiveTimeout,
+    CodeSettings,
+    Kind,
+    RewardScheduler,
+    ScoreItem,
+    ScorerClosedError,
+    ScoringFailure,
+    ScoringResult,
+    SettingsError,
+    VerifierSettings,
+)
+
+HERE = Path(__file__).parent
+TESTS = {"entry_point": "f", "tests": [{"args": [n], "expected": 2 * n} for n in range(3)]}
+DOUBLES = "def f(x):\n    return 2 * x\n"
+NEVER_ENDS = "def f(x):\n    while True:\n        pass\n"
+BUSY = "import time\ndef f(x):\n    end = time.process_time() + {seconds}\n    while time.process_time() < end:\n        pass\n    return 2 * x\n"
+QUICK = AdaptiveTimeout(t_min_s=0.2, t_max_s=2.0)
+
+
+def number(name, answer="12", **more):
+    return ScoreItem(name, f"<answer>{answer}</answer>", "12", "numeric", **more)
+
+
+def program(name, text=DOUBLES, **more):
+    return ScoreItem(name, text, "", "code", TESTS, prompt_text="double x", **more)
+
+
+@pytest.fixture
+def own(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return {name: f"broken_verifiers:{name}" for name in ("spins", "within_budget", "over_budget", "sleeps_for_ever")}
+
+
+def pids(scheduler):
+    """Workers of verifier functions and supervisors of sandboxes."""
+    return (*scheduler.pids, *scheduler._pools[Kind.CODE].backends[0]._sandbox.pids)
+
+
+def run(test):
+    return asyncio.run(asyncio.wait_for(test(), 120))
+
+
+async def collected(scheduler, items):
+    return {outcome.trajectory: outcome async for outcome in scheduler.score(items)}
+
+
+def test_outcomes_come_one_by_one_and_a_slow_kind_holds_back_only_itself():
+    async def test():
+        code = CodeSettings(workers=1, queue=1, timeouts=AdaptiveTimeout(1.0, 1.0))
+        async with RewardScheduler(code=code, math=VerifierSettings(queue=2)) as scheduler:
+            slow = [program(f"slow{n}", BUSY.format(seconds=0.1)) for n in range(4)]
+            items = [*slow, *(number(f"quick{n}") for n in range(20))]
+            order = [outcome.trajectory async for outcome in scheduler.score(items)]
+            assert sorted(order) == sorted(item.trajectory for item in items)
+            assert order[-1] == "slow3"
+            assert not scheduler.full(Kind.MATH)
+
+    run(test)
+
+
+def test_a_program_that_never_ends_is_over_budget_and_right_ones_shorten_its_time():
+    async def test():
+        async with RewardScheduler(code=CodeSettings(workers=1, timeouts=QUICK, recheck_share=0)) as scheduler:
+            first = await collected(scheduler, [program("unknown", NEVER_ENDS)])
+            assert first["unknown"] == ScoringResult("unknown", 0.0, False, over_budget="cpu 2 s")
+            right = await collected(scheduler, [program("right")])
+            assert right["right"] == ScoringResult("right", 1.0, True)
+            after = await collected(scheduler, [program("known", NEVER_ENDS)])
+            assert after["known"].over_budget == "cpu 0.2 s"
+            assert after["known"].seconds < first["unknown"].seconds
+
+    run(test)
+
+
+def test_the_rows_reference_time_is_the_first_anchor():
+    async def test():
+        async with RewardScheduler(code=CodeSettings(timeouts=QUICK, recheck_share=0)) as scheduler:
+            item = ScoreItem("a", NEVER_ENDS, "", "code", {**TESTS, "reference_time_s": 0.4})
+            assert (await collected(scheduler, [item]))["a"].over_budget == "cpu 0.6 s"
+
+    run(test)
+
+
+def test_a_false_timeout_is_found_by_a_recheck_and_lengthens_the_timeout():
+    async def test():
+        rechecks, found = [], asyncio.Event()
+
+        def rechecked(recheck):
+            rechecks.append(recheck)
+            found.set()
+
+        settings = CodeSettings(workers=1, timeouts=QUICK, recheck_share=1.0)
+        async with RewardScheduler(code=settings, rechecked=rechecked) as scheduler:
+            slow = BUSY.format(seconds=0.5)
+            outcomes = [(await collected(scheduler, [one])) for one in (program("right"), program("slow", slow))]
+            assert outcomes[1]["slow"].over_budget == "cpu 0.2 s"
+            await found.wait()
+            assert [(recheck.trajectory, recheck.correct) for recheck in rechecks] == [("slow", True)]
+            again = await collected(scheduler, [program("again", slow)])
+            assert again["again"] == ScoringResult("again", 1.0, True)
+
+    run(test)
+
+
+def test_cancelled_scores_have_no_outcome_and_their_programs_end():
+    async def test():
+        settings = CodeSettings(workers=1, timeouts=AdaptiveTimeout(30, 30))
+        async with RewardScheduler(code=settings) as scheduler:
+            scoring = asyncio.create_task(collected(scheduler, [program("a", NEVER_ENDS), program("b", NEVER_ENDS), number("c")]))
+            while not any(name in scheduler._jobs and scheduler._jobs[name].task for name in "ab"):  # one is under way
+                await asyncio.sleep(0.01)
+            scheduler.cancel(["a", "b", "unknown"])
+            assert await asyncio.wait_for(scoring, 20) == {"c": ScoringResult("c", 1.0)}
+            after = await collected(scheduler, [program("after")])
+            assert after["after"].reward == 1.0
+
+    run(test)
+
+
+def test_leaving_the_iteration_cancels_the_rest():
+    async def test():
+        async with RewardScheduler() as scheduler:
+            outcomes = scheduler.score([number(str(n)) for n in range(50)])
+            await anext(outcomes)
+            await outcomes.aclose()
+            assert scheduler._jobs == {}
+            assert len(await collected(scheduler, [number("next")])) == 1
+
+    run(test)
+
+
+def test_a_verifier_with_a_budget_that_is_used_up_gives_zero_and_says_so(own):
+    async def test():
+        async with RewardScheduler(math=VerifierSettings(own=own, timeout_s=60.0)) as scheduler:
+            items = [ScoreItem(name, "r", "a", name) for name in ("over_budget", "within_budget")]
+            found = await collected(scheduler, items)
+            assert found["over_budget"] == ScoringResult("over_budget", 0.0, False, over_budget="cpu 0.2 s")
+            assert found["within_budget"] == ScoringResult("within_budget", 1.0)
+
+    run(test)
+
+
+def test_workers_that_are_killed_cost_no_score():
+    """Every worker dies again and again in the middle of 200 scores: each has one outcome, and none is a false zero."""
+
+    async def test():
+        settings = VerifierSettings(workers=2, attempts=9)
+        items = [number(f"n{n}", "12" if n % 3 else "13") for n in range(120)]
+        items += [program(f"p{n}", DOUBLES if n % 3 else DOUBLES.replace("2", "3")) for n in range(80)]
+        async with RewardScheduler(math=settings, code=CodeSettings(workers=2, attempts=9)) as scheduler:
+            outcomes, kills = [], 0
+            async for outcome in scheduler.score(items):
+                outcomes.append(outcome)
+                if len(outcomes) % 20 == 0:
+                    for pid in pids(scheduler):
+                        with contextlib.suppress(ProcessLookupError):  # it was killed before and nobody has asked it since
+                            os.kill(pid, signal.SIGKILL)
+                            kills += 1
+            left = pids(scheduler)
+        assert kills >= 20
+        assert not any(isinstance(outcome, ScoringFailure) for outcome in outcomes), outcomes
+        expected = {item.trajectory: float(int(item.trajectory[1:]) % 3 > 0) for item in items}
+        assert {outcome.trajectory: outcome.reward for outcome in outcomes} == expected
+        assert len(outcomes) == 200
+        for pid in left:
+            assert not Path(f"/proc/{pid}").exists()
+
+    run(test)
+
+
+def test_a_closed_scheduler_says_so():
+    async def test():
+        scheduler = RewardScheduler()
+        await collected(scheduler, [number("a")])
+        await scheduler.close()
+        await scheduler.close()
+        with pytest.raises(ScorerClosedError):
+            await collected(scheduler, [number("a")])
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "settings", [lambda: CodeSettings(workers=0), lambda: VerifierSettings(queue=0), lambda: CodeSettings(recheck_share=2)]
+)
+def test_settings_that_cannot_work_are_refused(settings):
+    with pytest.raises(SettingsError, match="expected"):
+        settings()
