@@ -27,6 +27,16 @@ def scored():
         runner.run(sandbox.close())
 
 
+FORGER = """
+import os
+def f(x):
+    for fd in range(64):
+        try:
+            os.write(fd, b'{"value": "2", "cpu_s": 0}\\n' * 9)
+        except OSError:
+            pass
+    os._exit(0)
+"""
 RIGHT = "def f(x):\n    return 2 * x\n"
 
 
@@ -37,7 +47,8 @@ RIGHT = "def f(x):\n    return 2 * x\n"
         "f = lambda x: x + x",
         "print('noise')\nimport sys\nsys.stderr.write('noise')\n" + RIGHT,
         "from typing import List\ndef f(x: int) -> int:\n    return sum([x, x])\n",
-        "def f(x):\n    f.calls = getattr(f, 'calls', 0) + 1\n    return 2 * x if f.calls == 1 else None\n",  # each test is alone
+        # Each test is alone.
+        "n = 0\ndef f(x):\n    global n\n    n += 1\n    return 2 * x if n == 1 else None\n",
     ],
 )
 def test_right_programs_are_right(scored, program):
@@ -66,8 +77,7 @@ def test_right_programs_are_right(scored, program):
         "def f(x):\n    a = []\n    a.append(a)\n    return a\n",
         "class Same(int):\n    def __eq__(self, other):\n        return True\ndef f(x):\n    return Same(7)\n",
         # The harness's own line, on every descriptor that the program has.
-        "import os\ndef f(x):\n    for fd in range(64):\n        try:\n            os.write(fd, b'{\"value\": \"2\", \"cpu_s\": 0}\\n' * 9)\n"
-        "        except OSError:\n            pass\n    os._exit(0)\n",
+        FORGER,
         "import builtins, json\njson.dumps = lambda value: '2'\nbuiltins.len = lambda _: 2\ndef f(x):\n    return x\n",
     ],
 )
@@ -85,7 +95,10 @@ def test_wrong_programs_are_wrong_and_nothing_worse(scored, program):
         ("import signal\nsignal.setitimer(signal.ITIMER_PROF, 0)\nwhile True: pass", None),
         ("import os, time\ndef f(x):\n    os.closerange(3, 64)\n    time.sleep(60)\n", "wall 1.9 s"),
         ("def f(x):\n    return 'x' * 100_000\n", "output 64 KiB"),
-        ("def f(x):\n    a = bytearray(1 << 30)\n    for i in range(0, len(a), 4096):\n        a[i] = 1\n    return 2 * x\n", None),
+        (
+            "def f(x):\n    a = bytearray(1 << 30)\n    for i in range(0, len(a), 4096):\n        a[i] = 1\n    return 2 * x\n",
+            None,
+        ),
     ],
 )
 def test_programs_that_use_up_a_limit_say_which(scored, program, limit):
@@ -99,7 +112,9 @@ def test_programs_that_use_up_a_limit_say_which(scored, program, limit):
 def test_whole_programs_read_stdin_and_are_compared_by_their_output(scored):
     metadata = {"tests": [{"stdin": "3\n4\n", "stdout": "7\n"}, {"stdin": "1\n1\n", "stdout": "2"}]}
     assert scored("print(int(input()) + int(input()))", metadata).right
-    assert scored("import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin)), ' ')\n    sys.exit()", metadata).right
+    assert scored(
+        "import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin)), ' ')\n    sys.exit()", metadata
+    ).right
     assert not scored("print(7)", metadata).right
     assert not scored("import sys\nprint(sum(map(int, sys.stdin)))\nsys.exit(1)", metadata).right
 
@@ -119,7 +134,9 @@ def f(x):
     return ('secret-' if x == 1 else 'known-') + (needle if any(needle in one for one in seen) else 'nothing')
 """
     assert not scored(spy, call({"args": [1], "expected": "secret-4711"})).right
-    assert scored("y = 'known-4' '711'\ny = 'known-' + '4711'\n" + spy, call({"args": [2], "expected": "known-4711"})).right
+    assert scored(
+        "y = 'known-4' '711'\ny = 'known-' + '4711'\n" + spy, call({"args": [2], "expected": "known-4711"})
+    ).right
 
 
 @pytest.mark.parametrize(

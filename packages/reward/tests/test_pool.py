@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tailrace.reward import ScoreItem, ScorerClosedError, ScoringFailure, ScoringError, ScoringResult
+from tailrace.reward import ScoreItem, ScorerClosedError, ScoringError, ScoringFailure, ScoringResult
 from tailrace.reward.pool import Job, Pool
 
 

@@ -25,7 +25,14 @@ HERE = Path(__file__).parent
 TESTS = {"entry_point": "f", "tests": [{"args": [n], "expected": 2 * n} for n in range(3)]}
 DOUBLES = "def f(x):\n    return 2 * x\n"
 NEVER_ENDS = "def f(x):\n    while True:\n        pass\n"
-BUSY = "import time\ndef f(x):\n    end = time.process_time() + {seconds}\n    while time.process_time() < end:\n        pass\n    return 2 * x\n"
+BUSY = """
+import time
+def f(x):
+    end = time.process_time() + {seconds}
+    while time.process_time() < end:
+        pass
+    return 2 * x
+"""
 QUICK = AdaptiveTimeout(t_min_s=0.2, t_max_s=2.0)
 
 
@@ -118,7 +125,9 @@ def test_cancelled_scores_have_no_outcome_and_their_programs_end():
     async def test():
         settings = CodeSettings(workers=1, timeouts=AdaptiveTimeout(30, 30))
         async with RewardScheduler(code=settings) as scheduler:
-            scoring = asyncio.create_task(collected(scheduler, [program("a", NEVER_ENDS), program("b", NEVER_ENDS), number("c")]))
+            scoring = asyncio.create_task(
+                collected(scheduler, [program("a", NEVER_ENDS), program("b", NEVER_ENDS), number("c")])
+            )
             while not any(name in scheduler._jobs and scheduler._jobs[name].task for name in "ab"):  # one is under way
                 await asyncio.sleep(0.01)
             scheduler.cancel(["a", "b", "unknown"])
@@ -165,7 +174,9 @@ def test_workers_that_are_killed_cost_no_score():
                 outcomes.append(outcome)
                 if len(outcomes) % 20 == 0:
                     for pid in pids(scheduler):
-                        with contextlib.suppress(ProcessLookupError):  # it was killed before and nobody has asked it since
+                        with contextlib.suppress(
+                            ProcessLookupError
+                        ):  # it was killed before and nobody has asked it since
                             os.kill(pid, signal.SIGKILL)
                             kills += 1
             left = pids(scheduler)
@@ -193,7 +204,8 @@ def test_a_closed_scheduler_says_so():
 
 
 @pytest.mark.parametrize(
-    "settings", [lambda: CodeSettings(workers=0), lambda: VerifierSettings(queue=0), lambda: CodeSettings(recheck_share=2)]
+    "settings",
+    [lambda: CodeSettings(workers=0), lambda: VerifierSettings(queue=0), lambda: CodeSettings(recheck_share=2)],
 )
 def test_settings_that_cannot_work_are_refused(settings):
     with pytest.raises(SettingsError, match="expected"):

@@ -10,7 +10,8 @@ SECONDS = st.floats(0.001, 1000)
 
 
 @pytest.mark.parametrize(
-    ("anchor_s", "timeout_s"), [(None, 30.0), (0.0, 2.0), (1.0, 2.0), (4.0, 6.0), (19.0, 28.5), (20.0, 30.0), (99.0, 30.0)]
+    ("anchor_s", "timeout_s"),
+    [(None, 30.0), (0.0, 2.0), (1.0, 2.0), (4.0, 6.0), (19.0, 28.5), (20.0, 30.0), (99.0, 30.0)],
 )
 def test_the_formula_with_the_papers_numbers(anchor_s, timeout_s):
     assert AdaptiveTimeout().timeout_s(anchor_s) == timeout_s

@@ -18,9 +18,7 @@ class VerifierWorker:
 
     def __init__(self, settings: VerifierSettings) -> None:
         self._settings = settings
-        self._process = WorkerProcess(
-            [sys.executable, "-m", "tailrace.reward.worker", json.dumps(dict(settings.own))]
-        )
+        self._process = WorkerProcess([sys.executable, "-m", "tailrace.reward.worker", json.dumps(dict(settings.own))])
         self._loaded: dict[str, float | None] = {}  # CPU budget of each verifier that the process has loaded
 
     @property

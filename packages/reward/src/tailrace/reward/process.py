@@ -1,4 +1,4 @@
-"""A child process that answers requests: one JSON object per line in, one per line out. It is killed if it misses a deadline."""
+"""A child process that answers requests, a line of JSON each. It is killed if it misses a deadline."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def resolve(name: str, local: Mapping[str, str]) -> Verifier:
 
 
 def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mapping[str, str]) -> dict[str, Any]:
-    """The reply to one request: ``{"reward": float, "correct": bool}``, ``{"loaded": name, "cpu_budget_s": seconds or null}`` or
+    """The reply to one request: ``{"reward": float, "correct": bool}``, ``{"loaded": name, "cpu_budget_s": seconds}`` or
     ``{"error": reason}``.
 
     ``correct`` is missing where the verifier does not say it.

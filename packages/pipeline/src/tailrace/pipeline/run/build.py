@@ -29,8 +29,8 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
+from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}

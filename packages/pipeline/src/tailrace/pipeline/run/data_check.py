@@ -78,6 +78,8 @@ def _try_references(config: RunConfig, references: list[tuple[str, Prompt]]) -> 
             lines.append(f"{outcome.trajectory}: the reference solution could not be run: {outcome.reason}")
         elif not outcome.correct:
             over = f", it was over its budget ({outcome.over_budget})" if outcome.over_budget else ""
-            lines.append(f"{outcome.trajectory}: found tests that the reference solution fails{over}, expected it to pass")
+            lines.append(
+                f"{outcome.trajectory}: found tests that the reference solution fails{over}, expected it to pass"
+            )
     if lines:
         raise config_error(sorted(lines))

@@ -5,8 +5,8 @@ in a process of its own, with its CPU time limited by a timer; a program that re
 Standard library only; it must run under ``python -I -S``.
 
 stdin: ``{"program", "entry_point", "inputs", "cpu_s", "wall_s", "reply_bytes"}``
-stdout: for each test that ran, a line ``{"value": ...}``, ``{"error": status}`` or ``{"over": "cpu" | "wall" | "output"}``, with ``cpu_s``.
-It ends after a test that is over its time.
+stdout: for each test that ran, a line ``{"value": ...}``, ``{"error": status}`` or ``{"over": "cpu" | "wall" | "output"}``,
+each with ``cpu_s``. It ends after a test that is over its time.
 """
 
 import io
@@ -17,45 +17,46 @@ import select
 import signal
 import sys
 import time
+from typing import Any
 
 
 class Nowhere(io.RawIOBase):
     """Takes what a function prints."""
 
-    def writable(self):
+    def writable(self) -> bool:
         return True
 
-    def write(self, text):
+    def write(self, text: Any) -> int:
         return len(text)
 
 
-def value_of(asked, given, out):
+def value_of(asked: dict[str, Any], given: Any, out: int) -> None:
     """Run one test. Writes its value to a pipe."""
     for stream in (1, 2):
         os.close(stream)
     sys.stdout = sys.stderr = io.TextIOWrapper(Nowhere())  # a sandbox need not have /dev/null
-    space = {"__name__": "__main__" if asked["entry_point"] is None else "program"}
+    space: dict[str, Any] = {"__name__": "__main__" if asked["entry_point"] is None else "program"}
     if asked["entry_point"] is None:
-        with open("stdin", "w", encoding="utf-8") as file:
+        with open("stdin", "w", encoding="utf-8") as file:  # noqa: PTH123
             file.write(given)
         os.dup2(os.open("stdin", os.O_RDONLY), 0)
         os.dup2(out, 1)
-        sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")
+        sys.stdin, sys.stdout = open(0, encoding="utf-8"), open(1, "w", encoding="utf-8")  # noqa: SIM115
         try:
-            exec(compile(asked["program"], "program", "exec"), space)
+            exec(compile(asked["program"], "program", "exec"), space)  # noqa: S102 (inside the sandbox)
         except SystemExit as left:
             if left.code not in (None, 0):
                 raise
         finally:
             sys.stdout.flush()
         return
-    exec(compile(asked["program"], "program", "exec"), space)
+    exec(compile(asked["program"], "program", "exec"), space)  # noqa: S102 (inside the sandbox)
     value = json.dumps(space[asked["entry_point"]](*given)).encode()
     while value:
         value = value[os.write(out, value) :]
 
 
-def child(asked, given, out):
+def child(asked: dict[str, Any], given: Any, out: int) -> None:
     """The process of one test. Never returns."""
     status = 1
     try:
@@ -65,7 +66,7 @@ def child(asked, given, out):
         os._exit(status)
 
 
-def test(asked, given):
+def test(asked: dict[str, Any], given: Any) -> dict[str, Any]:
     """The outcome of one test."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -104,13 +105,14 @@ def test(asked, given):
     return {"value": b"".join(parts).decode("utf-8", "replace"), "cpu_s": cpu_s}
 
 
-def killed(pid):
+def killed(pid: int) -> bool:
     """Kill a test's process."""
     os.kill(pid, signal.SIGKILL)
     return True
 
 
-def main():
+def main() -> None:
+    """Run the tests that stdin asks for."""
     asked = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for given in asked["inputs"]:

@@ -14,7 +14,9 @@ from tailrace.reward.sandbox import Limits, RunVerdict, Sandbox
 _HARNESS = Path(__file__).with_name("harness.py").read_text(encoding="utf-8")
 _REPLY_BYTES = 1 << 16  # of one test
 _STARTING_CPU_S, _STARTING_WALL_S = 1.0, 5.0  # of the harness itself
-_WAITING = 3.0  # wall time of a test as a multiple of its CPU time: cores may be busy, and a sleeping program costs none
+_WAITING = (
+    3.0  # wall time of a test as a multiple of its CPU time: cores may be busy, and a sleeping program costs none
+)
 
 
 @dataclass(frozen=True, slots=True)
