@@ -33,7 +33,7 @@ def fails(run, name):
 
 
 def test_a_verifier_that_breaks_is_tried_again_and_its_group_then_fails_without_a_reward():
-    run = one_replica(scoring_attempts=3)
+    run = one_replica(scoring_attempts=3, batching=policy("batching", "plain", samples=2, deferrals=0))
     run.go(c.Tick(), leave=(c.Score,))
     for _ in range(2):
         assert [command.trajectories for command in of(c.Score, fails(run, "0.0"))] == [("0.0",)]
@@ -43,6 +43,38 @@ def test_a_verifier_that_breaks_is_tried_again_and_its_group_then_fails_without_
     assert aborts[0].reason.numbers == {"attempts": 3}
     assert run.view.counts.failed == 1
     assert of(c.Route, given)  # another group takes its place
+
+
+def test_a_prompt_that_could_not_be_scored_comes_again_later():
+    run = one_replica(scoring_attempts=1, steps=60)
+    run.go(c.Tick(), leave=(c.Score,))
+    given = fails(run, "0.0")
+    assert [command.reason.why for command in of(c.Abort, given)] == [c.Why.NOT_SCORED_YET]
+    assert (run.view.counts.deferred, run.view.counts.failed) == (1, 0)
+    run.catch_up()
+    assert run.view.finished
+    routed = [ref for route in of(c.Route, run.given) for ref in route.trajectories]
+    first, again = sorted({ref.group for ref in routed if ref.prompt == 0})
+    assert first == 0
+    assert again > 30  # other prompts came first
+    counts = run.view.counts
+    assert (counts.deferred, counts.failed) == (1, 0)
+    assert counts.admitted == counts.trained + counts.filtered + counts.deferred
+
+
+def test_a_prompt_is_deferred_as_often_as_the_policy_says():
+    source = policy("batching", "plain", samples=2, deferrals=2).open()
+    progress = c.Progress(0, 0, 0, 0, 0, 0, 0, 2, 99)
+    fates = []
+    for group in range(200):
+        launch = source.next(progress)
+        source.launched(group, launch)
+        if launch.prompt == 5:
+            fates.append(source.ended(group, c.GroupEnd.UNSCORED))
+        else:
+            assert source.ended(group, c.GroupEnd.TRAINED) is c.PromptFate.DONE
+    assert fates == [c.PromptFate.AGAIN, c.PromptFate.AGAIN, c.PromptFate.DONE]
+    assert source.state()["open"] == {}
 
 
 def test_a_scorer_that_dies_costs_no_attempt():

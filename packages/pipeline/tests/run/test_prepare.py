@@ -34,6 +34,7 @@ def configured(tmp_path):
         "shares": [1.0],
         "held_out": None,
         "verifier": "exact",
+        "verifiers": ["exact"],
         "forced_prefix": "",
         "demonstrations": None,
         "warm_start_s": 0.0,

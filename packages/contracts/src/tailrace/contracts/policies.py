@@ -211,6 +211,7 @@ class BatchingSource(Protocol):
     def ended(self, group: int, end: GroupEnd) -> PromptFate:
         """What becomes of the prompt of a group that ended. The controller calls this once for each group, in any order.
 
+        An unscored group says nothing against its prompt, which may come again: the sandbox or the judge may be back then.
         A prompt is trained on, filtered or failed exactly once, however many groups it took: one that was trained on is done.
         A source that answers `AGAIN` launches the prompt again within a few thousand groups.
         """

@@ -38,6 +38,7 @@ class Why(StrEnum):
     EVICTED: the buffer is full of groups that were not trained on, and the eviction policy chose this one.
     EXPIRED: it is too old to be trained on within the bound.
     NOT_SCORED: its verifier failed too often; `attempts`.
+    NOT_SCORED_YET: its verifier failed too often for now, and its prompt comes again later; `attempts`.
     REFUSED: the engine of replica `who` did not take its prompt.
     OVER: every batch is trained on.
     PLANNED: the provisioning policy asked for it.
@@ -72,6 +73,7 @@ class Why(StrEnum):
     EVICTED = "evicted"
     EXPIRED = "expired"
     NOT_SCORED = "not-scored"
+    NOT_SCORED_YET = "not-scored-yet"
     REFUSED = "refused"
     OVER = "over"
     PLANNED = "planned"

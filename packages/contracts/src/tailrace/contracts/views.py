@@ -191,13 +191,15 @@ class GroupEnd(StrEnum):
     FILTERED: it was complete, but the batching policy did not keep it.
     SURPLUS: its batch had all the groups that it needs.
     EXPIRED: it was complete, but too old to be trained on within the bound.
-    FAILED: its verifier failed too often.
+    UNSCORED: its verifier failed too often, through no fault of a response.
+    FAILED: an engine refused its prompt.
     """
 
     TRAINED = "trained"
     FILTERED = "filtered"
     SURPLUS = "surplus"
     EXPIRED = "expired"
+    UNSCORED = "unscored"
     FAILED = "failed"
 
 

@@ -30,6 +30,7 @@ REASONS = {
     Why.EVICTED: "the experience buffer is full",
     Why.EXPIRED: "too old to be trained on within the bound",
     Why.NOT_SCORED: "its verifier broke {attempts:.0f} times",
+    Why.NOT_SCORED_YET: "its verifier broke {attempts:.0f} times, and its prompt comes again later",
     Why.REFUSED: "{who}'s engine refused its prompt",
     Why.OVER: "every batch is trained on",
     Why.PLANNED: "the provisioning policy wants it so",
@@ -49,6 +50,7 @@ ENDS = {
     Why.EVICTED: "evicted",
     Why.EXPIRED: "too old",
     Why.NOT_SCORED: "not scored",
+    Why.NOT_SCORED_YET: "not scored yet",
     Why.REFUSED: "refused",
     Why.OVER: "left over",
 }

@@ -81,7 +81,8 @@ class BatchingDrive:
         if chance < 0.75 and self.generating:
             self.complete(self.random.choice(list(self.generating)))
         elif chance < 0.80 and self.generating:
-            self.end(self.generating, self.random.choice(list(self.generating)), GroupEnd.FAILED)
+            how = self.random.choice([GroupEnd.FAILED, GroupEnd.UNSCORED, GroupEnd.UNSCORED])
+            self.end(self.generating, self.random.choice(list(self.generating)), how)
         elif chance < 0.83 and self.buffered:
             self.end(self.buffered, self.random.choice(list(self.buffered)), GroupEnd.EXPIRED)
         elif chance < 0.90:

@@ -19,6 +19,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.VERSION_GONE: frozenset({"version"}),
     Why.TRAINED: frozenset({"version"}),
     Why.NOT_SCORED: frozenset({"attempts"}),
+    Why.NOT_SCORED_YET: frozenset({"attempts"}),
     Why.FAILED: frozenset({"failures", "window_s", "allowed"}),
     Why.DAMAGED: frozenset({"version"}),
     Why.STILL: frozenset({"still_s", "limit_s", "failures", "window_s", "allowed"}),

@@ -102,7 +102,8 @@ def _check_groups(ledger: Ledger) -> None:
         phases[GroupPhase.TRAINING] + phases[GroupPhase.TRAINED],
     )
     unsettled = phases[GroupPhase.GENERATING] + phases[GroupPhase.BUFFERED] + phases[GroupPhase.TRAINING]
-    _same("groups admitted", counts.admitted, counts.trained + counts.filtered + counts.failed + unsettled)
+    ended = counts.trained + counts.filtered + counts.failed + counts.deferred
+    _same("groups admitted", counts.admitted, ended + unsettled)
 
 
 def _positive(counts: dict[int, int]) -> dict[int, int]:

@@ -179,14 +179,14 @@ class Training:
                 f"{len(self.trained)} trajectories and {counts.trained} groups were trained on, expected "
                 f"{expected * self._needed} and {expected}",
             )
-        if counts.admitted != counts.trained + counts.filtered + counts.failed:
+        if counts.admitted != counts.trained + counts.filtered + counts.failed + counts.deferred:
             raise InvariantError(
                 ONCE,
                 f"{counts.admitted} groups were admitted, expected {counts.trained} trained on + {counts.filtered} "
-                f"filtered + {counts.failed} failed",
+                f"filtered + {counts.failed} failed + {counts.deferred} deferred",
             )
         unscored, refused = (counts.failed_because.get(why, 0) for why in (c.Why.NOT_SCORED, c.Why.REFUSED))
-        if (unscored and not self.broken) or refused > len(self.refused) or unscored + refused != counts.failed:
+        if ((unscored or counts.deferred) and not self.broken) or refused > len(self.refused) or unscored + refused != counts.failed:
             raise InvariantError(
                 ONCE,
                 f"{unscored} groups failed unscored and {refused} refused, but {len(self.broken)} verifiers broke and "

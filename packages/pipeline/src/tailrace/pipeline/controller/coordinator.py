@@ -146,7 +146,7 @@ class Coordinator:
         limit, evicts = self.open_limit, self._spec.eviction is not None
         while (
             self._ledger.generating + (0 if evicts else len(self._ledger.buffered)) < limit
-            and counts.admitted - counts.filtered - counts.failed < wanted
+            and counts.admitted - counts.filtered - counts.failed - counts.deferred < wanted
         ):
             launch = self._source.next(self.progress())
             if launch is None:

@@ -42,11 +42,14 @@ class FailedGroups:
         self._evaluations, self._coordinator, self._scoring = evaluations, coordinator, scoring
         self._groups, self._fail = groups, fail
         self.now = 0.0
+        self.unscored = 0  # groups without a reward, deferred ones too
         self.refused_since = 0  # groups refused since one was complete
         self.completed = 0  # groups that were complete then
 
     def scoring_failed(self, event: c.ScoringFailed) -> None:
-        """Try a verifier that broke again, or give the trajectory's group up. Too many such groups end the run."""
+        """Try a verifier that broke again, or give the trajectory's group up: its prompt may come again later, as the batching
+        source says. Too many such groups end the run.
+        """
         trajectory = self._ledger.trajectories.get(event.trajectory)
         if trajectory is None or trajectory.phase is not Phase.DONE or not self._scoring.failed(trajectory):
             return
@@ -54,10 +57,10 @@ class FailedGroups:
             self._unanswered(trajectory, event)
             return
         attempts = {"attempts": self._spec.scoring_attempts}
-        self._drop(trajectory, c.Reason(c.Why.NOT_SCORED, numbers=attempts), event.reason)
-        unscored = self._ledger.counts.failed_because[c.Why.NOT_SCORED]
-        if unscored >= self._spec.failed_groups_limit:
-            self._fail(f"{unscored} groups could not be scored, the last because: {event.reason}")
+        self._drop(trajectory, c.GroupEnd.UNSCORED, c.Reason(c.Why.NOT_SCORED, numbers=attempts), event.reason)
+        self.unscored += 1
+        if self.unscored >= self._spec.failed_groups_limit:
+            self._fail(f"{self.unscored} groups could not be scored, the last because: {event.reason}")
 
     def refused(self, event: c.Refused) -> None:
         """Give a group up whose prompt an engine refused. Many such groups with no complete one between them end the run."""
@@ -73,7 +76,7 @@ class FailedGroups:
             trajectory.phase = Phase.SCORED  # the store has no response that could be scored
             self._unanswered(trajectory, event)
             return
-        self._drop(trajectory, c.Reason(c.Why.REFUSED, event.replica), event.reason)
+        self._drop(trajectory, c.GroupEnd.FAILED, c.Reason(c.Why.REFUSED, event.replica), event.reason)
         counts = self._ledger.counts
         if counts.completed > self.completed:
             self.completed, self.refused_since = counts.completed, 0
@@ -84,7 +87,7 @@ class FailedGroups:
     def _unanswered(self, trajectory: TrajectoryState, event: c.ScoringFailed | c.Refused) -> None:
         self._ledger.settle_eval(self._evaluations.scored(trajectory, event, self._trainer, self.now))
 
-    def _drop(self, trajectory: TrajectoryState, reason: c.Reason, words: str) -> None:
+    def _drop(self, trajectory: TrajectoryState, end: c.GroupEnd, reason: c.Reason, words: str) -> None:
         self._ledger.counts.failed_words.setdefault(reason.why, words)
-        self._groups.drop(trajectory.group, c.GroupEnd.FAILED, reason)
+        self._groups.drop(trajectory.group, end, reason)
         self._groups.drop_surplus()

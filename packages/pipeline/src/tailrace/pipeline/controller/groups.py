@@ -14,6 +14,8 @@ from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.controller.states import GroupPhase, GroupState, TrajectoryState
 from tailrace.pipeline.spec import PipelineSpec
 
+_FAILURES = frozenset({c.GroupEnd.FAILED, c.GroupEnd.UNSCORED})
+
 
 class Groups:
     """Ends groups.
@@ -84,12 +86,13 @@ class Groups:
             self.drop(late, c.GroupEnd.SURPLUS, c.Reason(c.Why.SURPLUS_GROUP))
 
     def drop(self, group: int, end: c.GroupEnd, reason: c.Reason) -> None:
-        """Drop a group, which will not be trained on."""
+        """Drop a group, which will not be trained on. Its prompt may come again, if the batching source says so."""
         self._unbind(self._ledger.groups[group])
-        phase = GroupPhase.FAILED if end is c.GroupEnd.FAILED else GroupPhase.FILTERED
+        phase = GroupPhase.FAILED if end in _FAILURES else GroupPhase.FILTERED
+        if self._source.ended(group, end) is c.PromptFate.AGAIN and end is c.GroupEnd.UNSCORED:
+            phase, reason = GroupPhase.DEFERRED, c.Reason(c.Why.NOT_SCORED_YET, numbers=reason.numbers)
         members = self._ledger.drop(group, phase, reason.why)
         self._gate.drop(group)
-        self._source.ended(group, end)
         self.freed = True
         self._abort(members, reason)
 

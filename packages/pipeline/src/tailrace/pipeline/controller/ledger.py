@@ -304,12 +304,14 @@ class Ledger:
         return ended
 
     def drop(self, index: int, phase: GroupPhase, reason: str) -> list[TrajectoryState]:
-        """End a group as FILTERED or FAILED. Returns its trajectories, which are forgotten."""
+        """End a group as FILTERED, FAILED or DEFERRED. Returns its trajectories, which are forgotten."""
         group = self.groups.pop(index)
         if group.phase is GroupPhase.GENERATING:
             self.generating -= 1
         self.buffered.pop(index, None)
-        if phase is GroupPhase.FILTERED:
+        if phase is GroupPhase.DEFERRED:
+            self.counts.deferred += 1
+        elif phase is GroupPhase.FILTERED:
             self.counts.filtered += 1
             self.counts.filtered_because[reason] = self.counts.filtered_because.get(reason, 0) + 1
         else:

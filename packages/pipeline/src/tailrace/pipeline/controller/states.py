@@ -27,6 +27,7 @@ class GroupPhase(StrEnum):
     TRAINED = "trained"
     FILTERED = "filtered"
     FAILED = "failed"
+    DEFERRED = "deferred"
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class GroupState:
 class Counts:
     """Totals over the run, in groups unless named otherwise.
 
+    `deferred` counts groups that ended while their prompt comes again later, as another group.
     `filtered_because` and `failed_because` split `filtered` and `failed` by reason. `failed_words` has what was said of the
     first group that failed for each reason.
     """
@@ -95,6 +97,7 @@ class Counts:
     trained: int = 0
     filtered: int = 0
     failed: int = 0
+    deferred: int = 0
     completed: int = 0
     trained_trajectories: int = 0
     trained_tokens: int = 0

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate, Tried
 from tailrace.pipeline.errors import PolicyError
 
+_LATER = 32  # launches before a prompt comes again, so that a sandbox or a judge has time to come back
+
 
 @dataclass(frozen=True, slots=True)
 class Redundant:
@@ -22,6 +24,7 @@ class Redundant:
         surplus_groups: further groups generated for each batch, which is complete without the slowest (batch level).
         filter_equal_rewards: whether to filter groups whose rewards are all equal, since they have no signal (DAPO's dynamic
             sampling).
+        deferrals: how often a prompt whose group could not be scored comes again, later, before it is given up.
 
     Raises:
         PolicyError: a number is out of its range.
@@ -31,48 +34,75 @@ class Redundant:
     surplus_samples: Annotated[int, Tried((0, 1, 2))] = 0
     surplus_groups: Annotated[int, Tried((0, 0, 1, 2))] = 0
     filter_equal_rewards: bool = False
+    deferrals: Annotated[int, Tried((0, 1))] = 1
 
     def __post_init__(self) -> None:
-        if self.samples < 1 or self.surplus_samples < 0 or self.surplus_groups < 0:
+        if self.samples < 1 or self.surplus_samples < 0 or self.surplus_groups < 0 or self.deferrals < 0:
             raise PolicyError(
-                f"found samples={self.samples}, surplus_samples={self.surplus_samples} and "
-                f"surplus_groups={self.surplus_groups}, expected at least 1, 0 and 0"
+                f"found samples={self.samples}, surplus_samples={self.surplus_samples}, "
+                f"surplus_groups={self.surplus_groups} and deferrals={self.deferrals}, expected at least 1, 0, 0 and 0"
             )
 
     def open(self) -> InOrder:
-        """A source of the prompts in order, each once."""
+        """A source of the prompts in order, each once, but for those that could not be scored."""
         return InOrder(self)
 
 
-def plain(samples: int = 8, *, filter_equal_rewards: bool = False) -> Redundant:
+def plain(
+    samples: int = 8, *, filter_equal_rewards: bool = False, deferrals: Annotated[int, Tried((0, 1))] = 1
+) -> Redundant:
     """The next prompt of the stream, with as many samples as the algorithm needs."""
-    return Redundant(samples, filter_equal_rewards=filter_equal_rewards)
+    return Redundant(samples, filter_equal_rewards=filter_equal_rewards, deferrals=deferrals)
 
 
 class InOrder:
-    """One group for each prompt of the stream, in order. See `BatchingSource`."""
+    """One group for each prompt of the stream, in order. A prompt that could not be scored comes again. See `BatchingSource`."""
 
     def __init__(self, policy: Redundant) -> None:
         self._samples, self._surplus = policy.samples, policy.surplus_samples
-        self._filters = policy.filter_equal_rewards
-        self._prompt = 0
+        self._filters, self._deferrals = policy.filter_equal_rewards, policy.deferrals
+        self._prompt = self._launched = 0
+        self._open: dict[int, int] = {}  # prompt by group
+        self._deferred: list[tuple[int, int]] = []  # prompts that come again, each from a number of launches on
+        self._unscored: dict[int, int] = {}  # how often a prompt could not be scored
 
     def next(self, progress: Progress) -> Launch:  # noqa: ARG002 - the protocol's arguments
         """The next prompt with its samples, never None."""
-        return Launch(self._prompt, self._samples + self._surplus, self._samples)
+        again = self._deferred and self._deferred[0][1] <= self._launched
+        prompt = self._deferred[0][0] if again else self._prompt
+        return Launch(prompt, self._samples + self._surplus, self._samples)
 
-    def launched(self, group: int, launch: Launch) -> None:  # noqa: ARG002 - the protocol's arguments
+    def launched(self, group: int, launch: Launch) -> None:
         """Go to the next prompt."""
-        self._prompt = launch.prompt + 1
+        if launch.prompt < self._prompt:
+            del self._deferred[0]
+        else:
+            self._prompt = launch.prompt + 1
+        self._launched += 1
+        self._open[group] = launch.prompt
 
     def keeps(self, group: int, rewards: Sequence[float]) -> bool:  # noqa: ARG002 - the protocol's arguments
         """Whether the rewards differ, if the policy filters equal rewards; otherwise True."""
         return not self._filters or len(set(rewards)) > 1
 
-    def ended(self, group: int, end: GroupEnd) -> PromptFate:  # noqa: ARG002 - the protocol's arguments
-        """A prompt never comes again, whatever became of its group."""
-        return PromptFate.DONE
+    def ended(self, group: int, end: GroupEnd) -> PromptFate:
+        """A prompt that could not be scored comes again, a few times; no other does."""
+        prompt = self._open.pop(group, None)
+        if prompt is None:
+            return PromptFate.DONE  # its launch failed, so it is nobody's
+        tries = self._unscored.pop(prompt, 0)
+        if end is not GroupEnd.UNSCORED or tries >= self._deferrals:
+            return PromptFate.DONE
+        self._unscored[prompt] = tries + 1
+        self._deferred.append((prompt, self._launched + _LATER))
+        return PromptFate.AGAIN
 
     def state(self) -> dict[str, Any]:
-        """The next prompt, which is the whole state."""
-        return {"prompt": self._prompt}
+        """The next prompt, the open groups, and what comes again."""
+        return {
+            "prompt": self._prompt,
+            "launched": self._launched,
+            "open": {str(group): prompt for group, prompt in self._open.items()},
+            "deferred": self._deferred,
+            "unscored": {str(prompt): count for prompt, count in self._unscored.items()},
+        }

@@ -43,9 +43,10 @@ def summarise(
     samples = config.pipeline.samples_per_prompt
     trained = counts.trained_trajectories if audit is None else int(audit["consumed"])
     open_groups = 0 if run.finished else run.open_groups
+    prompts = counts.admitted - counts.deferred
     settled = trained + (counts.filtered + counts.failed + open_groups) * samples
     ordered = sorted(lengths)
-    lost_groups = counts.admitted - counts.trained - counts.filtered - counts.failed - open_groups
+    lost_groups = prompts - counts.trained - counts.filtered - counts.failed - open_groups
     return {
         "app": config.app,
         "seed": config.seed,
@@ -71,10 +72,11 @@ def summarise(
         "replica_restarts": run.replica_restarts,
         "restarts": {role: run.restarts(role) for role in (TRAINER, DATA, SCORER, RELAY, REPLICA)},
         "regenerated_trajectories": counts.regenerated_trajectories,
-        "admitted_trajectories": counts.admitted * samples,
+        "admitted_trajectories": prompts * samples,
         "surplus_trajectories": counts.surplus_trajectories,
         "prompts": {
-            "admitted": counts.admitted,
+            "admitted": prompts,
+            "deferred": counts.deferred,
             "trained": counts.trained,
             "filtered": dict(sorted(counts.filtered_because.items())),
             "failed": counts.failed,
@@ -84,7 +86,7 @@ def summarise(
         },
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
-        "lost_trajectories": counts.admitted * samples - settled,
+        "lost_trajectories": prompts * samples - settled,
         "consumed_twice": None if audit is None else len(audit["consumed_twice"]),
         "contradictions": run.contradictions,
         "response_length_p50": percentile(ordered, 0.5),

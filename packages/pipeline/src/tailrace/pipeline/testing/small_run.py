@@ -194,7 +194,7 @@ def make_deployment(
         token="contract-suite-shared-token",  # noqa: S106 - a test's own secret
         roles={
             DATA: RoleSpec(DataRole, data),
-            SCORER: RoleSpec(ScorerRole, {"verifier": "exact"}),
+            SCORER: RoleSpec(ScorerRole, {"verifiers": ["exact"]}),
             RELAY: RoleSpec(RelayRole, {"transfer": transfer}),
             TRAINER: RoleSpec(TrainerRole, trainer),
             REPLICA: RoleSpec(FakeReplicaRole, replica),
@@ -223,7 +223,7 @@ def check_run(controller: Controller, executor: Executor, root: Path) -> None:
     groups, samples = spec.steps * spec.batch_groups, spec.batching.open().next(controller.coordinator.progress())
     assert view.finished, view.failure
     assert view.step == spec.steps
-    assert counts.admitted == counts.trained + counts.filtered + counts.failed
+    assert counts.admitted == counts.trained + counts.filtered + counts.failed + counts.deferred
     assert counts.trained == groups
     assert view.contradictions == 0
     assert view.bound is None or max(view.staleness_at_consumption, default=0) <= view.bound

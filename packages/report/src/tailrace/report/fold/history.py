@@ -26,7 +26,8 @@ class History:
     """The fold. `observe` takes the instants of a log in order.
 
     `made` maps each version that training made, and did not fall back behind, to its number of batches. `consumed` are the
-    groups of the versions that it may still fall back behind. `ended` counts groups that were not trained on, by reason.
+    groups of the versions that it may still fall back behind. `ended` counts groups that were not trained on, by reason, and
+    `deferred` those whose prompt comes again.
     `offcuts` are the tokens of finished trajectories that were dropped, by reason, `unfinished` those of trajectories that
     were dropped before, as far as they are known.
 
@@ -59,7 +60,7 @@ class History:
         self.relays: tuple[str, ...] = ()
         self.restarts: Counter[str] = Counter()
         self.faults: list[Outage] = []
-        self.surplus_samples = self.regenerated = self.resumed_on_newer = 0
+        self.deferred = self.surplus_samples = self.regenerated = self.resumed_on_newer = 0
         self.finished = self.recovering = False
         self.failure: str | None = None
         self._down: dict[tuple[str, str], Outage] = {}
@@ -202,7 +203,10 @@ class History:
         if reason is c.Why.SURPLUS_SAMPLE:
             self.surplus_samples += len(names)
             return
-        self.ended[reason] += 1
+        if reason is c.Why.NOT_SCORED_YET:
+            self.deferred += 1
+        else:
+            self.ended[reason] += 1
         if known:
             self.stages[self.groups.pop(known[0].ref.group).stage] -= 1
 
