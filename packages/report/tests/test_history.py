@@ -65,7 +65,7 @@ def test_every_prompt_has_its_fate(fuzzed):
         if simulation.controller.finished:
             became = prompts.PromptFates.of(history)
             assert (became.lost, became.open) == (0, 0), seed
-            assert became.admitted == simulation.controller.view.counts.admitted, seed
+            assert became.admitted == simulation.controller.view.counts.prompts, seed
             trained = sum(len(batch.lengths) for batch in folds.batches.trained)
             offered = Counter(type(event).__name__ for _, events, _ in simulation.log.instants for event in events)
             assert trained + sum(map(len, history.offcuts.values())) <= offered["Finished"], seed

@@ -139,7 +139,7 @@ def _lost(simulation: Simulation) -> int:
     """Trajectories of groups that were admitted and did not end in any way, nor wait to."""
     view = simulation.controller.view
     counts = view.counts
-    missing = counts.admitted - counts.trained - counts.filtered - counts.failed - counts.deferred - view.open_groups
+    missing = counts.prompts - counts.trained - counts.filtered - counts.failed - view.open_groups
     return missing * simulation.fleet.samples
 
 

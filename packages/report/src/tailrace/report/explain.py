@@ -15,6 +15,8 @@ from tailrace.report.fold.states import Group, Stage, Trajectory
 from tailrace.report.record import fold, spec_of
 from tailrace.report.words import here, why
 
+_LONG_S = 0.1  # shorter scores are not worth telling
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -84,8 +86,13 @@ def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: s
             yield f"refused by {event.replica}: {reason}"
         case c.Interrupted(tokens_kept=kept):
             yield f"left {event.replica} with {kept} tokens kept; it waits in the pool"
-        case c.Scored(reward=reward, correct=correct):
-            yield f"scored: reward {reward:g}" + {None: "", True: ", correct", False: ", not correct"}[correct]
+        case c.Scored(reward=reward, correct=correct, seconds=seconds, over_budget=over):
+            said = {None: "", True: ", correct", False: ", not correct"}[correct]
+            took = f", in {seconds:.2g} s" if seconds >= _LONG_S else ""
+            yield f"scored: reward {reward:g}{said}{took}" + (f"; it was over its budget ({over})" if over else "")
+        case c.Rechecked(correct=correct):
+            found = "is right: the timeout was false" if correct else "is still not right"
+            yield f"scored again with the largest timeout, as a sample: it {found}"
         case c.ScoringFailed(reason=reason):
             yield f"scoring failed: {reason}"
 

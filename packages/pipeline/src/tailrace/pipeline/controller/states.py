@@ -107,3 +107,8 @@ class Counts:
     filtered_because: dict[str, int] = field(default_factory=dict)
     failed_because: dict[str, int] = field(default_factory=dict)
     failed_words: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def prompts(self) -> int:
+        """Prompts that were admitted: groups without those whose prompt comes again."""
+        return self.admitted - self.deferred

@@ -43,10 +43,9 @@ def summarise(
     samples = config.pipeline.samples_per_prompt
     trained = counts.trained_trajectories if audit is None else int(audit["consumed"])
     open_groups = 0 if run.finished else run.open_groups
-    prompts = counts.admitted - counts.deferred
     settled = trained + (counts.filtered + counts.failed + open_groups) * samples
     ordered = sorted(lengths)
-    lost_groups = prompts - counts.trained - counts.filtered - counts.failed - open_groups
+    lost_groups = counts.prompts - counts.trained - counts.filtered - counts.failed - open_groups
     return {
         "app": config.app,
         "seed": config.seed,
@@ -72,10 +71,10 @@ def summarise(
         "replica_restarts": run.replica_restarts,
         "restarts": {role: run.restarts(role) for role in (TRAINER, DATA, SCORER, RELAY, REPLICA)},
         "regenerated_trajectories": counts.regenerated_trajectories,
-        "admitted_trajectories": prompts * samples,
+        "admitted_trajectories": counts.prompts * samples,
         "surplus_trajectories": counts.surplus_trajectories,
         "prompts": {
-            "admitted": prompts,
+            "admitted": counts.prompts,
             "deferred": counts.deferred,
             "trained": counts.trained,
             "filtered": dict(sorted(counts.filtered_because.items())),
@@ -86,7 +85,7 @@ def summarise(
         },
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
-        "lost_trajectories": prompts * samples - settled,
+        "lost_trajectories": counts.prompts * samples - settled,
         "consumed_twice": None if audit is None else len(audit["consumed_twice"]),
         "contradictions": run.contradictions,
         "response_length_p50": percentile(ordered, 0.5),
