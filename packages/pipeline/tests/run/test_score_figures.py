@@ -21,12 +21,16 @@ def step(version, *names):
 
 
 def test_what_training_waits_for_is_the_time_between_the_last_response_and_the_last_reward():
-    found = figures((1, finished("a")), (4, finished("b")), (5, c.Scored("a", 1.0)), (6.5, c.Scored("b", 0.0), step(1, "a", "b")))
+    found = figures(
+        (1, finished("a")), (4, finished("b")), (5, c.Scored("a", 1.0)), (6.5, c.Scored("b", 0.0), step(1, "a", "b"))
+    )
     assert found.exposed_s == 2.5
 
 
 def test_scores_beside_generation_or_training_cost_nothing():
-    beside = figures((1, finished("a")), (3, c.Scored("a", 1.0)), (4, finished("b")), (4, c.Scored("b", 1.0), step(1, "a", "b")))
+    beside = figures(
+        (1, finished("a")), (3, c.Scored("a", 1.0)), (4, finished("b")), (4, c.Scored("b", 1.0), step(1, "a", "b"))
+    )
     assert beside.exposed_s == 0
     training = [(0, finished("x")), (0, c.Scored("x", 0.0), step(1, "x")), (1, finished("a")), (9, c.Scored("a", 1.0))]
     assert figures(*training, (8, c.Stepped(1)), (10, step(2, "a"))).exposed_s == 1  # it was idle from 8 on
@@ -41,7 +45,9 @@ def test_what_is_dropped_or_trained_on_again_counts_for_nothing():
 
 def test_counts():
     over = c.Scored("a", 0.0, over_budget="cpu 2 s")
-    found = figures((1, over, c.ScoringFailed("b", "x"), c.ScoringFailed("b", "x"), c.Rechecked("a", True), c.Rechecked("c", False)))
+    found = figures(
+        (1, over, c.ScoringFailed("b", "x"), c.ScoringFailed("b", "x"), c.Rechecked("a", True), c.Rechecked("c", False))
+    )
     assert found.plain() == {
         "scores_over_budget": 1,
         "scores_failed": 2,

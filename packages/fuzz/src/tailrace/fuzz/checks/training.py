@@ -186,7 +186,11 @@ class Training:
                 f"filtered + {counts.failed} failed + {counts.deferred} deferred",
             )
         unscored, refused = (counts.failed_because.get(why, 0) for why in (c.Why.NOT_SCORED, c.Why.REFUSED))
-        if ((unscored or counts.deferred) and not self.broken) or refused > len(self.refused) or unscored + refused != counts.failed:
+        if (
+            ((unscored or counts.deferred) and not self.broken)
+            or refused > len(self.refused)
+            or unscored + refused != counts.failed
+        ):
             raise InvariantError(
                 ONCE,
                 f"{unscored} groups failed unscored and {refused} refused, but {len(self.broken)} verifiers broke and "

@@ -56,7 +56,7 @@ def plain(
 
 
 class InOrder:
-    """One group for each prompt of the stream, in order. A prompt that could not be scored comes again. See `BatchingSource`."""
+    """One group for each prompt of the stream, in order, and again if it could not be scored. See `BatchingSource`."""
 
     def __init__(self, policy: Redundant) -> None:
         self._samples, self._surplus = policy.samples, policy.surplus_samples

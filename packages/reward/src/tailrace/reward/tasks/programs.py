@@ -66,6 +66,9 @@ class Programs:
     misread: float
     endless: float
 
+    verifier = "code"
+    """The verifier of its rows."""
+
     forced_prefix = "```python\ndef f(v0):"
     """The beginning of a response with a program. An evaluation that forces it shows a gain in style alone."""
 
@@ -116,7 +119,7 @@ class Programs:
             yield TaskRow(
                 prompt=specification(clauses),
                 answer=program(clauses),
-                verifier="code",
+                verifier=Programs.verifier,
                 metadata={
                     "entry_point": "f",
                     "tests": tests,

@@ -18,6 +18,11 @@ class GeneratedTask(Protocol):
         ...
 
     @property
+    def verifier(self) -> str:
+        """The verifier of its rows."""
+        ...
+
+    @property
     def forced_prefix(self) -> str:
         """The beginning of a response in the demonstrations' style. Forcing it in an evaluation shows a gain in style."""
         ...
