@@ -91,9 +91,9 @@ def test_wrong_programs_are_wrong_and_nothing_worse(scored, program):
     ("program", "limit"),
     [
         ("def f(x):\n    while True:\n        pass\n", "cpu 0.3 s"),
-        ("import time\ndef f(x):\n    time.sleep(60)\n", "wall 1.9 s"),
+        ("import time\ndef f(x):\n    time.sleep(60)\n", "wall 1.3 s"),
         ("import signal\nsignal.setitimer(signal.ITIMER_PROF, 0)\nwhile True: pass", None),
-        ("import os, time\ndef f(x):\n    os.closerange(3, 64)\n    time.sleep(60)\n", "wall 1.9 s"),
+        ("import os, time\ndef f(x):\n    os.closerange(3, 64)\n    time.sleep(60)\n", "wall 1.3 s"),
         ("def f(x):\n    return 'x' * 100_000\n", "output 64 KiB"),
         (
             "def f(x):\n    a = bytearray(1 << 30)\n    for i in range(0, len(a), 4096):\n        a[i] = 1\n    return 2 * x\n",
@@ -130,13 +130,11 @@ def f(x):
     seen += [repr(one) for one in gc.get_objects() if isinstance(one, (str, dict, list, tuple))]
     for folder, _, names in os.walk('.'):
         seen += [open(os.path.join(folder, name), errors='replace').read() for name in names]
-    needle = str(4700 + int('11'))
+    needle = 'locteuq'[::-1]
     return ('secret-' if x == 1 else 'known-') + (needle if any(needle in one for one in seen) else 'nothing')
 """
-    assert not scored(spy, call({"args": [1], "expected": "secret-4711"})).right
-    assert scored(
-        "y = 'known-4' '711'\ny = 'known-' + '4711'\n" + spy, call({"args": [2], "expected": "known-4711"})
-    ).right
+    assert not scored(spy, call({"args": [1], "expected": "secret-quetcol"})).right
+    assert scored("y = 'quetcol'\n" + spy, call({"args": [2], "expected": "known-quetcol"})).right
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from tailrace.reward.sandbox import Limits, RunVerdict, Sandbox
 _HARNESS = Path(__file__).with_name("harness.py").read_text(encoding="utf-8")
 _REPLY_BYTES = 1 << 16  # of one test
 _STARTING_CPU_S, _STARTING_WALL_S = 1.0, 5.0  # of the harness itself
-_WAITING = (
-    3.0  # wall time of a test as a multiple of its CPU time: cores may be busy, and a sleeping program costs none
-)
+_WALL = 10.0  # wall time of a test as a multiple of its CPU time: cores may be busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +38,18 @@ async def run_tests(sandbox: Sandbox, program: str, tests: CodeTests, timeout_s:
     """Run a program with the input of each test, and compare what it gives.
 
     Args:
-        timeout_s: CPU seconds of each test. Waiting is limited to three times that, and a second.
+        timeout_s: CPU seconds of each test. A test that waits for as long and a second more is over its time too.
 
     Raises:
         SandboxFailedError: the sandbox itself failed, so nothing is known of the program.
     """
-    count, wall_s = len(tests.inputs), _WAITING * timeout_s + 1
+    count, wall_s = len(tests.inputs), _WALL * timeout_s + 1
     asked = {
         "program": program,
         "entry_point": tests.entry_point,
         "inputs": tests.inputs,
         "cpu_s": timeout_s,
+        "idle_s": timeout_s + 1,
         "wall_s": wall_s,
         "reply_bytes": _REPLY_BYTES,
     }
@@ -71,10 +70,10 @@ async def run_tests(sandbox: Sandbox, program: str, tests: CodeTests, timeout_s:
         }
         over = run.limit or "a limit"
         return CodeRun(False, size.get(over, over), over in ("cpu", "wall"))
-    return _judged(run.stdout, run.cpu_s, tests, timeout_s, wall_s)
+    return _judged(run.stdout, run.cpu_s, tests, timeout_s)
 
 
-def _judged(stdout: bytes, cpu_s: float, tests: CodeTests, timeout_s: float, wall_s: float) -> CodeRun:
+def _judged(stdout: bytes, cpu_s: float, tests: CodeTests, timeout_s: float) -> CodeRun:
     """Compare the harness's lines. A program may have garbled them, which makes it wrong."""
     same = same_text if tests.entry_point is None else same_value
     slowest_s, right = 0.0, 0
@@ -85,7 +84,7 @@ def _judged(stdout: bytes, cpu_s: float, tests: CodeTests, timeout_s: float, wal
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return CodeRun(False)
         if over in ("cpu", "wall"):
-            return CodeRun(False, f"cpu {timeout_s:g} s" if over == "cpu" else f"wall {wall_s:g} s", over_time=True)
+            return CodeRun(False, f"{over} {timeout_s + (over == 'wall'):g} s", over_time=True)
         if over is not None:
             return CodeRun(False, "output 64 KiB")
         if not isinstance(value, str) or not same(value, expected):
