@@ -101,10 +101,8 @@ def test(asked: dict[str, Any], given: Any) -> dict[str, Any]:
             break
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, LOOK_S)
-        if not watch.over:
-            watch.look()
-            if watch.over:
-                os.kill(pid, signal.SIGKILL)
+        if not watch.over and watch.look():
+            os.kill(pid, signal.SIGKILL)
     cpu_s = used.ru_utime + used.ru_stime
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF:
         watch.over = "cpu"
@@ -124,13 +122,14 @@ class Watch:
         self.asked, self.begun = asked, time.monotonic()
         self.worked, self.used_s = self.begun, 0.0
 
-    def look(self) -> None:
-        """Look at its CPU time."""
+    def look(self) -> str:
+        """Look at its CPU time. Returns what it is over, if anything."""
         now, used_s = time.monotonic(), time.clock_gettime(self.clock)
         if used_s >= self.used_s + WORK_S:
             self.worked, self.used_s = now, used_s
         if now - self.worked > self.asked["idle_s"] or now - self.begun > self.asked["wall_s"]:
             self.over = "wall"
+        return self.over
 
 
 def main() -> None:
