@@ -1,14 +1,18 @@
 """The task of programs to write: right references, hidden tests that catch every misreading, tails, and one form of rows."""
 
+import asyncio
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.reward.code import program_in, read_tests, run_tests
 from tailrace.reward.errors import SpecificationError
+from tailrace.reward.sandbox import select_sandbox
 from tailrace.reward.tasks import Programs, get_task, split_of
 from tailrace.reward.tasks.hidden_tests import hidden_tests, misreadings
 from tailrace.reward.tasks.program_text import fenced, program
@@ -134,3 +138,29 @@ def test_wrong_requests_are_refused():
         read_specification("Write f(v0) in Python:\n v1 divide 3\n return v1\n")
     with pytest.raises(ValueError, match="1 <= min_clauses <= max_clauses"):
         Programs("none", 3, 2, exponent=1.0, warm_exponent=1.0, repeated=0.2, misread=0.5, endless=0.1)
+
+
+def test_the_sandbox_scores_careful_misread_and_endless_programs_as_they_are():
+    rows = [row for row in TASK.generate("train", 200, 9) if "times subtract" in row["prompt"]][:4]
+    endless = Programs("endless", 2, 20, exponent=1.8, warm_exponent=1.2, repeated=0.2, misread=0.5, endless=1.0)
+    asked = [
+        (TASK.demonstrations(rows, 9, misread=0.0), 5.0, (True, "")),
+        (replace(TASK, endless=0.0).demonstrations(rows, 9, misread=1.0), 5.0, (False, "")),
+        (endless.demonstrations(rows, 9), 0.2, (False, "cpu 0.2 s")),
+    ]
+
+    async def outcomes():
+        sandbox = select_sandbox()
+        try:
+            return [
+                [
+                    await run_tests(sandbox, program_in(response), read_tests(row["metadata"]), timeout_s)
+                    for row, (_, response) in zip(rows, demonstrations, strict=True)
+                ]
+                for demonstrations, timeout_s, _ in asked
+            ]
+        finally:
+            await sandbox.close()
+
+    for found, (_, _, expected) in zip(asyncio.run(outcomes()), asked, strict=True):
+        assert [(run.right, run.over_budget) for run in found] == [expected] * len(rows)

@@ -1,0 +1,70 @@
+"""Rows of programs in files: those of the generated task and others of their form, as JSON Lines and as Parquet."""
+
+import json
+
+import pytest
+
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.data_check import check_data
+from tailrace.pipeline.run.prompt_reading import read_files
+from tailrace.reward.code import read_tests
+from tailrace.reward.tasks import get_task, write_jsonl
+
+WHOLE = {
+    "prompt": "Read a number and print its double.",
+    "answer": "print(2 * int(input()))",
+    "verifier": "code",
+    "metadata": {"tests": [{"stdin": "3\n", "stdout": "6\n"}], "limits": {"memory_mib": 128}},
+}
+
+
+def written(tmp_path, form, rows):
+    path = tmp_path / f"train.{form}"
+    if form == "jsonl":
+        write_jsonl(path, rows)
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return validate([("mine", {"task": {"train": str(path)}, "model": {"path": str(tmp_path)}})])
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A tokenizer of words with room for every prompt."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 1000}')
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_rows_keep_their_tests_limits_and_times(model, form):
+    rows = [*get_task("programs").generate("train", 12, 1), WHOLE]
+    config = written(model, form, rows)
+    assert not check_data(config).faults
+    (model / "kept").mkdir()
+    read_files(config, model, into=model / "kept")
+    kept = [json.loads(line) for line in (model / "kept" / "train.jsonl").read_text().splitlines()]
+    for row, found in zip(rows, kept, strict=True):
+        assert (found["prompt"], found["answer"], found["verifier"]) == (row["prompt"], row["answer"], "code")
+        assert read_tests(found["metadata"]) == read_tests(row["metadata"])
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_rows_that_cannot_be_tested_are_told_with_their_places(model, form):
+    right = {"prompt": "q", "answer": "", "verifier": "code"}
+    rows = [
+        right | {"metadata": {"tests": [{"args": [1], "expected": 2}]}},
+        right | {"metadata": {"entry_point": "f", "tests": []}},
+    ]
+    with pytest.raises(ConfigError) as raised:
+        check_data(written(model, form, rows))
+    first, second = str(raised.value).splitlines()
+    assert "as test 1, expected 'tests'" in first
+    assert "found a row without tests" in second
