@@ -19,4 +19,4 @@ def test_the_program_runs_and_prints_what_the_text_says(tmp_path, monkeypatch, c
     first, second, third = capsys.readouterr().out.splitlines()
     assert 0 < float(first) < 1
     assert 0 < float(second) < 1
-    assert re.fullmatch(r"no score: the judge's input has \d+ tokens, expected at most 1024", third)
+    assert re.fullmatch(r"no score: the judge's input has \d+ tokens, expected at least 1 and at most 1024", third)

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tailrace.reward.errors import JudgeError, JudgeMemoryError
 from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem, Unjudged
+from tailrace.reward.testing import ODD_RESPONSES
 
 KINDS = ("qwen3", "qwen2", "llama", "mistral")
 CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
@@ -153,9 +154,32 @@ def test_what_is_too_long_or_lacks_a_field_is_not_judged_and_the_others_are(judg
     with Judge(JudgeConfig(judge_model(), template)) as judge:
         long, score, lacking = judge.score(items)
         tokens = len(judge.tokens(items[0]))
-    assert long == Unjudged(f"the judge's input has {tokens} tokens, expected at most 128", permanent=True)
+    assert long == Unjudged(
+        f"the judge's input has {tokens} tokens, expected at least 1 and at most 128", permanent=True
+    )
     assert isinstance(score, float)
     assert lacking == Unjudged("the judge's template shows {answer}, which this item leaves empty", permanent=True)
+
+
+def test_odd_responses_are_judged_too_and_cost_others_nothing(judge_model, template):
+    odd = [JudgeItem(response, "0", "1") for response in ODD_RESPONSES]
+    with Judge(JudgeConfig(judge_model(), "{response}", max_tokens=100)) as judge:
+        outcomes = judge.score([*odd, JudgeItem("1 2")])
+        assert outcomes[-1] == pytest.approx(judge.score([JudgeItem("1 2")])[0], abs=1e-6)
+    assert outcomes[ODD_RESPONSES.index("")] == Unjudged(
+        "the judge's input has 0 tokens, expected at least 1 and at most 100", permanent=True
+    )
+    for response, outcome in zip(ODD_RESPONSES, outcomes, strict=False):
+        assert isinstance(outcome, float) or "tokens, expected" in outcome.reason, (response, outcome)
+
+
+def test_a_tokenizer_that_fails_costs_only_its_item(judge_model):
+    fails = "{% if 'bad' in messages[0]['content'] %}{{ raise_exception('no') }}{% endif %}{{ messages[0]['content'] }}"
+    with Judge(JudgeConfig(judge_model(), "{response}", chat=True)) as judge:
+        judge._tokenizer.chat_template = fails
+        bad, good = judge.score([JudgeItem("bad"), JudgeItem("1 2")])
+    assert bad == Unjudged("the judge's tokenizer failed: TemplateError: no", permanent=True)
+    assert isinstance(good, float)
 
 
 def test_a_threshold_makes_scores_of_one_and_zero(judge_model, template, judged_items):

@@ -1,6 +1,7 @@
 import pytest
 
-from tailrace.reward.errors import JudgeError
+from tailrace.reward import load_verifier
+from tailrace.reward.errors import JudgeError, ScoringError
 from tailrace.reward.judge import JudgeItem, JudgeTemplate
 
 
@@ -35,3 +36,8 @@ def test_it_names_the_field_that_an_item_leaves_empty():
     template = JudgeTemplate("{response} {rubric}")
     assert template.missing(JudgeItem("", rubric="be kind")) is None
     assert template.missing(JudgeItem("12")) == "rubric"
+
+
+def test_rows_can_name_it_and_a_worker_without_a_model_says_so():
+    with pytest.raises(ScoringError, match="no judge"):
+        load_verifier("judge")("<answer>12</answer>", "12", {})

@@ -107,18 +107,11 @@ class Judge:
         outcomes: dict[int, Judgement] = {}
         inputs: dict[int, list[int]] = {}
         for index, item in enumerate(items):
-            if missing := self._template.missing(item):
-                outcomes[index] = Unjudged(
-                    f"the judge's template shows {{{missing}}}, which this item leaves empty", permanent=True
-                )
-                continue
-            ids = self.tokens(item)
-            if len(ids) > self.max_tokens:
-                outcomes[index] = Unjudged(
-                    f"the judge's input has {len(ids)} tokens, expected at most {self.max_tokens}", permanent=True
-                )
+            found = self._input(item)
+            if isinstance(found, Unjudged):
+                outcomes[index] = found
             else:
-                inputs[index] = ids
+                inputs[index] = found
         for batch in self._batches({index: len(ids) for index, ids in inputs.items()}):
             scores = self._pass([inputs[index] for index in batch])
             outcomes.update(zip(batch, scores, strict=True))
@@ -136,6 +129,20 @@ class Judge:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _input(self, item: JudgeItem) -> list[int] | Unjudged:
+        """An item's token ids, or why this judge cannot read it: a fault of the item, which must not cost others theirs."""
+        if missing := self._template.missing(item):
+            reason = f"the judge's template shows {{{missing}}}, which this item leaves empty"
+            return Unjudged(reason, permanent=True)
+        try:
+            ids = self.tokens(item)
+        except Exception as error:
+            return Unjudged(f"the judge's tokenizer failed: {type(error).__name__}: {error}", permanent=True)
+        if not 0 < len(ids) <= self.max_tokens:
+            reason = f"the judge's input has {len(ids)} tokens, expected at least 1 and at most {self.max_tokens}"
+            return Unjudged(reason, permanent=True)
+        return ids
 
     def _batches(self, lengths: dict[int, int]) -> Iterator[list[int]]:
         """Groups of items of rising length that keep a pass's limits and fit the budget, if need be with no layer resident."""
@@ -200,6 +207,7 @@ class Judge:
         return (hidden.gather(1, last.view(-1, 1, 1).expand(-1, 1, hidden.shape[2])),)
 
     def _guarded(self, text: str) -> str:
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair cannot be tokenized
         for token in self._special:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
