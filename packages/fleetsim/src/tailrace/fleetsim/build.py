@@ -14,7 +14,7 @@ from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
 from tailrace.fleetsim.hardware import Device, ModelShape, find_device, model
 from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.fleet import profiled_fleet
-from tailrace.fleetsim.quantities import failures, parts, samples, warm_up
+from tailrace.fleetsim.quantities import failures, parts, samples, scoring_pools, warm_up
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.pipeline.config.models import Choice, CostModelConfig, RunConfig
 from tailrace.pipeline.config.policies import load_policy
@@ -69,6 +69,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         batches=batches,
         slow=_slow_replicas(table, split.replicas, seed),
         failures=failures(table, table.rollout.tensor_parallel, split.trainer_gpus, seed),
+        scoring=scoring_pools(table),
         relays=config.relay.count,
         faults=tuple(build_faults(config)),
         description=split.describe(table),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailrace.faulttol import Fault
-from tailrace.fleetsim.config import DelayConfig, Goal, RolloutFleet
+from tailrace.fleetsim.config import DelayConfig, Goal, RolloutFleet, ScoringPool
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.failures import FailureRate
 from tailrace.fleetsim.workload.workload import Workload
@@ -79,6 +79,7 @@ class SimulatedFleet:
         batches: number of batches after which the simulation stops; the pipeline's own number may be higher.
         slow: speeds of slow replicas.
         failures: members that die by themselves.
+        scoring: the workers that score each kind; empty if every trajectory is scored at once.
         relays: one per machine of those that matter.
         faults: scripted ones.
         description: the fleet in words.
@@ -107,6 +108,7 @@ class SimulatedFleet:
     batches: int | None = None
     slow: dict[str, float] = field(default_factory=dict)
     failures: FailureRate = field(default_factory=FailureRate)
+    scoring: Mapping[str, ScoringPool] = field(default_factory=dict)
     relays: int = 1
     faults: tuple[Fault, ...] = ()
     description: str = ""

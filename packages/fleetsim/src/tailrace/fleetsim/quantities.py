@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from tailrace.contracts import Progress
-from tailrace.fleetsim.config import FleetConfig
+from tailrace.fleetsim.config import FleetConfig, ScoringPool
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import DAY_S, FailureRate
 from tailrace.pipeline.spec import PipelineSpec
 
 WARM_UP = 10
+_ONE = {True: "workload.scoring", False: "scoring"}
 
 
 def samples(spec: PipelineSpec) -> int:
@@ -31,6 +32,21 @@ def warm_up(table: FleetConfig, spec: PipelineSpec) -> int:
             f"batches: at most {spec.steps - 1}"
         )
     return chosen
+
+
+def scoring_pools(table: FleetConfig) -> dict[str, ScoringPool]:
+    """The workers of each kind that the workload has.
+
+    Raises:
+        FleetError: a kind has no pool, or a pool no kind.
+    """
+    kinds = {part.kind for part in table.workload.scoring} if table.workload is not None else set()
+    if odd := sorted(kinds ^ table.scoring.keys()):
+        missing = "workload.scoring of that kind" if odd[0] in table.scoring else f"a pool: scoring.{odd[0]}.workers"
+        raise FleetError(
+            f"table 'fleet': found the kind {odd[0]!r} in {_ONE[odd[0] in kinds]} only, expected {missing}"
+        )
+    return dict(table.scoring)
 
 
 def failures(table: FleetConfig, replica_gpus: int, trainer_gpus: int, seed: int) -> FailureRate:

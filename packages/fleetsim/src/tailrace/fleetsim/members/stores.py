@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
+from tailrace.fleetsim.members.reward_stage import ModelledScore, RewardStage
 from tailrace.fleetsim.world import World
 
 if TYPE_CHECKING:
@@ -52,11 +53,14 @@ class Data:
 
 
 class ScorerModel:
-    """Scores finished trajectories; each has its own duration."""
+    """Scores finished trajectories: each at once with its own duration, or in the reward stage if the fleet has one."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._member: VirtualMember | None = None
+        fleet = world.fleet
+        batch = fleet.spec.batch_groups * fleet.samples
+        self._stage = RewardStage(world.time, fleet.scoring, batch, self._ended) if fleet.scoring else None
 
     def begin(self, member: VirtualMember) -> None:
         self._member = member
@@ -69,16 +73,23 @@ class ScorerModel:
         return {}
 
     def submit(self, commands: Sequence[c.Command]) -> None:
-        """Begin to score the trajectories of each `Score`."""
+        """Begin to score the trajectories of each `Score`, and stop with those of each `Abort`."""
         for command in commands:
             if isinstance(command, c.Score):
                 self.score(command)
+            elif isinstance(command, c.Abort) and self._stage is not None:
+                self._stage.abort(command.trajectories)
 
     def score(self, command: c.Score) -> None:
         """Score trajectories: each after a common delay and its own scoring time."""
         world, member = self._world, self._member
         assert member is not None
         known, delay = world.tokens.trajectories, world.fleet.delays.reward_s
+        if self._stage is not None:
+            for name in command.trajectories:
+                if name in known:
+                    self._stage.add(name, known[name], command.seq)
+            return
         at_once = []
         for name in command.trajectories:
             slower = known[name].sample.reward_s if name in known else 0.0
@@ -98,11 +109,28 @@ class ScorerModel:
         known = self._world.tokens.trajectories
         member.say([c.Scored(name, known[name].sample.reward, seq) for name in names if name in known])
 
+    def _ended(self, score: ModelledScore) -> None:
+        delay = self._world.fleet.delays.reward_s
+        if delay:
+            self._world.time.at(self._world.time.now() + delay, self._say, (self._member, score))
+        else:
+            self._say((self._member, score))
+
+    def _say(self, said: tuple[VirtualMember | None, ModelledScore]) -> None:
+        member, score = said
+        if member is None or member is not self._member or score.trajectory not in self._world.tokens.trajectories:
+            return
+        over = "" if score.timeout_s is None else f"cpu {score.timeout_s:g} s"
+        reward, seconds = score.reward, score.seconds
+        member.say([c.Scored(score.trajectory, reward, score.answers, seconds=seconds, over_budget=over)])
+
     def die(self) -> None:
         self._member = None
+        if self._stage is not None:
+            self._stage.clear()
 
     def hang(self) -> None:
-        self._member = None
+        self.die()
 
     def stall(self) -> None:
         """It has no engine."""

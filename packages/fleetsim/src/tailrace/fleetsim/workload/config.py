@@ -7,6 +7,7 @@
     drift = [[0, 1.0], [100, 1.4]]
     environment = { calls = { mean = 2.5, max = 8 }, latency = { median = 2.0, sigma = 1.2, cap = 60.0 } }
     solve_rate = { mean = 0.5, spread = 1.0 }
+    scoring = [{ kind = "code", median = 1.0, sigma = 0.8, endless = 0.05 }, { kind = "math", weight = 2, median = 0.02 }]
 
 Other forms of lengths: ``"intern-s1-math"``, ``{ preset = "deepcoder-14b", scale = 0.5 }``, ``512``,
 ``{ quantiles = [[0.5, 465], [0.9, 1041], [0.99, 2711]], cap = 20000 }``. To replay a recorded run: ``trace = "file.jsonl"``.
@@ -29,6 +30,7 @@ from tailrace.fleetsim.workload.lengths_config import LengthsField, Positive, St
 from tailrace.fleetsim.workload.presets import RESPONSES
 from tailrace.fleetsim.workload.replayed import ReplayedWorkload
 from tailrace.fleetsim.workload.rewards import SolveRate
+from tailrace.fleetsim.workload.scoring import Scoring, ScoringKind
 from tailrace.fleetsim.workload.shapes import Lognormal
 from tailrace.fleetsim.workload.workload import Workload
 
@@ -69,8 +71,24 @@ class SolveRateConfig(Strict):
     spread: Annotated[float, Field(ge=0, le=20)] = 1.0
 
 
+class ScoringConfig(Strict):
+    """Scores of one kind: lognormal seconds, and the share that never ends. Its pool is ``[fleet.scoring.KIND]``."""
+
+    kind: str
+    median: Positive
+    sigma: Annotated[float, Field(ge=0, le=10)] = 0.0
+    correlation: Share = 0.0
+    endless: Share = 0.0
+    references: bool = False
+    weight: Positive = 1.0
+
+
 # Laminar's limit and the preset for it; unset response lengths are scaled from these.
 _USUAL_LIMIT, _USUAL = 16_384, "lognormal"
+
+
+def _scoring_kind(part: ScoringConfig) -> ScoringKind:
+    return ScoringKind(part.kind, part.median, part.sigma, part.correlation, part.endless, part.references, part.weight)
 
 
 class WorkloadConfig(Strict):
@@ -84,6 +102,7 @@ class WorkloadConfig(Strict):
         environment: the environment of multi-turn tasks.
         solve_rate: how often samples are right; with a trace, for samples without a reward.
         reward_latency: seconds of scoring in addition to the fleet's `delays.reward_s`; None: 0.
+        scoring: kinds of scores, in place of `reward_latency`; each waits for a worker of its pool.
         trace: a recorded run as JSON lines (see `traces`); the path is relative to the configuration file.
     """
 
@@ -94,6 +113,7 @@ class WorkloadConfig(Strict):
     environment: EnvironmentConfig | None = None
     solve_rate: SolveRateConfig = SolveRateConfig()
     reward_latency: LatencyConfig | None = None
+    scoring: Annotated[tuple[ScoringConfig, ...], BeforeValidator(as_tuples)] = ()
     trace: Annotated[Path, BeforeValidator(_as_path)] | None = None
 
     @model_validator(mode="after")
@@ -102,6 +122,11 @@ class WorkloadConfig(Strict):
         given = [name for name in beside if getattr(self, name) is not None]
         if self.trace is not None and given:
             raise ValueError(f"trace, or {', '.join(given)}, not both: a trace has its own lengths and turns")
+        if self.scoring and (self.trace is not None or self.reward_latency is not None):
+            raise ValueError("scoring without trace and reward_latency: it says how long scores take")
+        kinds = [part.kind for part in self.scoring]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError("scoring with each kind once")
         return self
 
     def build(self, seed: int, max_tokens: int) -> Workload:
@@ -128,6 +153,7 @@ class WorkloadConfig(Strict):
             solve_rate=solve_rate,
             environment=None if self.environment is None else self.environment.environment,
             reward_latency=reward_latency,
+            scoring=Scoring(tuple(map(_scoring_kind, self.scoring))) if self.scoring else None,
         )
         return DrawnWorkload(distributions, seed=seed, max_tokens=max_tokens)
 

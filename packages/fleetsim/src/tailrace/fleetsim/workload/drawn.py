@@ -12,6 +12,7 @@ from tailrace.fleetsim.workload.groups import RandomStream, draws, stream
 from tailrace.fleetsim.workload.lengths import P99, PER_SCORE, ZERO, Lengths
 from tailrace.fleetsim.workload.rewards import SolveRate
 from tailrace.fleetsim.workload.sample import Sample
+from tailrace.fleetsim.workload.scoring import Scoring
 from tailrace.fleetsim.workload.workload import Description, Workload
 
 _NO_DRIFT = Drift()
@@ -30,6 +31,7 @@ class Distributions:
         solve_rate: how often samples are right.
         environment: the environment of multi-turn tasks; None for one turn.
         reward_latency: seconds of scoring; None for 0.
+        scoring: kinds of scores with their seconds; None for one kind with `reward_latency`.
     """
 
     prompt: Lengths
@@ -39,6 +41,7 @@ class Distributions:
     solve_rate: SolveRate = _EVEN_ODDS
     environment: Environment | None = None
     reward_latency: Latency | None = None
+    scoring: Scoring | None = None
 
 
 class DrawnWorkload(Workload):
@@ -93,6 +96,8 @@ class DrawnWorkload(Workload):
             seconds = self._latency.draw(stream(self.seed, index, RandomStream.SCORING), samples)
             for sample, reward_s in zip(group, seconds, strict=True):
                 sample.reward_s = reward_s
+        if self.distributions.scoring is not None:
+            self.distributions.scoring.assign(stream(self.seed, index, RandomStream.SCORING), group)
         return group
 
     def describe(self, version: int = 0) -> Description:

@@ -15,13 +15,17 @@ class Sample:
         prompt_tokens: number of prompt tokens, the same in a whole group.
         turns: response tokens of each turn, and the seconds in the environment after it (0 after the last).
         reward: the verifier's reward.
-        reward_s: seconds to score it, without the fleet's delays.
+        reward_s: seconds to score it, without the fleet's delays; infinite if its program never ends.
+        reference_s: seconds of the prompt's reference solution; None if it has none.
+        kind: the pool that scores it; empty if the workload has no kinds.
     """
 
     prompt_tokens: int
     turns: Turns
     reward: float
     reward_s: float = 0.0
+    kind: str = ""
+    reference_s: float | None = None
 
     @property
     def response_tokens(self) -> int:
