@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.reward import JudgeSettings, Kind, RewardScheduler, ScoreItem
 from tailrace.reward.errors import JudgeClosedError, JudgeError, WorkerDiedError
 from tailrace.reward.judge import Judge, JudgeConfig, JudgeItem, JudgeProcess, Unjudged
 
@@ -97,7 +98,37 @@ def test_a_judge_that_cannot_be_made_says_so_at_the_start_and_to_each_item(judge
             assert len(outcomes) == 2
             assert all("expected {response}" in outcome.reason and not outcome.permanent for outcome in outcomes)
         async with JudgeProcess(JudgeConfig(judge_model(), template), start_timeout_s=0.01) as process:
-            with pytest.raises(WorkerDiedError, match=r"not loaded within 0\.01 s"):
+            with pytest.raises(WorkerDiedError, match=r"loading the judge gave no result within 0\.01 s"):
                 await process.start()
+
+    asyncio.run(scenario())
+
+
+def test_a_scheduler_loses_no_score_when_its_judge_is_killed(judge_model, template):
+    """The judge dies three times in the middle of 200 scores, which share batches with each other and wait for nobody else."""
+    config = JudgeConfig(judge_model(), template, batch_items=BATCH, threads=1, device="cpu")
+    items = [
+        ScoreItem(str(n), "1 2 3 " * (1 + n % 20), str(n % 7), "judge", {}, prompt_text=str(n % 10)) for n in range(ITEMS)
+    ]
+    with Judge(config) as judge:
+        expected = judge.score([JudgeItem(item.response_text, item.prompt_text, item.answer) for item in items])
+
+    async def scenario():
+        settings = JudgeSettings(workers=BATCH, attempts=9, judge=config)
+        async with RewardScheduler(judge=settings) as scheduler:
+            await scheduler.start([Kind.JUDGE])
+            outcomes, killed = [], set()
+            async for outcome in scheduler.score([*items, ScoreItem("n", "<answer>1</answer>", "1", "exact")]):
+                outcomes.append(outcome)
+                if len(outcomes) in (30, 90, 150):
+                    (pid,) = [backend.pid for backend in set(scheduler._pools[Kind.JUDGE].backends)]
+                    killed.add(pid)
+                    os.kill(pid, signal.SIGKILL)
+        assert len(killed) == 3
+        assert all(gone(pid) for pid in killed)
+        rewards = {outcome.trajectory: outcome.reward for outcome in outcomes}
+        assert len(outcomes) == len(rewards) == ITEMS + 1
+        assert rewards.pop("n") == 1.0
+        assert [rewards[str(n)] for n in range(ITEMS)] == pytest.approx(expected, abs=1e-5)
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ from tailrace.reward.errors import RewardError, ScorerClosedError, ScoringError,
 from tailrace.reward.items import Outcome, Recheck, ScoreItem, ScoringFailure, ScoringResult
 from tailrace.reward.scheduler import RewardScheduler
 from tailrace.reward.scorer import Scorer
-from tailrace.reward.settings import CodeSettings, Kind, PoolSettings, VerifierSettings, kind_of
+from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, PoolSettings, VerifierSettings, kind_of
 from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
 from tailrace.reward.verifiers import Verdict, Verifier, load_verifier, read_verdict, verifier_names
 
@@ -17,6 +17,7 @@ __all__ = [
     "AdaptiveTimeout",
     "Anchors",
     "CodeSettings",
+    "JudgeSettings",
     "Kind",
     "Outcome",
     "PoolSettings",

@@ -15,6 +15,7 @@ from tailrace.reward.errors import WorkerDiedError, WorkerTimeoutError
 
 _READ_BYTES = 1 << 16
 _SAID_BYTES = 1 << 16  # of what the child prints, this much is kept at most
+_REAP_S = 30.0
 _REPLY_BYTES = 1 << 26  # longest line of a reply
 DEBUG = "TAILRACE_DEBUG"
 """With this environment variable, what verifiers print is shown on stderr."""
@@ -41,12 +42,12 @@ class WorkerProcess:
         """The process's id while it runs."""
         return None if self._process is None else self._process.pid
 
-    async def ask(self, request: Mapping[str, Any], timeout_s: float, what: str) -> dict[str, Any]:
+    async def ask(self, request: Mapping[str, Any], timeout_s: float | None, what: str) -> dict[str, Any]:
         """The reply to a request.
 
         Args:
             request: JSON values only.
-            timeout_s: deadline of the reply.
+            timeout_s: deadline of the reply; None: the caller has its own, and cancels.
             what: what is asked, for messages.
 
         Raises:
@@ -63,7 +64,7 @@ class WorkerProcess:
             last = self._last_words()
             await self.stop()
             raise WorkerTimeoutError(
-                f"{what} gave no result within {timeout_s:g} s; the worker was killed and will be replaced{last}"
+                f"{what} gave no result within {timeout_s or 0:g} s; the worker was killed and will be replaced{last}"
             ) from None
         except (OSError, EOFError, ValueError) as error:
             last = self._last_words()
@@ -79,7 +80,10 @@ class WorkerProcess:
         return reply
 
     async def stop(self) -> int | None:
-        """Kill the process and what it started, and reap it. Returns its exit status, None if there was none."""
+        """Kill the process and what it started, and reap it. Returns its exit status, None if there was none.
+
+        A process that a driver holds in the kernel ends when that lets it go; it is not waited for for long.
+        """
         process, self._process = self._process, None
         said, self._said = self._said, None
         if said is not None:
@@ -90,7 +94,9 @@ class WorkerProcess:
             os.killpg(process.pid, signal.SIGKILL)  # a process that has ended by itself keeps its status
         if process.stdin is not None:
             process.stdin.close()
-        return await process.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _REAP_S)
+        return process.returncode
 
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is None:

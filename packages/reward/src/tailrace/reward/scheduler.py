@@ -15,12 +15,14 @@ from types import TracebackType
 from typing import Self
 
 from tailrace.reward.code.backend import CodeBackend
-from tailrace.reward.errors import ScorerClosedError
+from tailrace.reward.errors import JudgeError, ScorerClosedError
 from tailrace.reward.functions import VerifierWorker
 from tailrace.reward.items import Outcome, Recheck, ScoreItem
+from tailrace.reward.judge.backend import JudgeBackend
+from tailrace.reward.judge.process import JudgeProcess
 from tailrace.reward.pool import Backend, Job, Pool
 from tailrace.reward.sandbox import select_sandbox
-from tailrace.reward.settings import CodeSettings, Kind, VerifierSettings, kind_of
+from tailrace.reward.settings import CodeSettings, JudgeSettings, Kind, VerifierSettings, kind_of
 
 
 class RewardScheduler:
@@ -29,6 +31,7 @@ class RewardScheduler:
     Args:
         math: settings of the pool of verifier functions.
         code: settings of the pool of programs.
+        judge: settings of the pool of a judge.
         rechecked: told of every program that had used up its timeout and was tried again with the largest one.
     """
 
@@ -37,9 +40,11 @@ class RewardScheduler:
         *,
         math: VerifierSettings | None = None,
         code: CodeSettings | None = None,
+        judge: JudgeSettings | None = None,
         rechecked: Callable[[Recheck], None] | None = None,
     ) -> None:
         self._math, self._code = math or VerifierSettings(), code or CodeSettings()
+        self._judge = judge or JudgeSettings()
         self._rechecked = rechecked or (lambda _: None)
         self._pools: dict[Kind, Pool] = {}
         self._jobs: dict[str, Job] = {}
@@ -48,13 +53,19 @@ class RewardScheduler:
         """The sandbox's name, once a program was to be scored."""
 
     async def start(self, kinds: Collection[Kind]) -> None:
-        """Start pools before their first item comes.
+        """Start pools before their first item comes. A judge loads its model.
 
         Raises:
             NoSandboxError: there are programs to score and no sandbox works here.
+            JudgeError: there are responses to judge, and no judge, or its model, template or memory budget is wrong.
+            WorkerDiedError: the judge's process ended, or did not load its model within its deadline.
         """
         for kind in kinds:
-            self._pool(kind)
+            pool = self._pool(kind)
+            if kind is Kind.JUDGE:
+                for backend in set(pool.backends):
+                    if isinstance(backend, JudgeBackend):
+                        await backend.start()
 
     async def score(self, items: Iterable[ScoreItem]) -> AsyncIterator[Outcome]:
         """The outcomes of some items, each as soon as it is known. Items of a full pool wait, those of others do not.
@@ -90,6 +101,7 @@ class RewardScheduler:
 
         Raises:
             NoSandboxError: it is a program and no sandbox works here.
+            JudgeError: it is to be judged and there is no judge.
             ScorerClosedError: the scheduler is closed.
         """
 
@@ -113,9 +125,9 @@ class RewardScheduler:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids of the running workers of verifier functions."""
-        backends = self._pools[Kind.MATH].backends if Kind.MATH in self._pools else ()
-        found = [backend.pid for backend in backends if isinstance(backend, VerifierWorker)]
+        """Process ids of the running workers of verifier functions, and of the judge."""
+        backends = {backend for pool in self._pools.values() for backend in pool.backends}
+        found = [backend.pid for backend in backends if isinstance(backend, VerifierWorker | JudgeBackend)]
         return tuple(pid for pid in found if pid is not None)
 
     async def close(self) -> None:
@@ -149,6 +161,12 @@ class RewardScheduler:
             self.sandbox = sandbox.name
             backends = [CodeBackend(sandbox, settings, self._rechecked)] * settings.workers
             return Pool(backends, settings.queue, settings.attempts)
+        if kind is Kind.JUDGE:
+            if self._judge.judge is None:
+                raise JudgeError("found responses to judge and no judge, expected the settings of one")
+            judge = JudgeProcess(self._judge.judge, start_timeout_s=self._judge.start_timeout_s)
+            backends = [JudgeBackend(judge, self._judge.timeout_s)] * self._judge.workers
+            return Pool(backends, self._judge.queue, self._judge.attempts)
         backends = [VerifierWorker(self._math) for _ in range(self._math.workers)]
         return Pool(backends, self._math.queue, self._math.attempts)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from tailrace.reward.errors import SettingsError
+from tailrace.reward.judge.config import JudgeConfig
 from tailrace.reward.timeouts import AdaptiveTimeout
 
 
@@ -70,10 +71,7 @@ class VerifierSettings(PoolSettings):
 
     def __post_init__(self) -> None:
         PoolSettings.__post_init__(self)
-        for name in ("timeout_s", "start_timeout_s"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise SettingsError(f"found {name} = {value:g}, expected more than 0 seconds")
+        check_seconds(timeout_s=self.timeout_s, start_timeout_s=self.start_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,3 +95,35 @@ class CodeSettings(PoolSettings):
         PoolSettings.__post_init__(self)
         if not 0 <= self.recheck_share <= 1:
             raise SettingsError(f"found recheck_share = {self.recheck_share:g}, expected 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeSettings(PoolSettings):
+    """The pool of a judge.
+
+    Args:
+        workers: responses that are judged at once; a batch takes as many as wait.
+        judge: the model, its template and its limits; None: there is no judge, and rows that ask for one are refused.
+        timeout_s: deadline of one score, in seconds. Loading the model does not count.
+        start_timeout_s: deadline for starting the judge's process and loading its model.
+    """
+
+    workers: int = 16
+    judge: JudgeConfig | None = None
+    timeout_s: float = 120.0
+    start_timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        PoolSettings.__post_init__(self)
+        check_seconds(timeout_s=self.timeout_s, start_timeout_s=self.start_timeout_s)
+
+
+def check_seconds(**values: float) -> None:
+    """Check deadlines.
+
+    Raises:
+        SettingsError: one is not above 0, or not finite.
+    """
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise SettingsError(f"found {name} = {value:g}, expected more than 0 seconds")
