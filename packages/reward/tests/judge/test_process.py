@@ -108,7 +108,8 @@ def test_a_scheduler_loses_no_score_when_its_judge_is_killed(judge_model, templa
     """The judge dies three times in the middle of 200 scores, which share batches with each other and wait for nobody else."""
     config = JudgeConfig(judge_model(), template, batch_items=BATCH, threads=1, device="cpu")
     items = [
-        ScoreItem(str(n), "1 2 3 " * (1 + n % 20), str(n % 7), "judge", {}, prompt_text=str(n % 10)) for n in range(ITEMS)
+        ScoreItem(str(n), "1 2 3 " * (1 + n % 20), str(n % 7), "judge", {}, prompt_text=str(n % 10))
+        for n in range(ITEMS)
     ]
     with Judge(config) as judge:
         expected = judge.score([JudgeItem(item.response_text, item.prompt_text, item.answer) for item in items])

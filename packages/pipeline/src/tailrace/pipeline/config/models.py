@@ -278,6 +278,8 @@ class ExecutorConfig(_Strict):
     """GPUs of a replica"""
     trainer_gpus: float = Field(default=0.0, ge=0)
     """GPUs of a rank of the trainer"""
+    scorer_gpus: float = Field(default=0.0, ge=0)
+    """GPUs of the scorer, for a judge; a share, with replicas that also take a share, places it beside a replica"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """the device of engine and trainer; auto takes CUDA if available"""
 
@@ -312,6 +314,25 @@ class CodePoolConfig(_Strict):
     """time for trying a sample of timed-out programs again with the largest timeout, as a share of the time of all scores"""
 
 
+class JudgePoolConfig(_Strict):
+    """Scores by a language model, in a process of its own beside the scorer."""
+
+    model: FilePath | None = None
+    """directory of the judge's Hugging Face causal language model; none: no judge"""
+    template: str = ""
+    """the text that the judge reads, with {prompt}, {response}, {answer} and {rubric}, or a file with it"""
+    memory_mib: Positive | None = None
+    """most MiB of device memory; layers beyond it stay in host memory and are streamed; none: the whole model on the device"""
+    workers: Positive = 16
+    """responses that are judged at once"""
+    queue: Positive = 256
+    """responses that wait at most; others stay in the trajectory store"""
+    timeout_s: Seconds = 120.0
+    """deadline of one score"""
+    options: dict[str, Any] = {}
+    """further options of the judge, see `tailrace.reward.judge.JudgeConfig`"""
+
+
 class RewardConfig(_Strict):
     """How responses are scored: a pool for each kind of verifier."""
 
@@ -319,6 +340,8 @@ class RewardConfig(_Strict):
     """verifiers that are functions: all but `code` and `judge`"""
     code: CodePoolConfig = CodePoolConfig()
     """the verifier `code`"""
+    judge: JudgePoolConfig = JudgePoolConfig()
+    """the verifier `judge`"""
 
 
 class DeadlineConfig(_Strict):

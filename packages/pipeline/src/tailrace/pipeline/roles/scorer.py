@@ -22,6 +22,7 @@ from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.event_queue import EventQueue
 from tailrace.reward import (
     CodeSettings,
+    JudgeSettings,
     Kind,
     Outcome,
     Recheck,
@@ -44,6 +45,7 @@ class ScorerRole:
         verifiers: names of the verifiers that rows use; their pools start at once, and each is imported.
         math: settings of the pool of verifier functions.
         code: settings of the pool of programs.
+        judge: settings of the pool of a judge.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
     """
 
@@ -54,11 +56,12 @@ class ScorerRole:
         verifiers: Sequence[str],
         math: VerifierSettings | None = None,
         code: CodeSettings | None = None,
+        judge: JudgeSettings | None = None,
         data_timeout_s: float = 180.0,
     ) -> None:
         self._data, self._data_timeout_s = data, data_timeout_s
         self._verifiers = tuple(dict.fromkeys(verifiers))
-        self._scheduler = RewardScheduler(math=math, code=code, rechecked=self._rechecked)
+        self._scheduler = RewardScheduler(math=math, code=code, judge=judge, rechecked=self._rechecked)
         self._events = EventQueue()
         # Everything below belongs to the event loop's thread.
         self._waiting: dict[str, int] = {}  # number of the command by trajectory

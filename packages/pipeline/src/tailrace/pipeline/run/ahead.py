@@ -19,7 +19,8 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
 
     for role, ids in ((DATA, ["0"]), (SCORER, ["0"]), (RELAY, [str(index) for index in range(config.relay.count)])):
         for id_ in ids:
-            host.prepare(role, id_, RoleSpec(_nothing))
+            gpus = config.executor.scorer_gpus if role == SCORER else 0.0
+            host.prepare(role, id_, RoleSpec(_nothing, gpus=gpus))
     if config.trainer.processes == 1:
         backend = {"group": "tailrace.backend", "name": config.trainer.backend}
         gpus = config.executor.trainer_gpus

@@ -169,7 +169,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         token=token,
         roles={
             DATA: RoleSpec(DataRole, data),
-            SCORER: RoleSpec(ScorerRole, scorer),
+            SCORER: RoleSpec(ScorerRole, scorer, gpus=config.executor.scorer_gpus),
             RELAY: RoleSpec(RelayRole, {"transfer": transfer}),
             TRAINER: RoleSpec(
                 TrainerRole, trainer_arguments, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT

@@ -11,7 +11,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.roles.prompts import item_metadata
 from tailrace.pipeline.run.prompt_reading import FoundPrompts, read_files
-from tailrace.pipeline.run.scoring import check_sandbox, score_settings
+from tailrace.pipeline.run.scoring import check_judge, check_sandbox, score_settings
 from tailrace.reward import Kind, Outcome, RewardScheduler, ScoreItem, Scorer, ScoringFailure, kind_of
 from tailrace.reward.tasks import get_task, task_names
 from tailrace.reward.verifiers import is_reference
@@ -34,11 +34,13 @@ def check_data(config: RunConfig) -> FoundPrompts | None:
     gathered = Gathered()
     found = read_files(config, config.model.path)
     gathered.add(*found.faults)
-    code = any(kind_of(verifier) is Kind.CODE for verifier in found.verifiers)
-    if code:
+    if any(kind_of(verifier) is Kind.CODE for verifier in found.verifiers):
         with gathered.check():
             check_sandbox(config)
             _try_references(config, found.references)
+    if any(kind_of(verifier) is Kind.JUDGE for verifier in found.verifiers):
+        with gathered.check():
+            check_judge(config)
     for name, source in config.task.training.items():
         first = found.first.get(name)
         verifier = None if first is None else first.verifier or config.task.verifier

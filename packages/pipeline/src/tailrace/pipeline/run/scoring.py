@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from typing import Any
 
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.config.options import registered
+from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.errors import ConfigError
-from tailrace.reward import AdaptiveTimeout, CodeSettings, SettingsError, VerifierSettings
+from tailrace.reward import AdaptiveTimeout, CodeSettings, JudgeSettings, SettingsError, VerifierSettings
+from tailrace.reward.errors import JudgeError, WorkerDiedError
+from tailrace.reward.judge import JudgeConfig, JudgeProcess
 from tailrace.reward.sandbox import NoSandboxError, select_sandbox
 from tailrace.reward.verifiers import is_reference
 
@@ -23,7 +26,7 @@ def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any
     Raises:
         ConfigError: two settings contradict each other.
     """
-    functions, code = config.reward.math, config.reward.code
+    functions, code, judge = config.reward.math, config.reward.code, config.reward.judge
     own = {name: name for name in verifiers if is_reference(name)}
     try:
         timeouts = AdaptiveTimeout(code.min_timeout_s, code.max_timeout_s, code.timeout_factor)
@@ -46,7 +49,29 @@ def score_settings(config: RunConfig, verifiers: Iterable[str]) -> dict[str, Any
             timeouts=timeouts,
             recheck_share=code.recheck_share,
         ),
+        "judge": JudgeSettings(
+            workers=judge.workers,
+            queue=judge.queue,
+            attempts=1,
+            judge=_judge(config),
+            timeout_s=judge.timeout_s,
+            start_timeout_s=config.deadlines.start_s,
+        ),
     }
+
+
+def _judge(config: RunConfig) -> JudgeConfig | None:
+    judge = config.reward.judge
+    if judge.model is None:
+        return None
+    own: dict[str, Any] = {"model": str(judge.model.absolute()), "template": judge.template}
+    if judge.memory_mib is not None:
+        own["memory_bytes"] = judge.memory_mib << 20
+    try:
+        found: JudgeConfig = read_options(JudgeConfig, {**judge.options, **own}, "key 'reward.judge.options'")
+    except JudgeError as error:
+        raise ConfigError(f"key 'reward.judge': {error}") from error
+    return found
 
 
 def check_scoring(config: RunConfig) -> None:
@@ -74,3 +99,25 @@ def check_sandbox(config: RunConfig) -> None:
         select_sandbox(config.reward.code.sandbox)
     except NoSandboxError as error:
         raise ConfigError(f"key 'reward.code.sandbox': {error}") from error
+
+
+def check_judge(config: RunConfig) -> None:
+    """Load the judge once, unless it is to stand on another machine.
+
+    Raises:
+        ConfigError: there is none, or its model, template, tokens or memory budget is not as it should be.
+    """
+    judge = _judge(config)
+    if judge is None:
+        raise ConfigError("key 'reward.judge.model': found none, expected the model that judges: rows ask for a judge")
+    if config.executor.ray_address is not None:
+        return
+
+    async def load() -> None:
+        async with JudgeProcess(judge, start_timeout_s=config.deadlines.start_s) as process:
+            await process.start()
+
+    try:
+        asyncio.run(load())
+    except (JudgeError, WorkerDiedError) as error:
+        raise ConfigError(f"key 'reward.judge': {error}") from error
