@@ -1,5 +1,6 @@
 """Each kind of bad input: exit status 2, a line that names the file or key, and nothing is left behind."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -90,6 +91,28 @@ def settings(*pairs):
 
 
 RUN = ["run", "c.toml"]
+CODE = {"entry_point": "f", "tests": [{"args": [1], "expected": 2}]}
+
+
+def programs(answer="def f(x): return 2 * x", **metadata):
+    """A preparation: one training row of a program."""
+    row = {"prompt": "2 + 2 = ", "answer": answer, "verifier": "code", "metadata": {**CODE, **metadata}}
+    return write("train.jsonl", json.dumps(row) + "\n")
+
+
+def judged(**table):
+    """A preparation: the configuration with a judge, and a row that asks for it."""
+
+    def prepare():
+        write("train.jsonl", json.dumps({"prompt": "2 + 2 = ", "answer": "4", "verifier": "judge"}) + "\n")()
+        table_ = {"model": "model", "template": "{prompt} {response}", **table}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in table_.items() if value is not None]
+        options = 'options = {yes = "1", no = "2", memory_bytes = 1000}'
+        write("c.toml", "\n".join([CONFIG, "[reward.judge]", *lines, options]))()
+
+    return prepare
+
+
 KINDS = {
     # what to run
     "app-unknown": (["run", "laminer"], None, ["laminer", "laminar"]),
@@ -103,6 +126,20 @@ KINDS = {
     "resume-and-target": ([*RUN, "--resume", "model"], None, ["--resume"]),
     "resume-missing": (["run", "--resume", "none"], None, ["none"]),
     "resume-no-run": (["run", "--resume", "model"], None, ["model"]),
+    # rewards
+    "tests-missing": (RUN, programs(tests=[]), ["train.jsonl, line 1", "found a row without tests", "expected 'tests'"]),
+    "tests-malformed": (RUN, programs(tests=[{"args": 1}]), ["train.jsonl, line 1", "as test 1"]),
+    "reference-fails": (RUN, programs("def f(x): return 3 * x"), ["train.jsonl, line 1", "the reference solution fails"]),
+    "timeouts-crossed": (
+        settings("reward.code.min_timeout_s=9", "reward.code.max_timeout_s=3"),
+        None,
+        ["reward.code.min_timeout_s", "9", "3"],
+    ),
+    "score-kind-unknown": (settings("reward.maths.workers=2"), None, ["reward.maths", "math"]),
+    "sandbox-unknown": (settings("reward.code.sandbox=sandlok"), None, ["reward.code.sandbox", "sandlock"]),
+    "judge-missing": (RUN, judged(model=None), ["reward.judge.model", "expected the model that judges"]),
+    "judge-too-big": (RUN, judged(), ["reward.judge", "memory_bytes = 1,000", "expected at least"]),
+    "judge-template": (RUN, judged(template="{prompt}"), ["reward.judge", "{response}"]),
     # keys
     "table-unknown": (RUN, write("c.toml", CONFIG + "[pipline]\nsteps = 3"), ["pipline", "pipeline"]),
     "key-unknown": (settings("pipeline.step=3"), None, ["pipeline.step", "did you mean 'steps'"]),
