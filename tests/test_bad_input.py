@@ -127,9 +127,17 @@ KINDS = {
     "resume-missing": (["run", "--resume", "none"], None, ["none"]),
     "resume-no-run": (["run", "--resume", "model"], None, ["model"]),
     # rewards
-    "tests-missing": (RUN, programs(tests=[]), ["train.jsonl, line 1", "found a row without tests", "expected 'tests'"]),
+    "tests-missing": (
+        RUN,
+        programs(tests=[]),
+        ["train.jsonl, line 1", "found a row without tests", "expected 'tests'"],
+    ),
     "tests-malformed": (RUN, programs(tests=[{"args": 1}]), ["train.jsonl, line 1", "as test 1"]),
-    "reference-fails": (RUN, programs("def f(x): return 3 * x"), ["train.jsonl, line 1", "the reference solution fails"]),
+    "reference-fails": (
+        RUN,
+        programs("def f(x): return 3 * x"),
+        ["train.jsonl, line 1", "the reference solution fails"],
+    ),
     "timeouts-crossed": (
         settings("reward.code.min_timeout_s=9", "reward.code.max_timeout_s=3"),
         None,

@@ -299,7 +299,7 @@ class CodePoolConfig(_Strict):
     reference_time_s."""
 
     sandbox: str = "auto"
-    """a plugin of tailrace.sandbox; auto takes the first that works, and programs never run without one"""
+    """a plugin of tailrace.sandbox, such as sandbox-fusion:URL; auto takes the first that works; there is no way without one"""
     workers: Positive = 2
     """programs that run at once"""
     queue: Positive = 256

@@ -85,7 +85,7 @@ def check_scoring(config: RunConfig) -> None:
         score_settings(config, ())
     if config.reward.code.sandbox != "auto":
         with gathered.check():
-            registered("reward.code.sandbox", "tailrace.sandbox", config.reward.code.sandbox)
+            registered("reward.code.sandbox", "tailrace.sandbox", config.reward.code.sandbox.partition(":")[0])
     gathered.done()
 
 
