@@ -19,7 +19,7 @@ import statistics
 import time
 from pathlib import Path
 
-from tailrace.reward import AdaptiveTimeout, CodeSettings, RewardScheduler, ScoreItem, ScoringFailure
+from tailrace.reward import AdaptiveTimeout, CodeSettings, Outcome, RewardScheduler, ScoreItem, ScoringFailure
 from tailrace.reward.tasks import get_task
 
 VARIANTS = ("scheduler", "at_end", "fixed")
@@ -47,7 +47,9 @@ def responses(count: int, seed: int) -> tuple[list[ScoreItem], list[ScoreItem]]:
     )
 
 
-async def step(variant: str, items: list[ScoreItem], known: list[ScoreItem], at: list[float], options) -> dict:
+async def step(
+    variant: str, items: list[ScoreItem], known: list[ScoreItem], at: list[float], options: argparse.Namespace
+) -> dict:
     """One step. Returns its exposed seconds and what came of the scores."""
     least = options.t_max if variant == "fixed" else options.t_min
     settings = CodeSettings(workers=options.workers, timeouts=AdaptiveTimeout(least, options.t_max), recheck_share=0)
@@ -56,7 +58,7 @@ async def step(variant: str, items: list[ScoreItem], known: list[ScoreItem], at:
         assert all(outcome.correct for outcome in warm if not isinstance(outcome, ScoringFailure))
         outcomes, all_told = [], asyncio.Event()
 
-        def told(outcome) -> None:
+        def told(outcome: Outcome | None) -> None:
             outcomes.append(outcome)
             if len(outcomes) == len(items):
                 all_told.set()

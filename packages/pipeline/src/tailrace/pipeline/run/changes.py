@@ -22,11 +22,13 @@ MAY_CHANGE = (
     "rollout.options",
     "trainer.options",
     "task.verifier",
+    "reward",
     "deadlines",
     "evaluation.controls",
     "executor.ray_address",
     "executor.replica_gpus",
     "executor.trainer_gpus",
+    "executor.scorer_gpus",
     "executor.device",
     "relay.host",
 )
