@@ -19,7 +19,8 @@ HEAVY = (
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["run", "--help"], ["simulate", "--help"], ["--version"], ["plugins"]]
+    "arguments",
+    [["--help"], ["run", "--help"], ["simulate", "--help"], ["--version"], ["plugins"], ["sandbox", "--help"]],
 )
 def test_nothing_heavy_is_loaded(arguments):
     code = (

@@ -37,7 +37,7 @@ class Limits:
             if not (math.isfinite(value) and value > 0):
                 raise ValueError(f"found {name}={value!r}, expected a finite number above 0")
         for name in ("memory_mib", "processes", "output_kib", "scratch_mib"):
-            if not isinstance(getattr(self, name), int):
+            if type(getattr(self, name)) is not int:
                 raise ValueError(f"found {name}={getattr(self, name)!r}, expected a whole number")
 
 

@@ -12,9 +12,11 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from tailrace.reward.errors import NoSandboxError
 from tailrace.reward.sandbox.protocol import DEFAULT_LIMITS, Limits, ProgramRun, RunVerdict
@@ -103,6 +105,7 @@ class _Supervisor:
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self._process, self._folder = process, folder
+        self._group: int | None = None
 
     @classmethod
     async def start(cls, launcher: str) -> _Supervisor:
@@ -132,10 +135,13 @@ class _Supervisor:
         assert self._process.stdin is not None and self._process.stdout is not None  # noqa: PT018 (opened as pipes)
         self._process.stdin.write(asked)
         await self._process.stdin.drain()
-        line = await self._process.stdout.readline()
-        if not line:
-            raise EOFError("it ended")
-        said = json.loads(line)
+        said: dict[str, Any] = {}
+        while "verdict" not in said:
+            line = await self._process.stdout.readline()
+            if not line:
+                raise EOFError("it ended")
+            said = json.loads(line)
+            self._group = said.get("group")
         stdout = await self._process.stdout.readexactly(said.pop("stdout"))
         stderr = await self._process.stdout.readexactly(said.pop("stderr"))
         said["verdict"] = RunVerdict(said["verdict"])
@@ -152,6 +158,11 @@ class _Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
             await self._process.wait()
+        if (
+            self._group is not None and self._process.returncode != 0
+        ):  # it died while a program ran, and could not end it
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._group, signal.SIGKILL)
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -1,11 +1,10 @@
 """The process that runs programs one at a time, watches each one's process tree, and ends it at its limits.
 
 Consumes: requests on stdin. Waits for: the program, its output and its limits, with a look at the tree every 20 ms.
-Yields: for each request one reply on stdout, after the last process of the tree is gone.
+Yields: for each request the program's process group once it has started, and one reply after the last process is gone.
 
 It is trusted code with nothing of ours in its environment, and serves many programs; each program gets fresh processes.
-A request is a JSON line with the sizes of what follows it. The line ``cancel`` ends the program under way. When stdin
-closes, the tree is killed and the supervisor leaves.
+A request is a JSON line with the sizes of what follows it. When stdin closes, the tree is killed and the supervisor leaves.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import json
 import os
 import selectors
 import shutil
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +29,7 @@ _READ_BYTES = 1 << 16
 _MIB = 1 << 20
 _THREADS_PER_PROCESS = 8
 _KILLED = 128 + 9
-_CANCEL = b"cancel\n"
+_CANCELLED = "cancelled"
 
 
 @dataclass(slots=True)
@@ -91,6 +89,8 @@ class Supervisor:
             except (OSError, SandboxFailureError) as error:
                 header, stdout, stderr = _failure(f"{type(error).__name__}: {error}"), b"", b""
             self._clear()
+            if self._closed:
+                return
             header |= {"stdout": len(stdout), "stderr": len(stderr)}
             _write(self._replies, json.dumps(header).encode() + b"\n" + stdout + stderr)
 
@@ -108,6 +108,7 @@ class Supervisor:
         finally:
             for fd in theirs:
                 os.close(fd)
+        _write(self._replies, json.dumps({"group": group.leader}).encode() + b"\n")
         oom_kills = _oom_kills()
         out, err = _Stream(ours[1], limits.output_kib << 10), _Stream(ours[2], limits.output_kib << 10)
         try:
@@ -124,8 +125,8 @@ class Supervisor:
         truncated = out.truncated or err.truncated
         used: dict[str, Any] = {"truncated": truncated, "wall_s": wall_s}
         outputs = bytes(out.kept), bytes(err.kept)
-        if limit == "cancel":
-            return _failure("the run was cancelled") | used, *outputs
+        if limit == _CANCELLED:
+            return _failure("nobody waits for the run any more") | used, *outputs
         if limit:
             cpu_s = max(cpu_s, group.reaped_cpu_s)
             return {"verdict": "over-budget", "limit": limit, "exit_code": None, "cpu_s": cpu_s, **used}, *outputs
@@ -164,12 +165,14 @@ class Supervisor:
                     selector.register(stream.fd, selectors.EVENT_READ, stream)
                 while True:
                     for key, _ in selector.select(max(0.0, min(looked + _POLL_S, ends) - time.monotonic())):
-                        if key.fd == self._control and self._cancelled():
-                            return "cancel", cpu_s
+                        if key.fd == self._control:
+                            self._listen()
                         if key.fd == stdin:
                             sending = _send(selector, stdin, sending)
                         if key.data and not key.data.receive():
                             selector.unregister(key.fd)
+                    if self._closed:
+                        return _CANCELLED, cpu_s
                     if any(stream.truncated for stream in streams):
                         return "output", cpu_s
                     group.reap()
@@ -200,19 +203,13 @@ class Supervisor:
             return "scratch", used.cpu_s
         return "", used.cpu_s
 
-    def _cancelled(self) -> bool:
+    def _listen(self) -> None:
         part = os.read(self._control, _READ_BYTES)
-        self._closed = self._closed or not part
         self._given += part
-        if self._given.startswith(_CANCEL):
-            del self._given[: len(_CANCEL)]
-            return True
-        return self._closed
+        self._closed = not part
 
     def _request(self) -> tuple[bytes, bytes, Limits] | None:
         while not self._closed:
-            while self._given.startswith(_CANCEL):  # came after the program had ended
-                del self._given[: len(_CANCEL)]
             line, found, rest = bytes(self._given).partition(b"\n")
             if found:
                 asked = json.loads(line)
@@ -227,9 +224,7 @@ class Supervisor:
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.select()  # it closes when the process that asks is gone
-        part = os.read(self._control, _READ_BYTES)
-        self._given += part
-        self._closed = not part
+        self._listen()
 
     def _clear(self) -> None:
         for entry in self._folder.iterdir():
@@ -299,5 +294,7 @@ def main(launcher: Launcher, folder: Path) -> None:
     os.close(null)
     os.set_blocking(control, False)
     become_subreaper()
-    Supervisor(launcher, folder, control, replies).serve()
-    sys.exit(0)
+    try:
+        Supervisor(launcher, folder, control, replies).serve()
+    finally:
+        shutil.rmtree(folder)

@@ -82,13 +82,9 @@ class Bait:
         if abs(time.time() - time.monotonic() - self._clock) > 1:
             found.append("the clock was changed")
         after = self._state()
-        found += [
-            f"{what}: {self._before[what]} before, {after[what]} after" for what in after if self._differs(what, after)
-        ]
+        changed = [what for what in after if self._before[what] != after[what]]
+        found += [f"{what}: {self._before[what]} before, {after[what]} after" for what in changed]
         return found + [f"a process is left: {line}" for line in _left_processes()]
-
-    def _differs(self, what: str, after: dict[str, Any]) -> bool:
-        return bool(self._before[what] != after[what])
 
     def _state(self) -> dict[str, Any]:
         library = Path(os.__file__).parent
@@ -98,8 +94,10 @@ class Bait:
             "priority": os.getpriority(os.PRIO_PROCESS, 0),
             "affinity": os.sched_getaffinity(0),
             "scheduler": os.sched_getscheduler(0),
-            "shared memory": sorted(name for name in os.listdir("/dev/shm") if "tailrace" in name),  # noqa: PTH208, S108
-            "SysV shared memory": Path("/proc/sysvipc/shm").read_text().count("\n"),
+            "shared memory": sorted(name for name in os.listdir("/dev/shm") if "hostile" in name),  # noqa: PTH208, S108
+            "SysV shared memory": [
+                line for line in Path("/proc/sysvipc/shm").read_text().splitlines() if " 4711 " in line
+            ],
             "the interpreter": (Path(sys.executable).stat().st_mtime_ns, Path(sys.executable).stat().st_nlink),
             "the library": (library.stat().st_mtime_ns, (library / "os.py").stat().st_mtime_ns),
             "compiled files": (library / "json" / "__pycache__").stat().st_mtime_ns,

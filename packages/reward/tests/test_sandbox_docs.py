@@ -1,0 +1,30 @@
+"""What the page about sandboxes shows, runs, and its table is the table of hostile programs."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tailrace.reward.sandbox import AUTOMATIC, probe_sandbox
+from tailrace.reward.sandbox.testing import HOSTILE
+
+PAGE = Path(__file__).parents[3] / "docs" / "sandboxes.md"
+
+
+def test_the_example_runs_and_is_short(capsys):
+    if not any(probe_sandbox(name).works for name in AUTOMATIC):
+        pytest.skip("no sandbox works here")
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    assert len(example.splitlines()) < 40
+    exec(compile(example, "sandboxes.md", "exec"), {"__name__": "page"})
+    right, endless, curious = capsys.readouterr().out.splitlines()
+    assert right == "ok None 0 b'42\\n'"
+    assert endless.startswith("over-budget")
+    assert curious == "error None 1 b''"
+
+
+def test_the_table_lists_every_hostile_program():
+    section = PAGE.read_text("utf-8").split("## What is stopped")[1].split("\nHow:")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ") and "`" in line]
+    listed = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
+    assert sorted(listed) == sorted(HOSTILE)
