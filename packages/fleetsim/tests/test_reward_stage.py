@@ -7,15 +7,19 @@ import pytest
 
 from tailrace.contracts import Finished, Scored
 from tailrace.fleetsim import simulate
+from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.clock import VirtualTime
-from tailrace.fleetsim.config import ScoringPool
 from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.fleet import ScoringWorkers
 from tailrace.fleetsim.members.reward_stage import RewardStage
 from tailrace.fleetsim.tokens import SimulatedTrajectory
 from tailrace.fleetsim.workload.sample import Sample
 from tailrace.fleetsim.workload.scoring import Scoring, ScoringKind
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
+from tailrace.reward.timeouts import AdaptiveTimeout
+
+RULE = AdaptiveTimeout()
 
 
 class Bench:
@@ -35,7 +39,7 @@ class Bench:
 
 
 def test_workers_are_shared_in_order_and_another_kind_does_not_wait():
-    bench = Bench(code=ScoringPool(workers=2), math=ScoringPool(workers=1))
+    bench = Bench(code=ScoringWorkers(2, RULE), math=ScoringWorkers(1, RULE))
     for name, seconds in (("a", 4.0), ("b", 1.0), ("c", 2.0), ("d", 2.0)):
         bench.add(name, seconds)
     bench.add("m", 0.5, kind="math")
@@ -44,7 +48,7 @@ def test_workers_are_shared_in_order_and_another_kind_does_not_wait():
 
 
 def test_a_program_that_never_ends_is_cut_and_earns_nothing():
-    bench = Bench(code=ScoringPool(workers=4))
+    bench = Bench(code=ScoringWorkers(4, RULE))
     bench.add("endless", math.inf, reward=0.0)
     bench.add("too slow", 31.0)
     bench.add("slow", 30.0)
@@ -55,7 +59,7 @@ def test_a_program_that_never_ends_is_cut_and_earns_nothing():
 
 
 def test_the_timeout_adapts_to_the_slowest_right_response_of_its_prompt_or_its_reference():
-    bench = Bench(code=ScoringPool(workers=1))
+    bench = Bench(code=ScoringWorkers(1, RULE))
     bench.add("wrong", 8.0, reward=0.0)  # is no anchor
     bench.add("right", 6.0)
     bench.add("cut", math.inf, reward=0.0)  # at 1.5 x 6 s
@@ -65,7 +69,7 @@ def test_the_timeout_adapts_to_the_slowest_right_response_of_its_prompt_or_its_r
 
 
 def test_an_aborted_score_frees_its_worker_or_leaves_the_queue():
-    bench = Bench(code=ScoringPool(workers=1))
+    bench = Bench(code=ScoringWorkers(1, RULE))
     for name in "abc":
         bench.add(name, 10.0)
     bench.run(until=4.0)
@@ -74,7 +78,7 @@ def test_an_aborted_score_frees_its_worker_or_leaves_the_queue():
 
 
 def test_at_the_steps_end_nothing_starts_before_all_have_come():
-    bench = Bench(batch=3, code=ScoringPool(workers=3, at_step_end=True))
+    bench = Bench(batch=3, code=ScoringWorkers(3, RULE, at_step_end=True))
     bench.add("a", 1.0)
     bench.add("b", 2.0)
     assert bench.run(until=5.0) == {}
@@ -83,7 +87,7 @@ def test_at_the_steps_end_nothing_starts_before_all_have_come():
 
 
 def test_a_restarted_stage_scores_the_step_again_without_waiting_for_it_and_keeps_its_anchors():
-    bench = Bench(batch=2, code=ScoringPool(workers=2, at_step_end=True))
+    bench = Bench(batch=2, code=ScoringWorkers(2, RULE, at_step_end=True))
     bench.add("a", 2.0)
     bench.add("b", 9.0)
     bench.run(until=4.0)
@@ -191,16 +195,26 @@ def test_a_redundant_batch_aborts_scores_and_goes_on():
     assert result.lost_trajectories == 0
 
 
+def test_a_kind_has_the_runs_own_pool_and_timeouts_unless_the_fleet_says_otherwise():
+    kinds = [*CODE, {"kind": "math", "median": 0.02}]
+    own = build_fleet(config({"code": {"max_timeout_s": 10.0}}, kinds)).scoring
+    assert own == {"code": ScoringWorkers(2, AdaptiveTimeout(2.0, 10.0, 1.5)), "math": ScoringWorkers(1, RULE)}
+
+
 @pytest.mark.parametrize(
     ("scoring", "kinds", "says"),
     [
-        ({}, CODE, "found the kind 'code' in workload.scoring only, expected a pool: scoring.code.workers"),
+        (
+            {},
+            [CODE[0] | {"kind": "vote"}],
+            "found the kind 'vote' in workload.scoring, expected its workers: scoring.vote.workers",
+        ),
         (
             {"code": {"workers": 1}},
             None,
-            "found the kind 'code' in scoring only, expected workload.scoring of that kind",
+            "found scoring.code, expected a pool of workload.scoring: none",
         ),
-        ({"code": {"workers": 1, "min_timeout_s": 40.0}}, CODE, "min_timeout_s of at most max_timeout_s, 30"),
+        ({"code": {"workers": 1, "min_timeout_s": 40.0}}, CODE, "scoring.code: found t_min_s = 40 above t_max_s = 30"),
         ({"code": {"workers": 1}}, [*CODE, *CODE], "scoring with each kind once"),
     ],
 )

@@ -100,24 +100,19 @@ class ScoringPool(_Strict):
     """The workers that score one kind of the workload, ``[fleet.scoring.KIND]``.
 
     Args:
-        workers: scores that run at once; others wait in the order in which their trajectories finished.
+        workers: scores that run at once; others wait in the order in which their trajectories finished. None: those of the
+            run's own pool of that name, `reward.KIND.workers`.
         min_timeout_s, max_timeout_s, timeout_factor: a score ends after min(max(min, factor x anchor), max) seconds with a
             reward of 0; the anchor is the slowest right one of its prompt so far (RollPacker, section 4.3). With the first two
-            equal the timeout is fixed.
+            equal the timeout is fixed. None: the value of `reward.code`.
         at_step_end: no score starts before all of the step's trajectories are finished, as where scoring is a stage of its own.
     """
 
-    workers: Positive
-    min_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 2.0
-    max_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
-    timeout_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.5
+    workers: Positive | None = None
+    min_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    max_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    timeout_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     at_step_end: bool = False
-
-    @model_validator(mode="after")
-    def _least_first(self) -> ScoringPool:
-        if self.min_timeout_s > self.max_timeout_s:
-            raise ValueError(f"min_timeout_s of at most max_timeout_s, {self.max_timeout_s:g}")
-        return self
 
 
 class FailureConfig(_Strict):
@@ -178,7 +173,8 @@ class FleetConfig(_Strict):
             configuration.
         cross_datacenter: the replicas are in another datacenter than the trainer.
         prices: price of one device for an hour, by the device's name, in any one currency.
-        scoring: a pool for each kind of `workload.scoring`; without kinds every trajectory is scored at once.
+        scoring: a pool for each kind of `workload.scoring`, where it differs from the run's own (`reward`); without kinds
+            every trajectory is scored at once.
         goal: the training whose duration and price are wanted; the configuration's `pipeline.steps` if None.
     """
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailrace.faulttol import Fault
-from tailrace.fleetsim.config import DelayConfig, Goal, RolloutFleet, ScoringPool
+from tailrace.fleetsim.config import DelayConfig, Goal, RolloutFleet
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.failures import FailureRate
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.spec import PipelineSpec
+from tailrace.reward.timeouts import AdaptiveTimeout
 
 
 class Decode(Protocol):
@@ -62,6 +63,21 @@ class WeightCosts:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoringWorkers:
+    """The workers that score one kind.
+
+    Args:
+        workers: scores that run at once.
+        timeout: the rule by which a score ends.
+        at_step_end: no score starts before all of the step's trajectories are finished.
+    """
+
+    workers: int
+    timeout: AdaptiveTimeout
+    at_step_end: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SimulatedFleet:
     """One fleet with its pipeline.
 
@@ -108,7 +124,7 @@ class SimulatedFleet:
     batches: int | None = None
     slow: dict[str, float] = field(default_factory=dict)
     failures: FailureRate = field(default_factory=FailureRate)
-    scoring: Mapping[str, ScoringPool] = field(default_factory=dict)
+    scoring: Mapping[str, ScoringWorkers] = field(default_factory=dict)
     relays: int = 1
     faults: tuple[Fault, ...] = ()
     description: str = ""

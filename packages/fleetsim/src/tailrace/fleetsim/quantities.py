@@ -6,10 +6,13 @@ from tailrace.contracts import Progress
 from tailrace.fleetsim.config import FleetConfig, ScoringPool
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import DAY_S, FailureRate
+from tailrace.fleetsim.fleet import ScoringWorkers
+from tailrace.pipeline.config.models import RewardConfig
 from tailrace.pipeline.spec import PipelineSpec
+from tailrace.reward.errors import SettingsError
+from tailrace.reward.timeouts import AdaptiveTimeout
 
 WARM_UP = 10
-_ONE = {True: "workload.scoring", False: "scoring"}
 
 
 def samples(spec: PipelineSpec) -> int:
@@ -34,19 +37,36 @@ def warm_up(table: FleetConfig, spec: PipelineSpec) -> int:
     return chosen
 
 
-def scoring_pools(table: FleetConfig) -> dict[str, ScoringPool]:
+def scoring_pools(table: FleetConfig, reward: RewardConfig) -> dict[str, ScoringWorkers]:
     """The workers of each kind that the workload has.
 
+    Args:
+        table: the fleet, whose pools lie over those of the run.
+        reward: the run's own pools.
+
     Raises:
-        FleetError: a kind has no pool, or a pool no kind.
+        FleetError: a pool has no kind, or no workers, or its timeouts contradict each other.
     """
-    kinds = {part.kind for part in table.workload.scoring} if table.workload is not None else set()
-    if odd := sorted(kinds ^ table.scoring.keys()):
-        missing = "workload.scoring of that kind" if odd[0] in table.scoring else f"a pool: scoring.{odd[0]}.workers"
+    kinds = [part.kind for part in table.workload.scoring] if table.workload is not None else []
+    if odd := sorted(table.scoring.keys() - set(kinds)):
         raise FleetError(
-            f"table 'fleet': found the kind {odd[0]!r} in {_ONE[odd[0] in kinds]} only, expected {missing}"
+            f"table 'fleet': found scoring.{odd[0]}, expected a pool of workload.scoring: {kinds or 'none'}"
         )
-    return dict(table.scoring)
+    return {kind: _scoring_workers(kind, table.scoring.get(kind, ScoringPool()), reward) for kind in kinds}
+
+
+def _scoring_workers(kind: str, pool: ScoringPool, reward: RewardConfig) -> ScoringWorkers:
+    workers = getattr(getattr(reward, kind, None), "workers", None) if pool.workers is None else pool.workers
+    if workers is None:
+        raise FleetError(
+            f"table 'fleet': found the kind {kind!r} in workload.scoring, expected its workers: scoring.{kind}.workers"
+        )
+    names = ("min_timeout_s", "max_timeout_s", "timeout_factor")
+    given = [getattr(reward.code if getattr(pool, name) is None else pool, name) for name in names]
+    try:
+        return ScoringWorkers(workers, AdaptiveTimeout(*given), pool.at_step_end)
+    except SettingsError as error:
+        raise FleetError(f"table 'fleet': scoring.{kind}: {error}") from None
 
 
 def failures(table: FleetConfig, replica_gpus: int, trainer_gpus: int, seed: int) -> FailureRate:

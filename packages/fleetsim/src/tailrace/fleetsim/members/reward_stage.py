@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tailrace.fleetsim.clock import VirtualTime
-from tailrace.fleetsim.config import ScoringPool
+from tailrace.fleetsim.fleet import ScoringWorkers
 from tailrace.fleetsim.tokens import SimulatedTrajectory
-from tailrace.reward.timeouts import AdaptiveTimeout, Anchors
+from tailrace.reward.timeouts import Anchors
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,8 @@ class ModelledScore:
 class _Pool:
     """The workers of one kind. Anchors outlive the process: a restarted scorer reads them from the trajectory store."""
 
-    def __init__(self, config: ScoringPool) -> None:
-        self.workers, self.at_step_end = config.workers, config.at_step_end
-        self.rule = AdaptiveTimeout(config.min_timeout_s, config.max_timeout_s, config.timeout_factor)
+    def __init__(self, config: ScoringWorkers) -> None:
+        self.workers, self.at_step_end, self.rule = config.workers, config.at_step_end, config.timeout
         self.anchors = Anchors()
         self.queue: deque[str] = deque()
         self.running: set[str] = set()
@@ -59,7 +58,7 @@ class RewardStage:
     """
 
     def __init__(
-        self, time: VirtualTime, pools: Mapping[str, ScoringPool], batch: int, ended: Callable[[ModelledScore], None]
+        self, time: VirtualTime, pools: Mapping[str, ScoringWorkers], batch: int, ended: Callable[[ModelledScore], None]
     ) -> None:
         self._time, self._batch, self._ended = time, batch, ended
         self._pools = {kind: _Pool(config) for kind, config in pools.items()}

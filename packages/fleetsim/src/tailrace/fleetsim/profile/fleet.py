@@ -86,7 +86,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
         trainer_cores=machine.sharing.trainer_cores if machine.sharing is not None else 1.0,
         warm_up=warm_up(table, spec),
         failures=failures(table, 1, 1, seed),
-        scoring=scoring_pools(table),
+        scoring=scoring_pools(table, config.reward),
         relays=config.relay.count,
         faults=tuple(build_faults(config)),
         description=describe(config, machine),

@@ -72,7 +72,7 @@ class SolveRateConfig(Strict):
 
 
 class ScoringConfig(Strict):
-    """Scores of one kind: lognormal seconds, and the share that never ends. Its pool is ``[fleet.scoring.KIND]``."""
+    """Scores of one kind: lognormal seconds, and a share that never ends. Pool: ``[fleet.scoring.KIND]``, ``[reward.KIND]``."""
 
     kind: str
     median: Positive
