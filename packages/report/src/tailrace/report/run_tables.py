@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tailrace.pipeline.run.results import Measured, Quantity, Results
 from tailrace.report.charts.staleness import staleness_in_words
 from tailrace.report.figures.headline import UNKNOWN_ACCURACY
@@ -136,6 +139,20 @@ def facts(record: Record) -> list[tuple[str, str]]:
         twice = summary["consumed_twice"]
         said = f"{summary['lost_trajectories']} / {'not known' if twice is None else twice}"
         found.append(("trajectories lost / used twice", said))
+        if "reward_exposed_s" in summary:  # a run of an earlier version has none
+            found += _scores(summary)
+    return found
+
+
+def _scores(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What came of scores, where they did more than give rewards at once."""
+    found = [("training waited for rewards alone (s)", f"{summary['reward_exposed_s']:,.1f}")]
+    if summary["scores_over_budget"]:
+        false, tried = summary["false_timeouts"], summary["scores_rechecked"]
+        found.append(("scores over budget", f"{summary['scores_over_budget']:,}"))
+        found.append(("of a sample of them, false timeouts", f"{false:,} of {tried:,}"))
+    if summary["scores_failed"]:
+        found.append(("attempts at a score that failed", f"{summary['scores_failed']:,}"))
     return found
 
 
