@@ -90,13 +90,13 @@ def test_a_wait_without_an_answer_ends_when_somebody_says_so(heard):
 def test_progress_moves_the_deadline(heard):
     waits = Waits([].append)
     number = waits.add("outcomes", 0.0, 5.0, None, heard.append, heard.append)
-    waits.postpone(number, 8.0)
-    waits.postpone(number, 7.0)  # never to an earlier time
+    waits.renew(number, 3.0, 5.0)
+    waits.renew(number, 3.5, 1.0)  # never to an earlier time
     assert waits.next_deadline_s() == 8.0
     waits.expire(7.9)
     assert not heard
-    waits.expire(8.0)
-    assert "waited 8 s for outcomes" in str(heard[0])
+    waits.expire(8.5)
+    assert "waited 5 s for outcomes" in str(heard[0])  # since the last progress
 
 
 def test_nothing_is_waited_for_of_a_member_that_is_gone(heard):

@@ -80,7 +80,7 @@ class Answers:
         self._settle_scores()
 
     def heard(self, events: Sequence[c.Event], now: float) -> None:
-        """End or postpone waits after events of members."""
+        """End or renew waits after events of members."""
         scored = False
         for event in events:
             kind = type(event)
@@ -93,7 +93,7 @@ class Answers:
                 self._heard[kind](event)
         if scored:
             if self._scoring is not None:
-                self._waits.postpone(self._scoring, now + self._deadlines.score_s)
+                self._waits.renew(self._scoring, now, self._deadlines.score_s)
             self._settle_scores()
 
     def forget(self, running: Running) -> None:

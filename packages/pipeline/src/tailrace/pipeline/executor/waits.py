@@ -106,11 +106,12 @@ class Waits:
         else:
             wait.otherwise(error)
 
-    def postpone(self, number: int, until_s: float) -> None:
-        """Move a wait's deadline to a later time, after progress."""
+    def renew(self, number: int, now: float, timeout_s: float) -> None:
+        """Begin a wait anew, after progress: it is as old as that, and its deadline is later."""
         wait = self._waits.get(number)
-        if wait is not None and until_s > wait.deadline_s:
-            wait.deadline_s = until_s  # its place in the heap is corrected at its old deadline
+        if wait is not None:
+            # Its place in the heap is corrected at its old deadline.
+            wait.since_s, wait.deadline_s = now, max(wait.deadline_s, now + timeout_s)
 
     def forget(self, owner: object) -> None:
         """End all waits for a member that is gone."""
