@@ -106,8 +106,8 @@ def measure(options: argparse.Namespace) -> dict:
     return figures
 
 
-def main() -> None:
-    """Measure, print and write."""
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options of a command line, by default this one's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--responses", type=int, default=64)
     parser.add_argument("--generate-s", type=float, default=20.0, help="seconds until the last response is complete")
@@ -117,7 +117,12 @@ def main() -> None:
     parser.add_argument("--t-max", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Measure, print and write."""
+    options = options_of()
     figures = measure(options)
     print(f"{options.responses} programs over {options.generate_s:g} s, {options.workers} at a time")
     for variant in VARIANTS:

@@ -12,6 +12,8 @@ from tailrace.reward.items import ScoreItem, ScoringResult
 from tailrace.reward.process import WorkerProcess
 from tailrace.reward.settings import VerifierSettings
 
+_WALL = 30.0  # wall seconds for each second of a CPU budget: on busy cores the budget is to end a verification, not the clock
+
 
 class VerifierWorker:
     """One worker process of the pool ``math``."""
@@ -41,7 +43,8 @@ class VerifierWorker:
             "metadata": dict(item.metadata),
         }
         try:
-            reply = await self._process.ask(request, settings.timeout_s, f"the verifier {name!r}")
+            timeout_s = settings.timeout_s + _WALL * (budget_s or 0.0)
+            reply = await self._process.ask(request, timeout_s, f"the verifier {name!r}")
         except TypeError as error:
             raise ScoringError(f"the row's metadata is no JSON: {error}") from error
         except WorkerDiedError as error:
