@@ -86,14 +86,14 @@ def test_at_the_steps_end_nothing_starts_before_all_have_come():
     assert bench.run() == {"a": 6.0, "b": 7.0, "c": 8.0}
 
 
-def test_a_restarted_stage_scores_the_step_again_without_waiting_for_it_and_keeps_its_anchors():
+def test_a_restarted_stage_scores_the_step_again_without_waiting_for_it_and_has_learned_nothing():
     bench = Bench(batch=2, code=ScoringWorkers(2, RULE, at_step_end=True))
     bench.add("a", 2.0)
     bench.add("b", 9.0)
     bench.run(until=4.0)
     bench.stage.clear()
     bench.add("b", math.inf, reward=0.0)
-    assert bench.run() == {"a": 2.0, "b": 7.0}  # 1.5 x 2 s
+    assert bench.run() == {"a": 2.0, "b": 4.0 + RULE.t_max_s}  # without the anchor 1.5 x 2 s
 
 
 def test_shares_and_seconds_are_as_configured_and_a_seed_decides_them():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrace.reward.judge.cost import layer_flops, pass_s
+from tailrace.reward.judge.cost import layer_flops, pass_s, shared_s
 from tailrace.reward.judge.memory import residency_order
 
 
@@ -66,3 +66,11 @@ def test_a_judge_of_7_billion_at_32k_tokens(gigabytes_per_s, streamed, speedup):
     assert pass_s(compute, copies, pipelined=True) < 1.04 * sum(compute), "copying is hidden"
     gain = pass_s(compute, copies, pipelined=False) / pass_s(compute, copies, pipelined=True)
     assert gain == pytest.approx(speedup, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "seconds"),
+    [(None, 13.0), (1.0, 10.0), (2.0, 13.0), (1.5, 11.5)],  # 3 s beside 10 s: 1.5 * 3 together, then 7 alone
+)
+def test_two_processes_on_one_device(slowdown, seconds):
+    assert shared_s(10.0, 3.0, slowdown=slowdown) == shared_s(3.0, 10.0, slowdown=slowdown) == seconds

@@ -38,7 +38,7 @@ class ModelledScore:
 
 
 class _Pool:
-    """The workers of one kind. Anchors outlive the process: a restarted scorer reads them from the trajectory store."""
+    """The workers of one kind."""
 
     def __init__(self, config: ScoringWorkers) -> None:
         self.workers, self.at_step_end, self.rule = config.workers, config.at_step_end, config.timeout
@@ -99,12 +99,13 @@ class RewardStage:
         self._start()
 
     def clear(self) -> None:
-        """Forget what is under way: the process is gone."""
+        """Forget what is under way and what was learned of timeouts: the process is gone."""
         self._asked.clear()
         self._held.clear()
         for pool in self._pools.values():
             pool.queue.clear()
             pool.running.clear()
+            pool.anchors = Anchors()
 
     def _pool(self, name: str) -> _Pool:
         return self._pools[self._asked[name][0].sample.kind]

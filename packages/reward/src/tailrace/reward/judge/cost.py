@@ -36,6 +36,21 @@ def pass_s(compute_s: Sequence[float], copy_s: Sequence[float | None], *, pipeli
     return computed
 
 
+def shared_s(actor_s: float, judge_s: float, *, slowdown: float | None) -> float:
+    """Seconds until two processes on one device have both done their work, which takes them `actor_s` and `judge_s` alone.
+
+    Without a multi-process service their kernels take turns. With one both run beside each other, each `slowdown` times
+    slower while the other runs, and what is left of the longer one runs alone (RollPacker, section 4.3).
+
+    Args:
+        slowdown: 1: neither hinders the other, 2: no better than taking turns; None: no multi-process service.
+    """
+    if slowdown is None:
+        return actor_s + judge_s
+    shorter, longer = sorted((actor_s, judge_s))
+    return slowdown * shorter + (longer - shorter)
+
+
 def layer_flops(*, weights: int, query: int, tokens: int, items: int = 1) -> float:
     """Floating-point operations of one dense decoder layer's forward pass over `items` inputs of `tokens` tokens.
 
