@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import marshal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,7 +60,7 @@ async def run_tests(sandbox: Sandbox, program: str, tests: CodeTests, timeout_s:
         memory_mib=tests.memory_mib,
         output_kib=count * 6 * _REPLY_BYTES >> 10,  # JSON writes a byte in six at most
     )
-    run = await sandbox.run(_HARNESS, stdin=json.dumps(asked).encode(), limits=limits)
+    run = await sandbox.run(_HARNESS, stdin=marshal.dumps(asked), limits=limits)
     if run.verdict is RunVerdict.INFRASTRUCTURE:
         raise SandboxFailedError(f"the sandbox {run.isolation!r} failed: {run.reason}")
     if run.verdict is RunVerdict.OVER_BUDGET:
