@@ -6,8 +6,8 @@ It must run under ``python -I -S``, and imports only what loads at once: `json` 
 short program.
 
 stdin: marshalled ``{"program", "entry_point", "inputs", "cpu_s", "idle_s", "wall_s", "reply_bytes"}``
-stdout: for each test that ran, a line of JSON: ``{"value": ...}``, ``{"error": status}`` or ``{"over": limit}``, where the limit is
-cpu, wall or output, each with ``cpu_s``. It ends after a test that is over a limit.
+stdout: for each test that ran, a line of JSON: ``{"value": ...}``, ``{"error": status}`` or ``{"over": limit}`` (the limit is
+cpu, wall or output), each with ``cpu_s``. It ends after a test that is over a limit.
 """
 
 from __future__ import annotations
