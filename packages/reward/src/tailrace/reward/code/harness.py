@@ -13,7 +13,7 @@ cpu, wall or output), each with ``cpu_s``. It ends after a test that is over a l
 from __future__ import annotations
 
 import _json
-import _signal
+import _signal  # type: ignore[import-not-found]
 import io
 import marshal
 import os
