@@ -45,8 +45,17 @@ def test_what_is_dropped_or_trained_on_again_counts_for_nothing():
 
 def test_counts():
     over = c.Scored("a", 0.0, over_budget="cpu 2 s")
+    others = (c.Activity("scorer", "0", "bubblewrap"), c.Activity("trainer", "0", "training"))
     found = figures(
-        (1, over, c.ScoringFailed("b", "x"), c.ScoringFailed("b", "x"), c.Rechecked("a", True), c.Rechecked("c", False))
+        (
+            1,
+            over,
+            *others,
+            c.ScoringFailed("b", "x"),
+            c.ScoringFailed("b", "x"),
+            c.Rechecked("a", True),
+            c.Rechecked("c", False),
+        )
     )
     assert found.plain() == {
         "scores_over_budget": 1,
@@ -54,4 +63,5 @@ def test_counts():
         "scores_rechecked": 2,
         "false_timeouts": 1,
         "reward_exposed_s": 0.0,
+        "sandbox": "bubblewrap",
     }

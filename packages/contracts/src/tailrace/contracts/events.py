@@ -252,11 +252,13 @@ class Tick:
 class Activity:
     """What a member is doing, reported where its answers alone do not show it.
 
-    A replica reports it while its engine stands still with work in flight, the trainer when its phase changes. Waiting for an
+    A replica reports it while its engine stands still with work in flight, the trainer when its phase changes, the scorer once
+    it has a sandbox. Waiting for an
     environment is not standing still.
 
     Args:
-        phase: for a replica "generating" or "pulling"; for the trainer "training", "publishing", "saving" or "idle".
+        phase: for a replica "generating" or "pulling"; for the trainer "training", "publishing", "saving" or "idle"; for the
+            scorer the name of the sandbox in which programs run.
         progress: a replica's engine steps, or the trainer's finished commands, since it started.
         still_s: seconds for which it had work and its progress did not change.
         slowest_s: seconds of its slowest step in this phase so far.

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from tailrace.contracts import Abort, Command, Event, Rechecked, Scored, ScoringFailed
+from tailrace.contracts import Abort, Activity, Command, Event, Rechecked, Scored, ScoringFailed
 from tailrace.contracts import Score as ScoreCommand
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
@@ -95,10 +95,6 @@ class ScorerRole:
         """Prepare for another controller: drop the last one's trajectories."""
         asyncio.run_coroutine_threadsafe(self._forget(), self._loop).result(_CLOSE_S)
 
-    def audit(self) -> dict[str, Any]:
-        """The name of the sandbox in which programs run; None while there was none."""
-        return {"sandbox": self._scheduler.sandbox}
-
     def close(self) -> None:
         """End the verifier processes and the programs that run."""
         if self._thread.is_alive():
@@ -119,6 +115,8 @@ class ScorerRole:
     async def _serve(self, up: threading.Event) -> None:
         async with self._scheduler as scheduler:
             await scheduler.start({kind_of(name) for name in self._verifiers})
+            if scheduler.sandbox is not None:
+                self._events.put(Activity("scorer", "0", scheduler.sandbox))
             # A function's first use imports it, which can take seconds; do that before the first responses wait.
             functions = [name for name in self._verifiers if kind_of(name) is Kind.MATH]
             async for _ in scheduler.score([ScoreItem(name, "", "", name) for name in functions]):

@@ -15,9 +15,8 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import RunDirectoryError
-from tailrace.pipeline.executor.deployment import DATA, SCORER
+from tailrace.pipeline.executor.deployment import DATA
 from tailrace.pipeline.executor.executor import Executor
-from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.hosts.real_time import RealTime
 from tailrace.pipeline.run.ahead import start_ahead
@@ -32,13 +31,11 @@ from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.run.score_figures import score_figures
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.summary import summarise
-from tailrace.reward import Kind, kind_of
 from tailrace.trainer import checkpoints
 
 Listener = Callable[[RunStatus], None]
 Report = Callable[[RunDirectory], object]
 """Writes what people look at."""
-_AUDIT_S = 10.0
 HURRY_S = 3.0
 """Deadline in seconds for members to close after a failed run: they may hang, and a resumed run does not need them."""
 
@@ -295,20 +292,8 @@ class _Launch:
                 "warm_start_cached": prepared.warm_start_cached,
                 "prompt_rows": prepared.counts,
                 **score_figures(read_log(self.directory.events)).plain(),
-                "sandbox": self._sandbox(executor, prepared),
             },
         )
-
-    @staticmethod
-    def _sandbox(executor: Executor, prepared: Prepared) -> str | None:
-        """The sandbox in which the scorer runs programs; None without programs, or if the scorer is gone."""
-        if not any(kind_of(verifier) is Kind.CODE for verifier in prepared.verifiers):
-            return None
-        try:
-            audit: dict[str, str | None] = executor.host.caller(SCORER).call("audit", timeout_s=_AUDIT_S)
-        except MemberDeadError:
-            return None
-        return audit["sandbox"]
 
 
 def _in_thread(work: Callable[[], None]) -> Future[None]:

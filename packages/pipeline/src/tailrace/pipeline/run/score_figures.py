@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.pipeline.controller.members import SCORER
 from tailrace.pipeline.run.eventlog import Instant
 
 
@@ -16,12 +17,13 @@ class ScoreFigures:
     `over_budget` counts responses that used up a limit while they were scored, `failed` attempts at a score that failed,
     `rechecked` and `false_timeouts` timed-out responses that were tried again with the largest timeout, and those of them
     that were right. `exposed_s` are the seconds in which the trainer stood idle while nothing but rewards was missing from its
-    next batch.
+    next batch. `sandbox` is the one in which programs ran, None if there were none.
     """
 
     def __init__(self) -> None:
         self.over_budget = self.failed = self.rechecked = self.false_timeouts = 0
         self.exposed_s = 0.0
+        self.sandbox: str | None = None
         self._finished: dict[str, float] = {}
         self._scored: dict[str, float] = {}
         self._idle_since = -math.inf
@@ -40,6 +42,8 @@ class ScoreFigures:
                 case c.Rechecked(correct=correct):
                     self.rechecked += 1
                     self.false_timeouts += correct
+                case c.Activity(role=role, phase=phase) if role == SCORER:
+                    self.sandbox = phase
                 case c.Stepped() | c.Accumulated():
                     self._idle_since = now
         for command in commands:
@@ -59,6 +63,7 @@ class ScoreFigures:
             "scores_rechecked": self.rechecked,
             "false_timeouts": self.false_timeouts,
             "reward_exposed_s": round(self.exposed_s, 3),
+            "sandbox": self.sandbox,
         }
 
     def _given(self, names: Sequence[str]) -> None:
