@@ -253,8 +253,7 @@ class Activity:
     """What a member is doing, reported where its answers alone do not show it.
 
     A replica reports it while its engine stands still with work in flight, the trainer when its phase changes, the scorer once
-    it has a sandbox. Waiting for an
-    environment is not standing still.
+    it has a sandbox. Waiting for an environment is not standing still.
 
     Args:
         phase: for a replica "generating" or "pulling"; for the trainer "training", "publishing", "saving" or "idle"; for the
