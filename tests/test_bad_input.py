@@ -145,6 +145,11 @@ KINDS = {
     ),
     "score-kind-unknown": (settings("reward.maths.workers=2"), None, ["reward.maths", "math"]),
     "sandbox-unknown": (settings("reward.code.sandbox=sandlok"), None, ["reward.code.sandbox", "sandlock"]),
+    "sandbox-does-not-work": (
+        settings("reward.code.sandbox=sandbox-fusion:http://127.0.0.1:9"),
+        programs(),
+        ["reward.code.sandbox", "no sandbox works here", "install a backend"],
+    ),
     "judge-missing": (RUN, judged(model=None), ["reward.judge.model", "expected the model that judges"]),
     "judge-too-big": (RUN, judged(), ["reward.judge", "memory_bytes = 1,000", "expected at least"]),
     "judge-template": (RUN, judged(template="{prompt}"), ["reward.judge", "{response}"]),

@@ -34,7 +34,7 @@ class Redundant:
     surplus_samples: Annotated[int, Tried((0, 1, 2))] = 0
     surplus_groups: Annotated[int, Tried((0, 0, 1, 2))] = 0
     filter_equal_rewards: bool = False
-    deferrals: Annotated[int, Tried((0, 1))] = 1
+    deferrals: int = 1
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.surplus_samples < 0 or self.surplus_groups < 0 or self.deferrals < 0:
@@ -48,9 +48,7 @@ class Redundant:
         return InOrder(self)
 
 
-def plain(
-    samples: int = 8, *, filter_equal_rewards: bool = False, deferrals: Annotated[int, Tried((0, 1))] = 1
-) -> Redundant:
+def plain(samples: int = 8, *, filter_equal_rewards: bool = False, deferrals: int = 1) -> Redundant:
     """The next prompt of the stream, with as many samples as the algorithm needs."""
     return Redundant(samples, filter_equal_rewards=filter_equal_rewards, deferrals=deferrals)
 
