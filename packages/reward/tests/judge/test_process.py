@@ -104,6 +104,7 @@ def test_a_judge_that_cannot_be_made_says_so_at_the_start_and_to_each_item(judge
     asyncio.run(scenario())
 
 
+@pytest.mark.deep
 def test_a_scheduler_loses_no_score_when_its_judge_is_killed(judge_model, template):
     """The judge dies three times in the middle of 200 scores, which share batches with each other and wait for nobody else."""
     config = JudgeConfig(judge_model(), template, batch_items=BATCH, threads=1, device="cpu")
