@@ -68,6 +68,7 @@ class Bait:
         return {
             "word": self._word,
             "file": str(self._file),
+            "home": str(Path.home()),
             "unix": str(self._file.with_name("socket")),
             "tcp": self._tcp.getsockname()[1],
             "udp": self._udp.getsockname()[1],
