@@ -90,6 +90,14 @@ def settings(*pairs):
     return ["run", "c.toml", *(word for pair in pairs for word in ("--set", pair))]
 
 
+def tail(option):
+    return settings(f'pipeline.batching={{name = "tail-batching", {option}}}', "pipeline.admission=on-policy")
+
+
+def sizes(options):
+    return settings(f'pipeline.provisioning={{name = "adaptive-tp", {options}}}')
+
+
 RUN = ["run", "c.toml"]
 CODE = {"entry_point": "f", "tests": [{"args": [1], "expected": 2}]}
 
@@ -171,6 +179,23 @@ KINDS = {
     "trainer-option-unknown": (settings("trainer.options.lrr=1"), None, ["lrr", "lr"]),
     "trainer-option-text": (settings("trainer.options.lr=1e-3x"), None, ["trainer.options", "'lr'", "1e-3x"]),
     "trainer-option-infinite": (settings("trainer.options.lr=inf"), None, ["trainer.options", "'lr'", "inf"]),
+    "trainer-cells": (
+        settings("trainer.processes=3", "trainer.cells=2"),
+        None,
+        ["trainer.processes", "trainer.cells", "found 3 and 2"],
+    ),
+    "trainer-cells-option": (settings("trainer.options.cells=2"), None, ["trainer.options", "trainer.cells"]),
+    "advantages-without-the-batch": (
+        settings("pipeline.training=streamed", "trainer.options.advantages=batch"),
+        None,
+        ["trainer.options.advantages", "pipeline.training", "'batch' and 'streamed'"],
+    ),
+    "advantages-unknown": (settings("trainer.options.advantages=groups"), None, ["'advantages'", "'groups'", "group"]),
+    "steps-of-a-streamed-batch": (
+        settings("pipeline.training={name='streamed', parts=2}"),
+        None,
+        ["pipeline.training", "'parts'", "streamed"],
+    ),
     "trainer-backend-unknown": (settings("trainer.backend=fdsp2"), None, ["trainer.backend", "fsdp2"]),
     "engine-unknown": (settings("rollout.engine=vlm"), None, ["rollout.engine", "vllm"]),
     "engine-option-unknown": (settings("rollout.options.max_seqs=3"), None, ["max_seqs", "max_num_seqs"]),
@@ -259,6 +284,58 @@ KINDS = {
     ),
     "overlong-unknown": (settings("task.overlong=cut"), None, ["task.overlong", "'cut'", "'drop'"]),
     "held-out-trained-on": (settings("task.held_out=train.jsonl"), None, ["train.jsonl"]),
+    # rounds, and devices that change hands
+    "rounds-with-a-factor-below-1": (
+        tail("prompt_factor = 0.9"),
+        None,
+        ["pipeline.batching", "prompt_factor=0.9", "expected a finite number of at least 1"],
+    ),
+    "rounds-of-no-prompts": (
+        settings("pipeline.batching=tail-batching", "pipeline.prompts_per_step=0"),
+        None,
+        ["pipeline.prompts_per_step", "found 0"],
+    ),
+    "rounds-with-a-share-of-0": (
+        tail("shares = [1.0, 0.0]"),
+        None,
+        ["pipeline.batching", "(1.0, 0.0)", "a share above 0"],
+    ),
+    "rounds-under-an-admission-that-knows-none": (
+        settings("pipeline.batching=tail-batching", "pipeline.admission=inherent"),
+        None,
+        ["pipeline.batching", "Inherent", "on-policy or one-step"],
+    ),
+    "rounds-in-parts-of-a-fixed-size": (
+        settings("pipeline.batching=tail-batching", "pipeline.admission=on-policy", "pipeline.training=dynamic-batch"),
+        None,
+        ["pipeline.batching", "DynamicBatch", "streamed"],
+    ),
+    "devices-lent-to-no-cell": (
+        settings("pipeline.provisioning=scale-down"),
+        None,
+        ["pipeline.provisioning", "trainer.colocated = false", "at least 2"],
+    ),
+    "devices-shared-while-both-compute": (
+        settings("trainer.colocated=true", "pipeline.admission=one-step"),
+        None,
+        ["trainer.colocated", "'one-step'", "'on-policy'"],
+    ),
+    # the sizes of replicas; the model has two heads
+    "replicas-beyond-heads": (
+        sizes("short = 4"),
+        None,
+        ["c.toml", "pipeline.provisioning", "short=4", "expected one of 1, 2", "2 heads"],
+    ),
+    "replicas-beyond-the-machine": (
+        sizes("long = 2, devices_per_machine = 1"),
+        None,
+        ["pipeline.provisioning", "long=2", "expected one of 1:", "1 devices"],
+    ),
+    "tensor-parallel-of-none": (
+        settings("rollout.options.tensor_parallel_size=0"),
+        None,
+        ["tensor_parallel_size", "0"],
+    ),
     # the model
     "model-missing": (settings("model.path=nowhere"), None, ["nowhere"]),
     "model-without-config": (RUN, remove("model/config.json"), ["config.json"]),
@@ -316,4 +393,18 @@ def test_bad_input_is_named_and_leaves_nothing(project, capsys, kind):
     assert "Traceback" not in said
     assert [name for name in names if name not in said] == [], said
     assert 1 <= len(said.strip().splitlines()) <= MOST_LINES, said
+    assert tree(project) == before
+
+
+def test_an_engine_without_seeds_is_refused_where_noise_is_drawn_again(project, capsys, monkeypatch):
+    monkeypatch.setattr("tailrace.rollout.selection.load", lambda group, name: object())
+    batching = 'pipeline.batching={name = "tail-batching", redraw = "same-noise"}'
+    before = tree(project)
+    status = main([*settings(batching, "pipeline.admission=on-policy", "rollout.engine=transformers"), "--dry-run"])
+    out, err = capsys.readouterr()
+    assert status == 2
+    (line,) = [line for line in (out + err).splitlines() if "seeds" in line]
+    assert "pipeline.batching" in line
+    assert "rollout.engine" in line
+    assert "'transformers', which keeps no seeds" in line
     assert tree(project) == before

@@ -8,7 +8,8 @@ and the trainer's speed, so that the long 14B step has the shares of rollout, re
 for code (66, 13 and 21 %). Assumed, since the paper does not say: 256 workers, and seconds of the programs that end (median 1,
 sigma 0.8, most of it between prompts). Predicted: the ratios.
 
-Tail batching is not simulated yet. Its rounds are stood in for by their lengths: of five steps four are short, with responses
+Rounds are stood in for by their lengths (`tailrace reproduce rollpacker` has them from the policy): of five steps four are
+short, with responses
 8.9 times shorter at the most (section 3), and one is long. The three forms:
 
     at the end       every score starts after the step's last response; every program that never ends holds a worker for 30 s

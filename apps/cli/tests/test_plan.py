@@ -91,7 +91,7 @@ def option(place, split, policies, price=4096.0):
 
 @pytest.mark.parametrize("price", [None, 123_456.78])
 def test_the_answer_is_whole_in_eighty_columns(price):
-    mix = "in-flight-cap(12), when-useful, marginal-throughput, migration, streamed, 2 batches in flight"
+    mix = "in-flight-cap(12), when-useful, marginal-throughput, migration, dynamic-batch, 2 batches in flight"
     mix += ", but training mini-batch, but 0.5 x work for a replica"
     options = [option(1, Split(2048, 2048, 8), mix, price), option(2, Split(0, 4096, 8), OWN, price)]
     search = Search(options, options[1], 230, [("a", "b")], 12, "10,000,000 steps")

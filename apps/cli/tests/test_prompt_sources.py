@@ -122,6 +122,13 @@ def test_several_sources(two):
         (SOURCES.replace('prompt_column = "question"', ""), "mine/b.csv, line 2: found the columns answer, question"),
         ('sources = "a.jsonl"', "key 'task.sources': found 'a.jsonl', expected"),
         (f'held_out = "a.jsonl"\n{SOURCES}', "this held-out prompt is in mine/a.jsonl too"),
+        ("[task.mix]\nprograms = 0", "key 'task.mix.programs': found 0, expected: greater than 0"),
+        ("[task.mix]\nprogramms = 1", "key 'task.mix.programms': found the task 'programms', expected one of"),
+        (f"mix = {{ programs = 1 }}\n{SOURCES}", "key 'task': found 'mix' and 'sources', expected one"),
+        (
+            "mix = { programs = 1, short-chain-sum = 1000 }",
+            "key 'task.held_out_size': found 256, of which none would be of 'programs' by its share, expected more",
+        ),
     ],
 )
 def test_sources_that_are_wrong(two, lines, words):

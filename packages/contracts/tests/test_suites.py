@@ -211,7 +211,7 @@ def changes_the_view(view):
             "which is stopping",
         ),
         (lambda view: [c.StopReplica(member.id) for member in replicas(view, c.Health.UP)] or [c.StartReplica()], ""),
-        (lambda view: [1] if not replicas(view) else [], "expected a start or a stop"),
+        (lambda view: [1] if not replicas(view) else [], "expected a start, a stop, a resize, a loan or a return"),
         (changes_the_view, "the view was changed"),
         (
             lambda view: [dataclasses.replace(c.StartReplica(), reason=c.Reason(c.Why.STILL))][len(replicas(view)) :],

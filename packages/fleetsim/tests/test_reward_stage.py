@@ -25,13 +25,22 @@ RULE = AdaptiveTimeout()
 class Bench:
     """A stage on a clock of its own; notes what ended when."""
 
-    def __init__(self, batch=1000, **pools):
-        self.time, self.ended = VirtualTime(math.inf), []
-        self.stage = RewardStage(self.time, pools, batch, lambda score: self.ended.append((self.time.now(), score)))
+    def __init__(self, groups=1, needed=1000, **pools):
+        self.time, self.ended, self.slowed = VirtualTime(math.inf), [], []
+        self.stage = RewardStage(
+            self.time,
+            pools,
+            groups,
+            needed,
+            lambda score: self.ended.append((self.time.now(), score)),
+            lambda slows: self.slowed.append((self.time.now(), slows)),
+        )
 
-    def add(self, name, seconds, *, kind="code", reward=1.0, prompt=0, reference=None):
+    def add(self, name, seconds, *, kind="code", reward=1.0, prompt=0, group=None, reference=None):
         sample = Sample(10, ((10, 0.0),), reward, seconds, kind, reference)
-        self.stage.add(name, SimulatedTrajectory(sample, 0, 0.0, "replica-0", prompt), 7)
+        self.stage.add(
+            name, SimulatedTrajectory(sample, 0, 0.0, "replica-0", prompt, prompt if group is None else group), 7
+        )
 
     def run(self, until=1e6):
         self.time.wait(until)
@@ -78,7 +87,7 @@ def test_an_aborted_score_frees_its_worker_or_leaves_the_queue():
 
 
 def test_at_the_steps_end_nothing_starts_before_all_have_come():
-    bench = Bench(batch=3, code=ScoringWorkers(3, RULE, at_step_end=True))
+    bench = Bench(needed=3, code=ScoringWorkers(3, RULE, at_step_end=True))
     bench.add("a", 1.0)
     bench.add("b", 2.0)
     assert bench.run(until=5.0) == {}
@@ -86,8 +95,37 @@ def test_at_the_steps_end_nothing_starts_before_all_have_come():
     assert bench.run() == {"a": 6.0, "b": 7.0, "c": 8.0}
 
 
+def test_at_the_steps_end_groups_that_are_too_late_wait_for_their_own_and_are_dropped_with_it():
+    bench = Bench(groups=2, needed=2, code=ScoringWorkers(9, RULE, at_step_end=True))
+    for name, group in (("a0", 0), ("b0", 1), ("c0", 2), ("c1", 2), ("b1", 1), ("a1", 0)):
+        bench.add(name, 1.0, prompt=group)
+    assert bench.run(until=5.0) == {"b0": 1.0, "b1": 1.0, "c0": 1.0, "c1": 1.0}
+    bench.stage.abort(("a0", "a1"))
+    for name in ("d0", "d1", "e0"):
+        bench.add(name, 1.0, prompt=int(name[0] == "e") + 3)
+    assert set(bench.run(until=9.0)) == {"b0", "b1", "c0", "c1"}
+    bench.add("e1", 1.0, prompt=4)
+    assert set(bench.run()) == {"b0", "b1", "c0", "c1", "d0", "d1", "e0", "e1"}
+
+
+def test_scores_on_the_replicas_devices_slow_them_while_they_run():
+    bench = Bench(judge=ScoringWorkers(1, RULE, slows=1.25), math=ScoringWorkers(1, RULE))
+    bench.add("m", 9.0, kind="math")
+    bench.add("a", 2.0, kind="judge")
+    bench.add("b", 3.0, kind="judge")
+    bench.run()
+    assert bench.slowed == [(0.0, 1.25), (5.0, 1.0)]
+
+
+def test_another_attempt_at_a_prompt_has_its_anchor():
+    bench = Bench(code=ScoringWorkers(1, RULE))
+    bench.add("right", 6.0, prompt=3, group=3)
+    bench.add("again", math.inf, reward=0.0, prompt=3, group=9)
+    assert bench.run() == {"right": 6.0, "again": 15.0}
+
+
 def test_a_restarted_stage_scores_the_step_again_without_waiting_for_it_and_has_learned_nothing():
-    bench = Bench(batch=2, code=ScoringWorkers(2, RULE, at_step_end=True))
+    bench = Bench(needed=2, code=ScoringWorkers(2, RULE, at_step_end=True))
     bench.add("a", 2.0)
     bench.add("b", 9.0)
     bench.run(until=4.0)
@@ -221,3 +259,13 @@ def test_a_kind_has_the_runs_own_pool_and_timeouts_unless_the_fleet_says_otherwi
 def test_a_stage_that_cannot_be_is_refused(scoring, kinds, says):
     with pytest.raises((FleetError, ConfigError), match=says):
         simulate(config(scoring, kinds))
+
+
+def test_a_judge_on_the_replicas_devices_makes_a_run_longer_and_loses_nothing():
+    kinds = [{"kind": "judge", "median": 4.0}]
+    alone, beside = (
+        simulate(config({"judge": {"workers": 64, "slows": slows}}, kinds, steps=2), seed=1) for slows in (1.0, 1.5)
+    )
+    assert alone.failure is beside.failure is None
+    assert alone.duration_s < beside.duration_s < 1.5 * alone.duration_s
+    assert beside.trajectories == alone.trajectories

@@ -19,7 +19,12 @@ SYSTEMS = {
     "synchronous": LAMINAR | {"admission": "on-policy", "sync": "barrier", "relocation": "none"},
     "one-step": LAMINAR | {"admission": "one-step", "sync": "barrier", "relocation": "none"},
     "stream": LAMINAR
-    | {"admission": "one-step", "sync": "barrier", "relocation": "none", "training": {"name": "streamed", "parts": 4}},
+    | {
+        "admission": "one-step",
+        "sync": "barrier",
+        "relocation": "none",
+        "training": {"name": "dynamic-batch", "parts": 4},
+    },
     "partial": LAMINAR
     | {"admission": {"name": "in-flight-cap", "bound": 2}, "sync": "interrupting", "relocation": "none"},
     "staleflow": {

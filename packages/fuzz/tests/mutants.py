@@ -12,16 +12,21 @@ from tailrace.fleetsim.members.replica import Replica
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.bookkeeping import BOOKS
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
+from tailrace.fuzz.checks.devices import SHARED
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.rebuild import REBUILT
 from tailrace.fuzz.checks.training import BOUND, ONCE
 from tailrace.fuzz.trial import CRASHED
+from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.weights import Weights
+from tailrace.pipeline.policies.tail_batching import InRounds
 from tailrace.repack import RoundRobin
+from tailrace.rollout import TailRounds
 from tailrace.rollout.order import Order
 from tailrace.staleness import StalenessError
 from tailrace.staleness.bounded import BoundedGate, BufferTentative
@@ -167,7 +172,71 @@ def _a_version_that_is_gone_for_the_controller_alone(patch):
     patch.setattr(Weights, "_version_gone", gone)
 
 
+def _a_group_streamed_twice(patch):
+    """Each command to add gradients has the groups before it too."""
+    names = Batches._names
+
+    def all_so_far(batches, groups):
+        given = batches._trainer.accumulated
+        return names(batches, given if batches._at_once and set(groups) <= set(given) else groups)
+
+    patch.setattr(Batches, "_names", all_so_far)
+
+
+def _a_queue_that_is_lost(patch):
+    """What a short round did not keep is forgotten when the round is over."""
+    close = TailRounds.close
+
+    def forget(rounds, trained):
+        late = close(rounds, trained)
+        rounds._queue = [prompt for prompt in rounds._queue if prompt not in late]
+        return late
+
+    patch.setattr(TailRounds, "close", forget)
+
+
+def _a_deferred_prompt_that_is_done(patch):
+    """A prompt whose group came too late counts as filtered, and its group as gone for good."""
+    ended = InRounds.ended
+
+    def done(source, group, end):
+        fate = ended(source, group, end)
+        return c.PromptFate.DONE if end is c.GroupEnd.SURPLUS else fate
+
+    patch.setattr(InRounds, "ended", done)
+
+
+def _work_on_devices_that_are_lent(patch):
+    """A replica is given work whoever has its devices."""
+    serves = ReplicaState.serves.fget
+
+    def still(replica):
+        lent, replica.lent = replica.lent, False
+        try:
+            return serves(replica)
+        finally:
+            replica.lent = lent
+
+    patch.setattr(ReplicaState, "serves", property(still))
+    patch.setattr(Replicas, "up", lambda fleet: [r for r in fleet.replicas.values() if r.member.health is c.Health.UP])
+
+
+def _a_step_beside_a_cell_at_work(patch):
+    """The batch is complete, so it is trained on, whatever cells still do."""
+    add = Batches._add
+
+    def hasty(batches):
+        return batches._step() or add(batches)
+
+    patch.setattr(Batches, "_add", hasty)
+
+
 MUTANTS = {
+    "a queue that is lost": Mutant(_a_queue_that_is_lost, (ONCE,)),
+    "a deferred prompt that is done": Mutant(_a_deferred_prompt_that_is_done, (ONCE,)),
+    "work on devices that are lent": Mutant(_work_on_devices_that_are_lent, (SHARED,)),
+    "a group streamed twice": Mutant(_a_group_streamed_twice, (ONCE,)),
+    "a step beside a cell at work": Mutant(_a_step_beside_a_cell_at_work, (ONCE,)),
     "a gate that admits without checking": Mutant(_a_gate_that_admits_without_checking, (BOUND,)),
     "planning that forgets what it planned": Mutant(_planning_that_forgets_what_it_planned, (CRASHED, PROGRESS)),
     "serving what arrived damaged": Mutant(_serving_what_arrived_damaged, (WEIGHTS,)),

@@ -1,5 +1,7 @@
 """A schedule that fuzzing found runs on the local executor too: the same pipeline, the same kills and hangs, nothing lost."""
 
+import dataclasses
+
 import pytest
 
 pytest.importorskip("torch", reason="real members train a real model")
@@ -81,7 +83,7 @@ def test_its_kills_and_hangs_lose_nothing_on_real_members(mixes, model, tmp_path
     assert {down.role for down in downs} >= {"replica", "trainer"}
     counts, pipeline = controller.view.counts, case.pipeline
     assert controller.view.step == pipeline.steps
-    assert counts.admitted == counts.trained + counts.filtered + counts.failed
+    assert counts.admitted == counts.trained + counts.filtered + counts.failed + counts.deferred
     assert counts.trained == pipeline.steps * pipeline.prompts_per_step
     assert audit["consumed"] == counts.trained * pipeline.samples_per_prompt
     assert not audit["consumed_twice"]
@@ -99,12 +101,15 @@ def test_every_case_is_a_command_of_tailrace_run(seed):
     words = run_arguments(case)
     assert words[:4] == ["run", "laminar", "--executor", "local"]
     settings = [words[index + 1] for index, word in enumerate(words) if word == "--set"]
-    config = configuration("laminar", settings=tuple(settings))
+    config = configuration("laminar", settings=(*settings, f"seed={seed}"))
     check(config)
     spec, expected = build_spec(config), case.spec()
     for axis in ("admission", "batching", "routing", "sync", "training", "provisioning", "recovery", "sampler"):
-        assert getattr(spec, axis) == getattr(expected, axis), axis
+        known = {"heads": 4} if axis == "provisioning" and hasattr(expected.provisioning, "heads") else {}
+        assert getattr(spec, axis) == dataclasses.replace(getattr(expected, axis), **known), (
+            axis
+        )  # of the quick start's model
     assert type(spec.relocation) is type(expected.relocation)
     for name in ("steps", "batch_groups", "replica_batch", "cycle_s", "checkpoint_every"):
         assert getattr(spec, name) == getattr(expected, name), name
-    assert Controller(spec).coordinator.open_limit == Controller(expected).coordinator.open_limit
+    assert Controller(spec).refill.open_limit == Controller(expected).refill.open_limit

@@ -27,12 +27,17 @@ OPTIONS = {
     ("admission", "bounded"): [{"bound": 0}, {"bound": 2}, {"bound": 1, "surplus": 2}],
     ("admission", "inherent"): [{}, {"bound": 1}],
     ("batching", "plain"): [{}, {"samples": 1, "filter_equal_rewards": True}],
+    ("batching", "tail-batching"): [
+        {"prompts": 3, "samples": 2},
+        {"prompts": 2, "samples": 2, "epoch_prompts": 7, "filter_equal_rewards": True, "shares": (1.0, 3.0)},
+    ],
     ("batching", "redundant"): [{}, {"surplus_samples": 2}, {"surplus_groups": 3, "filter_equal_rewards": True}],
     ("routing", "marginal-throughput"): [TABLE_4, {**TABLE_4, "mu": 0.9, "prompt_tokens": 100}],
     ("relocation", "best-fit"): [{}, {"literal": True}, {"headroom": 0.2, "roofline_batch": 3}],
     ("relocation", "migration"): [TABLE_4, {**TABLE_4, "phi_wait": 0, "phi_throughput": 1.5}],
     ("training", "mini-batch"): [{"parts": 1}, {"parts": 2}, {"parts": 7}],
-    ("training", "streamed"): [{"parts": 2}, {"parts": 7}],
+    ("training", "dynamic-batch"): [{"parts": 2}, {"parts": 7}],
+    ("training", "streamed"): [{}, {"groups": 1}],
     ("provisioning", "static"): [{"count": 1}, {"count": 3}],
 }
 

@@ -56,9 +56,13 @@ class TestRay(ExecutorContract):
     )
     # A run from the command line, on Ray, whose driver dies is in tests/test_end_to_end.py.
     test_a_driver_that_died_goes_on_from_its_log = deep(ExecutorContract.test_a_driver_that_died_goes_on_from_its_log)
+    test_a_trainer_killed_between_groups_adds_their_gradients_again = deep(
+        ExecutorContract.test_a_trainer_killed_between_groups_adds_their_gradients_again
+    )
     test_any_relay_may_die_and_no_step_is_lost = deep(ExecutorContract.test_any_relay_may_die_and_no_step_is_lost)
     test_members_that_hang_are_replaced = deep(ExecutorContract.test_members_that_hang_are_replaced)
     test_replicas_come_and_go = deep(ExecutorContract.test_replicas_come_and_go)
+    test_replicas_are_resized = deep(ExecutorContract.test_replicas_are_resized)
     test_the_data_role_dies_alone = deep(ExecutorContract.test_the_data_role_dies_alone)
     test_a_scorer_that_dies_uses_up_no_attempt = deep(ExecutorContract.test_a_scorer_that_dies_uses_up_no_attempt)
     test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on = deep(
@@ -92,6 +96,11 @@ class TestRay(ExecutorContract):
         run = self.run(tmp_path, model, ranks=2, relays=2, faults=faults)
         assert sorted(role for role, _ in self.downs(tmp_path)) == ["relay", "trainer"]
         assert run.step == STEPS
+
+    @pytest.mark.deep
+    def test_a_cell_that_is_killed_takes_the_others_with_it(self, tmp_path, model):
+        """Two processes, each a cell; the one that says nothing to the executor but what it added dies between groups."""
+        self.killed_between_groups(tmp_path, model, rank="0.1", cells=2)
 
     @pytest.mark.parametrize(("nice", "taken"), [(0, True), (1, False)], ids=["as asked", "as another"])
     def test_a_process_that_was_started_ahead_is_taken_if_it_is_what_is_asked_for(self, nice, taken):

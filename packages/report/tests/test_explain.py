@@ -47,6 +47,19 @@ def test_the_story_of_a_trained_trajectory_has_every_station(run):
     assert places == sorted(places), told
 
 
+def test_gradients_that_are_added_early_are_part_of_the_story(tmp_path):
+    directory, simulation = a_run(tmp_path / "run", configured(STALEFLOW | {"training": "streamed"}))
+    trajectory = given(simulation, c.Accumulate)[0].trajectories[0]
+    told = texts(directory, trajectory)
+    stations = [
+        "given to cell 0 of the trainer at staleness 0, which adds its gradients for version 1",
+        "its gradients were added; the weights change with the last of the batch of version 1",
+        "trained on: version 1 is made",
+    ]
+    places = [next(index for index, text in enumerate(told) if station in text) for station in stations]
+    assert places == sorted(places), told
+
+
 def test_every_trajectory_that_was_given_to_a_replica_has_a_story_that_ends(run):
     directory, simulation = run
     names = {r.trajectory for route in given(simulation, c.Route) for r in route.trajectories if r.purpose == "train"}

@@ -1,5 +1,6 @@
 """The report: one file without a network, every section, runs that did not end, and text that is only text."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -269,6 +270,17 @@ def measured(accuracy, name="x", reward=None):
     error = math.sqrt(accuracy * (1 - accuracy) / 400) if accuracy is not None else None
     estimate = None if accuracy is None else Estimate(accuracy, error)
     return Measured(name, 0, 0.0, 400, reward or Estimate(accuracy, error), estimate)
+
+
+def test_each_source_has_a_row_below_the_whole():
+    parts = {"sums": measured(0.5), "programs": measured(0.1)}
+    found = Results("warm start", before=dataclasses.replace(measured(0.3, "before RL, sampled"), sources=parts))
+    table = run_tables.results_table(found)
+    assert [row[:2] for row in table.rows] == [
+        ["before RL, sampled", "30.0 %"],
+        ["before RL, sampled, sums", "50.0 %"],
+        ["before RL, sampled, programs", "10.0 %"],
+    ]
 
 
 @pytest.mark.parametrize(

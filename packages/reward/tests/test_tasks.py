@@ -25,7 +25,7 @@ def lengths(task, misread, size=4000):
     return sorted(len(response.split()) for _, response in task.demonstrations(rows, 5, misread))
 
 
-@pytest.mark.parametrize("name", ["long-chain-sum", "short-chain-sum"])
+@pytest.mark.parametrize("name", ["long-chain-sum", "short-chain-sum", "brief-chain-sum"])
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS)
 def test_careful_demonstrations_are_right_by_reasoning_gyms_own_scorer(name, seed):

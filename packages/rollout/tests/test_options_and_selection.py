@@ -103,13 +103,13 @@ def test_parameter_names_are_the_models(tmp_path):
 
 
 def test_the_cpu_cache_holds_the_batch_up_to_a_ceiling_and_at_least_one_request(tmp_path):
-    shape = CacheShape(layers=3, kv_heads=2, head_dim=32, max_len=512)
+    shape = CacheShape(layers=3, kv_heads=2, head_dim=32, max_len=512, heads=4)
     token_bytes = 2 * 3 * 2 * 32 * 4
     assert shape.kv_bytes_per_token("float32") == token_bytes
     assert shape.cpu_kv_bytes(EngineOptions(), "float32", 128, 8) == token_bytes * (8 * 512 + 128)
     assert shape.cpu_kv_bytes(EngineOptions(max_model_len=100), "float32", 128, 8) == token_bytes * (8 * 128 + 128)
     assert shape.cpu_kv_bytes(EngineOptions(kv_cache_bytes=5), "float32", 128, 8) == 5
-    large = CacheShape(layers=80, kv_heads=8, head_dim=128, max_len=1 << 17)
+    large = CacheShape(layers=80, kv_heads=8, head_dim=128, max_len=1 << 17, heads=64)
     assert large.cpu_kv_bytes(EngineOptions(), "float32", 128, 8) >= large.kv_bytes_per_token("float32") * large.max_len
 
 

@@ -9,5 +9,8 @@ from tailrace.rollout.testing import EngineContract
 
 
 class TestTransformersEngine(EngineContract):
+    seeds = True
+    tells_preemptions = True
+
     def build(self, model_path, options):
         return build_engine("transformers", model_path, {"device": "cpu", **options})

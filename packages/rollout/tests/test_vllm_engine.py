@@ -9,5 +9,8 @@ from tailrace.rollout.testing import EngineContract
 
 
 class TestVLLMEngine(EngineContract):
+    seeds = True
+    tells_preemptions = True
+
     def build(self, model_path, options):
         return build_engine("vllm", model_path, options)

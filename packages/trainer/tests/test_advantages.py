@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.trainer import group_advantages, token_weights
+from tailrace.trainer.advantages import batch_advantages, units
 
 
 def test_worked_by_hand():
@@ -36,12 +37,22 @@ def test_each_group_has_mean_zero_and_variance_one(pairs):
 
 def test_token_weights_by_hand():
     # Lengths 3 and 1. Token mean: each of 4 tokens 1/4. Sequence mean: 1/2 * 1/3 for each of 3 tokens, 1/2 * 1/1 for one.
-    assert token_weights([3, 1], "token") == [0.25, 0.25]
-    assert token_weights([3, 1], "sequence") == pytest.approx([1 / 6, 1 / 2])
-    assert token_weights([3, 0, 1], "sequence") == pytest.approx([1 / 6, 0.0, 1 / 2])
+    assert token_weights([3, 1], "token") == [1.0, 1.0]
+    assert units([3, 1], "token") == 4
+    assert token_weights([3, 0, 1], "sequence") == pytest.approx([1 / 3, 0.0, 1.0])
+    assert units([3, 0, 1], "sequence") == 2
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.sampled_from(["token", "sequence"]))
 def test_token_weights_add_up_to_one(lengths, normalisation):
     weights = token_weights(lengths, normalisation)
-    assert sum(n * w for n, w in zip(lengths, weights, strict=True)) == pytest.approx(1.0)
+    total = sum(n * w for n, w in zip(lengths, weights, strict=True))
+    assert total / units(lengths, normalisation) == pytest.approx(1.0)
+
+
+def test_batch_advantages_by_hand():
+    # Centred within groups: 1/2 -1/2, then 0 0 and 2 -2. Their mean square is (1/2 + 8) / 6, the standard deviation its root.
+    groups, rewards = [0, 0, 1, 1, 2, 2], [1.0, 0.0, 5.0, 5.0, 4.0, 0.0]
+    std = math.sqrt(8.5 / 6)
+    assert batch_advantages(groups, rewards) == pytest.approx([0.5 / std, -0.5 / std, 0, 0, 2 / std, -2 / std])
+    assert batch_advantages([0, 0], [0.1, 0.1]) == [0, 0]

@@ -47,6 +47,14 @@ def reference_gradient(model_path, config, mini_batch):
 @pytest.mark.parametrize(("temperature", "divide_by_std"), [(1.0, True), (0.8, False)])
 def test_gradient_equals_the_slow_reference(model_path, normalisation, temperature, divide_by_std):
     config = dataclasses.replace(CPU, normalisation=normalisation, temperature=temperature, divide_by_std=divide_by_std)
+    check_against_the_reference(model_path, config)
+
+
+def test_gradient_of_batch_advantages_equals_the_slow_reference(model_path):
+    check_against_the_reference(model_path, dataclasses.replace(CPU, advantages="batch"))
+
+
+def check_against_the_reference(model_path, config):
     batch = make_experiences(4, 5, vocab_size=VOCAB, seed=3)
     found, metrics = gradient_of_step(model_path, config, batch)
     expected, loss = reference_gradient(model_path, config, batch)
@@ -201,6 +209,10 @@ def test_bad_settings_are_refused(model_path, tmp_path):
         TrainerConfig(clip_low=1.5)
     with pytest.raises(TrainerConfigError, match="normalisation"):
         TrainerConfig(normalisation="mean")
+    with pytest.raises(TrainerConfigError, match="advantages = 'batch'"):
+        TrainerConfig(advantages="batch", divide_by_std=False)
+    with pytest.raises(TrainerConfigError, match="found 1 ranks for 2 cells"):
+        TrainerWorker(model_path, dataclasses.replace(CPU, cells=2))
     with pytest.raises(TrainerConfigError, match="no rendezvous"):
         TrainerWorker(model_path, CPU, rank=1, world_size=2)
     with pytest.raises(ModelError, match=r"config\.json"):

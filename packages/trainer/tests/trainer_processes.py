@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from tailrace.trainer import TrainerConfig
+from tailrace.trainer import BatchError, TrainerConfig
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
 
@@ -65,6 +65,89 @@ def train(rank, world_size, model, rendezvous, out: Path):
         }
         gradients = {f"gradient/{name}": value for name, value in seen.items()}
         save_file(metrics | gradients | weights, str(out / "result.safetensors"))
+    worker.close()
+
+
+def stream(rank, world_size, cells, shares, model, rendezvous, out: Path):
+    """Two batches by cells, each with its share of the groups, then a checkpoint and a plain step. Rank 0 writes what it saw.
+
+    Without shares, both batches are plain steps.
+    """
+    config = dataclasses.replace(CONFIG, cells=cells, kl_coefficient=0.1)
+    worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    seen, metrics = {}, {}
+    apply = worker._state.apply_gradients
+    cell = rank // (world_size // cells)
+
+    def spy(lr):
+        number = len(metrics)
+        for name, parameter in worker._state.parameters.items():
+            seen[f"gradient/{number} {name}"] = parameter.grad.full_tensor().clone()
+        return apply(lr)
+
+    worker._state.apply_gradients = spy
+    for number in range(3):
+        groups = [[e for e in long_batch(number) if e.group == group] for group in range(6)]
+        if shares is None or number == 2:
+            metrics[number] = worker.step([[experience for group in groups for experience in group]])
+            continue
+        for group in groups[sum(shares[:cell]) : sum(shares[: cell + 1])]:
+            worker.accumulate(group)
+        metrics[number] = worker.apply([experience for group in groups[sum(shares) :] for experience in group])
+        worker.save(out / f"v{number}", number).result(60)
+    weights = {f"weight/{name}": tensor.clone() for name, tensor in worker.weights()}
+    layout = worker.layout()
+    assert sorted(layout.shards) == [f"rank{other}" for other in range(world_size)]
+    for name, shard in worker.shards():
+        (mine,) = [buffer for buffer in layout.shards[f"rank{rank}"].buffers if buffer.name == name]
+        assert tuple(shard.shape) == mine.shape
+    if rank == 0:
+        told = {
+            f"metrics/{number} {name}": torch.tensor(value, dtype=torch.float64)
+            for number, step in metrics.items()
+            for name, value in step.items()
+            if not name.endswith("_s") and not name.startswith("version_")
+        }
+        save_file(told | seen | weights, str(out / "result.safetensors"))
+    worker.close()
+
+
+def long_batch(seed):
+    return make_experiences(6, 3, vocab_size=VOCAB, seed=50 + seed)
+
+
+def twice(rank, world_size, model, rendezvous, out: Path):
+    """Both cells add the same group: every rank is told, and goes on with another batch."""
+    config = dataclasses.replace(CONFIG, cells=2)
+    worker = TrainerWorker(model, config, rank=rank, world_size=world_size, rendezvous=rendezvous)
+    groups = [[e for e in long_batch(0) if e.group == group] for group in range(6)]
+    worker.accumulate(groups[0])
+    try:
+        worker.apply(groups[1])
+    except BatchError as error:
+        (out / f"rank{rank}").write_text(str(error))
+    if rank:  # a group of one cell comes again in the rest, which the other cell does not know
+        worker.accumulate(groups[0])
+    try:
+        worker.apply(groups[0])
+    except BatchError as error:
+        (out / f"rest{rank}").write_text(str(error))
+    worker.step([groups[2]])
+    assert worker.steps == 1
+    worker.close()
+
+
+def resume_in_cells(rank, world_size, cells, directory, rendezvous, out: Path):
+    """Load the checkpoint of `stream` and take its last step."""
+    config = dataclasses.replace(CONFIG, cells=cells, kl_coefficient=0.1)
+    worker = TrainerWorker(
+        directory.parent.parent / "model", config, rank=rank, world_size=world_size, rendezvous=rendezvous
+    )
+    assert worker.load(directory) == 1
+    worker.step([long_batch(2)])
+    weights = {f"weight/{name}": tensor.clone() for name, tensor in worker.weights()}
+    if rank == 0:
+        save_file(weights, str(out))
     worker.close()
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.trajstore import PromptMix, PromptPool
+from tailrace.trajstore import MixOrder, PromptMix, PromptPool
 
 
 def pool(name, count, seed=None):
@@ -49,6 +49,8 @@ def test_each_pool_is_read_in_its_own_order_and_any_index_first(shapes, seed):
         first = sum(rows for rows, _ in shapes[:place])
         assert {prompt.row for prompt in mine} <= set(range(first, first + len(one)))
     assert len(mix) == sum(rows for rows, _ in shapes)
+    order = MixOrder([share for _, share in shapes], shuffle_seed=seed)
+    assert ["abcd"[order.pool(index)] for index in range(60)] == [prompt.prompt[0] for prompt in found]
     _, fresh = build()
     assert [fresh[index] for index in reversed(range(60))] == found[::-1]
 
@@ -57,5 +59,8 @@ def test_what_is_no_mix():
     for pools, shares in (([], []), ([pool("a", 1)], [1, 2]), ([pool("a", 1)], [0.0])):
         with pytest.raises(ValueError, match="expected a share above 0 for each pool"):
             PromptMix(pools, shares)
+    for shares in ([], [1.0, 0.0]):
+        with pytest.raises(ValueError, match="expected at least one, and each above 0"):
+            MixOrder(shares)
     with pytest.raises(IndexError, match="-1"):
         PromptMix([pool("a", 1)], [1])[-1]

@@ -96,14 +96,14 @@ def our_loss(job: Job, inputs: dict[str, Any], rewards: list[float], advantages:
             for sample, value in zip(samples, advantages.tolist(), strict=True)
         ]
     policy = load_policy(job.model)
-    total = 0.0
+    total, tokens = 0.0, sum(len(sample.response) for sample in samples)
     for rows in plan(samples, ranks=1, token_budget=config.micro_batch_tokens, shared_prompt_tokens=384)[0]:
         batch = to_tensors(rows, torch.device("cpu"))
         logprobs, _ = policy(batch, job.temperature, False)
         surrogate = clipped_surrogate(
             logprobs, batch.behaviour, batch.advantages, clip_low=job.clip_low, clip_high=job.clip_high
         )
-        loss = (batch.weights * surrogate.loss).sum()
+        loss = (batch.weights * surrogate.loss).sum() / tokens
         loss.backward()
         total += float(loss.detach())
     return total, {name.removeprefix(PREFIX): value.grad for name, value in policy.named_parameters()}

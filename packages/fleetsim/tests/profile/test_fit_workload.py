@@ -8,8 +8,10 @@ import pytest
 from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_workload import fit_workload, growth, log_odds
-from tailrace.fleetsim.profile.run import MeasuredRun, MeasuredTrajectory
-from tailrace.pipeline.config.models import PipelineConfig, RunConfig
+from tailrace.fleetsim.profile.run import OTHER_PROMPTS, MeasuredRun, MeasuredTrajectory, shortened
+from tailrace.pipeline.config.models import Choice, PipelineConfig, RunConfig
+from tailrace.pipeline.config.task import TaskConfig
+from tailrace.trajstore import MixOrder
 
 
 def share(odds):
@@ -81,3 +83,24 @@ def test_whole_groups_are_kept_and_others_are_not():
 def test_nothing_whole_is_refused():
     with pytest.raises(ProfileError, match="found no group with all its rewards"):
         fit_workload(measured({0: (0, [(5, None), (7, None)])}))
+
+
+def test_groups_of_a_mix_keep_their_source_and_the_seconds_of_their_scores():
+    run = measured({index: (0, [(5, 1.0), (7, 0.0)]) for index in range(6)})
+    run.config = RunConfig(
+        pipeline=PipelineConfig(samples_per_prompt=2), task=TaskConfig(mix={"chain_sum": 2, "programs": 1})
+    )
+    run.trajectories["4.1"].score_s = 0.25
+    found = fit_workload(run)
+    order = MixOrder((2, 1), shuffle_seed=run.config.seed + OTHER_PROMPTS)
+    assert found.sources == tuple(order.pool(index) for index in range(6))
+    assert found.score_s[4] == (0.0, 0.25)
+
+
+def test_a_run_without_rounds_is_measured():
+    config = RunConfig(
+        pipeline=PipelineConfig(batching=Choice(name="tail-batching"), admission=Choice(name="on-policy"))
+    )
+    assert shortened(config, 5).pipeline.batching.name == "plain"
+    plain = RunConfig(pipeline=PipelineConfig(batching=Choice(name="redundant")))
+    assert shortened(plain, 5).pipeline.batching.name == "redundant"

@@ -7,6 +7,7 @@ from profile_machine import FLAT, GROUPS
 
 from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
+from tailrace.trajstore import MixOrder
 
 
 def workload(seed=0, max_tokens=192, **trends):
@@ -55,3 +56,23 @@ def test_its_description_is_that_of_what_is_drawn():
     assert described.response.mean == pytest.approx(sum(lengths) / len(lengths), rel=0.02)
     assert described.response.longest == 44
     assert "4 groups of a profile; 73% of groups have a signal at version 0" in str(described)
+
+
+def test_a_prompt_of_a_mix_is_a_group_of_its_source_with_the_seconds_of_its_scores():
+    seconds = tuple((float(at),) * len(group[2]) for at, group in enumerate(GROUPS))
+    sources = tuple(at % 2 for at in range(len(GROUPS)))
+    part = WorkloadPart(groups=GROUPS, sources=sources, score_s=seconds, signal=FLAT, length=FLAT)
+    order = MixOrder((2.0, 1.0), shuffle_seed=4)
+    drawn = MeasuredWorkload(part, seed=1, max_tokens=192, order=order)
+    for index in range(200):
+        for draw in (None, 1000 + index):
+            group = drawn.group(index, 4, draw=draw)
+            assert {one.reward_s % 2 for one in group} == {order.pool(index)}
+            assert len({one.reward_s for one in group}) == 1
+
+
+def test_another_draw_picks_among_the_samples_of_the_same_group():
+    drawn = workload()
+    for index in range(50):
+        first, again = drawn.group(index, 4), drawn.group(index, 40, draw=900)
+        assert {one.response_tokens for one in again} == {one.response_tokens for one in first}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from tailrace.contracts import PluginError
 from tailrace.fleetsim.reproduce import reproduce
 from tailrace.fleetsim.reproduce.drawing import draw
 from tailrace.fleetsim.reproduce.records import OrderComparison, record, summarise
-from tailrace.fleetsim.reproduce.targets import Target, Tolerance
+from tailrace.fleetsim.reproduce.targets import Score, Target, TargetClass, Tolerance
 
 
 def _target(id_: str, paper: tuple[float | bool, ...], unit: str = "x", **tolerance: float) -> Target:
@@ -70,7 +71,7 @@ def test_tolerances() -> None:
     assert not Tolerance(at_most=4).holds(4, 5)
     assert Tolerance(between=(70, 110)).error(100, 77) == 0.0
     assert Tolerance(between=(70, 110)).error(100, 121) == pytest.approx(0.1)
-    assert Tolerance(between=(70, 110)).error(100, 35) == 1.0
+    assert Tolerance(between=(70, 110)).error(100, 35) == 0.5
     assert Tolerance().error(True, False) == 1.0
     assert Tolerance().holds(True, True)
     assert not Tolerance().holds(37, 36)
@@ -79,3 +80,37 @@ def test_tolerances() -> None:
 def test_a_paper_that_is_not_there_is_one_line() -> None:
     with pytest.raises(PluginError, match=r"found .rollpaker. in group tailrace\.paper, expected"):
         reproduce("rollpaker")
+
+
+def _classed(id_: str, paper: tuple[float | bool, ...], kind: str = "prediction", **more: object) -> Target:
+    plain = _target(id_, paper, relative=0.2)
+    return replace(plain, kind=TargetClass(kind), **more)
+
+
+def test_of_targets_with_classes_only_predictions_count_and_near_duplicates_once() -> None:
+    records = [
+        record(_classed("A", (2.0,), without_effects=1.0), [2.2], fitted=()),
+        record(_classed("A2", (2.0,), leader="A", without_effects=1.0), [2.6], fitted=()),
+        record(_classed("B", (4.0,)), None, fitted=(), failed="not simulated"),
+        record(_classed("C", (1.0,), "fit"), [9.0], fitted=("C",)),
+        record(_classed("D", (1.0,), "out"), None, fitted=()),
+        record(_classed("E", (True,), score=Score.STATEMENT), [True], fitted=()),
+        record(_classed("F", (True,), score=Score.STATEMENT), None, fitted=()),
+    ]
+    found = summarise(records).predictions
+    assert found is not None
+    assert (found.groups, found.compared, found.right, found.statements) == (2, 1, 1, 2)
+    assert found.median == pytest.approx((0.2 + 1.0) / 2)  # the mean of A and A2, and what was not simulated
+    assert found.without_effects == pytest.approx(0.5)
+    assert found.compared_median == pytest.approx(0.2)
+    assert (found.worst_id, found.worst, found.worst_value_id) == ("B", 1.0, "B")
+    assert records[3].plain()["class"] == "fit"
+    assert summarise([record(_target("A", (1.0,), relative=0.2), [1.1], fitted=())]).predictions is None
+
+
+def test_each_value_may_have_a_range_and_is_off_by_its_distance_from_the_nearer_end() -> None:
+    ranges = (Tolerance(between=(2.0, 4.0)), Tolerance(between=(0.0, 3.0)))
+    one = record(_classed("A", (2.0, 3.0), tolerances=ranges), [1.0, 6.0], fitted=())
+    assert one.errors == (0.5, 1.0)
+    assert [one.holds(0), one.holds(1)] == [False, False]
+    assert record(_classed("A", (2.0, 3.0), tolerances=ranges), [3.0, 0.0], fitted=()).within

@@ -203,3 +203,21 @@ def test_the_description_is_for_reading() -> None:
     assert text.startswith("prompt: mean ")
     assert "\nresponse: mean " in text
     assert "environment: 2.5 calls" in text
+
+
+def test_another_draw_of_a_prompt_keeps_what_is_the_prompts_and_has_samples_of_its_own() -> None:
+    seed, groups, correlation = 5, 6000, 0.6
+    scoring = [{"kind": "a", "median": 1.0, "sigma": 0.5}, {"kind": "b", "median": 2.0, "endless": 0.1}]
+    drawn = workload(seed, response=LOGNORMAL, correlation=correlation, scoring=scoring)
+    first = [drawn.group(index, 2) for index in range(groups)]
+    assert first == [drawn.group(index, 2, draw=index) for index in range(groups)], seed
+    again = [drawn.group(index, 2, draw=groups + index) for index in range(groups)]
+    assert again == [drawn.group(index, 2, draw=groups + index) for index in range(groups)], seed
+    for one, other in zip(first, again, strict=True):
+        assert (one[0].prompt_tokens, one[0].kind) == (other[0].prompt_tokens, other[0].kind), seed
+        assert one[0].turns != other[0].turns or one[1].turns != other[1].turns, seed
+    logs = [[math.log(group[0].turns[0][0]) for group in side] for side in (first, again)]
+    means = [fmean(side) for side in logs]
+    both = fmean((a - means[0]) * (b - means[1]) for a, b in zip(*logs, strict=True)) / 0.99**2
+    assert both == pytest.approx(correlation, abs=0.04), seed
+    assert distance([sample.turns[0][0] for group in again for sample in group], lognormal_below) < 0.02, seed

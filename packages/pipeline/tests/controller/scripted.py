@@ -125,8 +125,8 @@ class Scripted:
                 return [c.Scored(name, self.reward(name), seq) for name in names]
             case c.Abort():
                 return [c.Discarded(seq)]
-            case c.Accumulate(version=version, trajectories=names):
-                return [c.Accumulated(version, names, answers=seq)]
+            case c.Accumulate(version=version, trajectories=names, cell=cell):
+                return [c.Accumulated(version, names, answers=seq, cell=cell)]
             case c.Step(version=version):
                 return [c.Stepped(version, answers=seq)]
         return []

@@ -173,7 +173,7 @@ def test_a_sampler_that_chooses_nonsense_is_named():
         lambda right, candidates, count: right[:-1],
         lambda right, candidates, count: None,
     ):
-        for training in (policy("training", "full-batch"), policy("training", "streamed", parts=2)):
+        for training in (policy("training", "full-batch"), policy("training", "dynamic-batch", parts=2)):
             run, wrong = with_wrong("sampler", "pick", pick, training=training)
             line = ended(run)
             assert "sampler policy " in line

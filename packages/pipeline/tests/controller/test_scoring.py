@@ -21,11 +21,12 @@ def test_nothing_is_scored_whose_group_ends_with_the_events_that_came_with_it():
     batching = policy("batching", "redundant", samples=1, surplus_samples=1)
     run = one_replica(batching=batching, steps=1)
     run.go(c.Tick(), leave=(c.Route,))
-    run.handle(c.Finished("r0", "0.0", 3))
-    commands = run.handle(c.Finished("r0", "0.1", 9), c.Scored("0.0", 1.0))
-    assert not of(c.Score, commands)
-    assert [command.trajectories for command in of(c.Abort, commands)] == [("0.1",)]
+    commands = run.handle(c.Finished("r0", "0.0", 3))
+    assert [command.trajectories for command in of(c.Score, commands)] == [("0.0",)]
+    assert [command.trajectories for command in of(c.Abort, commands)] == [("0.1",)]  # before any score
     assert [command.reason.why for command in of(c.Abort, commands)] == [c.Why.SURPLUS_SAMPLE]
+    commands = run.handle(c.Finished("r0", "0.1", 9), c.Scored("0.0", 1.0))  # it finished before the abort arrived
+    assert not of(c.Score, commands)
 
 
 def fails(run, name):

@@ -45,15 +45,16 @@ def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
 
 def test_discards_are_answered(role, gather):
     finish(role, "a", "b")
-    role.begin("r0#1", 0, [ref("c", 2)])
+    role.begin("r0#1", 0, [ref("c", 2), ref("d", 3)])
+    role.append("r0#1", [PartialDelta(name, 0, 0, (5, 6, 7), (-1.0,) * 3) for name in ("c", "d")])
     role.submit([Abort(3, ("a", "c", "unknown"), ("r0",), Reason(Why.SURPLUS_GROUP)), Abort(4, ())])
-    assert gather(role, lambda events: len(events) == 2, "two answers") == [Discarded(3), Discarded(4)]
-    assert role.append("r0#1", [PartialDelta("c", 0, 0, (5,), (-1.0,))]) == ["c"]
+    assert gather(role, lambda events: len(events) == 2, "two answers") == [Discarded(3, 3), Discarded(4)]
+    assert role.append("r0#1", [PartialDelta("c", 3, 0, (5,), (-1.0,))]) == ["c"]
     assert [item.trajectory for item in role.to_score(["a", "b", "c", "unknown"])] == ["b"]
     role.set_rewards({"a": 1.0})  # it came too late
     role.begin("r1#1", 0, [ref("a", 0)])
     role.set_rewards({"a": 1.0})  # it was begun anew meanwhile
-    assert role.ready() == {"held": ("b",), "partial": {"a": (0, 0)}}
+    assert role.ready() == {"held": ("b",), "partial": {"d": (0, 3), "a": (0, 0)}}
 
 
 def test_what_it_cannot_do_breaks_it(role, gather):

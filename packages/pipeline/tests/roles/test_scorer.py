@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from tailrace.contracts import Abort, Score, Scored, ScoringFailed, Step
+from tailrace.contracts import Abort, Activity, Score, Scored, ScoringFailed, Step
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.roles.scorer import ScorerRole
@@ -29,6 +29,16 @@ class Unscored:
 
     def set_rewards(self, rewards):
         self.rewards |= rewards
+
+
+def test_it_tells_its_sandbox_as_soon_as_it_is_up():
+    role = ScorerRole(data=Unscored(), verifiers=["exact", "code"])
+    try:
+        (event,) = role.events(5.0)
+        assert event == Activity("scorer", "0", role._scheduler.sandbox)
+        assert event.phase
+    finally:
+        role.close()
 
 
 def untimed(events):

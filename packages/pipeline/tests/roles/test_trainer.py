@@ -54,6 +54,46 @@ def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather):
     assert role.events(0.1) in ([], [Activity("trainer", "0", "idle", 4)])
 
 
+def test_gradients_of_groups_are_added_and_the_batch_is_one_step(make_trainer, data, gather):
+    role = make_trainer()
+    role.ready(None)
+    commands = [Accumulate(seq, 1, data.batch(seq), update=False, cell=0) for seq in (1, 2)]
+    role.submit(
+        [*commands, Step(3, 1, (data.batch(3),)), Accumulate(4, 2, data.batch(4), update=False, cell=0), Step(5, 2, ())]
+    )
+    events = gather(role, lambda events: len(fold(events, Stepped)) == 2, "two steps")
+    added = [(event.version, event.cell, event.trajectories, event.answers) for event in fold(events, Accumulated)]
+    assert added == [(1, 0, data.batch(1), 1), (1, 0, data.batch(2), 2), (2, 0, data.batch(4), 4)]
+    first, second = fold(events, Stepped)
+    assert (first.version, first.answers, first.metrics["trajectories"]) == (1, 3, 12.0)
+    assert (second.version, second.answers, second.metrics["trajectories"]) == (2, 5, 4.0)  # nothing was left
+    assert data.consumed == [(1, [*data.batch(1), *data.batch(2), *data.batch(3)]), (2, [*data.batch(4)])]
+    assert {"staleness_max", "staleness_mean", "wall_s", "grad_norm"} < first.metrics.keys()
+    assert "version_oldest" not in first.metrics
+
+
+def test_what_a_cell_cannot_do_is_told(make_trainer, data, until):
+    for commands, found in (
+        ([Accumulate(1, 1, data.batch(1), update=False, cell=1)], "found cell 1"),
+        ([Accumulate(1, 1, data.batch(1), update=False)], "found cell None"),
+        (
+            [Accumulate(1, 1, data.batch(1)), Accumulate(2, 1, data.batch(2), update=False, cell=0)],
+            "after optimizer steps",
+        ),
+        (
+            [Accumulate(1, 1, data.batch(1), update=False, cell=0), Step(2, 1, (data.batch(2), data.batch(3)))],
+            "found 2 mini-batches",
+        ),
+    ):
+        role = make_trainer()
+        role.ready(None)
+        role.submit(commands)
+
+        with pytest.raises(RoleError, match=found):
+            until(lambda role=role: fold(role.events(0.1), Stepped), "a step that must not be")
+        role.close()
+
+
 def test_checkpoints_come_and_go(make_trainer, data, gather, tmp_path, until):
     root = tmp_path / "checkpoints"
     role = make_trainer()

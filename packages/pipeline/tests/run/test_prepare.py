@@ -1,11 +1,18 @@
 """What an earlier driver of a run prepared is found again, with the verifier that the configuration names now."""
 
+import json
+from collections import Counter
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.config.task import TaskConfig
 from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
-from tailrace.pipeline.run.prepare import prepare
+from tailrace.pipeline.run.prepare import FORCED, prepare
 
 
 @pytest.fixture
@@ -59,3 +66,36 @@ def test_what_another_version_prepared_is_refused_in_a_line(configured):
     write_json(directory.prepared, found)
     with pytest.raises(RunDirectoryError, match="found something else than this version writes"):
         prepare(validate(layers), directory, print)
+
+
+def test_a_mix_of_generated_tasks(tmp_path):
+    """Each task has its share of the prompts, and held-out problems stand in the order that the evaluation plan says."""
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (model / name).write_text("{}")
+    task = {"mix": {"short-chain-sum": 2, "programs": 1}, "train_size": 100, "held_out_size": 10}
+    config = validate([("mine", {"app": "laminar", "task": task, "model": {"path": str(model)}})])
+    directory = RunDirectory.create(tmp_path / "run", config.model_dump(mode="json"))
+    try:
+        prepared = prepare(config, directory, print)
+        assert prepare(config, directory, print) == prepared
+    finally:
+        directory.unlock()
+    assert config.task.parts(100) == {"short-chain-sum": 67, "programs": 33}
+    assert [len(path.read_text().splitlines()) for path in prepared.train] == [67, 33]
+    assert (prepared.shares, prepared.verifiers) == ((2.0, 1.0), ("reasoning-gym", "code"))
+    assert FORCED not in prepared.modes()
+    plan = build_spec(config).evaluation
+    kinds = {"short-chain-sum": "reasoning-gym", "programs": "code"}
+    rows = [json.loads(line)["verifier"] for line in prepared.held_out.read_text().splitlines()]
+    assert rows == [kinds[plan.source(problem)] for problem in range(plan.size)]
+    assert sorted(Counter(rows).values()) == [3, 7]
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(0, 1000))
+def test_parts_add_up_and_are_within_one_of_their_share(shares, count):
+    task = TaskConfig(mix={f"t{place}": share for place, share in enumerate(shares)})
+    parts = task.parts(count)
+    assert sum(parts.values()) == count
+    assert all(abs(parts[f"t{p}"] - count * share / sum(shares)) < 1 for p, share in enumerate(shares))

@@ -103,3 +103,23 @@ def test_what_could_not_be_scored_counts_neither_way():
     assert (found.unscored, found.before.problems, found.before.accuracy.value, found.after) == (6, 2, 0.5, None)
     assert results_of([], baseline="x") == Results("x")
     assert Results("x").quantities == ()
+
+
+def test_each_source_has_its_own_mean():
+    """Problems of both sources come in any order; the whole is their mean, weighted by their numbers."""
+    result = EvaluationResult(0, "sampled")
+    for source, reward in (("sums", 1.0), ("programs", 0.0), ("sums", 0.0), ("sums", 1.0)):
+        result.answered(5 if source == "sums" else 50, reward, None, source)
+    found = results_of([result], baseline="warm start")
+    parts = found.before.sources
+    assert found.sources == ("sums", "programs")
+    assert {name: (part.accuracy.value, part.problems, part.length_p50) for name, part in parts.items()} == {
+        "sums": (pytest.approx(2 / 3), 3, 5.0),
+        "programs": (0.0, 1, 50.0),
+    }
+    assert sum(part.accuracy.value * part.problems for part in parts.values()) / 4 == found.before.accuracy.value
+    assert Results.from_plain(found.plain()).before == found.before
+
+
+def test_one_source_is_not_told_apart():
+    assert results_of([evaluation([0.0, 1.0])], baseline="warm start").sources == ()

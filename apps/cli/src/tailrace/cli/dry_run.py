@@ -34,7 +34,7 @@ def show_plan(
     for name, value in (
         ("app", config.app),
         ("prompts", _prompts(config, counts)),
-        ("held out", f"{config.task.held_out_size:,}" if config.task.name or config.task.held_out else "none"),
+        ("held out", f"{config.task.held_out_size:,}" if config.task.generated or config.task.held_out else "none"),
         *((f"rows of {name}", _rows(found)) for name, found in counts.items()),
         ("model", _model(config)),
         (
@@ -56,16 +56,17 @@ def show_plan(
 
 
 def _prompts(config: RunConfig, counts: Mapping[str, PromptCounts]) -> str:
-    if config.task.name is not None:
-        return f"{config.task.train_size:,} of the generated task {config.task.name}"
+    if config.task.generated:
+        parts = config.task.parts(config.task.train_size)
+        return " and ".join(f"{count:,} of the generated task {name}" for name, count in parts.items())
     sources = config.task.training
     total = sum(source.share for source in sources.values())
-    parts = []
+    lines = []
     for name, source in sources.items():
         share = f"{100 * source.share / total:.3g} % from " if len(sources) > 1 else ""
         verifier = source.verifier or config.task.verifier
-        parts.append(f"{share}{counts[name].used:,} of {source.path}, verifier {verifier}")
-    return "; ".join(parts)
+        lines.append(f"{share}{counts[name].used:,} of {source.path}, verifier {verifier}")
+    return "; ".join(lines)
 
 
 def _rows(found: PromptCounts) -> str:

@@ -113,7 +113,11 @@ def show(search: Search, console: Console) -> None:
     console.print("\nPolicies: admission, sync, routing, relocation, training", style="dim")
     for place, option in enumerate(search.options, start=1):
         for line in textwrap.wrap(
-            option.policies, console.width - 4, initial_indent=f"{place:2}  ", subsequent_indent="    "
+            option.policies,
+            console.width - 4,
+            initial_indent=f"{place:2}  ",
+            subsequent_indent="    ",
+            break_on_hyphens=False,  # names are searched for and copied
         ):
             console.print(Text(line))
     console.print(

@@ -50,7 +50,7 @@ def check(config: RunConfig, where: str = "", *, prompts: bool = True) -> FoundP
 
 
 def _verifier(config: RunConfig) -> None:
-    if config.task.name is not None:
+    if config.task.generated:
         return
     named = {f"task.sources.{place}.verifier": one.verifier for place, one in enumerate(config.task.sources)}
     gathered = Gathered()

@@ -22,7 +22,8 @@ from tailrace.fleetsim.reproduce import PaperSummary, TargetRecord, reproduce, s
 from tailrace.fleetsim.reproduce.drawing import draw
 from tailrace.fleetsim.reproduce.lab import LabProgress
 from tailrace.fleetsim.reproduce.paper import Reproduction
-from tailrace.fleetsim.reproduce.targets import Value
+from tailrace.fleetsim.reproduce.records import Predictions
+from tailrace.fleetsim.reproduce.targets import NOT_SIMULATED, Value
 
 LINE_EVERY_S = 5.0
 
@@ -65,7 +66,7 @@ def show_reproduction(options: ReproduceOptions) -> None:
 def show(found: Reproduction, console: Console) -> None:
     """Print the table, the orders and a summary."""
     console.print(table(found.records))
-    misses = [record for record in found.records if not record.within]
+    misses = [record for record in found.records if not record.within and record.target.kind not in NOT_SIMULATED]
     for record in misses:
         why = record.failed or record.target.reason or "not explained yet"
         console.print(Text(f"{record.target.id}: {why}", style="yellow"))
@@ -89,7 +90,6 @@ def table(records: list[TargetRecord]) -> Table:
         target = record.target
         for index, paper in enumerate(target.paper):
             ours = None if record.ours is None else record.ours[index]
-            holds = ours is not None and target.tolerance.holds(paper, ours)
             label = f", {target.labels[index]}" if target.labels else ""
             rows.add_row(
                 target.id if index == 0 else "",
@@ -97,18 +97,26 @@ def table(records: list[TargetRecord]) -> Table:
                 _number(paper, target.unit),
                 "" if ours is None else _number(ours, target.unit),
                 "" if ours is None else f"{record.errors[index]:.1%}",
-                str(target.tolerance),
-                Text(
-                    ("within" if holds else "misses") + ("" if record.held_out else ", fitted"),
-                    style="green" if holds else "yellow",
-                ),
+                str(target.tolerance_of(index)),
+                _verdict(record, index),
             )
     return rows
+
+
+def _verdict(record: TargetRecord, index: int) -> Text:
+    """Whether a value is within its tolerance, and what its target is used for."""
+    kind, holds = record.target.kind, record.holds(index)
+    used = ("" if record.held_out else ", fitted") if kind is None else f", {kind}"
+    if record.ours is None and kind in NOT_SIMULATED:
+        return Text(str(kind), style="dim")
+    return Text(("within" if holds else "misses") + used, style="green" if holds else "yellow")
 
 
 def in_short(summary: PaperSummary) -> str:
     """The summary, printed as the last line."""
     parts = []
+    if summary.predictions is not None:
+        return _predicted(summary.predictions)
     if summary.median_error is not None:
         parts.append(f"median error of {summary.ratios} held-out ratios {summary.median_error:.1%}")
     if summary.comparisons:
@@ -116,6 +124,14 @@ def in_short(summary: PaperSummary) -> str:
     parts.append(f"within tolerance {summary.within} of {summary.targets}")
     parts.append(f"held out {summary.held_out_within} of {summary.held_out}")
     return ", ".join(parts)
+
+
+def _predicted(found: Predictions) -> str:
+    return (
+        f"median error of {found.groups} predictions {found.median:.1%}; of the {found.compared} where that means something "
+        f"{found.compared_median:.1%}, without effects {found.without_effects:.1%}; worst {found.worst_id} {found.worst:.0%}, "
+        f"worst value of {found.worst_value_id} {found.worst_value:.0%}; statements right {found.right} of {found.statements}"
+    )
 
 
 def _number(value: Value, unit: str) -> str:

@@ -3,9 +3,9 @@
 A command goes to one member, except `Abort`, which goes to the data role, the scorer and the replicas that it names. The
 member answers with an event that names the command's number. If the member goes down instead, its `Down` is the answer.
 
-`Route`, `Interrupt` and `Pull` may also carry `after`: the number of the previous such command to the same incarnation of the
-replica, 0 for the first. The replica then carries out each command once and in that order, even if the transport delays,
-reorders or repeats them. Without `after`, it carries out commands as they arrive.
+`Route`, `Interrupt`, `Pull`, `Lend` and `Return` may also carry `after`: the number of the previous such command to the same
+incarnation of the replica, 0 for the first. The replica then carries out each command once and in that order, even if the
+transport delays, reorders or repeats them. Without `after`, it carries out commands as they arrive.
 """
 
 from __future__ import annotations
@@ -83,6 +83,31 @@ class Pull:
 
 
 @dataclass(frozen=True, slots=True)
+class Lend:
+    """Leave the devices to a cell of the trainer until `Return`. The replica holds nothing. A snapshot shows the command.
+
+    Args:
+        cell: the cell of the trainer that stands on the same devices.
+    """
+
+    seq: int
+    replica: str
+    cell: int
+    after: int | None = None
+    reason: Reason = _POLICY
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Take the devices back that were lent; trajectories may be routed again."""
+
+    seq: int
+    replica: str
+    after: int | None = None
+    reason: Reason = _POLICY
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
     """Hand the trainer's weights to the relays as a version. Answered by `Published`.
 
@@ -123,25 +148,37 @@ class Score:
 class Accumulate:
     """Train on complete groups of the batch that makes `version` before the batch is complete. Answered by `Accumulated`.
 
-    It is one optimizer step. The batch ends with a `Step` of the same version, whose mini-batches hold the remaining groups.
+    The batch ends with a `Step` of the same version, whose mini-batches hold the remaining groups.
     A trainer that goes down before that `Step` loses what it accumulated.
+
+    Args:
+        update: whether this is an optimizer step of its own. Otherwise its gradients are only added up, and the `Step` scales
+            and applies the sum of the whole batch.
+        cell: the cell of the trainer that computes the gradients alone, without the others; None: all of it.
     """
 
     seq: int
     version: int
     trajectories: tuple[str, ...]
+    update: bool = True
+    cell: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Train on a batch and make `version`. Each mini-batch is one optimizer step. Answered by `Stepped`.
 
-    Groups that were accumulated for the same version belong to the batch too and are not listed again.
+    Groups that were accumulated for the same version belong to the batch too and are not listed again. If only gradients were
+    accumulated, there is at most one mini-batch, and the step is one optimizer step over the whole batch.
+
+    Args:
+        round: the kind of round whose groups these are, such as ``"short"``; empty where batching knows no rounds.
     """
 
     seq: int
     version: int
     mini_batches: tuple[tuple[str, ...], ...]
+    round: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +196,18 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Bring up a new member of a role. Answered by `Up`."""
+    """Bring up a new member of a role. Answered by `Up`.
+
+    Args:
+        tp: for a replica, the devices that its engine spans (tensor parallelism); None: as the deployment says.
+    """
 
     seq: int
     role: str
     id: str
     place: Place = field(default_factory=Place)
     reason: Reason = _POLICY
+    tp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +227,28 @@ class Restart:
     Args:
         version: for the trainer, the checkpoint to resume from; None for the model that the run began with. For the data
             role, the version from which the trainer continues if the whole run restarts; None otherwise.
+        tp: as in `Start`.
     """
 
     seq: int
     role: str
     id: str
     version: int | None = None
+    place: Place = field(default_factory=Place)
+    reason: Reason = _POLICY
+    tp: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Replace a replica, which holds nothing any more, by a fresh one on `tp` devices. Answered by `Up`.
+
+    The old process ends first, so that its devices are free. Like any fresh replica, it serves nothing before its first pull.
+    """
+
+    seq: int
+    replica: str
+    tp: int
     place: Place = field(default_factory=Place)
     reason: Reason = _POLICY
 
@@ -215,6 +273,8 @@ Command = (
     | Interrupt
     | Abort
     | Pull
+    | Lend
+    | Return
     | Publish
     | Checkpoint
     | Score
@@ -223,6 +283,7 @@ Command = (
     | Start
     | Stop
     | Restart
+    | Resize
     | Finish
     | Fail
 )

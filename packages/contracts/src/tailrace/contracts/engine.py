@@ -17,7 +17,8 @@ class Sampling:
         temperature: 0 is greedy.
         max_tokens: most response tokens, including resumed ones.
         stop_token_ids: tokens that end the response; the one that did is kept in it.
-        seed: seed of this request, if the engine supports one.
+        seed: seed of this request's noise. Under the same weights, the same prompt and seed give the same tokens, whatever
+            else runs beside it. None leaves the noise to the engine, as does an engine that keeps no seeds.
     """
 
     temperature: float = 1.0
@@ -67,12 +68,14 @@ class EngineStats:
         running: requests in the decode batch.
         waiting: requests queued.
         kv_capacity_tokens: tokens that the KV cache holds; 0 if the engine does not say.
+        preemptions: times so far that a request lost its KV cache to make room for others; 0 if the engine does not say.
     """
 
     kv: float
     running: int
     waiting: int
     kv_capacity_tokens: int = 0
+    preemptions: int = 0
 
 
 @runtime_checkable
@@ -117,7 +120,11 @@ class Engine(Protocol):
 
 
 class EngineFactory(Protocol):
-    """The type of an entry point in group ``tailrace.engine``."""
+    """The type of an entry point in group ``tailrace.engine``.
+
+    A factory may have an attribute `seeds`: whether its engines honour `Sampling.seed`. Without it they count as engines that
+    do not, and a pipeline that draws the same noise twice refuses them.
+    """
 
     def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         """Build an engine for a Hugging Face model directory."""

@@ -24,6 +24,7 @@ class Snapshot:
         kv_capacity_tokens: tokens that its KV cache can hold; 0 if the engine does not say.
         in_environment: trajectories that wait for a tool or an environment to answer; they neither run nor queue.
         steps: engine steps since the replica started.
+        preemptions: times since the replica started that the engine took a trajectory's KV cache away to make room.
     """
 
     replica: str
@@ -37,6 +38,7 @@ class Snapshot:
     kv_capacity_tokens: int = 0
     in_environment: int = 0
     steps: int = 0
+    preemptions: int = 0
 
 
 @record
@@ -146,12 +148,13 @@ class Rechecked:
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """The trainer has trained on a part of the batch that makes `version`."""
+    """The trainer, or one cell of it, has trained on a part of the batch that makes `version`."""
 
     version: int
     trajectories: tuple[str, ...]
     metrics: dict[str, float] = field(default_factory=dict)
     answers: int | None = None
+    cell: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +168,14 @@ class Stepped:
 
 @record
 class Discarded:
-    """The store has dropped what an `Abort` named."""
+    """The store has dropped what an `Abort` named.
+
+    Args:
+        tokens: response tokens that it held of those that had not finished generating; 0 if it does not say.
+    """
 
     answers: int
+    tokens: int = 0
 
 
 class Cause(StrEnum):

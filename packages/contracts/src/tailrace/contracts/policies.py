@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from tailrace.contracts.recovery import Failure, FleetView, RecoveryAction, StartReplica, StopReplica, Suspected
+from tailrace.contracts.recovery import Failure, FleetAction, FleetView, RecoveryAction, Suspected
 from tailrace.contracts.views import (
     Candidate,
     Evict,
@@ -318,14 +318,24 @@ class TrainingPolicy(Protocol):
         ...
 
 
+@runtime_checkable
+class AddsGradients(Protocol):
+    """What a `TrainingPolicy` also has if complete groups add gradients early: `streams` is true, `split` gives one part."""
+
+    @property
+    def groups_at_once(self) -> int:
+        """Most groups of one `Accumulate`, which a cell of the trainer gets; at least 1, and always the same."""
+
+
 class ProvisioningPolicy(Protocol):
     """Axis provisioning: who gets which devices, now."""
 
-    def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica]:
+    def plan(self, view: FleetView) -> Sequence[FleetAction]:
         """What to change. The controller asks at the start, after each step, and when a member came up or went down.
 
         A replica that is down but will be restarted is still a member; one that is evicted is not. Only replicas of the view
-        are stopped, and none that is stopping already. Asked repeatedly in one moment, with its actions carried out, the
+        are stopped or resized, none that is stopping already, and none both. One that is to be resized has its new size in the
+        view at once, and is starting until it is up again. Asked repeatedly in one moment, with its actions carried out, the
         policy soon answers nothing more; then at least one replica is not stopping.
         """
         ...

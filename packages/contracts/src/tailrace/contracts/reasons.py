@@ -28,6 +28,8 @@ class Why(StrEnum):
     LOW_THROUGHPUT: another replica has far lower throughput, so this one's work is redistributed; `here` and `there` in
         tokens per second, `who` is the other.
     STOPPING: the replica stops.
+    LENT: the replica's devices are lent to a cell of the trainer.
+    RESIZING: the replica starts anew on another number of devices.
     REPLICA_DOWN: the replica that ran the trajectory went down; `who`.
     VERSION_GONE: no one has the weights of its version any more, so the trajectory starts again; `version`.
     LOST_IN_CRASH: the driver died before the command that dropped the trajectory was answered.
@@ -35,6 +37,7 @@ class Why(StrEnum):
     NO_SIGNAL: the batching policy does not train on a group with such rewards.
     SURPLUS_SAMPLE: its group has all the samples that it needs.
     SURPLUS_GROUP: the batch has all the groups that it needs.
+    DEFERRED: the round has all the groups that it keeps, and its prompt comes again in a long round.
     EVICTED: the buffer is full of groups that were not trained on, and the eviction policy chose this one.
     EXPIRED: it is too old to be trained on within the bound.
     NOT_SCORED: its verifier failed too often; `attempts`.
@@ -63,6 +66,8 @@ class Why(StrEnum):
     WAITING_TOO_LONG = "waiting-too-long"
     LOW_THROUGHPUT = "low-throughput"
     STOPPING = "stopping"
+    LENT = "lent"
+    RESIZING = "resizing"
     REPLICA_DOWN = "replica-down"
     VERSION_GONE = "version-gone"
     LOST_IN_CRASH = "lost-in-crash"
@@ -70,6 +75,7 @@ class Why(StrEnum):
     NO_SIGNAL = "no-signal"
     SURPLUS_SAMPLE = "surplus-sample"
     SURPLUS_GROUP = "surplus-group"
+    DEFERRED = "deferred"
     EVICTED = "evicted"
     EXPIRED = "expired"
     NOT_SCORED = "not-scored"

@@ -9,7 +9,7 @@ from enum import StrEnum
 from tailrace.contracts.events import Cause
 from tailrace.contracts.reasons import Reason, Why
 from tailrace.contracts.record import record
-from tailrace.contracts.views import Progress
+from tailrace.contracts.views import Progress, ReplicaView, RoundRecord, RoundView
 
 
 class Health(StrEnum):
@@ -18,6 +18,7 @@ class Health(StrEnum):
     STARTING = "starting"
     UP = "up"
     STOPPING = "stopping"
+    RESIZING = "resizing"
     DOWN = "down"
 
 
@@ -31,6 +32,8 @@ class MemberView:
         still_s: seconds for which it has stood still with work in flight.
         slowest_s: seconds of its slowest step in this phase so far.
         in_flight: for a replica, the number of trajectories that it holds.
+        devices: names of the devices that it stands on; empty if the host does not say.
+        tp: for a replica, the devices that its engine spans (tensor parallelism).
     """
 
     role: str
@@ -41,6 +44,8 @@ class MemberView:
     still_s: float = 0.0
     slowest_s: float = 0.0
     in_flight: int = 0
+    devices: tuple[str, ...] = ()
+    tp: int = 1
 
 
 @record
@@ -70,6 +75,11 @@ class FleetView:
         now_s: seconds on the run's clock.
         training_s: mean seconds of the last training steps, 0 before the first.
         step_s: mean seconds between the ends of the last training steps, 0 before the second.
+        round: the round that is being generated; None between rounds, and where there are none.
+        rounds: the rounds that are over, oldest first; only as many as policies look at (64).
+        loads: the replicas that are up, as the other policies see them.
+        lengths: response tokens of the last trajectories that finished (4,096 at most), in order of their end.
+        lent: replicas whose devices are lent to a cell of the trainer, or about to be. They are not among `loads`.
     """
 
     machines: Mapping[str, MachineView]
@@ -78,6 +88,11 @@ class FleetView:
     now_s: float = 0.0
     training_s: float = 0.0
     step_s: float = 0.0
+    round: RoundView | None = None
+    rounds: Sequence[RoundRecord] = ()
+    loads: Sequence[ReplicaView] = ()
+    lengths: Sequence[int] = ()
+    lent: Sequence[str] = ()
 
     def of(self, role: str) -> list[MemberView]:
         """The members of a role."""
@@ -143,9 +158,14 @@ class Suspected:
 
 @dataclass(frozen=True, slots=True)
 class StartReplica:
-    """Start one more replica."""
+    """Start one more replica, once the devices that the same plan frees are free.
+
+    Args:
+        tp: devices that its engine spans (tensor parallelism); None: as many as those of the run's start.
+    """
 
     reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))
+    tp: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +174,38 @@ class StopReplica:
 
     replica: str
     reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeReplica:
+    """Let a replica's engine span `tp` devices, a power of two. It starts anew; its trajectories go back to the pool.
+
+    Where it grows, it does so once every replica that is stopping is gone, for it may take their devices.
+    """
+
+    replica: str
+    tp: int
+    reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))
+
+
+@dataclass(frozen=True, slots=True)
+class LendReplica:
+    """Lend a replica's devices to the trainer's cell that stands on them.
+
+    Its trajectories go back to the pool with their tokens. The cell adds gradients once all replicas on its devices are lent.
+    """
+
+    replica: str
+    reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnReplica:
+    """Take a replica's devices back, once the cell has ended what it computes."""
+
+    replica: str
+    reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))
+
+
+FleetAction = StartReplica | StopReplica | ResizeReplica | LendReplica | ReturnReplica
+"""What a provisioning policy may ask for."""

@@ -112,6 +112,7 @@ class TrajectoryRef:
         mode: the evaluation's decoding mode (``"sampled"``, ``"greedy"``, ...); empty for training.
         kept: number of response tokens in the partial-response pool, from which generation resumes.
         prompt: index in the prompt stream; for an evaluation, index of the problem.
+        draw: with the run's seed and the sample, the seed of its noise; None leaves the noise to the engine.
     """
 
     trajectory: str
@@ -121,6 +122,7 @@ class TrajectoryRef:
     mode: str = ""
     kept: int = 0
     prompt: int = 0
+    draw: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,6 +149,8 @@ class ReplicaView:
         kv_capacity_tokens: tokens that its KV cache can hold; 0 if unknown.
         open: whether it may be given groups that have not started (axis sync).
         pinned: whether it runs an evaluation; then neither its weights nor its work may change.
+        preemptions: times since it started that its engine took a trajectory's KV cache away, at the last snapshot.
+        cell: the trainer's cell that stands on its devices; None if none does.
         trajectories: the trajectories in flight, in order of routing.
     """
 
@@ -167,6 +169,8 @@ class ReplicaView:
     open: bool = True
     pinned: bool = False
     trajectories: Mapping[str, TrajectoryView] = field(default_factory=dict)
+    preemptions: int = 0
+    cell: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +180,60 @@ class Launch:
     Args:
         prompt: index in the prompt stream.
         samples: trajectories to launch.
-        needed: number of scored trajectories that completes the group; the rest are surplus.
+        needed: number of trajectories with which the group is trained: the first to finish generating. The rest are surplus.
+        round: number of the round that it belongs to, rising; None if the policy knows no rounds.
+        kind: the kind of its round, such as ``"short"``; empty if the policy knows no rounds.
+        draw: with the run's seed and the sample, the seed of its trajectories' noise; two groups of one `draw` have the same
+            noise. None leaves the noise to the engine.
     """
 
     prompt: int
     samples: int
     needed: int
+    round: int | None = None
+    kind: str = ""
+    draw: int | None = None
+
+
+@record
+class RoundView:
+    """The round that is being generated (RollPacker, section 3).
+
+    Args:
+        number: its number, rising.
+        kind: ``"short"`` or ``"long"``.
+        size: groups that it keeps.
+        kept: groups that are complete so far.
+        samples: trajectories that it keeps: `size` groups of them.
+        generated: of those, trajectories that have finished generating so far.
+    """
+
+    number: int
+    kind: str
+    size: int
+    kept: int
+    samples: int
+    generated: int
+
+
+@record
+class RoundRecord:
+    """A round that is over.
+
+    Args:
+        kind: ``"short"`` or ``"long"``.
+        size: groups that it kept.
+        tp: devices of each replica (tensor parallelism) while it was generated.
+        preemptions: times that engines took a trajectory's KV cache away in it.
+        generation_s: seconds from its first start to its last complete group.
+    """
+
+    number: int
+    kind: str
+    size: int
+    tp: int
+    preemptions: int
+    generation_s: float
 
 
 class GroupEnd(StrEnum):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tailrace.fleetsim.config import FleetConfig, Goal, RolloutFleet, fleet_config
 from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, TrainingCost, WeightCost
@@ -14,8 +16,10 @@ from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
 from tailrace.fleetsim.hardware import Device, ModelShape, find_device, model
 from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.fleet import profiled_fleet
-from tailrace.fleetsim.quantities import failures, parts, samples, scoring_pools, warm_up
+from tailrace.fleetsim.quantities import failures, needed, parts, samples, scoring_pools, warm_up
+from tailrace.fleetsim.replica_sizes import best_size
 from tailrace.fleetsim.workload.config import WorkloadConfig
+from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import Choice, CostModelConfig, RunConfig
 from tailrace.pipeline.config.policies import load_policy
 from tailrace.pipeline.run.build import build_faults, build_spec
@@ -43,22 +47,28 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         passes=table.trainer.passes,
         optimizer_s=table.trainer.optimizer_s,
     )
-    config = _completed(config, table, decode, split.replicas)
+    sized = _sized(config, table, split)
+    workload = (table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens)
+    prefill = PrefillCost.of(split.model, split.rollout, table.rollout.tensor_parallel)
+    own: dict[int, tuple[DecodeCost, PrefillCost]] = {table.rollout.tensor_parallel: (decode, prefill)}
+    config = _completed(config, table, decode, split, workload, own | sized)
     spec = build_spec(config)
+    spec = dataclasses.replace(spec, colocated=spec.colocated or split.colocated)
     warm = warm_up(table, spec)
     batches = spec.steps
     if table.steady is not False:
         spec = dataclasses.replace(spec, steps=spec.steps + BEYOND)
     return SimulatedFleet(
         spec=spec,
-        workload=(table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens),
+        workload=workload,
         decode=decode,
-        prefill=PrefillCost.of(split.model, split.rollout, table.rollout.tensor_parallel),
+        prefill=prefill,
         training=training,
         weights=_weights(table, split),
         rollout=table.rollout,
         delays=table.delays,
         samples=samples(spec),
+        needed=needed(spec),
         parts=parts(spec),
         data_s=table.trainer.data_s,
         gpus=split.gpus,
@@ -74,6 +84,8 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         faults=tuple(build_faults(config)),
         description=split.describe(table),
         config=config,
+        tp=table.rollout.tensor_parallel,
+        sized=sized,
     )
 
 
@@ -178,9 +190,45 @@ def _check_lengths(config: RunConfig, split: _Split, decode: DecodeCost, tensor_
         )
 
 
-def _completed(config: RunConfig, table: FleetConfig, decode: DecodeCost, replicas: int) -> RunConfig:
+def _sized(config: RunConfig, table: FleetConfig, split: _Split) -> dict[int, tuple[DecodeCost, PrefillCost]]:
+    """The costs of replicas of other sizes: powers of two of devices of one machine that hold a whole response."""
+    sized: dict[int, tuple[DecodeCost, PrefillCost]] = {}
+    sizes = [2**power for power in range(split.rollout.gpus_per_node.bit_length())]
+    for size in sizes:
+        if size == table.rollout.tensor_parallel or size > min(split.rollout.gpus_per_node, split.rollout_gpus):
+            continue
+        try:
+            decode = DecodeCost.of(split.model, split.rollout, size)
+            if decode.kv_capacity_tokens >= config.rollout.max_tokens:
+                sized[size] = decode, PrefillCost.of(split.model, split.rollout, size)
+        except FleetError:  # such a replica cannot be
+            continue
+    return sized
+
+
+def _completed(
+    config: RunConfig,
+    table: FleetConfig,
+    decode: DecodeCost,
+    split: _Split,
+    workload: Workload,
+    costs: Mapping[int, tuple[DecodeCost, PrefillCost]],
+) -> RunConfig:
     """Settings that follow from the fleet: the number of replicas, and the cost model that `tailrace fit-cost` would find."""
-    rollout, pipeline = {"replicas": replicas}, {}
+    rollout: dict[str, Any] = {"replicas": split.replicas}
+    pipeline: dict[str, Choice] = {}
+    if table.rollout.tensor_parallel > 1:
+        rollout["options"] = {**config.rollout.options, "tensor_parallel_size": table.rollout.tensor_parallel}
+    provisioning = config.pipeline.provisioning
+    takes = inspect.signature(load_policy("provisioning", provisioning.name)).parameters
+    if "devices_per_machine" in takes:
+        known = {"heads": split.model.query_heads, "devices_per_machine": max(costs), "smallest": min(costs)}
+        if {"short", "long"} - set(provisioning.options):
+            groups, samples = config.pipeline.prompts_per_step, config.pipeline.samples_per_prompt
+            devices = split.rollout_gpus
+            best = best_size(costs, workload, table.rollout, devices=devices, groups=groups, samples=samples)
+            known |= {"short": best, "long": best}
+        pipeline["provisioning"] = Choice(name=provisioning.name, **{**known, **provisioning.options})
     if table.fit_cost:
         fitted = decode.coefficients()
         cost = CostModelConfig(k1=fitted.k1, k2=fitted.k2, k3=fitted.k3, k4=fitted.k4)
@@ -188,8 +236,8 @@ def _completed(config: RunConfig, table: FleetConfig, decode: DecodeCost, replic
         takes = inspect.signature(load_policy("relocation", relocation.name)).parameters
         if "roofline_batch" in takes and "roofline_batch" not in relocation.options:
             options = {**relocation.options, "roofline_batch": max(1, decode.roofline_batch)}
-            pipeline = {"relocation": Choice(name=relocation.name, **options)}
-        rollout = {**rollout, "cost_model": cost}  # type: ignore[dict-item]
+            pipeline["relocation"] = Choice(name=relocation.name, **options)
+        rollout["cost_model"] = cost
     return config.model_copy(
         update={
             "rollout": config.rollout.model_copy(update=rollout),

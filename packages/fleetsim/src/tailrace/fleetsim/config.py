@@ -56,6 +56,7 @@ class RolloutFleet(_Strict):
         prefix_cached: share of a context whose prefill is saved when a multi-turn trajectory comes back.
         start_s: seconds for a replica to start.
         restart_s: seconds to replace one that died: a machine, the engine, its relay (Laminar, section 8.5: 252 s).
+        resize_s: seconds to start one anew on another number of devices, on machines that it has.
     """
 
     device: str = "H800"
@@ -67,6 +68,7 @@ class RolloutFleet(_Strict):
     prefix_cached: Share = 0.0
     start_s: Seconds = 0.0
     restart_s: Seconds = 252.0
+    resize_s: Seconds = 30.0
 
 
 class DelayConfig(_Strict):
@@ -106,6 +108,8 @@ class ScoringPool(_Strict):
             reward of 0; the anchor is the slowest right one of its prompt so far (RollPacker, section 4.3). With the first two
             equal the timeout is fixed. None: the value of `reward.code`.
         at_step_end: no score starts before all of the step's trajectories are finished, as where scoring is a stage of its own.
+        slows: the scores run on the replicas' own devices (a judge beside the actor). While any runs, the replicas' work takes
+            so many times as long.
     """
 
     workers: Positive | None = None
@@ -113,6 +117,7 @@ class ScoringPool(_Strict):
     max_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     timeout_factor: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     at_step_end: bool = False
+    slows: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
 
 class FailureConfig(_Strict):

@@ -9,6 +9,7 @@ from typing import Protocol
 from tailrace.faulttol import Fault
 from tailrace.fleetsim.config import DelayConfig, Goal, RolloutFleet
 from tailrace.fleetsim.engine import ModelledEngine
+from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import FailureRate
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import RunConfig
@@ -42,8 +43,8 @@ class FleetTraining(Protocol):
         """Seconds of the forward passes before a mini-batch; the second argument is the sum of its squared lengths."""
         ...
 
-    def update_s(self, tokens: int, square_tokens: float) -> float:
-        """Seconds of a mini-batch's gradients and its optimizer step."""
+    def update_s(self, tokens: int, square_tokens: float, optimizer_steps: int = 1) -> float:
+        """Seconds of the gradients of a batch or a part of it, and of its optimizer steps."""
         ...
 
 
@@ -70,11 +71,13 @@ class ScoringWorkers:
         workers: scores that run at once.
         timeout: the rule by which a score ends.
         at_step_end: no score starts before all of the step's trajectories are finished.
+        slows: while any of its scores runs, the replicas' work takes so many times as long.
     """
 
     workers: int
     timeout: AdaptiveTimeout
     at_step_end: bool = False
+    slows: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class SimulatedFleet:
 
     Args:
         samples: trajectories launched for a prompt.
+        needed: of those, with how many a group is complete.
         parts: mini-batches of a batch.
         data_s: seconds to sample a batch and move it to the trainer.
         gpus: devices in all; colocated ones count once.
@@ -100,6 +104,8 @@ class SimulatedFleet:
         faults: scripted ones.
         description: the fleet in words.
         config: the configuration, with what follows from the fleet; None if there is none.
+        tp: devices of a replica at the start.
+        sized: costs of replicas of other numbers of devices, to which they can be resized.
     """
 
     spec: PipelineSpec
@@ -125,10 +131,13 @@ class SimulatedFleet:
     slow: dict[str, float] = field(default_factory=dict)
     failures: FailureRate = field(default_factory=FailureRate)
     scoring: Mapping[str, ScoringWorkers] = field(default_factory=dict)
+    needed: int = 1
     relays: int = 1
     faults: tuple[Fault, ...] = ()
     description: str = ""
     config: RunConfig | None = None
+    tp: int = 1
+    sized: Mapping[int, tuple[Decode, Prefill]] = field(default_factory=dict)
 
     @property
     def kv_capacity_tokens(self) -> int:
@@ -140,11 +149,25 @@ class SimulatedFleet:
         """Seconds of a decoding step of a full batch on a full KV cache."""
         return self.decode.fixed_s(self.rollout.max_running) + self.decode.per_token_s * self.kv_capacity_tokens
 
-    def engine(self, now: float) -> ModelledEngine:
+    def costs(self, tp: int) -> tuple[Decode, Prefill]:
+        """The costs of a replica of `tp` devices.
+
+        Raises:
+            FleetError: no replica of that size can be simulated.
+        """
+        if tp == self.tp:
+            return self.decode, self.prefill
+        if tp not in self.sized:
+            known = ", ".join(map(str, sorted([self.tp, *self.sized])))
+            raise FleetError(f"found a replica of {tp} devices, expected one of: {known}")
+        return self.sized[tp]
+
+    def engine(self, now: float, tp: int | None = None) -> ModelledEngine:
         """A replica's engine, empty."""
+        decode, prefill = self.costs(tp or self.tp)
         return ModelledEngine(
-            self.decode,
-            self.prefill,
+            decode,
+            prefill,
             max_running=self.rollout.max_running,
             prefix_cached=self.rollout.prefix_cached,
             start_s=now,

@@ -101,7 +101,7 @@ class Pending:
 
 
 class VirtualMember:
-    """One incarnation of a modelled member."""
+    """One incarnation of a modelled member. A replica spans `tp` devices; None: those of the fleet's replicas."""
 
     __slots__ = (
         "_host",
@@ -115,15 +115,23 @@ class VirtualMember:
         "machine",
         "model",
         "role",
+        "tp",
     )
 
     pid = None
 
     def __init__(
-        self, host: VirtualHost, role: str, id_: str, incarnation: int, model: RoleModel, machine: str
+        self,
+        host: VirtualHost,
+        role: str,
+        id_: str,
+        incarnation: int,
+        model: RoleModel,
+        machine: str,
+        tp: int | None = None,
     ) -> None:
         self._host, self.role, self.id, self.incarnation, self.model = host, role, id_, incarnation, model
-        self.machine = machine
+        self.machine, self.tp = machine, tp
         self.dead = self.hung = False
         self._poll: Pending | None = None
         self._starting: Pending | None = None
@@ -293,7 +301,8 @@ class VirtualHost:
         """Start a model; ``spec.factory(id_)`` is the model of the name, which outlives its incarnations."""
         model = spec.factory(id_)
         machine = self._machine_of(role, id_, incarnation, place)
-        member = self.members[role, id_] = VirtualMember(self, role, id_, incarnation, model, machine)
+        tp = spec.arguments.get("tp")
+        member = self.members[role, id_] = VirtualMember(self, role, id_, incarnation, model, machine, tp)
         return member
 
     def caller(self, role: str, id_: str = "0") -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.contracts import Progress
+from tailrace.contracts import Launch, Progress
 from tailrace.fleetsim.config import FleetConfig, ScoringPool
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import DAY_S, FailureRate
@@ -17,8 +17,18 @@ WARM_UP = 10
 
 def samples(spec: PipelineSpec) -> int:
     """Trajectories launched for a prompt."""
-    launch = spec.batching.open().next(Progress(0, -1, 0, 0, 0, 0, 0, spec.batch_groups, spec.steps))
+    launch = _first_launch(spec)
     return 1 if launch is None else launch.samples
+
+
+def needed(spec: PipelineSpec) -> int:
+    """Trajectories with which a group is complete."""
+    launch = _first_launch(spec)
+    return 1 if launch is None else launch.needed
+
+
+def _first_launch(spec: PipelineSpec) -> Launch | None:
+    return spec.batching.open().next(Progress(0, -1, 0, 0, 0, 0, 0, spec.batch_groups, spec.steps))
 
 
 def parts(spec: PipelineSpec) -> int:
@@ -64,7 +74,7 @@ def _scoring_workers(kind: str, pool: ScoringPool, reward: RewardConfig) -> Scor
     names = ("min_timeout_s", "max_timeout_s", "timeout_factor")
     given = [getattr(reward.code if getattr(pool, name) is None else pool, name) for name in names]
     try:
-        return ScoringWorkers(workers, AdaptiveTimeout(*given), pool.at_step_end)
+        return ScoringWorkers(workers, AdaptiveTimeout(*given), pool.at_step_end, pool.slows)
     except SettingsError as error:
         raise FleetError(f"table 'fleet': scoring.{kind}: {error}") from None
 

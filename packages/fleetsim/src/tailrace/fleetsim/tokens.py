@@ -22,16 +22,18 @@ class SimulatedTrajectory:
         sample: its lengths and reward.
         oldest: the oldest version that generated a token of it.
         begun_s: time at which it was first given to a replica.
-        group: number of its group in the workload; negative for evaluations.
+        prompt: index of its prompt in the workload; negative for evaluations.
+        group: number of its group, one attempt at the prompt; negative for evaluations.
 
     `kept` are the response tokens that it has where it does not run, `response` all of them once it is complete, `replica` the
     replica that it was last routed to.
     """
 
-    __slots__ = ("begun_s", "group", "kept", "oldest", "replica", "response", "sample")
+    __slots__ = ("begun_s", "group", "kept", "oldest", "prompt", "replica", "response", "sample")
 
-    def __init__(self, sample: Sample, oldest: int, begun_s: float, replica: str, group: int) -> None:
-        self.sample, self.oldest, self.begun_s, self.replica, self.group = sample, oldest, begun_s, replica, group
+    def __init__(self, sample: Sample, oldest: int, begun_s: float, replica: str, prompt: int, group: int) -> None:
+        self.sample, self.oldest, self.begun_s, self.replica = sample, oldest, begun_s, replica
+        self.prompt, self.group = prompt, group
         self.kept = self.response = 0
 
 
@@ -61,9 +63,10 @@ class Tokens:
             name = ref.trajectory
             known = trajectories.get(name)
             if known is None:
-                group = ref.group if ref.purpose is _TRAIN else -1 - ref.group
-                sample = self._sample(ref, group, version)
-                trajectories[name] = SimulatedTrajectory(sample, version, now, replica, group)
+                training = ref.purpose is _TRAIN
+                group, prompt = (ref.group, ref.prompt) if training else (-1 - ref.group, -1 - ref.group)
+                sample = self._sample(ref, prompt, group, version)
+                trajectories[name] = SimulatedTrajectory(sample, version, now, replica, prompt, group)
                 works.append(Work(name, sample.prompt_tokens, 0, sample.turns))
                 continue
             known.replica = replica
@@ -76,11 +79,13 @@ class Tokens:
             works.append(Work(name, known.sample.prompt_tokens, done, known.sample.turns))
         return works
 
-    def _sample(self, ref: c.TrajectoryRef, group: int, version: int) -> Sample:
+    def _sample(self, ref: c.TrajectoryRef, prompt: int, group: int, version: int) -> Sample:
         samples = self._groups.get(group)
         if samples is None or len(samples) <= ref.sample:
             first = self._first_version.setdefault(group, version)
-            samples = self._groups[group] = self.workload.group(group, max(self.samples, ref.sample + 1), first)
+            draw = group if ref.draw is None else ref.draw
+            count = max(self.samples, ref.sample + 1)
+            samples = self._groups[group] = self.workload.group(prompt, count, first, draw)
         return samples[ref.sample]
 
     def complete_of(self, refs: Sequence[c.TrajectoryRef]) -> dict[str, int]:

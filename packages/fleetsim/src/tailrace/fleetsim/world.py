@@ -23,6 +23,10 @@ class Pulsing(Protocol):
         """Report the load, if there is any news of it."""
         ...
 
+    def beside(self, slows: float) -> None:
+        """Work so many times longer from now on, for what runs beside it on its devices."""
+        ...
+
 
 class World:
     """One fleet at work.
@@ -45,6 +49,7 @@ class World:
         reorders: bool = False,
     ) -> None:
         self.fleet, self.reorders = fleet, reorders
+        self.slows = 1.0  # the replicas' work takes so many times as long, for scores on their devices
         self.time = VirtualTime(fleet.delays.snapshot_s)
         mixes = fleet.spec.sync.mixes_versions
         self.tokens = tokens or Tokens(fleet.workload, fleet.samples, mixes_versions=mixes)
@@ -62,6 +67,12 @@ class World:
         """A batch was trained on."""
         self._trained[version] = batch
         self.recorder.stepped(version, batch, lags, self.time.now())
+
+    def slow_replicas(self, slows: float) -> None:
+        """Scores on the replicas' devices began or ended: their work takes so many times as long."""
+        self.slows = slows
+        for replica in self.pulsing:
+            replica.beside(slows)
 
     def saved(self, version: int, keep: Iterable[int]) -> None:
         """A checkpoint is durable; of the older ones only some stay."""

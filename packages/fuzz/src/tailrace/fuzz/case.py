@@ -26,6 +26,7 @@ from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+SIZES = (2, 4)  # devices of replicas that have been resized
 MOST_CALLS = 50  # of an environment whose configuration sets no limit
 
 
@@ -101,6 +102,8 @@ class Case(_Strict):
         max_tokens: of a response.
         scoring_failures: share of scorings that fail.
         refusals: share of prompts that engines refuse.
+        cells: of the trainer.
+        colocated: whether they stand on the devices of the replicas.
     """
 
     seed: int
@@ -119,6 +122,8 @@ class Case(_Strict):
     failed_groups_limit: Positive = 1_000
     scoring_failures: Share = 0.0
     refusals: Share = 0.0
+    cells: Positive = 1
+    colocated: bool = False
     messages: MessagesCase = MessagesCase()
     faults: tuple[CaseFault, ...] = ()
 
@@ -175,10 +180,16 @@ class Case(_Strict):
             "provisioning": {"count": self.replicas},
         }
         costs = self.costs.model_dump(include={"k1", "k2", "k3", "k4"})
+        known = {
+            **costs,
+            "prompts": pipeline.prompts_per_step,
+            "shuffle_seed": self.seed,
+            "max_tokens": self.max_tokens,
+        }
         try:
             made: dict[str, Any] = {}
             for axis in sorted(POLICIES, key=lambda axis: axis != "batching"):
-                made[axis] = make_policy(axis, getattr(pipeline, axis), given.get(axis, {}), costs, policies)
+                made[axis] = make_policy(axis, getattr(pipeline, axis), given.get(axis, {}), known, policies)
                 if axis == "batching" and made[axis].surplus_groups:  # admission has to make room for them
                     given["admission"] = {"surplus": made[axis].surplus_groups}
         except TailraceError as error:
@@ -189,6 +200,8 @@ class Case(_Strict):
             batch_groups=pipeline.prompts_per_step,
             replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
             buffer_groups=pipeline.buffer_prompts,
+            cells=self.cells,
+            colocated=self.colocated,
             cycle_s=pipeline.cycle_s,
             checkpoint_every=self.checkpoint_every,
             scoring_attempts=self.scoring_attempts,
@@ -215,6 +228,7 @@ class Case(_Strict):
                 prefix_cached=replica.prefix_cached,
                 start_s=replica.start_s,
                 restart_s=replica.restart_s,
+                resize_s=replica.restart_s,
             ),
             delays=self.delays,
             samples=samples(spec),
@@ -222,7 +236,13 @@ class Case(_Strict):
             data_s=costs.data_s,
             gpus=self.replicas + 1,
             relays=self.relays,
+            sized={size: self._costs_of(size) for size in SIZES},
         )
+
+    def _costs_of(self, tp: int) -> tuple[DecodeCost, PrefillCost]:
+        costs, capacity = self.costs, tp * self.replica.kv_capacity_tokens
+        decode = DecodeCost.fitted(costs.k1 / tp, costs.k2 / tp, costs.k3 / tp, costs.k4 * 1.1, capacity)
+        return decode, PrefillCost.fitted(costs.prefill_s / tp)
 
     def patience_s(self, samples: int) -> float:
         """Nothing is waited for longer than this: each wait that the case can bring, one after the other, twice over.

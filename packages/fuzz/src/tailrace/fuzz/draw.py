@@ -9,7 +9,10 @@ from tailrace.contracts import BatchingPolicy, Progress
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import BreakKind
-from tailrace.fuzz.policies import NONE, POLICIES, Policies, as_it_is, draw_policy, takes
+from tailrace.fuzz.policies import NONE, POLICIES, Policies, as_it_is, draw_newer, draw_policy, launches_rounds, takes
+from tailrace.pipeline.config.models import Choice
+
+ADMIT_ROUNDS = ("on-policy", "one-step")
 
 
 def draw_case(seed: int, policies: Policies = NONE) -> Case:
@@ -21,6 +24,19 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     random = Random(f"tailrace fuzz {seed}")
     replicas = random.choice([1, 1, 2, 2, 3, 4, 6])
     pipeline = _pipeline(random, policies)
+    # The rest of a seed's case is as it was before there were any.
+    newer = Random(f"tailrace fuzz {seed}, newer policies")
+    pipeline |= draw_newer(newer, "batching", policies)
+    lends = False
+    if launches_rounds(Choice(**pipeline["batching"]), policies):
+        sizes = Random(f"tailrace fuzz {seed}, sizes of replicas")
+        pipeline |= draw_newer(sizes, "provisioning", policies, share=0.5)  # elsewhere it does nothing
+        pipeline["admission"] = {"name": newer.choice(ADMIT_ROUNDS)}
+        lends = pipeline["provisioning"]["name"] == "scale-down" and not {"admission", "training"} & set(policies)
+        if lends:
+            pipeline |= {"admission": {"name": "on-policy"}, "training": {"name": "streamed"}}
+        if pipeline["training"]["name"] == "dynamic-batch":  # its parts have a fixed size
+            pipeline["training"] = {"name": newer.choice(("full-batch", "mini-batch"))}
     samples = pipeline["samples_per_prompt"] + pipeline["batching"].get("surplus_samples", 0)
     max_tokens = random.choice([48, 96, 200])
     delays = _delays(random)
@@ -58,8 +74,11 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     counts = {"replica": replicas, "relay": content["relays"]}
     faults = (_fault(random, counts, pipeline["steps"], step_s, delays) for _ in range(_how_many(random)))
     content["faults"] = tuple(faults)
-    refusals = Random(f"tailrace fuzz {seed}, refusals")  # the rest of a seed's case is as it was before there were any
+    refusals = Random(f"tailrace fuzz {seed}, refusals")  # as with newer policies
     content["refusals"] = refusals.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.3])
+    content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
+    if lends:
+        content |= {"colocated": True, "cells": 2, "replicas": max(2, content["replicas"])}
     return Case.model_validate(content)
 
 

@@ -38,8 +38,8 @@ class FuzzReplica(Replica):
             super()._route(command)
             return
         taken = tuple([ref for ref in command.trajectories if not self._refuses(ref.prompt)])
-        super()._route(dataclasses.replace(command, trajectories=taken))
         self._say([c.Refused(self.id, ref.trajectory, "its prompt is too long", command.seq) for ref in refused])
+        super()._route(dataclasses.replace(command, trajectories=taken))  # a snapshot must not come before the refusals
         self.flush()
         self.idle_now()
 

@@ -11,7 +11,7 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from tailrace.contracts import Cause, Failure, RecoveryAction, TailraceError, expected_one_of, plugins
+from tailrace.contracts import Cause, Failure, LaunchesRounds, RecoveryAction, TailraceError, expected_one_of, plugins
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.options import draw_value
 from tailrace.pipeline.config.models import Choice
@@ -22,8 +22,24 @@ from tailrace.pipeline.spec import AXES
 POLICIES = (*AXES, "sampler")
 Policies = Mapping[str, Any]
 NONE: Policies = MappingProxyType({})
-FOLLOWS = {"samples", "count", "surplus", "k1", "k2", "k3", "k4"}
+FOLLOWS = {
+    "samples",
+    "prompts",
+    "shuffle_seed",
+    "count",
+    "max_tokens",
+    "surplus",
+    "tp",
+    "heads",
+    "k1",
+    "k2",
+    "k3",
+    "k4",
+}
 """Options that follow from the rest of a case, and are not drawn."""
+NEWER = {"batching": ("tail-batching",), "provisioning": ("adaptive-tp", "scale-down")}
+"""Built-ins that are drawn apart from the others, so that the cases of most seeds are as they were before there were any."""
+SHARE_OF_NEWER = 0.15
 SHORT_LIVED = 0.16
 """How often a recovery that ends the run with the first dead replica is kept: little happens after that."""
 DRAWS = 20  # of options, until a policy takes them
@@ -45,12 +61,25 @@ def draw_policy(random: Random, axis: str, policies: Policies = NONE) -> dict[st
     mine = policies.get(axis)
     if mine is not None:
         return _drawn(random, axis, _name(mine), policies)
-    names = plugins.names(f"tailrace.{axis}")
+    names = [name for name in plugins.names(f"tailrace.{axis}") if name not in NEWER.get(axis, ())]
     policy = _drawn(random, axis, random.choice(names))
     if axis == "recovery" and random.random() >= SHORT_LIVED:
         while ends_run(make_policy(axis, Choice(**policy)), "replica", failures=1, others=1):
             policy = _drawn(random, axis, random.choice(names))
     return policy
+
+
+def draw_newer(
+    random: Random, axis: str, policies: Policies = NONE, share: float = SHARE_OF_NEWER
+) -> dict[str, dict[str, Any]]:
+    """A newer built-in that takes the place of what was drawn on an axis: in most cases none.
+
+    Args:
+        share: share of cases in which there is one.
+    """
+    chosen, name = random.random() < share, random.choice(NEWER[axis])
+    drawn = _drawn(random, axis, name)
+    return {axis: drawn} if chosen and axis not in policies else {}
 
 
 def make_policy(
@@ -81,6 +110,11 @@ def as_it_is(axis: str, policies: Policies) -> Any | None:
     """The object of yours on an axis; None where the policy is made for each case."""
     mine = policies.get(axis)
     return None if isinstance(mine, str) or _is_factory(mine) else mine
+
+
+def launches_rounds(batching: Choice, policies: Policies = NONE) -> bool:
+    """Whether a batching policy launches groups in rounds."""
+    return isinstance(make_policy("batching", batching, policies=policies).open(), LaunchesRounds)
 
 
 def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:

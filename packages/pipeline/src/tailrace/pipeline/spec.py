@@ -28,6 +28,8 @@ class EvaluationPlan:
         modes: decoding modes of every evaluation.
         first: further modes at the start (the controls of the warm start).
         last: further modes at the end.
+        sources: name of each source of the problems, and how many problems it has: those of the first source come first.
+            Empty where all are of one source.
     """
 
     size: int = 0
@@ -35,6 +37,15 @@ class EvaluationPlan:
     modes: tuple[str, ...] = ("sampled",)
     first: tuple[str, ...] = ()
     last: tuple[str, ...] = ()
+    sources: tuple[tuple[str, int], ...] = ()
+
+    def source(self, problem: int) -> str:
+        """The source of a problem; empty where all are of one source."""
+        for name, count in self.sources:
+            if problem < count:
+                return name
+            problem -= count
+        return ""
 
 
 AXES = ("admission", "batching", "routing", "sync", "relocation", "training", "provisioning", "recovery")
@@ -49,6 +60,7 @@ class PipelineSpec:
         steps: batches to train on.
         batch_groups: groups in a batch.
         replica_batch: most trajectories that one replica generates at once.
+        tp: devices that a replica's engine spans (tensor parallelism), until it is resized.
         buffer_groups: most groups that are open at once, waiting for a replica, generating or waiting for the trainer
             (back-pressure). None: admission's limit, (bound + 1) batches for a bound, or `open_batches`. With `eviction`:
             most complete groups that wait for the trainer.
@@ -56,6 +68,9 @@ class PipelineSpec:
             limits staleness too, since groups that are generated ahead are trained on later.
         eviction: chooses the complete groups that leave untrained when more than `buffer_groups` wait. Replicas then never
             wait for the trainer. None: replicas are held back instead.
+        cells: cells of the trainer, which can each add gradients without the others.
+        colocated: whether the trainer's cells stand on the replicas' devices, so that a cell computes alone only on devices
+            that are lent to it.
         cycle_s: least seconds between two decisions for changes of load alone; with hundreds of replicas, use 1.
         cycle_trajectories: most trajectories of the pool that one decision looks at. The rest follows in the next ones, so
             that a large backlog does not hold up other decisions.
@@ -78,9 +93,12 @@ class PipelineSpec:
     steps: int
     batch_groups: int
     replica_batch: int
+    tp: int = 1
     buffer_groups: int | None = None
     open_batches: int = 4
     eviction: Eviction | None = None
+    cells: int = 1
+    colocated: bool = False
     cycle_s: float = 0.0
     cycle_trajectories: int = 8_192
     checkpoint_every: int = 1

@@ -45,6 +45,7 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
     known: Trajectory | None = None
     replica: str | None = None
     stage: Stage | None = None
+    attempts = _Attempts(trajectory)
     for instant in fold(directory.events, history):
         texts = [text for event in instant.events for text in _event(event, trajectory, known, replica)]
         known = history.trajectories.get(trajectory)
@@ -53,6 +54,7 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
             before, replica, stage = stage, known.replica, None if group is None else group.stage
             texts += _moved_on(before, group)
         texts += _commands(instant, trajectory, _staleness(history, known))
+        texts += attempts.observe(instant)
         story += [Line(instant.now, history.version, text) for text in texts]
         example = next(iter(history.trajectories), example)
     if not story:
@@ -60,6 +62,40 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
             f"{directory.root}: found no trajectory {trajectory!r}, expected one that a replica was given, such as {example}"
         )
     return story
+
+
+class _Attempts:
+    """Follows the groups of a trajectory's prompt: one that lost the race of its round comes again as another group."""
+
+    def __init__(self, trajectory: str) -> None:
+        self._trajectory = trajectory
+        self._prompts: dict[int, int] = {}  # of each group
+        self._groups: dict[str, int] = {}  # of each trajectory
+        self._deferred: dict[int, int] = {}  # the last group of a prompt that was deferred
+        self._own: tuple[int, int] | None = None  # its prompt and group
+
+    def observe(self, instant: Instant) -> Iterator[str]:
+        """What an instant says of other groups of the prompt."""
+        for command in instant.commands:
+            match command:
+                case c.Route(trajectories=refs):
+                    for ref in refs:
+                        yield from self._routed(ref)
+                case c.Abort(trajectories=names, reason=reason) if reason.why is c.Why.DEFERRED:
+                    for group in {self._groups[name] for name in names if name in self._groups}:
+                        self._deferred[self._prompts[group]] = group
+
+    def _routed(self, ref: c.TrajectoryRef) -> Iterator[str]:
+        if ref.purpose is not c.Purpose.TRAIN:
+            return
+        new = ref.group not in self._prompts
+        self._prompts[ref.group], self._groups[ref.trajectory] = ref.prompt, ref.group
+        if ref.trajectory == self._trajectory and self._own is None:
+            self._own = ref.prompt, ref.group
+            if ref.prompt in self._deferred:
+                yield f"its prompt was deferred before, as group {self._deferred[ref.prompt]}: this is its long round"
+        elif new and self._own is not None and ref.prompt == self._own[0] and ref.group != self._own[1]:
+            yield f"its prompt comes again, as group {ref.group}"
 
 
 def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: str | None) -> Iterator[str]:
@@ -77,6 +113,8 @@ def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: s
                 if event.version is None
                 else f"the trainer is back at version {event.version}"
             )
+        case c.Accumulated(version=version, trajectories=names, cell=cell) if trajectory in names and cell is not None:
+            yield f"its gradients were added; the weights change with the last of the batch of version {version}"
     if getattr(event, "trajectory", None) != trajectory:
         return
     match event:
@@ -110,6 +148,8 @@ def _commands(instant: Instant, trajectory: str, staleness: str) -> Iterator[str
             case c.Abort(trajectories=names) if trajectory in names:
                 anew = command.reason.why in (c.Why.VERSION_GONE, c.Why.EVALUATION)
                 yield f"{'begins anew' if anew else 'dropped'}: {why(command.reason)}"
+            case c.Accumulate(version=version, trajectories=names, update=False, cell=cell) if trajectory in names:
+                yield f"given to cell {cell} of the trainer{staleness}, which adds its gradients for version {version}"
             case c.Accumulate(version=version, trajectories=names) if trajectory in names:
                 yield f"given to the trainer{staleness}, as a part of the batch of version {version}"
             case c.Step(version=version, mini_batches=parts) if any(trajectory in names for names in parts):

@@ -18,17 +18,13 @@ from tailrace.report.words import end, percent, why
 
 
 def results_table(results: Results) -> Table:
-    """Before, after and every control."""
-    rows = [
-        [
-            measured.name,
-            *(cell for quantity in results.quantities for cell in _estimate(quantity, measured)),
-            str(measured.problems),
-            f"{measured.length_p50:.0f}",
-            f"{measured.length_p99:.0f}",
-        ]
-        for measured in results.listed
-    ]
+    """Before, after and every control, each also by source if there are several."""
+    rows = []
+    for measured in results.listed:
+        parts = [(f"{measured.name}, {source}", part) for source, part in measured.sources.items()]
+        for name, part in [(measured.name, measured), *parts]:
+            estimates = [cell for quantity in results.quantities for cell in _estimate(quantity, part)]
+            rows.append([name, *estimates, str(part.problems), f"{part.length_p50:.0f}", f"{part.length_p99:.0f}"])
     notes = [f"{results.unscored} answers could not be scored and count neither way."] if results.unscored else []
     if results.quantities == (Quantity.REWARD,):
         notes.append(f"Accuracy is {UNKNOWN_ACCURACY}.")
@@ -73,6 +69,29 @@ def interruption_table(record: Record) -> Table:
     ]
     columns = ["#time (s)", "replica", "what for", "#version", "why", "#trajectories back to the pool"]
     return cut(Table(columns, rows))
+
+
+def round_table(record: Record) -> Table:
+    """Every round."""
+    rows = []
+    for number, one in enumerate(record.folds.rounds.rounds, 1):
+        generated = one.tokens + one.wasted
+        rows.append(
+            [
+                str(number),
+                one.kind,
+                str(len(one.prompts)),
+                str(one.deferred),
+                f"{one.given_s - one.began_s:.1f}",
+                "not yet" if one.ended_s is None else f"{one.ended_s - one.given_s:.1f}",
+                f"{one.tokens:,}",
+                f"{one.wasted:,}",
+                percent(one.wasted / generated) if generated else "none",
+            ]
+        )
+    note = "What samples and groups that lost a race had generated is thrown away: what the store had of it, to the last flush."
+    columns = ["#round", "kind", "#groups", "#deferred", "#until its step (s)", "#step (s)", "#tokens trained on"]
+    return cut(Table([*columns, "#thrown away", "#share"], rows, note))
 
 
 def fault_table(record: Record) -> Table:

@@ -1,4 +1,5 @@
-"""Rollout engines (vLLM, transformers continuous batching) behind one protocol, and the replica worker that drives them.
+"""Rollout engines (vLLM, transformers continuous batching) behind one protocol, the replica worker that drives them, and the
+rounds of tail batching.
 
 Importing this package imports no engine; `build_engine` imports the one that it is asked for.
 """
@@ -17,6 +18,7 @@ from tailrace.rollout.errors import (
     ReplicaNotReadyError,
     RequestError,
     RolloutError,
+    RoundError,
     RouteConflictError,
     SourceMismatchError,
     WeightsError,
@@ -26,7 +28,8 @@ from tailrace.rollout.options import EngineOptions
 from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
-from tailrace.rollout.selection import build_engine, import_engine, select_engine
+from tailrace.rollout.selection import build_engine, import_engine, keeps_seeds, select_engine
+from tailrace.rollout.tail_rounds import Round, TailRounds
 
 __all__ = [
     "CloseTimeoutError",
@@ -47,14 +50,18 @@ __all__ = [
     "ReplicaWorker",
     "RequestError",
     "RolloutError",
+    "Round",
+    "RoundError",
     "RouteConflictError",
     "SamplingRule",
     "SourceMismatchError",
+    "TailRounds",
     "TrajectorySource",
     "WeightSource",
     "WeightsError",
     "build_engine",
     "generate",
     "import_engine",
+    "keeps_seeds",
     "select_engine",
 ]

@@ -65,3 +65,7 @@ class FlushTimeoutError(RolloutError, TimeoutError):
 
 class CloseTimeoutError(RolloutError, TimeoutError):
     """The replica did not stop before the deadline."""
+
+
+class RoundError(RolloutError, ValueError):
+    """A number of tail batching is out of its range, or a call does not fit the open round. Nothing was changed."""

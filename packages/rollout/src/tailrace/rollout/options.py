@@ -35,6 +35,7 @@ class EngineOptions:
         eager: run without CUDA graphs and compilation.
         threads: threads for one operator on CPU; None leaves torch's setting.
         seed: seed of sampling.
+        tensor_parallel_size: devices that the model spans, on CPU cores (vLLM only).
 
     Raises:
         OptionError: a value is out of range.
@@ -52,11 +53,15 @@ class EngineOptions:
     eager: bool = True
     threads: int | None = None
     seed: int = 0
+    tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         _choice("device", self.device, ("auto", "cpu", "cuda"))
         _choice("dtype", self.dtype, ("auto", *_ITEM_BYTES))
-        for name in ("max_num_seqs", "max_batch_tokens", "max_model_len", "kv_cache_bytes", "block_tokens", "threads"):
+        counts = ("max_num_seqs", "max_batch_tokens", "max_model_len", "kv_cache_bytes", "block_tokens", "threads")
+        if self.tensor_parallel_size is None:
+            raise OptionError("engine option tensor_parallel_size: found None, expected a positive integer")
+        for name in (*counts, "tensor_parallel_size"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise OptionError(f"engine option {name}: found {value!r}, expected a positive integer")
@@ -94,12 +99,14 @@ class CacheShape:
         kv_heads: key-value heads of each layer.
         head_dim: width of a head.
         max_len: most tokens of the position embedding.
+        heads: attention heads of each layer.
     """
 
     layers: int
     kv_heads: int
     head_dim: int
     max_len: int
+    heads: int
 
     @classmethod
     def read(cls, model_path: str) -> CacheShape:
@@ -118,6 +125,7 @@ class CacheShape:
                 kv_heads=int(config.get("num_key_value_heads") or heads),
                 head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
                 max_len=int(config["max_position_embeddings"]),
+                heads=heads,
             )
         except FileNotFoundError as error:
             raise ModelLoadError(f"found no {path}, expected a Hugging Face model directory") from error

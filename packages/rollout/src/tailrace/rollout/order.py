@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from tailrace.contracts import Abort, Interrupt, Pull, Route
+from tailrace.contracts import Abort, Interrupt, Lend, Pull, Return, Route
 
-ReplicaCommand = Route | Interrupt | Abort | Pull
+ReplicaCommand = Route | Interrupt | Abort | Pull | Lend | Return
 
 
 class Order:

@@ -93,6 +93,7 @@ class Reports:
                 tokens_per_s=self._tokens_since_snapshot / elapsed_s if elapsed_s > 0 else 0.0,
                 kv_capacity_tokens=stats.kv_capacity_tokens,
                 steps=self._standstill.steps,
+                preemptions=stats.preemptions,
             )
         )
         self._snapshot_at, self._tokens_since_snapshot = now, 0

@@ -51,6 +51,16 @@ def build_engine(name: str, model_path: str, options: Mapping[str, Any]) -> Engi
     return engine
 
 
+def keeps_seeds(name: str = "auto") -> bool:
+    """Whether the engine of a name honours the seed of a request (`tailrace.contracts.EngineFactory`). Builds nothing.
+
+    Raises:
+        EngineMissingError: the engine is unknown or not installed.
+        PluginError: the engine's plugin is broken.
+    """
+    return bool(getattr(load(GROUP, select_engine(name)), "seeds", False))
+
+
 def import_engine(name: str = "auto") -> None:
     """Import what the engine of a name needs, so that `build_engine` takes less time later in this process.
 

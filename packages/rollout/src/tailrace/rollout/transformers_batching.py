@@ -23,11 +23,13 @@ from tailrace.rollout.errors import (
     EngineDiedError,
     EngineMissingError,
     ModelLoadError,
+    OptionError,
     RequestError,
     WeightsError,
 )
 from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
+from tailrace.rollout.transformers_seeds import keep_seeds
 
 _BLOCK_TOKENS = 32
 # Attention on CPU multiplies each query with the keys of the whole batch, so its cost grows with the square of the batch.
@@ -58,8 +60,6 @@ class _Managers:
 class TransformersEngine:
     """A rollout engine (`tailrace.contracts.Engine`) on transformers' continuous batching.
 
-    Per-request seeds are not supported by transformers and are refused.
-
     Args:
         model_path: Hugging Face model directory.
         options: see `EngineOptions`; `prefix_cache` has no effect, since its entries would outlive a change of weights.
@@ -68,10 +68,16 @@ class TransformersEngine:
         EngineMissingError: torch or transformers is not installed.
         DeviceMissingError: this machine does not have the device.
         ModelLoadError: transformers cannot load the model.
+        OptionError: the model is to span several devices.
     """
 
     def __init__(self, model_path: str, options: EngineOptions) -> None:
         shape = CacheShape.read(model_path)
+        if options.tensor_parallel_size != 1:
+            raise OptionError(
+                f"engine option tensor_parallel_size: found {options.tensor_parallel_size}, expected 1: transformers has one "
+                "device; vLLM spans several"
+            )
         try:
             import torch
             from transformers import AutoModelForCausalLM
@@ -102,23 +108,18 @@ class TransformersEngine:
         self._by_name: dict[str, _Generation] = {}
         self._complete: list[Delta] = []
         self._serial = 0
+        self._preemptions = 0  # the managers' threads count
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Queue requests.
 
         Raises:
-            RequestError: an id is in flight, a prompt is empty or too long, a request has its own seed, or transformers
-                refuses it.
+            RequestError: an id is in flight, a prompt is empty or too long, or transformers refuses a request.
             EngineDiedError: the manager has stopped.
         """
         for request in requests:
             check_request(request, self._generations, self._max_model_len)
             sampling = request.sampling
-            if sampling.seed is not None:
-                raise RequestError(
-                    f"request {request.id!r} has the seed {sampling.seed}, but transformers seeds a whole engine: "
-                    "leave it out and set the engine option 'seed'"
-                )
             finish = finished_with(request.kept, sampling)
             left = tokens_left(request, self._max_model_len)
             if finish is not None or left < 1:
@@ -126,6 +127,9 @@ class TransformersEngine:
                 continue
             greedy = sampling.temperature == 0
             manager = self._manager(greedy)
+            of_sampling: dict[str, Any] = {} if greedy else {"temperature": float(sampling.temperature)}
+            if sampling.seed is not None and not greedy:
+                of_sampling["noise_seed"] = sampling.seed
             self._serial += 1
             generation = _Generation(f"{request.id}#{self._serial}", request, manager)
             try:
@@ -135,7 +139,7 @@ class TransformersEngine:
                     max_new_tokens=left,
                     streaming=True,
                     eos_token_id=list(sampling.stop_token_ids) or -1,
-                    **({} if greedy else {"temperature": float(sampling.temperature)}),
+                    **of_sampling,
                 )
             except ValueError as error:
                 raise RequestError(f"transformers refuses request {request.id!r}: {error}") from error
@@ -234,6 +238,7 @@ class TransformersEngine:
             running=running,
             waiting=max(0, len(self._generations) - running),
             kv_capacity_tokens=len(processors) * self._blocks * self._block_tokens,
+            preemptions=self._preemptions,
         )
 
     def close(self) -> None:
@@ -270,10 +275,26 @@ class TransformersEngine:
                 seed=options.seed + greedy,
             ),
         )
+        if not greedy:
+            keep_seeds(manager)
+        else:
+            manager.batch_processor = manager._create_batch_processor()
+        self._count_preemptions(manager.batch_processor)
         manager.warmup()
         manager.start()
         self._managers.by_greedy[greedy] = manager
         return manager
+
+    def _count_preemptions(self, processor: Any) -> None:
+        offload, scheduler = processor.offloading_manager.offload_requests, processor.scheduler
+
+        def counting() -> bool:
+            before = len(scheduler.active_requests)
+            offloaded: bool = offload()
+            self._preemptions += before - len(scheduler.active_requests)
+            return offloaded
+
+        processor.offloading_manager.offload_requests = counting
 
     def _drain(self) -> list[Delta]:
         deltas: list[Delta] = []
@@ -361,6 +382,13 @@ def _kv_blocks(
     return min(usable // block_bytes, max_num_seqs * -(-shape.max_len // block_tokens))
 
 
-def build(model_path: str, options: Mapping[str, Any]) -> Engine:
+class _Build:
     """The engine factory of entry point ``transformers``. Raises the errors of `TransformersEngine` and `EngineOptions`."""
-    return TransformersEngine(model_path, EngineOptions.read(options))
+
+    seeds = True
+
+    def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
+        return TransformersEngine(model_path, EngineOptions.read(options))
+
+
+build = _Build()

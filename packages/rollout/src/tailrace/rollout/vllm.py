@@ -25,7 +25,9 @@ from tailrace.rollout.errors import (
 )
 from tailrace.rollout.options import CacheShape, EngineOptions
 from tailrace.rollout.resumption import check_request, finished_with, tokens_left
+from tailrace.rollout.vllm_parallel import bind_workers, check_parallel, load_in_workers
 from tailrace.rollout.vllm_process import own_inspection, quiet_setup, updatable_linears
+from tailrace.rollout.vllm_seeds import keep_seeds
 from tailrace.rollout.wheel_tag import correct_wheel_tag
 
 _CPU_BLOCK_TOKENS = 128  # vLLM's own default on CPU
@@ -45,6 +47,7 @@ class VLLMEngine:
     Raises:
         EngineMissingError: vLLM is not installed.
         DeviceMissingError: this machine does not have the device, or the installed vLLM was built for another.
+        OptionError: the model cannot span so many devices.
         ModelLoadError: vLLM cannot load the model.
     """
 
@@ -69,11 +72,14 @@ class VLLMEngine:
                 built_for = "CPU" if on_cpu else "CUDA"
                 raise DeviceMissingError(f"the installed vLLM runs on {built_for} only, expected device {device!r}")
             dtype = resolve_dtype(options, device)
-            max_num_seqs = options.max_num_seqs or _MAX_NUM_SEQS
+            max_num_seqs, workers = options.max_num_seqs or _MAX_NUM_SEQS, options.tensor_parallel_size
+            check_parallel(shape, workers)
             kv_cache_bytes = options.kv_cache_bytes
             if on_cpu:
                 block_tokens = options.block_tokens or _CPU_BLOCK_TOKENS
                 kv_cache_bytes = shape.cpu_kv_bytes(options, dtype, block_tokens, max_num_seqs)
+                if workers > 1:
+                    bind_workers(workers)
             try:
                 args = EngineArgs(
                     model=model_path,
@@ -88,13 +94,16 @@ class VLLMEngine:
                     gpu_memory_utilization=options.gpu_memory_utilization,
                     enable_prefix_caching=options.prefix_cache,
                     enforce_eager=options.eager,
-                    distributed_executor_backend="uni",
+                    distributed_executor_backend="uni" if workers == 1 else "mp",
+                    tensor_parallel_size=workers,
+                    worker_extension_cls="" if workers == 1 else "tailrace.rollout.vllm_worker.WeightLoading",
                     async_scheduling=False,
                     logprobs_mode="processed_logprobs",
                     disable_log_stats=True,
                     use_tqdm_on_load=False,
                     **({} if options.block_tokens is None else {"block_size": options.block_tokens}),
                 )
+                keep_seeds()
                 with updatable_linears(), own_inspection():
                     config = args.create_engine_config()
                     self._llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
@@ -103,6 +112,7 @@ class VLLMEngine:
         import torch
 
         self._torch_threads = options.threads or torch.get_num_threads()
+        self._workers = workers
         self._thread: int | None = None
         self._sampling_params, self._core_request = SamplingParams, EngineCoreRequest
         self._client = self._llm.engine_core
@@ -112,6 +122,8 @@ class VLLMEngine:
         self._names: dict[str, str] = {}  # request id -> id inside vLLM, new for each submission
         self._requests: dict[str, str] = {}  # id inside vLLM -> request id
         self._complete: list[Delta] = []  # deltas of requests without a token left to generate
+        self._preemptions = 0
+        self._count_preemptions()
         self._warm_up()
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -215,7 +227,8 @@ class VLLMEngine:
             return {name for name, _ in model.named_parameters()} - set(model.load_weights(arriving()))
 
         try:
-            missing = sorted(self._llm.apply_model(load)[0])
+            alone = self._workers == 1
+            missing = sorted(self._llm.apply_model(load)[0]) if alone else load_in_workers(self._llm, arriving())
         except Exception as error:
             raise WeightsError(f"the weights do not load: {type(error).__name__}: {error}") from error
         # vLLM fuses q, k, v and gate, up, and reports a fused weight as loaded after one of its parts. So compare the names
@@ -234,11 +247,22 @@ class VLLMEngine:
             running=running,
             waiting=len(self._requests) - running,
             kv_capacity_tokens=self._scheduler.kv_cache_config.num_blocks * self._scheduler.block_size,
+            preemptions=self._preemptions,
         )
 
     def close(self) -> None:
         """Release the model and the KV cache."""
         self._client.shutdown()
+
+    def _count_preemptions(self) -> None:
+        # vLLM tells of a preemption with the request's next token, so never if the request is aborted before that
+        preempt = self._scheduler._preempt_request
+
+        def counting(*arguments: Any, **named: Any) -> None:
+            self._preemptions += 1
+            preempt(*arguments, **named)
+
+        self._scheduler._preempt_request = counting
 
     def _adopt_thread(self) -> None:
         # In a new thread, OpenMP has its default number of threads until torch's first operator sets it. vLLM's attention on
@@ -272,6 +296,13 @@ def import_ahead() -> None:
         import vllm.v1.worker.cpu_worker  # noqa: F401
 
 
-def build(model_path: str, options: Mapping[str, Any]) -> Engine:
+class _Build:
     """The engine factory of entry point ``vllm``. Raises the errors of `VLLMEngine` and `EngineOptions`."""
-    return VLLMEngine(model_path, EngineOptions.read(options))
+
+    seeds = True
+
+    def __call__(self, model_path: str, options: Mapping[str, Any]) -> Engine:
+        return VLLMEngine(model_path, EngineOptions.read(options))
+
+
+build = _Build()

@@ -64,15 +64,23 @@ def updatable_linears() -> Iterator[None]:
     import torch
     import vllm.model_executor.layers.utils as layers
 
-    def plain(layer: Any, remove_weight: bool) -> None:  # noqa: ARG001, RUF100 - vLLM's signature
-        layer.cpu_linear = torch.nn.functional.linear
-
     repacking = layers.dispatch_cpu_unquantized_gemm
     # vLLM on CPU also replaces this function by one that does nothing, for the whole process; restore it.
     set_num_threads = torch.set_num_threads
-    layers.dispatch_cpu_unquantized_gemm = plain
+    plain_linears()
     try:
         yield
     finally:
         layers.dispatch_cpu_unquantized_gemm = repacking
         torch.set_num_threads = set_num_threads
+
+
+def plain_linears() -> None:
+    """Let models that are built in this process from now on keep plain linear layers on CPU."""
+    import torch
+    import vllm.model_executor.layers.utils as layers
+
+    def plain(layer: Any, remove_weight: bool) -> None:  # noqa: ARG001, RUF100 - vLLM's signature
+        layer.cpu_linear = torch.nn.functional.linear
+
+    layers.dispatch_cpu_unquantized_gemm = plain

@@ -21,12 +21,14 @@ from tailrace.contracts import (
     FinishReason,
     Interrupt,
     Interrupted,
+    Lend,
     Pull,
     Pulled,
     PullFailed,
     Refused,
     Request,
     Resume,
+    Return,
     Route,
 )
 from tailrace.rollout.errors import EngineDiedError, ReplicaNotReadyError, RouteConflictError, SourceMismatchError
@@ -101,6 +103,8 @@ class ReplicaWork:
                 self._abort(command)
             case Pull():
                 self._pull(command)
+            case Lend() | Return():
+                pass  # it holds nothing in between, so its devices have nothing to do; the next snapshot shows the command
         self._note_phase()
 
     def step(self) -> None:

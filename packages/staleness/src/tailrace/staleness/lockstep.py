@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 from typing import Any, ClassVar
 
 from tailrace.contracts import Candidate, Sampler
 from tailrace.staleness.counting import CountedGate
-from tailrace.staleness.errors import SamplerError
+from tailrace.staleness.errors import LimitError, SamplerError
+from tailrace.staleness.limits import whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,27 @@ class OneStep:
 class LockstepGate(CountedGate):
     """An `AdmissionGate` over groups in order of their start: the first `batch_groups` open ones are the next batch.
 
-    If a group is dropped, all later ones move up by one place and are only consumed sooner.
+    If a group is dropped, all later ones move up by one place and are only consumed sooner. Batches that come in rounds have
+    the sizes that `rounds` sets.
     """
 
     def __init__(self, name: str, ahead: int, batch_groups: int) -> None:
         self._ahead = ahead
+        self._rounds: tuple[int, ...] | None = None  # sizes of the batches that were not consumed; None: all are alike
+        self._closed = 0
         super().__init__(name, batch_groups)
+
+    def rounds(self, sizes: Sequence[int], closed: int) -> None:
+        """Set the sizes of the batches from now on; see `AdmitsRounds`.
+
+        Raises:
+            LimitError: a size is below 1, or `closed` is not a number of batches.
+        """
+        for size in sizes:
+            whole("sizes", size, least=1)
+        if whole("closed", closed) > len(sizes):
+            raise LimitError(f"found closed={closed} of {len(sizes)} batches, expected no more than there are")
+        self._rounds, self._closed = tuple(sizes), closed
 
     @property
     def bound(self) -> int:
@@ -71,12 +88,20 @@ class LockstepGate(CountedGate):
 
     @property
     def room(self) -> int:
-        """The groups of the next batch and of the batches ahead."""
+        """The groups of the next batch and of the batches ahead. A further round may begin once there is room for one group."""
+        if self._rounds is not None:
+            return sum(self._rounds) + (len(self._rounds) <= self._ahead)
         return (self._ahead + 1) * self._batch
 
     def _admits(self, version: int, count: int) -> bool:
-        # The batch of the count-th group is consumed at version `self._ledger.version + count // batch`.
-        return self._ledger.version + count // self._batch - version <= self._ahead
+        # The count-th group is consumed when all batches before its own are.
+        before = count // self._batch if self._rounds is None else bisect(list(accumulate(self._rounds)), count)
+        return self._ledger.version + before - version <= self._ahead
+
+    @property
+    def _due(self) -> int:
+        """Groups of the next batch; 0 if it has not begun."""
+        return self._batch if self._rounds is None else next(iter(self._rounds), 0)
 
     def expired(self) -> Sequence[int]:
         """Always empty: no complete group can become too old."""
@@ -84,14 +109,14 @@ class LockstepGate(CountedGate):
 
     def ready(self) -> bool:
         """Whether the next batch has all its groups, and they are complete."""
-        groups = self._ledger.groups
-        return self._ledger.completed >= self._batch and all(
-            known.complete for known in islice(groups.values(), self._batch)
-        )
+        groups, due = self._ledger.groups, self._due
+        if self._rounds is not None and not self._closed:
+            return False
+        return self._ledger.completed >= due and all(known.complete for known in islice(groups.values(), due))
 
     def trainable(self) -> Sequence[int]:
         """Complete groups of the next batch. They stay in it: only drops move groups, and only forward."""
-        due = islice(self._ledger.groups.items(), self._batch)
+        due = islice(self._ledger.groups.items(), self._due)
         return [group for group, known in due if known.complete]
 
     def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:  # noqa: ARG002 - no choice left
@@ -102,21 +127,31 @@ class LockstepGate(CountedGate):
             SamplerError: one of its groups is not among the candidates.
         """
         self._ledger.require(self.ready())
-        due = set(islice(self._ledger.groups, self._batch))
+        due = set(islice(self._ledger.groups, self._due))
         batch = [candidate.key for candidate in candidates if candidate.key in due]
         if len(batch) != len(due):
             raise SamplerError(
                 f"found candidates without {sorted(due.difference(batch))!r:.120}, expected the whole batch; "
                 f"{self._ledger.describe()}"
             )
+        if self._rounds is not None:
+            self._rounds, self._closed = self._rounds[1:], self._closed - 1
         return self._ledger.take(batch)
 
     def reset(self, version: int, started: Mapping[int, tuple[int, bool]]) -> Sequence[int]:
-        """Take complete groups before those in flight, oldest first. Groups that would be consumed too late are refused."""
+        """Take complete groups before those in flight, oldest first; groups of rounds in the order of their rounds.
+
+        Groups that would be consumed too late are refused.
+        """
         self._ledger.begin(version)
         refused = []
-        for group, (at, complete) in sorted(started.items(), key=lambda item: (item[1][0], not item[1][1])):
-            if 0 <= at <= version and self._admits(at, len(self._ledger.groups)):
+        order = sorted(started.items(), key=lambda item: (item[1][0], not item[1][1]))
+        if self._rounds is not None:
+            order = sorted(started.items())
+        for place, (group, (at, complete)) in enumerate(order):
+            # A refused group leaves its place in its own round, and gives it up to later groups otherwise.
+            count = len(self._ledger.groups) if self._rounds is None else place
+            if 0 <= at <= version and self._admits(at, count):
                 self._ledger.restore(group, at, complete)
             else:
                 refused.append(group)
@@ -124,4 +159,5 @@ class LockstepGate(CountedGate):
 
     def state(self) -> dict[str, Any]:
         """The open groups in order, as plain data."""
-        return {"admission": self._ledger.name, "batch_groups": self._batch, **self._ledger.plain()}
+        rounds = {} if self._rounds is None else {"rounds": list(self._rounds), "closed": self._closed}
+        return {"admission": self._ledger.name, "batch_groups": self._batch, **rounds, **self._ledger.plain()}

@@ -33,20 +33,33 @@ def group_advantages(
     return [(reward - moments[group][0]) * moments[group][1] for group, reward in zip(groups, rewards, strict=True)]
 
 
-def token_weights(lengths: Sequence[int], normalisation: Normalisation) -> list[float]:
-    """The weight of each response's tokens, such that the loss of a mini-batch is the weighted sum over its tokens.
+def batch_advantages(groups: Sequence[Hashable], rewards: Sequence[float]) -> list[float]:
+    """Rewards centred within their group, divided by their standard deviation over the whole batch (REINFORCE++,
+    arXiv:2501.03262, the variant with group means). If all are equal within their groups, all advantages are 0.
 
-    ``"token"``: ``1 / sum(lengths)`` (DAPO, arXiv:2503.14476, equation 12). ``"sequence"``: ``1 / (responses * length)``
-    (GRPO, arXiv:2402.03300, equation 3). Empty responses are not counted.
-    Since the weights refer to the whole mini-batch, the gradient is a sum over tokens, and the gradients of any split into
-    micro-batches or ranks add up to it.
+    Args:
+        groups: the group of each trajectory of the batch, in any order.
+        rewards: the reward of each trajectory.
+    """
+    centred = group_advantages(groups, rewards, divide_by_std=False)
+    std = math.sqrt(math.fsum(value * value for value in centred) / max(1, len(centred)))
+    return [value / std if std else 0.0 for value in centred]
+
+
+def token_weights(lengths: Sequence[int], normalisation: Normalisation) -> list[float]:
+    """The weight of each response's tokens in a sum over tokens, which `units` of the same batch scales to its loss.
+
+    ``"token"``: 1 (DAPO, arXiv:2503.14476, equation 12). ``"sequence"``: 1 / length (GRPO, arXiv:2402.03300, equation 3).
+    A weight depends on its own response alone. So the gradients of any split into micro-batches, ranks, cells or parts of a
+    batch add up to the batch's, whatever the sizes of the parts, and are scaled once. A mean of the parts' means would not do.
 
     Args:
         lengths: tokens of each response.
         normalisation: ``"token"`` or ``"sequence"``.
     """
-    if normalisation == "token":
-        total = sum(lengths)
-        return [1.0 / total if length else 0.0 for length in lengths]
-    responses = sum(1 for length in lengths if length)
-    return [1.0 / (responses * length) if length else 0.0 for length in lengths]
+    return [0.0 if not length else 1.0 if normalisation == "token" else 1.0 / length for length in lengths]
+
+
+def units(lengths: Sequence[int], normalisation: Normalisation) -> int:
+    """What the weighted sum over a batch's tokens is divided by: its tokens, or its responses that are not empty."""
+    return sum(lengths) if normalisation == "token" else sum(1 for length in lengths if length)

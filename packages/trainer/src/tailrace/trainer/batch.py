@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tailrace.contracts import Experience
-from tailrace.trainer.advantages import group_advantages, token_weights
+from tailrace.trainer.advantages import batch_advantages, group_advantages, token_weights
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.errors import BatchError
 from tailrace.trainer.layout import TrainingSample
@@ -15,16 +15,20 @@ from tailrace.trainer.layout import TrainingSample
 def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerConfig) -> list[list[TrainingSample]]:
     """The samples of each mini-batch. Advantages are normalised over whole groups, even if mini-batches split a group.
 
+    Samples are left out if they are empty, so a mini-batch may have none.
+
     Raises:
-        BatchError: a mini-batch has no response token, a trajectory has no reward or no prompt, or a log-probability is not
-            finite.
+        BatchError: a trajectory has no reward or no prompt, or a log-probability is not finite.
     """
     batch = [experience for mini_batch in mini_batches for experience in mini_batch]
     rewards = [_reward(experience) for experience in batch]
     groups = [experience.group for experience in batch]
-    advantages = iter(group_advantages(groups, rewards, divide_by_std=config.divide_by_std))
+    if config.advantages == "batch":
+        advantages = iter(batch_advantages(groups, rewards))
+    else:
+        advantages = iter(group_advantages(groups, rewards, divide_by_std=config.divide_by_std))
     result = []
-    for number, mini_batch in enumerate(mini_batches):
+    for mini_batch in mini_batches:
         weights = token_weights(
             [sum(len(segment.tokens) for segment in experience.segments) for experience in mini_batch],
             config.normalisation,
@@ -34,13 +38,11 @@ def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerCo
             for experience, weight, advantage in zip(mini_batch, weights, advantages, strict=False)
         ]
         result.append([sample for sample in samples if sample.response])
-        if not result[-1]:
-            raise BatchError(f"found no response token in mini-batch {number}, expected at least one")
     return result
 
 
 def supervised_samples(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[TrainingSample]:
-    """Samples whose loss is the mean over all response tokens.
+    """Samples whose loss is the mean over all response tokens, once it is divided by their number.
 
     Raises:
         BatchError: no sequence has a response token, or a prompt is empty.

@@ -31,8 +31,9 @@ _POLL_S = 0.01
 class CheckpointWriter:
     """Writes one checkpoint at a time, on its own thread.
 
-    Each rank writes its shards, and the full weights of its share of the parameters. Once every rank's files are there, rank 0
-    completes the directory; ranks meet in the file system, which all must share, so that no collective runs beside training.
+    Each rank of the first cell writes its shards, and every rank the full weights of its share of the parameters. Once every
+    rank's files are there, rank 0 completes the directory; ranks meet in the file system, which all must share, so that no
+    collective runs beside training.
     """
 
     def __init__(self, model_path: Path, state: ShardedPolicy, rank: int, world_size: int, timeout_s: float) -> None:
@@ -52,7 +53,8 @@ class CheckpointWriter:
         dist.barrier()
         shards = self._snapshot()
         full = _full_weights(self._state, self._rank, _owners(self._state, self._world_size))
-        manifest = {"version": version, "steps": self._state.steps, "world_size": self._world_size}
+        steps, cells = self._state.steps, self._state.cells
+        manifest = {"version": version, "steps": steps, "world_size": self._world_size, "cells": cells}
         future: Future[Path] = Future()
 
         def write() -> None:
@@ -86,9 +88,10 @@ class CheckpointWriter:
         self._thread = None
 
     def _snapshot(self) -> dict[str, Tensor]:
+        """The shards and moments, which the first cell's ranks write, and this rank's random state."""
         state = self._state
         tensors: dict[str, Tensor] = {}
-        for name, shard in state.shards.items():
+        for name, shard in state.shards.items() if state.cell == 0 else ():
             tensors[f"parameter/{name}"] = shard.to("cpu", copy=True)
             for moment in ("exp_avg", "exp_avg_sq"):
                 if moment in state.optimizer.state.get(shard, {}):
@@ -208,9 +211,11 @@ def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -
     if not isinstance(saved, int) or not isinstance(steps, int) or saved < 1:
         raise CheckpointError(f"{directory}: found no trainer state, expected a checkpoint of a trainer")
     shards = [_state_file(r, saved) for r in range(saved)]
+    held = saved // int(manifest.get("cells", 1))  # ranks of the first cell
     if missing := [name for name in shards if name not in manifest["files"]]:
         raise CheckpointError(f"found no {missing[0]} in {directory}; the checkpoint is damaged, use another")
-    files: list[Any] = [safe_open(str(directory / name), framework="pt") for name in shards]
+    opened: list[Any] = [safe_open(str(directory / name), framework="pt") for name in shards]
+    files = opened[:held]
     names = {key.removeprefix("parameter/") for key in files[0].keys() if key.startswith("parameter/")}  # noqa: SIM118
     if names != set(state.shards):
         odd = sorted(names ^ set(state.shards))[0]
@@ -218,7 +223,7 @@ def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -
     state.reset_optimizer()
     has_moments = any(key.startswith("exp_avg/") for key in files[0].keys())  # noqa: SIM118
     for name, shard in state.shards.items():
-        start = _first_row(state.parameters[name].shape, rank, world_size)
+        start = _first_row(state.parameters[name].shape, state.place, state.ranks)
         full_shape = tuple(state.parameters[name].shape)
         with torch.no_grad():
             shard.copy_(_rows(files, f"parameter/{name}", full_shape, start, shard))
@@ -229,9 +234,9 @@ def restore(directory: Path, state: ShardedPolicy, rank: int, world_size: int) -
             }
     state.steps = steps
     if saved == world_size:
-        torch.set_rng_state(files[rank].get_tensor("random/cpu"))
-        if state.device.type == "cuda" and "random/cuda" in files[rank].keys():  # noqa: SIM118
-            torch.cuda.set_rng_state(files[rank].get_tensor("random/cuda"), state.device)
+        torch.set_rng_state(opened[rank].get_tensor("random/cpu"))
+        if state.device.type == "cuda" and "random/cuda" in opened[rank].keys():  # noqa: SIM118
+            torch.cuda.set_rng_state(opened[rank].get_tensor("random/cuda"), state.device)
     return int(manifest["version"])
 
 
@@ -239,10 +244,10 @@ def _state_file(rank: int, world_size: int) -> str:
     return f"state-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
-def _first_row(shape: torch.Size, rank: int, world_size: int) -> int:
-    """The first row of a rank's shard: FSDP2 splits dimension 0 as ``torch.chunk`` does."""
-    size = -(-shape[0] // world_size)
-    return int(min(rank * size, shape[0]))
+def _first_row(shape: torch.Size, place: int, ranks: int) -> int:
+    """The first row of a rank's shard within its cell: FSDP2 splits dimension 0 as ``torch.chunk`` does."""
+    size = -(-shape[0] // ranks)
+    return int(min(place * size, shape[0]))
 
 
 def _rows(files: list[Any], key: str, full_shape: tuple[int, ...], start: int, like: Tensor) -> Tensor:
@@ -263,4 +268,4 @@ def _rows(files: list[Any], key: str, full_shape: tuple[int, ...], start: int, l
         offset += shape[0]
     if offset != full_shape[0]:
         raise CheckpointError(f"found {offset} rows of {key}, expected {full_shape[0]}: another model's checkpoint")
-    return torch.cat(parts).to(like.device) if parts else torch.empty_like(like)
+    return torch.cat(parts).to(like) if parts else torch.empty_like(like)

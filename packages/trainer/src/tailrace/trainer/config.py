@@ -8,6 +8,7 @@ from typing import Literal
 from tailrace.trainer.errors import TrainerConfigError
 
 Normalisation = Literal["token", "sequence"]
+Advantages = Literal["group", "batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,16 +24,23 @@ class TrainerConfig:
         clip_high: the importance ratio is clipped above at ``1 + clip_high`` (clip-higher, DAPO section 3.1).
         normalisation: ``"token"`` weighs all response tokens of a mini-batch equally (DAPO equation 12);
             ``"sequence"`` weighs all responses equally, whatever their length (GRPO equation 3).
-        divide_by_std: divide advantages by the standard deviation of the group's rewards (GRPO); False only centres them.
+        advantages: ``"group"`` divides centred rewards by the standard deviation of their group (GRPO), ``"batch"`` by that of
+            the whole batch (REINFORCE++, arXiv:2501.03262), so that no gradient can be computed before the batch is complete.
+        divide_by_std: divide advantages by a standard deviation; False only centres rewards within their group.
+        kl_coefficient: weight of a penalty for leaving the model that training began with (GRPO equation 3); above 0 a frozen
+            copy of that model is kept.
         temperature: sampling temperature of the rollout. Log-probabilities include it, as those that the engine recorded do.
         grad_clip_norm: largest 2-norm of the gradient, which is clipped to it; 0 does not clip.
         micro_batch_tokens: most tokens of one forward pass, including padding. A longer trajectory has its own pass.
         shared_prompt_tokens: responses to one prompt share one copy of it in rows of at most this many tokens;
             0 gives every response its own row.
         entropy: whether to report the policy's entropy too.
-        dtype: dtype of the forward and backward passes; parameters and optimizer state are always float32.
+        dtype: dtype of the forward and backward passes. Parameters, sums of gradients and optimizer state are float32; with
+            ``"float64"``, which is there to measure rounding, everything is.
         device: the device; ``"auto"`` takes CUDA if available.
         threads: CPU threads of torch; 0 leaves torch's setting.
+        cells: groups of ranks that can each compute gradients without the others. The model is sharded within a cell and
+            replicated over cells. The number of ranks is a multiple of it.
         seed: seed of torch's generators (dropout).
         timeout_s: deadline of every collective operation and of a checkpoint.
 
@@ -47,15 +55,18 @@ class TrainerConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28
     normalisation: Normalisation = "token"
+    advantages: Advantages = "group"
     divide_by_std: bool = True
+    kl_coefficient: float = 0.0
     temperature: float = 1.0
     grad_clip_norm: float = 1.0
     micro_batch_tokens: int = 2048
     shared_prompt_tokens: int = 384
     entropy: bool = True
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     threads: int = 0
+    cells: int = 1
     seed: int = 0
     timeout_s: float = 600.0
 
@@ -65,9 +76,11 @@ class TrainerConfig:
             ("weight_decay", 0.0),
             ("warmup_steps", 0),
             ("clip_high", 0.0),
+            ("kl_coefficient", 0.0),
             ("grad_clip_norm", 0.0),
             ("shared_prompt_tokens", 0),
             ("threads", 0),
+            ("cells", 1),
         ):
             if not getattr(self, name) >= low:
                 raise TrainerConfigError(f"found {name} = {getattr(self, name)!r}, expected at least {low}")
@@ -80,8 +93,14 @@ class TrainerConfig:
             raise TrainerConfigError(f"found betas = {self.betas!r}, expected two numbers in [0, 1)")
         for name, known in (
             ("normalisation", ("token", "sequence")),
-            ("dtype", ("float32", "bfloat16")),
+            ("advantages", ("group", "batch")),
+            ("dtype", ("float32", "bfloat16", "float64")),
             ("device", ("auto", "cpu", "cuda")),
         ):
             if getattr(self, name) not in known:
                 raise TrainerConfigError(f"found {name} = {getattr(self, name)!r}, expected one of {', '.join(known)}")
+        if self.advantages == "batch" and not self.divide_by_std:
+            raise TrainerConfigError(
+                "found advantages = 'batch' with divide_by_std = False, expected it to be True: the standard deviation is all "
+                "that the whole batch adds"
+            )

@@ -30,8 +30,8 @@ def clipped_surrogate(
     """``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` for every token, with ``r = exp(logprob - behaviour)``.
 
     DAPO (arXiv:2503.14476) equation 10, which is GRPO (arXiv:2402.03300) equation 3 with two clip ranges and without the
-    KL penalty. The rollout engine recorded `behaviour` when it drew the token, so the ratio corrects for staleness, even if
-    several versions generated one response.
+    KL penalty, which `reference_kl` gives. The rollout engine recorded `behaviour` when it drew the token, so the ratio
+    corrects for staleness, even if several versions generated one response.
 
     Args:
         logprobs: log-probability of each token under the current weights, ``[tokens]``.
@@ -48,3 +48,15 @@ def clipped_surrogate(
         clipped = bounded < free
         kl = ratio - 1.0 - log_ratio
     return Surrogate(-torch.minimum(free, bounded), ratio.detach(), clipped, kl)
+
+
+def reference_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
+    """``p - log p - 1`` for every token, with ``p = exp(reference - logprob)``: an estimator of KL(policy || reference) that
+    is never negative (GRPO equation 4).
+
+    Args:
+        logprobs: log-probability of each token under the current weights, ``[tokens]``; differentiable.
+        reference: under the reference model, ``[tokens]``.
+    """
+    log_ratio = reference - logprobs
+    return log_ratio.exp() - log_ratio - 1.0

@@ -18,7 +18,7 @@ class TrainingSample:
     Args:
         prompt: prompt token ids.
         response: response token ids, at least one.
-        weight: weight of each response token in the loss.
+        weight: weight of each response token in the sum over the batch (see `advantages.token_weights`).
         behaviour: log-probability of each token when it was drawn; empty for supervised samples.
         advantage: the response's advantage.
     """
@@ -106,10 +106,19 @@ def micro_batches(rows: Sequence[PackedRow], token_budget: int) -> list[list[Pac
 
 
 def plan(
-    samples: Sequence[TrainingSample], *, ranks: int, token_budget: int, shared_prompt_tokens: int
+    samples: Sequence[TrainingSample], *, ranks: int, token_budget: int, shared_prompt_tokens: int, cells: int = 1
 ) -> list[list[list[PackedRow]]]:
-    """The micro-batches of each rank, equally many for every rank. Every rank that calls this gets the same result."""
+    """The micro-batches of each rank, equally many for every rank of a cell. Every rank that calls this gets the same result.
+
+    Args:
+        samples: the samples; none of them empty.
+        ranks: number of ranks; a cell has ``ranks / cells`` that follow each other.
+        token_budget: most tokens of a micro-batch.
+        shared_prompt_tokens: most tokens of a row with several responses.
+        cells: number of cells.
+    """
     hands = deal(make_rows(samples, shared_prompt_tokens), ranks)
     batches = [micro_batches(hand, token_budget) for hand in hands]
-    count = max(len(batch) for batch in batches)
-    return [batch + [[EMPTY]] * (count - len(batch)) for batch in batches]
+    size = ranks // cells
+    counts = [max(map(len, batches[first : first + size])) for first in range(0, ranks, size)]
+    return [batch + [[EMPTY]] * (counts[rank // size] - len(batch)) for rank, batch in enumerate(batches)]

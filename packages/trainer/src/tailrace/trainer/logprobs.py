@@ -20,8 +20,8 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         tokens = len(targets)
         chunk = max(1, CHUNK_ELEMENTS // weight.shape[0])
-        logprobs = torch.empty(tokens, dtype=torch.float32, device=hidden.device)
-        spread = torch.zeros(tokens if entropy else 0, dtype=torch.float32, device=hidden.device)
+        logprobs = torch.empty(tokens, dtype=_wide(hidden), device=hidden.device)
+        spread = torch.zeros(tokens if entropy else 0, dtype=_wide(hidden), device=hidden.device)
         normaliser = torch.empty_like(logprobs)
         kept: Tensor | None = None
         for start in range(0, tokens, chunk):
@@ -44,7 +44,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad = grads[0]
         hidden, weight, targets, normaliser, kept = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        grad_weight = torch.zeros(weight.shape, dtype=_wide(weight), device=weight.device)
         for start in range(0, len(targets), ctx.chunk):
             part = slice(start, start + ctx.chunk)
             if kept is None:
@@ -62,8 +62,13 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, temperature: float) -> Tensor:
-    logits = (hidden @ weight.T).float()
+    logits = (hidden @ weight.T).to(_wide(hidden))
     return logits if temperature == 1.0 else logits / temperature
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """At least float32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def token_logprobs(
@@ -79,8 +84,8 @@ def token_logprobs(
         entropy: whether to return the entropy of each softmax too.
 
     Returns:
-        Log-probabilities ``[tokens]`` in float32, differentiable in `hidden` and `weight`; entropies ``[tokens]`` in nats,
-        not differentiable, empty without `entropy`.
+        Log-probabilities ``[tokens]``, at least in float32, differentiable in `hidden` and `weight`; entropies ``[tokens]`` in
+        nats, not differentiable, empty without `entropy`.
     """
     logprobs, spread = _TokenLogprobs.apply(hidden, weight, targets, temperature, entropy)
     return logprobs, spread

@@ -41,8 +41,9 @@ class MicroBatch:
     counted: int
 
 
-def to_tensors(rows: Sequence[PackedRow], device: torch.device, mask_dtype: torch.dtype = torch.float32) -> MicroBatch:
-    """Build the tensors of a micro-batch."""
+def to_tensors(rows: Sequence[PackedRow], device: torch.device, dtype: torch.dtype = torch.float32) -> MicroBatch:
+    """Build the tensors of a micro-batch for passes in `dtype`. Values for each token are at least float32."""
+    wide = np.float64 if dtype is torch.float64 else np.float32
     length = max(row.length for row in rows)
     shared = any(len(row.samples) > 1 for row in rows)
     ids: npt.NDArray[np.int64] = np.zeros((len(rows), length), dtype=np.int64)
@@ -71,14 +72,14 @@ def to_tensors(rows: Sequence[PackedRow], device: torch.device, mask_dtype: torc
             filled += size
 
     def per_token(values: Sequence[float]) -> Tensor:
-        return torch.from_numpy(np.repeat(np.asarray(values, dtype=np.float32), sizes)).to(device)
+        return torch.from_numpy(np.repeat(np.asarray(values, dtype=wide), sizes)).to(device)
 
     targets = np.fromiter((token for sample in samples for token in sample.response), np.int64, len(index))
-    behaviour = np.fromiter((value for sample in samples for value in sample.behaviour), np.float32)
+    behaviour = np.fromiter((value for sample in samples for value in sample.behaviour), wide)
     return MicroBatch(
         torch.from_numpy(ids).to(device),
         torch.from_numpy(positions).to(device) if shared else None,
-        _mask(torch.from_numpy(segments).to(device), mask_dtype) if shared else None,
+        _mask(torch.from_numpy(segments).to(device), dtype) if shared else None,
         torch.from_numpy(index).to(device),
         torch.from_numpy(targets).to(device),
         torch.from_numpy(behaviour).to(device),

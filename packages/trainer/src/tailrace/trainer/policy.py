@@ -47,7 +47,8 @@ class Policy(nn.Module):
             hidden = self.lm.base_model(**inputs)[0].flatten(0, 1)[batch.index]
             weight = self.lm.get_output_embeddings().weight
             return token_logprobs(hidden, weight, batch.targets, temperature=temperature, entropy=entropy)
-        logits = self.lm(**inputs).logits.flatten(0, 1)[batch.index].float() / temperature
+        logits = self.lm(**inputs).logits.flatten(0, 1)[batch.index]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
         table = logits.log_softmax(-1)
         spread = -(table.exp() * table).sum(-1).detach() if entropy else table.new_zeros(0)
         # FSDP puts its backward hook on the output, which must not be a view.
@@ -62,8 +63,9 @@ class Policy(nn.Module):
         device = self.lm.get_input_embeddings().weight.device
         prompt = tuple(draw.randrange(vocabulary) for _ in range(5))
         samples = [TrainingSample(prompt, tuple(draw.randrange(vocabulary) for _ in range(n)), 1.0) for n in (3, 2, 4)]
-        alone = to_tensors([PackedRow(prompt, (sample,)) for sample in samples], device)
-        together = to_tensors([PackedRow(prompt, tuple(samples))], device)
+        dtype = self.lm.get_input_embeddings().weight.dtype
+        alone = to_tensors([PackedRow(prompt, (sample,)) for sample in samples], device, dtype)
+        together = to_tensors([PackedRow(prompt, tuple(samples))], device, dtype)
         with torch.no_grad():
             truth, _ = self(alone, 1.0, False)
             head = self.lm.get_output_embeddings()
@@ -90,8 +92,12 @@ def _windowed(config: Any) -> bool:
     return getattr(config, "sliding_window", None) is not None
 
 
-def load_policy(path: str | Path) -> Policy:
-    """Load a model directory in float32 on the CPU and probe it.
+def load_policy(path: str | Path, dtype: torch.dtype = torch.float32) -> Policy:
+    """Load a model directory on the CPU and probe it.
+
+    Args:
+        path: the directory.
+        dtype: dtype of the parameters.
 
     Raises:
         ModelError: the directory holds no causal LM.
@@ -104,7 +110,7 @@ def load_policy(path: str | Path) -> Policy:
     bars = logging_settings.is_progress_bar_enabled()
     logging_settings.disable_progress_bar()
     try:
-        lm = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, local_files_only=True)
+        lm = AutoModelForCausalLM.from_pretrained(str(path), dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"{path} does not load as a causal LM: {error}") from error
     finally:

@@ -2,11 +2,13 @@
 
 Every rank gets the same batch and takes its share, so no data has to be scattered:
 
-    experiences -> samples (advantages, token weights) -> rows -> this rank's micro-batches
-                -> forward, backward for each -> gradients summed over ranks -> clip -> AdamW
+    step        experiences -> samples (advantages, token weights) -> gradients, summed over ranks and cells
+                -> scaled once, by the batch's tokens or responses -> clip -> AdamW
+    accumulate  complete groups -> gradients of this cell; nothing goes to other cells, weights stay
+    apply       what is left of the batch, then as `step` from the sum on
 
-A sample's token weights refer to the whole mini-batch. Therefore the summed gradient equals that of one process that computes
-the mini-batch at once, however it is split.
+A gradient is a sum over tokens until it is scaled, so it is that of one process that computes the batch at once, however the
+batch is split over micro-batches, ranks, cells and time (RollPacker, section 4.4).
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,20 +27,21 @@ from tailrace.paramserver.layout import Layout
 from tailrace.trainer.batch import grpo_samples, supervised_samples
 from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.grpo import clipped_surrogate
-from tailrace.trainer.layout import TrainingSample, plan
-from tailrace.trainer.microbatch import MicroBatch, to_tensors
+from tailrace.trainer.errors import BatchError, TrainerConfigError
+from tailrace.trainer.gradients import Gradients, Reference
+from tailrace.trainer.metrics import merge_metrics
+from tailrace.trainer.partial_batch import PartialBatch
 from tailrace.trainer.policy import load_policy
 from tailrace.trainer.processes import join, resolve_device
-from tailrace.trainer.sharded import ShardedPolicy
-
-_SUMS = ("loss", "clip_fraction", "approx_kl", "ratio_mean", "entropy")
+from tailrace.trainer.sharded import ShardedPolicy, parameter_dtype
+from tailrace.trainer.tally import Tally, means, versions
 
 
 class TrainerWorker:
     """A rank of the FSDP2 backend: GRPO and supervised steps, weights, checkpoints.
 
-    Methods marked *collective* must be called on every rank, in the same order.
+    Methods marked *collective* must be called on every rank, in the same order. `accumulate` is collective within a cell: see
+    ``cells`` in `TrainerConfig`; cell 0 has the first ranks, and so on.
 
     Args:
         model_path: directory of a Hugging Face causal LM, for example a checkpoint.
@@ -51,7 +53,7 @@ class TrainerWorker:
     Raises:
         ModelError: the directory has no causal LM.
         DeviceError: CUDA was asked for and is not available.
-        TrainerConfigError, ProcessGroupError: rank, world size and rendezvous do not fit together.
+        TrainerConfigError, ProcessGroupError: rank, world size, cells and rendezvous do not fit together.
     """
 
     def __init__(
@@ -63,6 +65,10 @@ class TrainerWorker:
         world_size: int = 1,
         rendezvous: str | None = None,
     ) -> None:
+        if world_size % config.cells:
+            raise TrainerConfigError(
+                f"found {world_size} ranks for {config.cells} cells, expected a multiple: all cells have as many"
+            )
         if config.threads:
             torch.set_num_threads(config.threads)
         self.config = config
@@ -71,9 +77,13 @@ class TrainerWorker:
         self.device = resolve_device(config.device, rank)
         self._leaves_group = join(rank, world_size, rendezvous, self.device, config.timeout_s)
         torch.manual_seed(config.seed + rank)
-        policy = load_policy(model_path)
-        self._shared_prompt_tokens = config.shared_prompt_tokens if policy.shares_prompts else 0
-        self._state = ShardedPolicy(policy, config, self.device, world_size)
+        dtype = parameter_dtype(config)
+        policy = load_policy(model_path, dtype)
+        shared_prompt_tokens = config.shared_prompt_tokens if policy.shares_prompts else 0
+        self._state = ShardedPolicy(policy, config, self.device, rank, world_size)
+        reference = Reference(load_policy(model_path, dtype), self._state) if config.kl_coefficient else None
+        self._gradients = Gradients(self._state, reference, shared_prompt_tokens)
+        self._parts = PartialBatch(self._gradients, self._state, rank, world_size)
         self._model_path = Path(model_path)
         self._checkpoints = CheckpointWriter(self._model_path, self._state, rank, world_size, config.timeout_s)
 
@@ -87,38 +97,76 @@ class TrainerWorker:
 
         Returns:
             Metrics, the same on every rank. Means over response tokens: ``clip_fraction``, ``approx_kl`` (nats, against the
-            behaviour policy), ``ratio_mean``, ``entropy`` (nats, if asked for). Means over mini-batches: ``loss``,
-            ``grad_norm`` (before clipping). Over the batch: ``reward_mean``, ``tokens`` (response tokens),
-            ``response_tokens_mean``, ``response_tokens_max``, ``trajectories``, ``lr`` (of the last step). Seconds of this
-            rank: ``step_s``, ``forward_s``, ``backward_s``, ``optimizer_s`` (on CUDA the time to launch, not to finish).
+            behaviour policy), ``ratio_mean``, ``entropy`` (nats, if asked for), ``reference_kl`` (nats, with
+            ``kl_coefficient``). Means over mini-batches: ``loss``, ``grad_norm`` (before clipping). Over the batch:
+            ``reward_mean``, ``tokens`` (response tokens), ``response_tokens_mean``, ``response_tokens_max``,
+            ``trajectories``, ``lr`` (of the last step). Seconds of this rank:
+            ``step_s``, ``forward_s``, ``backward_s``, ``optimizer_s`` (on CUDA the time to launch, not to finish).
 
         Raises:
-            BatchError: the batch cannot be trained on. Nothing was changed.
+            BatchError: the batch cannot be trained on, or `accumulate` began another. Nothing was changed.
             NonFiniteGradientError: a gradient is not finite. Mini-batches before it have been applied.
         """
         started = time.perf_counter()
+        self._require_no_part("a step")
         batches = grpo_samples(mini_batches, self.config)
-        totals: dict[str, float] = {}
-        for samples in batches:
-            tokens = sum(len(sample.response) for sample in samples)
-            for name, value in self._optimise(samples, self._scheduled_lr(), supervised=False).items():
-                # Means over tokens are weighted by tokens, the others by mini-batches.
-                share = tokens if name in _SUMS[1:] else 1.0
-                totals[name] = totals.get(name, 0.0) + value * share
-        batch = [experience for mini_batch in mini_batches for experience in mini_batch]
-        lengths = [len(experience.tokens) for experience in batch]
-        metrics = {
-            name: value if name.endswith("_s") else value / (sum(lengths) if name in _SUMS[1:] else len(batches))
-            for name, value in totals.items()
-        }
-        metrics["lr"] = float(self._state.optimizer.param_groups[0]["lr"])
-        metrics["reward_mean"] = sum(experience.reward or 0.0 for experience in batch) / len(batch)
-        metrics["trajectories"] = float(len(batch))
-        metrics["tokens"] = float(sum(lengths))
-        metrics["response_tokens_mean"] = sum(lengths) / len(batch)
-        metrics["response_tokens_max"] = float(max(lengths))
-        metrics["step_s"] = time.perf_counter() - started
-        return metrics
+        for number, samples in enumerate(batches):
+            if not samples:
+                raise BatchError(f"found no response token in mini-batch {number}, expected at least one")
+        steps = []
+        for experiences, samples in zip(mini_batches, batches, strict=True):
+            self._state.drop_gradients()
+            tally = self._gradients.add(samples, alone=False)
+            if self.rank == 0:  # all ranks have them
+                tally.count(experiences, self.config.normalisation)
+            steps.append(self._finish(tally, tally.over(), self._scheduled_lr()))
+        return merge_metrics(steps) | {"step_s": time.perf_counter() - started}
+
+    def accumulate(self, experiences: Sequence[Experience]) -> dict[str, float]:
+        """Add the gradients of complete groups of a batch to this cell's, without an optimizer step. Collective in the cell.
+
+        Cells may do so at the same time, with different groups and different numbers of calls, until `apply` ends the batch.
+
+        Args:
+            experiences: one or more groups, each whole.
+
+        Returns:
+            Metrics of these experiences as those of `step`, without ``grad_norm``, ``lr`` and ``optimizer_s``.
+
+        Raises:
+            BatchError: a group came before, or cannot be trained on. Nothing was changed.
+            TrainerConfigError: advantages need the whole batch.
+        """
+        started = time.perf_counter()
+        tally = self._parts.add(experiences)
+        metrics = self._reported(means(tally.over(self._state.group)))
+        seconds = {"forward_s": tally.forward_s, "backward_s": tally.backward_s}
+        return metrics | seconds | {"step_s": time.perf_counter() - started}
+
+    def apply(self, rest: Sequence[Experience] = ()) -> dict[str, float]:
+        """Add the gradients of what is left of the batch, and do one optimizer step on all of it. Collective.
+
+        Args:
+            rest: the groups that no cell accumulated, each whole; the same on every rank. There may be none.
+
+        Returns:
+            Metrics of the whole batch as those of `step`, and ``version_oldest`` and ``version_mean``: the oldest version that
+            made a token of any trajectory, and its mean over trajectories. Seconds are this rank's, since the batch began.
+
+        Raises:
+            BatchError: two cells accumulated the same group, a group of `rest` came before or cannot be trained on, or the
+                batch has no response token.
+            TrainerConfigError: advantages need the whole batch.
+            NonFiniteGradientError: the gradient is not finite.
+            With any of these the weights are unchanged, and what was accumulated is forgotten.
+        """
+        started = time.perf_counter()
+        tally = self._parts.end(rest)
+        total = tally.over()
+        if not total["tokens"]:
+            raise BatchError("found no response token in the whole batch, expected at least one")
+        metrics = self._finish(tally, total, self._scheduled_lr()) | versions(total)
+        return metrics | {"step_s": time.perf_counter() - started}
 
     def sft_step(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], *, lr: float) -> dict[str, float]:
         """Do one supervised step on the mean cross-entropy over the response tokens of all sequences. Collective.
@@ -135,10 +183,15 @@ class TrainerWorker:
             NonFiniteGradientError: the gradient is not finite. Nothing was changed.
         """
         started = time.perf_counter()
+        self._require_no_part("a supervised step")
         samples = supervised_samples(sequences)
-        metrics = self._optimise(samples, lr, supervised=True)
-        tokens = sum(len(sample.response) for sample in samples)
-        return metrics | {"lr": lr, "tokens": float(tokens), "step_s": time.perf_counter() - started}
+        self._state.drop_gradients()
+        tally = self._gradients.add(samples, alone=False, supervised=True)
+        if self.rank == 0:
+            tally.count_tokens(sum(len(sample.response) for sample in samples))
+        metrics = self._finish(tally, tally.over(), lr)
+        kept = ("loss", "grad_norm", "tokens", "lr", "forward_s", "backward_s", "optimizer_s")
+        return {name: metrics[name] for name in kept} | {"step_s": time.perf_counter() - started}
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full tensors under Hugging Face names, tied parameters once, in the dtype of the forward pass. Collective.
@@ -170,9 +223,10 @@ class TrainerWorker:
         return self._checkpoints.save(Path(directory), version)
 
     def load(self, directory: str | Path) -> int:
-        """Restore weights, optimizer and schedule, bit for bit, from a checkpoint of any number of ranks. Collective.
+        """Restore weights, optimizer and schedule, bit for bit, from a checkpoint of any number of ranks and cells. Collective.
 
-        Random state is restored only if the number of ranks is the same.
+        Random state is restored only if the number of ranks is the same. What was accumulated is forgotten. The reference model
+        stays the one that this worker was created with.
 
         Returns:
             The version of the checkpoint.
@@ -180,6 +234,7 @@ class TrainerWorker:
         Raises:
             CheckpointError: the checkpoint is missing, damaged, or of another model.
         """
+        self._parts.forget()
         return restore(Path(directory), self._state, self.rank, self.world_size)
 
     def export(self, directory: str | Path) -> None:
@@ -215,53 +270,27 @@ class TrainerWorker:
         config = self.config
         return config.lr * min(1.0, (self._state.steps + 1) / max(1, config.warmup_steps))
 
-    def _optimise(self, samples: Sequence[TrainingSample], lr: float, *, supervised: bool) -> dict[str, float]:
-        mine = plan(
-            samples,
-            ranks=self.world_size,
-            token_budget=self.config.micro_batch_tokens,
-            shared_prompt_tokens=self._shared_prompt_tokens,
-        )[self.rank]
-        sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=self.device)
-        forward_s = backward_s = 0.0
-        self._state.drop_gradients()
-        for number, rows in enumerate(mine):
-            begun = time.perf_counter()
-            batch = to_tensors(rows, self.device, self._state.dtype)
-            with self._state.micro_batch(last=number == len(mine) - 1) as module:
-                loss, values = self._loss(module, batch, supervised)
-                turned = time.perf_counter()
-                loss.backward()
-            sums += values
-            forward_s += turned - begun
-            backward_s += time.perf_counter() - turned
+    def _require_no_part(self, what: str) -> None:
+        if self._parts.begun:
+            raise BatchError(
+                f"found gradients of {self._parts.begun} groups of a batch, expected `apply` before {what}"
+            )
+
+    def _finish(self, tally: Tally, total: dict[str, float], lr: float) -> dict[str, float]:
+        """Sum the gradients over cells, scale them once, and do an optimizer step. Returns the metrics of its batch."""
         begun = time.perf_counter()
+        self._state.total_gradients(total["units"])
         grad_norm = self._state.apply_gradients(lr)
-        dist.all_reduce(sums)
-        tokens = sum(len(sample.response) for sample in samples)
-        metrics = dict(zip(_SUMS, sums.tolist(), strict=True))
-        for name in _SUMS[1:]:
-            metrics[name] /= tokens
-        for name in _SUMS[1:] if supervised else (() if self.config.entropy else ("entropy",)):
-            del metrics[name]
-        return metrics | {
+        return self._reported(means(total)) | {
             "grad_norm": grad_norm,
-            "forward_s": forward_s,
-            "backward_s": backward_s,
+            "lr": float(self._state.optimizer.param_groups[0]["lr"]),
+            "forward_s": tally.forward_s,
+            "backward_s": tally.backward_s,
             "optimizer_s": time.perf_counter() - begun,
         }
 
-    def _loss(self, module: Any, batch: MicroBatch, supervised: bool) -> tuple[Tensor, Tensor]:
-        config = self.config
-        wants_entropy = config.entropy and not supervised
-        logprobs, entropy = module(batch, 1.0 if supervised else config.temperature, wants_entropy)
-        zero = torch.zeros((), device=self.device)
-        if supervised:
-            loss = -(batch.weights * logprobs).sum()
-            return loss, torch.stack([loss.detach(), zero, zero, zero, zero]).double()
-        surrogate = clipped_surrogate(
-            logprobs, batch.behaviour, batch.advantages, clip_low=config.clip_low, clip_high=config.clip_high
-        )
-        loss = (batch.weights * surrogate.loss).sum()
-        values = [surrogate.clipped.float(), surrogate.kl, surrogate.ratio, entropy]
-        return loss, torch.stack([loss.detach(), *(value.sum() * batch.counted for value in values)]).double()
+    def _reported(self, metrics: dict[str, float]) -> dict[str, float]:
+        """The metrics without those that were not asked for."""
+        left_out = set() if self.config.entropy else {"entropy"}
+        left_out |= set() if self.config.kl_coefficient else {"reference_kl"}
+        return {name: value for name, value in metrics.items() if name not in left_out}

@@ -18,7 +18,7 @@ from tailrace.trajstore.errors import (
 from tailrace.trajstore.eviction import Oldest, Stalest
 from tailrace.trajstore.group_samplers import Fifo, Lifo, Newest, RewardVariance
 from tailrace.trajstore.messages import Messages
-from tailrace.trajstore.prompt_mix import PromptMix
+from tailrace.trajstore.prompt_mix import MixOrder, PromptMix
 from tailrace.trajstore.prompt_pool import Prompt, PromptPool, read_prompts
 from tailrace.trajstore.records import (
     Assignment,
@@ -39,6 +39,7 @@ __all__ = [
     "Fifo",
     "Lifo",
     "Messages",
+    "MixOrder",
     "Newest",
     "Oldest",
     "ParquetSupportError",

@@ -225,6 +225,10 @@ class PartialResponsePool:
             connection.execute("UPDATE trajectory SET owner = NULL WHERE status = 'partial'")
         self._entries = {name: replace(entry, owner=None) for name, entry in self._entries.items()}
 
+    def tokens_of(self, trajectories: Iterable[str]) -> int:
+        with self._database.locked():
+            return sum(self._entries[name].length for name in trajectories if name in self._entries)
+
     def partials(self) -> list[PartialResponse]:
         with self._database.locked():
             return [

@@ -14,12 +14,62 @@ _EXACT = 1e-6
 _KEPT_BLOCKS = 2  # a pipeline reads the current block and, around its end, the next
 
 
-class PromptMix(PromptStream):
-    """Prompts of several pools by index, as an endless stream. Each pool has epochs of its own.
+class MixOrder:
+    """Which pool each prompt of a mix comes from. It needs no rows, so who knows the shares and the seed knows it too.
 
     The stream is made of blocks. In each, every pool has its share of the prompts, exactly if at most 1,000 of them can show
-    it, and at least one. The prompt at an index depends only on the pools, the shares and the seed, so the stream continues
-    unchanged after a crash.
+    it, and at least one.
+
+    Args:
+        shares: one for each pool, above 0; they need not add up to 1.
+        shuffle_seed: seed of the order within blocks; None spreads each pool evenly.
+
+    Raises:
+        ValueError: there is no share, or one is not above 0.
+    """
+
+    def __init__(self, shares: Sequence[float], *, shuffle_seed: int | None = None) -> None:
+        if not shares or not all(share > 0 for share in shares):
+            raise ValueError(f"found the shares {list(shares)}, expected at least one, and each above 0")
+        self._seed, self._counts = shuffle_seed, _counts(shares)
+        slots = [((place + 0.5) / count, pool) for pool, count in enumerate(self._counts) for place in range(count)]
+        self._slots = [pool for _, pool in sorted(slots)]
+        self._blocks: dict[int, list[tuple[int, int]]] = {}
+
+    def pool(self, index: int) -> int:
+        """The number of the pool that the prompt at an index comes from."""
+        return self.place(index)[0]
+
+    def place(self, index: int) -> tuple[int, int]:
+        """The pool of the prompt at an index, and the prompt's index in the stream of that pool."""
+        if len(self._counts) == 1:
+            return 0, index
+        block, place = divmod(index, len(self._slots))
+        pool, before = self._block(block)[place]
+        return pool, block * self._counts[pool] + before
+
+    def _block(self, number: int) -> list[tuple[int, int]]:
+        """For each place of a block, its pool and how many prompts of this pool come before it in the block."""
+        block = self._blocks.get(number)
+        if block is None:
+            order = list(self._slots)
+            if self._seed is not None:
+                random.Random(f"{self._seed}/mix/{number}").shuffle(order)
+            counts = [0] * len(self._counts)
+            block = []
+            for pool in order:
+                block.append((pool, counts[pool]))
+                counts[pool] += 1
+            # Replace the dictionary, so that other threads read either the old or the new state.
+            kept = list(self._blocks.items())[1 - _KEPT_BLOCKS :]
+            self._blocks = dict([*kept, (number, block)])
+        return block
+
+
+class PromptMix(PromptStream):
+    """Prompts of several pools by index, as an endless stream in the order of `MixOrder`. Each pool has epochs of its own.
+
+    The prompt at an index depends only on the pools, the shares and the seed, so the stream continues unchanged after a crash.
 
     Args:
         pools: the pools.
@@ -37,12 +87,8 @@ class PromptMix(PromptStream):
             raise ValueError(
                 f"found {len(pools)} pools and the shares {list(shares)}, expected a share above 0 for each pool"
             )
-        self._pools, self._seed = list(pools), shuffle_seed
-        self._counts = _counts(shares)
+        self._pools, self._order = list(pools), MixOrder(shares, shuffle_seed=shuffle_seed)
         self._first_rows = list(itertools.accumulate((len(pool) for pool in pools), initial=0))
-        slots = [((place + 0.5) / count, pool) for pool, count in enumerate(self._counts) for place in range(count)]
-        self._slots = [pool for _, pool in sorted(slots)]
-        self._blocks: dict[int, list[tuple[int, int]]] = {}
 
     def __len__(self) -> int:
         """Number of rows of all pools. The stream itself is endless."""
@@ -50,27 +96,9 @@ class PromptMix(PromptStream):
 
     def _at(self, index: int) -> Prompt:
         # The row counts through all pools, the epoch is that of the prompt's own pool.
-        block, place = divmod(index, len(self._slots))
-        pool, before = self._block(block)[place]
-        found = self._pools[pool][block * self._counts[pool] + before]
+        pool, place = self._order.place(index)
+        found = self._pools[pool][place]
         return dataclasses.replace(found, index=index, row=self._first_rows[pool] + found.row)
-
-    def _block(self, number: int) -> list[tuple[int, int]]:
-        """For each place of a block, its pool and how many prompts of this pool come before it in the block."""
-        block = self._blocks.get(number)
-        if block is None:
-            order = list(self._slots)
-            if self._seed is not None:
-                random.Random(f"{self._seed}/mix/{number}").shuffle(order)
-            counts = [0] * len(self._pools)
-            block = []
-            for pool in order:
-                block.append((pool, counts[pool]))
-                counts[pool] += 1
-            # Replace the dictionary, so that other threads read either the old or the new state.
-            kept = list(self._blocks.items())[1 - _KEPT_BLOCKS :]
-            self._blocks = dict([*kept, (number, block)])
-        return block
 
 
 def _counts(shares: Sequence[float]) -> list[int]:

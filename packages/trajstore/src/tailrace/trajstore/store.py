@@ -127,6 +127,10 @@ class TrajectoryStore:
         """The trajectories that are being generated, with their lengths."""
         return self._pool.partials()
 
+    def partial_tokens(self, ids: Iterable[str]) -> int:
+        """Response tokens so far of those of the trajectories that are being generated."""
+        return self._pool.tokens_of(ids)
+
     # -- the experience buffer
 
     def experiences(self, ids: Sequence[str]) -> list[Experience]:

@@ -6,6 +6,7 @@ import json
 import random
 
 from tailrace.contracts.policies import BatchingPolicy, BatchingSource
+from tailrace.contracts.rounds import LaunchesRounds
 from tailrace.contracts.views import GroupEnd, Launch, Progress, PromptFate
 
 _STEPS, _PATIENCE = 200, 2000
@@ -15,7 +16,7 @@ def check_batching_policy(policy: BatchingPolicy, *, seed: int = 0, cases: int =
     """Check a batching policy and its sources against the rules of `BatchingPolicy` and `BatchingSource`.
 
     Groups complete in any order; they are filtered, trained on, surplus, too old or not scored. The suite tracks what the
-    source says becomes of their prompts.
+    source says becomes of their prompts. Where a source launches rounds, what a round keeps is a batch.
 
     Args:
         seed: the first case's seed; later cases count up.
@@ -58,6 +59,7 @@ class BatchingDrive:
         self.open: set[int] = set()  # prompts that have a group
         self.deferred: set[int] = set()
         self.done: set[int] = set()
+        self.rounds = self.source if isinstance(self.source, LaunchesRounds) else None
 
     @property
     def progress(self) -> Progress:
@@ -83,17 +85,23 @@ class BatchingDrive:
         elif chance < 0.80 and self.generating:
             how = self.random.choice([GroupEnd.FAILED, GroupEnd.UNSCORED, GroupEnd.UNSCORED])
             self.end(self.generating, self.random.choice(list(self.generating)), how)
+            self.end_surplus()
         elif chance < 0.83 and self.buffered:
             self.end(self.buffered, self.random.choice(list(self.buffered)), GroupEnd.EXPIRED)
+            self.end_surplus()
         elif chance < 0.90:
             self.make_durable()
         self.consume()
 
     def fill(self) -> None:
         """Ask for groups as a controller does."""
-        while len(self.generating) + len(self.buffered) < self.limit:
+        while self.rounds is not None or len(self.generating) + len(self.buffered) < self.limit:
+            pending = 0 if self.rounds is None else self.rounds.pending
             launch = self.ask()
-            if launch is None:
+            assert self.rounds is None or bool(pending) is (launch is not None), (
+                f"{self.where}: found {pending} groups pending, and `next` says {launch}"
+            )
+            if launch is None or (self.buffered and self.waits_for_step(launch)):
                 return
             self.check_launch(launch)
             self.source.launched(self.next_group, launch)
@@ -106,6 +114,10 @@ class BatchingDrive:
             self.next_group += self.random.choice([1, 1, 1, 2])
             self.admitted += 1
 
+    def waits_for_step(self, launch: Launch) -> bool:
+        """Whether a group is the first of a round that may not begin before the last one is trained on."""
+        return self.rounds is not None and self.rounds.round is None and launch.round is not None
+
     def ask(self) -> Launch | None:
         """The next group; asking changes nothing."""
         before = self.plain_state()
@@ -115,7 +127,8 @@ class BatchingDrive:
         assert again == launch, f"{self.where}: `next` says {launch} and then {again}"
         other = self.twin.next(self.progress)
         assert other == launch, f"{self.where}: `next` says {launch}, and {other} where the same happened"
-        assert launch is not None or self.generating or len(self.buffered) >= self.batch, (
+        enough = 1 if self.rounds is not None else self.batch
+        assert launch is not None or self.generating or len(self.buffered) >= enough, (
             f"{self.where}: `next` starts nothing while no group is generating and {len(self.buffered)} of a batch of "
             f"{self.batch} are complete, so nothing will ever happen; {self.plain_state():.200}"
         )
@@ -128,6 +141,10 @@ class BatchingDrive:
         assert 1 <= launch.needed <= launch.samples, f"{self.where}: {launch} cannot complete"
         assert launch.prompt not in self.open, f"{self.where}: {launch} while another group of its prompt is open"
         assert launch.prompt not in self.done, f"{self.where}: {launch}, and its prompt was done"
+        if self.rounds is not None:
+            now = self.rounds.round
+            assert launch.round is not None, f"{self.where}: {launch} has no round"
+            assert now is None or launch.round == now.number, f"{self.where}: {launch} while round {now} is open"
 
     def complete(self, group: int) -> None:
         """Give a group all the rewards that it needs."""
@@ -140,15 +157,29 @@ class BatchingDrive:
         self.compare("keeps")
         if not kept:
             self.end(self.buffered, group, GroupEnd.FILTERED)
+        elif isinstance(self.source, LaunchesRounds) and isinstance(self.twin, LaunchesRounds):
+            self.source.completed(group)
+            self.twin.completed(group)
+            self.compare("completed")
+        self.end_surplus()
+
+    def end_surplus(self) -> None:
+        """End the groups that their round does not need, as the controller does at once."""
+        while self.rounds is not None and (late := list(self.rounds.surplus())):
+            assert late[0] in self.generating, f"{self.where}: group {late[0]} is surplus, and is not generating"
+            self.end(self.generating, late[0], GroupEnd.SURPLUS)
 
     def consume(self) -> None:
         """Train on a complete batch and drop the groups that are surplus to it."""
-        if len(self.buffered) < self.batch:
+        batch = self.batch
+        if self.rounds is not None:
+            batch = max(1, len(self.buffered)) if self.rounds.round is None else len(self.buffered) + 1
+        if len(self.buffered) < batch:
             return
-        for group in list(self.buffered)[: self.batch]:
+        for group in list(self.buffered)[:batch]:
             self.trained[group] = self.buffered.pop(group)
         self.version += 1
-        self.consumed += self.batch
+        self.consumed += batch
         late = self.random.randint(0, min(self.surplus, len(self.generating)))
         for group in self.random.sample(list(self.generating), late):
             self.end(self.generating, group, GroupEnd.SURPLUS)

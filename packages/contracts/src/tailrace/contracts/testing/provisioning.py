@@ -8,11 +8,23 @@ import random
 from collections.abc import Sequence
 
 from tailrace.contracts.policies import ProvisioningPolicy
-from tailrace.contracts.recovery import FleetView, Health, MachineView, MemberView, StartReplica, StopReplica
+from tailrace.contracts.recovery import (
+    FleetAction,
+    FleetView,
+    Health,
+    LendReplica,
+    MachineView,
+    MemberView,
+    ReturnReplica,
+    StartReplica,
+    StopReplica,
+)
+from tailrace.contracts.rounds import WatchesRounds
 from tailrace.contracts.testing.reasons import check_reason
-from tailrace.contracts.views import Progress
+from tailrace.contracts.views import Progress, ReplicaView, RoundView
 
 _STEPS, _ROUNDS = 60, 100
+_Actions = Sequence[FleetAction]
 
 
 def check_provisioning_policy(policy: ProvisioningPolicy, *, seed: int = 0, cases: int = 60) -> int:
@@ -54,6 +66,9 @@ class ProvisioningDrive:
             for number in range(self.random.randint(1, 4))
         }
         self.members = [self.member(role, "0", Health.UP) for role in ("data", "trainer", "scorer", "relay")]
+        self.cells, self.kv = self.random.choice([1, 2, 2, 4]), 0.01
+        self.lent: set[str] = set()
+        self.round: RoundView | None = None
 
     def member(self, role: str, name: str, health: Health) -> MemberView:
         """A member on a random machine."""
@@ -65,7 +80,20 @@ class ProvisioningDrive:
         batch, last = 4, 100
         progress = Progress(self.version, self.version, 0, 0, 0, self.version * batch, 0, batch, last)
         step_s = 30.0 if self.version > 1 else 0.0
-        return FleetView(self.machines, tuple(self.members), progress, self.now_s, 10.0 * (self.version > 0), step_s)
+        view = FleetView(self.machines, tuple(self.members), progress, self.now_s, 10.0 * (self.version > 0), step_s)
+        if not isinstance(self.policy, WatchesRounds):
+            return view
+        up = [member for member in self.replicas() if member.health is Health.UP and member.id not in self.lent]
+        loads = [self.load(member.id) for member in up]
+        return dataclasses.replace(
+            view, round=self.round, rounds=(), loads=tuple(loads), lengths=(5, 50, 500), lent=tuple(sorted(self.lent))
+        )
+
+    def load(self, name: str) -> ReplicaView:
+        """The load of a replica that shares its devices with a cell of the trainer."""
+        cell = int(name.partition("-")[2]) % self.cells
+        kv = self.kv
+        return ReplicaView(name, self.version, False, 2, 16, kv, kv, kv, 0, True, 2, 1_000, cell=cell)
 
     def settle(self) -> None:
         """Ask the policy and carry out its actions until it answers none."""
@@ -80,7 +108,7 @@ class ProvisioningDrive:
             self.carry_out(plan)
         raise AssertionError(f"{self.where}: after {_ROUNDS} plans in one moment it still wants {plan!r:.200}")
 
-    def plan(self) -> Sequence[StartReplica | StopReplica]:
+    def plan(self) -> _Actions:
         """The policy's answer; fails if it depends on anything but the view."""
         view = self.view()
         before = copy.deepcopy(view)
@@ -90,30 +118,48 @@ class ProvisioningDrive:
         assert again == plan, f"{self.where}: it plans {plan!r:.200} and then {again!r:.200}"
         return plan
 
-    def carry_out(self, plan: Sequence[StartReplica | StopReplica]) -> None:
-        """Check each action, then start and stop replicas."""
+    def carry_out(self, plan: _Actions) -> None:
+        """Check each action, then start, stop and resize replicas."""
+        named: set[str] = set()
         for action in plan:
             self.actions += 1
             if isinstance(action, StartReplica):
-                self.members.append(self.member("replica", f"replica-{self.started}", Health.STARTING))
+                fresh = self.member("replica", f"replica-{self.started}", Health.STARTING)
+                assert action.tp is None or _is_size(action.tp), f"{self.where}: it starts one of {action.tp} devices"
+                self.members.append(dataclasses.replace(fresh, tp=action.tp or 1))
                 self.started += 1
             else:
-                assert isinstance(action, StopReplica), f"{self.where}: found {action!r}, expected a start or a stop"
+                expected = "expected a start, a stop, a resize, a loan or a return"
+                assert isinstance(action, FleetAction), f"{self.where}: found {action!r}, {expected}"
                 name = action.replica
+                if isinstance(action, LendReplica | ReturnReplica):
+                    self.change_hands(action)
+                    continue
                 found = [member for member in self.replicas() if member.id == name]
-                assert found, f"{self.where}: it stops {name}, which is no replica of {self.replicas()!r:.200}"
-                assert found[0].health is not Health.STOPPING, f"{self.where}: it stops {name}, which is stopping"
-                self.change(found[0], Health.STOPPING)
+                does = f"{self.where}: it stops or resizes {name}"
+                assert found, f"{does}, which is no replica of {self.replicas()!r:.200}"
+                assert found[0].health is not Health.STOPPING, f"{does}, which is stopping"
+                assert name not in named, f"{does} twice in one plan"
+                named.add(name)
+                if isinstance(action, StopReplica):
+                    self.change(found[0], Health.STOPPING)
+                else:
+                    assert _is_size(action.tp), f"{does} to {action.tp} devices, expected a power of two"
+                    self.change(found[0], Health.RESIZING, action.tp)
             check_reason(action.reason, self.where)
 
     def happen(self) -> None:
         """One random event: a member comes up, fails, is restarted, evicted or gone, or the trainer has made a step."""
         self.now_s += self.random.random() * 60
+        if isinstance(self.policy, WatchesRounds):
+            self.next_in_round()
         if self.random.random() < 0.2:
             self.version += 1
             return
         member = self.random.choice(self.members)
-        if member.health is Health.STARTING:
+        if member.health is Health.RESIZING:
+            self.change(member, self.random.choice([Health.STARTING, Health.STARTING, Health.DOWN]))
+        elif member.health is Health.STARTING:
             self.change(member, self.random.choice([Health.UP, Health.UP, Health.DOWN]))
         elif member.health is Health.UP and self.random.random() < 0.5:
             self.change(member, Health.DOWN)
@@ -124,12 +170,40 @@ class ProvisioningDrive:
         elif member.health is Health.STOPPING:
             self.members.remove(member)
 
+    def change_hands(self, action: LendReplica | ReturnReplica) -> None:
+        """Lend or return the devices of a replica."""
+        up = [member.id for member in self.replicas() if member.health is Health.UP]
+        if isinstance(action, ReturnReplica):
+            assert action.replica in self.lent, f"{self.where}: {action!r}, and its devices are not lent"
+            self.lent.discard(action.replica)
+            return
+        assert action.replica in up, f"{self.where}: {action!r}, and it is not up"
+        assert action.replica not in self.lent, f"{self.where}: {action!r}, and its devices are lent already"
+        assert self.round is not None, f"{self.where}: {action!r} between rounds"
+        self.lent.add(action.replica)
+        assert self.lent != set(up), f"{self.where}: {action!r}, and no replica has its devices"
+
+    def next_in_round(self) -> None:
+        """A round begins, goes on or ends."""
+        if self.round is None or self.random.random() < 0.1:
+            begins = self.round is None
+            self.round = RoundView(self.version, "long", 10, 0, 100, 0) if begins else None
+        else:
+            generated = min(100, self.round.generated + self.random.randint(0, 20))
+            self.round = dataclasses.replace(self.round, generated=generated)
+        self.kv = self.random.choice([0.01, 0.5])
+
     def replicas(self) -> list[MemberView]:
         """Replicas that are members now."""
         return [member for member in self.members if member.role == "replica"]
 
-    def change(self, member: MemberView, health: Health) -> None:
-        """Set a member's health."""
+    def change(self, member: MemberView, health: Health, tp: int | None = None) -> None:
+        """Set a member's health and, if given, its number of devices."""
         place = self.members.index(member)
+        self.lent.discard(member.id)  # a new process has its devices
         machine = member.machine or self.random.choice([*self.machines])
-        self.members[place] = dataclasses.replace(member, health=health, machine=machine)
+        self.members[place] = dataclasses.replace(member, health=health, machine=machine, tp=tp or member.tp)
+
+
+def _is_size(devices: int) -> bool:
+    return devices >= 1 and devices & (devices - 1) == 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 
-from tailrace.contracts.policies import TrainingPolicy
+from tailrace.contracts.policies import AddsGradients, TrainingPolicy
 
 
 def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int = 300) -> int:
-    """Check a training policy against the rules of `TrainingPolicy`: each group of a batch is trained on once.
+    """Check a training policy against the rules of `TrainingPolicy` and `AddsGradients`: each group is trained on once.
 
     Args:
         seed: the first case's seed; later cases count up.
@@ -23,6 +23,12 @@ def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int =
     parts = 0
     streams = policy.streams
     assert isinstance(streams, bool), f"found streams={streams!r}, expected a truth value"
+    adding = policy if isinstance(policy, AddsGradients) else None
+    most = None if adding is None else adding.groups_at_once
+    if most is not None:
+        assert streams, f"{policy!r} adds gradients, but streams is {streams}"
+        assert isinstance(most, int), f"found groups_at_once={most!r}, expected a number"
+        assert most >= 1, f"found groups_at_once={most}, expected at least 1"
     for case in range(seed, seed + cases):
         where = f"seed {case}, {policy!r}"
         random_numbers = random.Random(case)
@@ -43,6 +49,11 @@ def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int =
             sizes = [len(part) for part in split]
             others = [len(part) for part in policy.split(random_numbers.sample(range(10**6), count))]
             assert others == sizes, f"{where}: streamed parts of {count} groups have sizes {sizes} and {others}"
+        if adding is not None:
+            assert len(split) == 1, (
+                f"{where}: {len(split)} optimizer steps on a batch whose gradients are added, expected one"
+            )
+            assert adding.groups_at_once == most, f"{where}: groups_at_once is {most} and then {adding.groups_at_once}"
         assert policy.streams == streams, f"{where}: streams is {streams} and then {policy.streams}"
         parts += len(split)
     return parts

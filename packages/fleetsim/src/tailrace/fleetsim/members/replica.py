@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
+from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.recorder import Totals
 from tailrace.fleetsim.world import World
@@ -38,6 +39,10 @@ class Replica:
 
     __slots__ = (
         "_aborted_by",
+        "_beside",
+        "_former",
+        "_next_tp",
+        "_preempted",
         "_routed_by",
         "_share",
         "_told",
@@ -58,6 +63,7 @@ class Replica:
         "stalled_s",
         "time",
         "tokens",
+        "tp",
         "up",
         "version",
         "world",
@@ -67,6 +73,9 @@ class Replica:
         self.world, self.relays, self.id, self.speed = world, relays, id_, speed
         self.time, self.tokens, self.report_s = world.time, world.tokens, world.fleet.delays.report_s
         self.engine = world.fleet.engine(self.time.now())
+        self.tp = self._next_tp = world.fleet.tp
+        self._former: list[ModelledEngine] = []  # of other sizes
+        self._preempted = 0  # before this process
         self.incarnation = 0
         self.member: VirtualMember | None = None
         self.up = self.hung = False
@@ -79,7 +88,7 @@ class Replica:
         self.scheduled_s = math.inf
         self._routed_by: dict[str, int] = {}
         self._aborted_by: dict[str, int] = {}
-        self._share = 1.0
+        self._share, self._beside = 1.0, 1.0 / world.slows
         self._told = (self.time.now(), 0.0)  # time of its last report of load, and tokens generated until then
         world.meters.append(self)
         world.pulsing.append(self)
@@ -89,15 +98,19 @@ class Replica:
 
     def begin(self, member: VirtualMember) -> None:
         self.member = member
+        self._next_tp = member.tp or self.world.fleet.tp
 
     def starts_s(self, incarnation: int) -> float:
         rollout = self.world.fleet.rollout
+        if self._next_tp != self.tp and incarnation > 1:
+            return rollout.resize_s
         return rollout.restart_s if incarnation > 1 else rollout.start_s
 
     def ready(self) -> dict[str, Any]:
         """Start a fresh process, without weights or work and with a new chain of commands."""
         now = self.time.now()
         self._drop_work(now)
+        self._span(self._next_tp, now)
         self.up, self.hung, self.stalled_s, self.version, self.pulling = True, False, None, None, False
         self.order, self.last_seq = Order(), 0
         self._routed_by.clear()
@@ -133,12 +146,28 @@ class Replica:
         if self.up:
             self._set_speed()
 
+    def beside(self, slows: float) -> None:
+        """Work so many times longer from now on, for what runs beside it on its devices."""
+        self._beside = 1.0 / slows
+        if self.up and not self.hung:
+            self.engine.advance(self.time.now())
+            self.flush()
+            self._set_speed()
+
     def weights_gone(self) -> None:
         """Called when it serves no version any more; checks override this."""
 
+    def _span(self, tp: int, now: float) -> None:
+        """Have an engine of so many devices, and count its preemptions anew."""
+        if tp != self.tp:
+            self._former.append(self.engine)
+            self.tp, self.engine = tp, self.world.fleet.engine(now, tp)
+            self._told = (now, 0.0)
+        self._preempted = self.engine.preemptions
+
     def _set_speed(self) -> None:
         still = self.hung or self.stalled_s is not None
-        self.engine.set_speed(0.0 if still else self.speed * self._share, self.time.now())
+        self.engine.set_speed(0.0 if still else self.speed * self._share * self._beside, self.time.now())
         self.schedule(self.time.now())
 
     def _drop_work(self, now: float) -> None:
@@ -166,6 +195,9 @@ class Replica:
                 self._interrupt(ready)  # type: ignore[arg-type]
             elif kind is c.Pull:
                 self._pull(ready)  # type: ignore[arg-type]
+            else:  # Lend or Return: it holds nothing in between
+                self.reported = False
+                self.idle_now()
 
     def _route(self, command: c.Route) -> None:
         assert self.version is not None, f"{self.id} was given work and serves no version"
@@ -315,8 +347,9 @@ class Replica:
             self.version,
             self.last_seq,
             self._rate(),
-            kv_capacity_tokens=self.world.fleet.kv_capacity_tokens,
+            kv_capacity_tokens=self.world.fleet.costs(self.tp)[0].kv_capacity_tokens,
             in_environment=engine.in_environment,
+            preemptions=engine.preemptions - self._preempted,
         )
 
     def _rate(self) -> float:
@@ -341,7 +374,10 @@ class Replica:
             self._set_speed()
 
     def add_to(self, totals: Totals) -> None:
-        engine = self.engine
+        for engine in (*self._former, self.engine):
+            self._add(engine, totals)
+
+    def _add(self, engine: ModelledEngine, totals: Totals) -> None:
         engine.advance(self.time.now())
         totals.replica_busy_s += engine.busy_s
         totals.decode_s += engine.decode_s

@@ -2,12 +2,14 @@
 
     finished ─► queue of its kind ─► a free worker ─► right, wrong, or cut at its timeout with a reward of 0
 
+A pool on the replicas' own devices slows them while it has scores.
 A worker is free again at once when its trajectory is aborted. Queues are not bounded: what they would hold back waits in the
 trajectory store, and is scored in the same order.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -42,6 +44,7 @@ class _Pool:
 
     def __init__(self, config: ScoringWorkers) -> None:
         self.workers, self.at_step_end, self.rule = config.workers, config.at_step_end, config.timeout
+        self.slows = config.slows
         self.anchors = Anchors()
         self.queue: deque[str] = deque()
         self.running: set[str] = set()
@@ -53,44 +56,61 @@ class RewardStage:
     Args:
         time: the clock.
         pools: the workers of each kind.
-        batch: trajectories of a step.
+        groups: groups of a step.
+        needed: trajectories with which a group is complete.
         ended: is called with each score when it ends.
+        slowed: is called with the factor by which replicas are slower now, when it changes.
     """
 
     def __init__(
-        self, time: VirtualTime, pools: Mapping[str, ScoringWorkers], batch: int, ended: Callable[[ModelledScore], None]
+        self,
+        time: VirtualTime,
+        pools: Mapping[str, ScoringWorkers],
+        groups: int,
+        needed: int,
+        ended: Callable[[ModelledScore], None],
+        slowed: Callable[[float], None],
     ) -> None:
-        self._time, self._batch, self._ended = time, batch, ended
+        self._slowed, self._slows = slowed, 1.0
+        self._time, self._batch, self._needed, self._ended = time, groups, needed, ended
         self._pools = {kind: _Pool(config) for kind, config in pools.items()}
+        self._staged = any(config.at_step_end for config in pools.values())
         self._asked: dict[str, tuple[SimulatedTrajectory, int]] = {}
-        self._held: dict[str, None] = {}  # they wait for the end of their step
-        self._arrived: set[str] = set()  # of the step under way
+        self._arrived: dict[int, dict[str, None]] = {}  # of the step under way, by group; those of some pools wait
+        self._complete = 0  # groups of it that are complete
         self._last_step: frozenset[str] = frozenset()
 
     def add(self, name: str, trajectory: SimulatedTrajectory, answers: int) -> None:
         """Score a trajectory as soon as a worker is free, or after the step's last trajectory has come."""
         pool = self._pools[trajectory.sample.kind]
         self._asked[name] = trajectory, answers
-        if name not in self._last_step:
-            self._arrived.add(name)
-            if pool.at_step_end:
-                self._held[name] = None
-        if name not in self._held:
+        if name in self._last_step or not pool.at_step_end:
             pool.queue.append(name)
-        if len(self._arrived) >= self._batch:
-            for held in self._held:
-                self._pool(held).queue.append(held)
-            self._last_step = frozenset(self._arrived)
-            self._held.clear()
-            self._arrived.clear()
+        if self._staged and name not in self._last_step:
+            arrived = self._arrived.setdefault(trajectory.group, {})
+            arrived[name] = None
+            self._complete += len(arrived) == self._needed
+            if self._complete >= self._batch:
+                self._end_step()
         self._start()
+
+    def _end_step(self) -> None:
+        """All responses that the step needs are there. What else has come, of groups that are too late, waits on."""
+        complete = {group: names for group, names in self._arrived.items() if len(names) >= self._needed}
+        for group, names in complete.items():
+            del self._arrived[group]
+            for name in names:
+                if name in self._asked and (pool := self._pool(name)).at_step_end:
+                    pool.queue.append(name)
+        self._complete = 0
+        self._last_step = frozenset(name for names in complete.values() for name in names)
 
     def abort(self, names: tuple[str, ...]) -> None:
         """Score these no longer. Their workers are free."""
         for name in names:
-            self._held.pop(name, None)
             if name in self._asked:
                 pool = self._pool(name)
+                self._leave(name)
                 del self._asked[name]
                 if name in pool.running:
                     pool.running.discard(name)
@@ -98,14 +118,29 @@ class RewardStage:
                     pool.queue = deque(waiting for waiting in pool.queue if waiting != name)
         self._start()
 
+    def _leave(self, name: str) -> None:
+        group = self._asked[name][0].group
+        arrived = self._arrived.get(group, {})
+        if name in arrived:
+            self._complete -= len(arrived) == self._needed
+            del arrived[name]
+
     def clear(self) -> None:
         """Forget what is under way and what was learned of timeouts: the process is gone."""
         self._asked.clear()
-        self._held.clear()
+        self._arrived.clear()
+        self._complete = 0
         for pool in self._pools.values():
             pool.queue.clear()
             pool.running.clear()
             pool.anchors = Anchors()
+        self._slow()
+
+    def _slow(self) -> None:
+        slows = math.prod(pool.slows for pool in self._pools.values() if pool.running)
+        if slows != self._slows:
+            self._slows = slows
+            self._slowed(slows)
 
     def _pool(self, name: str) -> _Pool:
         return self._pools[self._asked[name][0].sample.kind]
@@ -118,11 +153,12 @@ class RewardStage:
                 asked = self._asked[name]
                 trajectory, answers = asked
                 sample = trajectory.sample
-                timeout_s = pool.rule.timeout_s(pool.anchors.get(trajectory.group, sample.reference_s))
+                timeout_s = pool.rule.timeout_s(pool.anchors.get(trajectory.prompt, sample.reference_s))
                 cut = sample.reward_s > timeout_s
                 seconds = timeout_s if cut else sample.reward_s
                 score = ModelledScore(name, answers, 0.0 if cut else sample.reward, seconds, timeout_s if cut else None)
                 self._time.at(self._time.now() + seconds, self._end, (asked, score))
+        self._slow()
 
     def _end(self, ending: tuple[tuple[SimulatedTrajectory, int], ModelledScore]) -> None:
         asked, score = ending
@@ -132,6 +168,6 @@ class RewardStage:
         del self._asked[score.trajectory]
         pool.running.discard(score.trajectory)
         if score.reward > 0:
-            pool.anchors.right(asked[0].group, score.seconds)
+            pool.anchors.right(asked[0].prompt, score.seconds)
         self._ended(score)
         self._start()

@@ -59,8 +59,12 @@ class ScorerModel:
         self._world = world
         self._member: VirtualMember | None = None
         fleet = world.fleet
-        batch = fleet.spec.batch_groups * fleet.samples
-        self._stage = RewardStage(world.time, fleet.scoring, batch, self._ended) if fleet.scoring else None
+        groups, needed = fleet.spec.batch_groups, fleet.needed
+        self._stage = (
+            RewardStage(world.time, fleet.scoring, groups, needed, self._ended, world.slow_replicas)
+            if fleet.scoring
+            else None
+        )
 
     def begin(self, member: VirtualMember) -> None:
         self._member = member

@@ -1,7 +1,8 @@
 """A modelled trainer, which carries out one command after the other.
 
 Publishing stalls it for one copy to the first relay, whatever the number of replicas (Laminar, section 8.3). A checkpoint is
-copied at once and durable later. A step prepares the experience of its batch and updates once for each mini-batch.
+copied at once and durable later. A step prepares the experience of its batch and updates once for each mini-batch. Cells of the
+trainer, each with its share of the devices, add gradients beside each other; what all of them do together waits for them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,16 @@ if TYPE_CHECKING:
     from tailrace.fleetsim.host import VirtualMember
 
 
+class _Work:
+    """A command that is carried out: seconds left of it at full speed, and when that was so. `order` numbers its end."""
+
+    __slots__ = ("command", "left_s", "order", "since_s")
+
+    def __init__(self, command: c.Command, left_s: float, since_s: float) -> None:
+        self.command, self.left_s, self.since_s = command, left_s, since_s
+        self.order = 0
+
+
 class Trainer:
     """The trainer of a simulation. `busy_s` is the time that it spent on steps, `publishing_s` on publishing."""
 
@@ -31,10 +42,10 @@ class Trainer:
         self.version = 0
         self.busy_s = self.publishing_s = self.preparing_s = 0.0
         self.parts: list[tuple[str, ...]] = []
+        self.added: list[tuple[str, ...]] = []  # whose gradients were added since the last step
         self._queue: deque[c.Command] = deque()
-        self._current: c.Command | None = None
-        self._left_s = 0.0  # seconds left of the current command, at full speed
-        self._began_s = self._since_s = 0.0
+        self._at_work: dict[int | None, _Work] = {}  # by cell; None: the whole trainer
+        self._began_s = 0.0
         self._speed = 1.0
         self._order = 0
         self._offered: c.Publish | None = None  # the newest version that was published
@@ -83,14 +94,14 @@ class Trainer:
             return
         self._account()
         self._speed = factor
-        if self._current is not None:
-            self._schedule()
+        for work in self._at_work.values():
+            self._schedule(work)
 
     def _reset(self) -> None:
         self.incarnation += 1
         self._queue.clear()
-        self.parts = []
-        self._current, self._speed = None, 1.0
+        self.parts, self.added = [], []
+        self._at_work, self._speed = {}, 1.0
         self._offered, self._taken = None, -1
 
     # ---- seams for checks -----------------------------------------------------------------------------------------
@@ -114,44 +125,61 @@ class Trainer:
         if not self.up:
             return
         self._queue.extend(commands)
-        if self._current is None:
-            self._next()
+        self._next()
 
     def _next(self) -> None:
-        if self._queue:
-            self._current = self._queue.popleft()
-            self._left_s = self._duration(self._current)
-            self._since_s = self.time.now()
+        """Begin what can begin: in order, and nothing beside what the whole trainer does."""
+        while self._queue:
+            cell = self._queue[0].cell if isinstance(self._queue[0], c.Accumulate) else None
+            if cell in self._at_work or None in self._at_work or (cell is None and self._at_work):
+                break
+            command, now = self._queue.popleft(), self.time.now()
+            work = self._at_work[cell] = _Work(command, self._duration(command), now)
             if not self.parts:
-                self._began_s = self._since_s  # start of the current command, or of the first part of its batch
-            self._schedule()
+                self._began_s = now  # start of the current command, or of the first part of its batch
+            self._schedule(work)
         self.world.cores.changed()
 
-    def _schedule(self) -> None:
-        self._order += 1
+    def _schedule(self, work: _Work) -> None:
+        self._order = work.order = self._order + 1
         if self._speed > 0:
-            self.time.at(self.time.now() + self._left_s / self._speed, self._done, self._order)
+            self.time.at(self.time.now() + work.left_s / self._speed, self._done, work.order)
 
     def _account(self) -> None:
-        """Add the time since the last change to the total of the current command."""
+        """Add the time since the last change to the totals of what is at work."""
         now = self.time.now()
-        spent, self._since_s = now - self._since_s, now
-        self._left_s -= spent * self._speed
-        if isinstance(self._current, c.Step | c.Accumulate):
-            self.busy_s += spent
-        elif isinstance(self._current, c.Publish):
-            self.publishing_s += spent
+        for cell, work in self._at_work.items():
+            spent, work.since_s = now - work.since_s, now
+            work.left_s -= spent * self._speed
+            if isinstance(work.command, c.Step | c.Accumulate):
+                self.busy_s += spent if cell is None else spent / self.world.fleet.spec.cells
+            elif isinstance(work.command, c.Publish):
+                self.publishing_s += spent
 
     def _duration(self, command: c.Command) -> float:
         fleet = self.world.fleet
         if isinstance(command, c.Publish):
             again = self._offered is not None and self._offered.version == command.version
             return 0.0 if again else fleet.weights.stall_s
+        if isinstance(command, c.Accumulate) and not command.update:
+            return self._gradients_s(command.trajectories) * (1 if command.cell is None else fleet.spec.cells)
         if isinstance(command, c.Accumulate):
             return self._compute((command.trajectories,), fleet.data_s / fleet.parts)
+        if isinstance(command, c.Step) and self.added:
+            rest = tuple(name for part in command.mini_batches for name in part)
+            return self._gradients_s(rest) + fleet.training.update_s(0, 0.0)
         if isinstance(command, c.Step):
             return self._compute(command.mini_batches, fleet.data_s / (fleet.parts if self.parts else 1))
         return 0.0
+
+    def _gradients_s(self, names: tuple[str, ...]) -> float:
+        """Seconds of the gradients of a part of a batch on all devices, without an optimizer step."""
+        fleet = self.world.fleet
+        total, squares = self.world.tokens.load(names)
+        preparing = fleet.training.preparation_s(total, squares)
+        self.preparing_s += preparing
+        data_s = fleet.data_s * len(names) / (fleet.spec.batch_groups * fleet.needed)
+        return data_s + preparing + fleet.training.update_s(total, squares, 0)
 
     def _compute(self, mini_batches: tuple[tuple[str, ...], ...], data_s: float) -> float:
         fleet, tokens = self.world.fleet, self.world.tokens
@@ -161,10 +189,11 @@ class Trainer:
         return data_s + preparing + sum(fleet.training.update_s(total, squares) for total, squares in loads)
 
     def _done(self, order: int) -> None:
-        if order != self._order or self._current is None or self.member is None:
+        cell = next((cell for cell, work in self._at_work.items() if work.order == order), -1)
+        if cell == -1 or self.member is None:
             return
         self._account()
-        command, self._current = self._current, None
+        command = self._at_work.pop(cell).command
         if isinstance(command, c.Publish):
             self._publish(command)
         elif isinstance(command, c.Checkpoint):
@@ -172,12 +201,14 @@ class Trainer:
             durable_s = self.time.now() + self.world.fleet.delays.checkpoint_s
             self.time.at(durable_s, self._durable, (command, self.incarnation))
         elif isinstance(command, c.Accumulate):
-            self.parts.append(command.trajectories)
-            self.member.say([c.Accumulated(command.version, command.trajectories, answers=command.seq)])
+            (self.parts if command.update else self.added).append(command.trajectories)
+            self.member.say(
+                [c.Accumulated(command.version, command.trajectories, answers=command.seq, cell=command.cell)]
+            )
         elif isinstance(command, c.Step):
-            batch = [name for part in (*self.parts, *command.mini_batches) for name in part]
+            batch = [name for part in (*self.added, *self.parts, *command.mini_batches) for name in part]
             lags = self.world.tokens.lags(batch, command.version - 1)
-            self.parts, self.version = [], command.version
+            self.parts, self.added, self.version = [], [], command.version
             self.world.tokens.consume(batch, command.version)
             self.trained(command.version)
             self.world.stepped(command.version, batch, lags)
@@ -209,16 +240,18 @@ class Trainer:
 
     @property
     def cores(self) -> float:
-        """It trains now."""
-        computing = self.up and not self.hung and isinstance(self._current, c.Step | c.Accumulate)
-        return self.world.fleet.trainer_cores if computing else 0.0
+        """Those on which it trains now: all, or those of the cells at work."""
+        computing = [cell for cell, work in self._at_work.items() if isinstance(work.command, c.Step | c.Accumulate)]
+        if not computing or not self.up or self.hung:
+            return 0.0
+        share = 1.0 if None in computing else len(computing) / self.world.fleet.spec.cells
+        return self.world.fleet.trainer_cores * share
 
     def share(self, share: float) -> None:
         self.set_speed(share)
 
     def add_to(self, totals: Totals) -> None:
-        if self._current is not None:
-            self._account()
+        self._account()
         totals.trainer_busy_s += self.busy_s
         totals.publishing_s += self.publishing_s
         totals.preparing_s += self.preparing_s

@@ -28,7 +28,7 @@ CHANGES = {
     "sync": ("on-idle", "when-useful", "interrupting"),
     "routing": ("least-loaded", "marginal-throughput"),
     "relocation": ("none", "best-fit", "migration"),
-    "training": ("mini-batch", "streamed"),
+    "training": ("mini-batch", "dynamic-batch"),
 }
 ROUNDS = 2  # of changing one axis of the best found so far
 OWN = "the configuration's own"

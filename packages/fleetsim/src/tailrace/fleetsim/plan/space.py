@@ -118,7 +118,7 @@ def splits(table: FleetConfig, gpus: int, *, node: int | None = None) -> list[Sp
 
 def mixes(bound: int) -> Iterator[Mix]:
     """Mixes that keep a staleness of at most `bound`, or may turn out to."""
-    trainings = ("mini-batch", "streamed")
+    trainings = ("mini-batch", "dynamic-batch")
     for training in trainings:
         yield Mix(("on-policy", None), "barrier", "least-loaded", "none", training, 0)
         if bound >= 1:

@@ -9,7 +9,8 @@ from statistics import fmean, pvariance
 from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
-from tailrace.fleetsim.profile.run import MeasuredRun
+from tailrace.fleetsim.profile.run import OTHER_PROMPTS, MeasuredRun
+from tailrace.trajstore import MixOrder
 
 MOST_GROUPS = 600
 WINDOWS = 10
@@ -20,6 +21,8 @@ SIGNIFICANT = 2.0
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 Group = tuple[int, int, tuple[int, ...], tuple[float, ...]]
+_Recorded = tuple[Group, int, tuple[float, ...]]
+"""A group, the number of its source, and the seconds of its scores."""
 
 
 def fit_workload(measured: MeasuredRun) -> WorkloadPart:
@@ -28,14 +31,17 @@ def fit_workload(measured: MeasuredRun) -> WorkloadPart:
     Raises:
         ProfileError: there is no such group.
     """
-    groups = _groups(measured)
+    recorded = _groups(measured)
+    groups = [group for group, _, _ in recorded]
     if not groups:
         raise ProfileError("found no group with all its rewards, expected at least one: profile more steps (--steps)")
     versions = [version for version, _, _, _ in groups]
     lengths = [tokens for _, _, responses, _ in groups for tokens in responses]
     rewards = [reward for _, _, _, group in groups for reward in group]
     return WorkloadPart(
-        groups=tuple(_thinned(groups)),
+        groups=tuple(group for group, _, _ in _thinned(recorded)),
+        sources=tuple(source for _, source, _ in _thinned(recorded)) if len(measured.config.task.shares) > 1 else (),
+        score_s=tuple(seconds for _, _, seconds in _thinned(recorded)) if _takes_time(recorded) else (),
         signal=log_odds(versions, [has_signal(one) for one in groups]),
         length=growth(versions, [fmean(map(math.log, responses)) for _, _, responses, _ in groups]),
         right=sum(reward > 0 for reward in rewards) / len(rewards),
@@ -77,25 +83,36 @@ def growth(versions: Sequence[int], values: Sequence[float]) -> Curve:
     return Curve(points=((0.0, 0.0), (float(last), slope * last)))
 
 
-def _groups(measured: MeasuredRun) -> list[Group]:
-    members: dict[int, list[tuple[int, int, float]]] = {}
+def _takes_time(recorded: Sequence[_Recorded]) -> bool:
+    """Whether scores took seconds of their own."""
+    return any(any(seconds) for _, _, seconds in recorded)
+
+
+def _groups(measured: MeasuredRun) -> list[_Recorded]:
+    order = MixOrder(measured.config.task.shares or (1.0,), shuffle_seed=measured.config.seed + OTHER_PROMPTS)
+    members: dict[int, list[tuple[int, int, float, float]]] = {}
     for trajectory in measured.trajectories.values():
         if trajectory.purpose is Purpose.TRAIN and trajectory.reward is not None and trajectory.tokens:
-            members.setdefault(trajectory.group, []).append((trajectory.version, trajectory.tokens, trajectory.reward))
+            outcome = (trajectory.version, trajectory.tokens, trajectory.reward, trajectory.score_s)
+            members.setdefault(trajectory.group, []).append(outcome)
     samples = measured.config.pipeline.samples_per_prompt
     return [
         (
-            min(version for version, _, _ in found),
-            measured.prompts[index],
-            tuple(tokens for _, tokens, _ in found),
-            tuple(reward for _, _, reward in found),
+            (
+                min(version for version, _, _, _ in found),
+                measured.prompts[index],
+                tuple(tokens for _, tokens, _, _ in found),
+                tuple(reward for _, _, reward, _ in found),
+            ),
+            order.pool(index),
+            tuple(round(seconds, 4) for _, _, _, seconds in found),
         )
         for index, found in sorted(members.items())
         if len(found) >= samples
     ]
 
 
-def _thinned(groups: Sequence[Group]) -> list[Group]:
+def _thinned(groups: Sequence[_Recorded]) -> list[_Recorded]:
     """At most `MOST_GROUPS` groups, evenly spread over the run."""
     if len(groups) <= MOST_GROUPS:
         return list(groups)

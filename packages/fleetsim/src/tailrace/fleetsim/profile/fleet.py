@@ -14,9 +14,10 @@ from tailrace.fleetsim.profile.machine import MachineProfile
 from tailrace.fleetsim.profile.machine_file import load_machine
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
-from tailrace.fleetsim.quantities import failures, parts, samples, scoring_pools, warm_up
+from tailrace.fleetsim.quantities import failures, needed, parts, samples, scoring_pools, warm_up
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_faults, build_spec
+from tailrace.trajstore import MixOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,12 @@ class ProfiledFleet(SimulatedFleet):
 
     block_tokens: int = 1
 
-    def engine(self, now: float) -> ModelledEngine:
+    def engine(self, now: float, tp: int | None = None) -> ModelledEngine:
         """An empty engine for a replica."""
+        decode, prefill = self.costs(tp or self.tp)
         engine = PagedEngine(
-            self.decode,
-            self.prefill,
+            decode,
+            prefill,
             max_running=self.rollout.max_running,
             prefix_cached=self.rollout.prefix_cached,
             start_s=now,
@@ -61,7 +63,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
     counts = {machine.name: gpus} if gpus else {}
     return ProfiledFleet(
         spec=spec,
-        workload=workload or MeasuredWorkload(machine.workload, seed=seed, max_tokens=config.rollout.max_tokens),
+        workload=workload or measured_workload(config, machine, seed),
         decode=DecodeCost.fitted(
             machine.decode.k1,
             machine.decode.k2,
@@ -75,6 +77,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
         rollout=rollout_fleet(config, machine),
         delays=delays(machine),
         samples=samples(spec),
+        needed=needed(spec),
         parts=parts(spec),
         data_s=machine.training.batch_s,
         gpus=gpus,
@@ -92,6 +95,22 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
         description=describe(config, machine),
         block_tokens=machine.decode.block_tokens,
     )
+
+
+def measured_workload(config: RunConfig, machine: MachineProfile, seed: int) -> MeasuredWorkload:
+    """The profile's workload, with its sources in the configuration's order.
+
+    Raises:
+        FleetError: the configuration mixes other sources than the profile.
+    """
+    part, shares = machine.workload, config.task.shares
+    if len(shares) > 1 and sorted(set(part.sources)) != list(range(len(shares))):
+        raise FleetError(
+            f"found {len(shares)} sources of prompts and a profile of {len(set(part.sources)) or 1}, expected one that was "
+            "measured with this configuration: tailrace profile"
+        )
+    order = MixOrder(shares, shuffle_seed=config.seed) if len(shares) > 1 else None
+    return MeasuredWorkload(part, seed=seed, max_tokens=config.rollout.max_tokens, order=order)
 
 
 def training_cost(machine: MachineProfile) -> TrainingCost:

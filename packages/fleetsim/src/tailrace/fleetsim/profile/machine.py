@@ -160,6 +160,8 @@ class WorkloadPart(_Part):
 
     Args:
         groups: [version, prompt tokens, response tokens of each sample, rewards of each sample] of each generated group.
+        sources: number of each group's source, where prompts are mixed; empty for one source.
+        score_s: seconds that the score of each sample took, without its time in a queue; empty if all were at once.
         signal: log-odds that a group's rewards differ.
         length: logarithm of the factor on response lengths.
         right: share of samples with a reward above 0.
@@ -168,6 +170,8 @@ class WorkloadPart(_Part):
     """
 
     groups: Groups
+    sources: Annotated[tuple[int, ...], BeforeValidator(_as_tuples)] = ()
+    score_s: Annotated[tuple[tuple[Seconds, ...], ...], BeforeValidator(_as_tuples)] = ()
     signal: Curve
     length: Curve
     right: Share = 0.0

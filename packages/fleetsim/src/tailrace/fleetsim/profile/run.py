@@ -10,11 +10,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.profile.processor import Others, Usage, cores_here, usage
 from tailrace.fleetsim.profile.samples import ReplicaSamples, TrainerSamples
-from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.models import Choice, RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment
@@ -31,6 +32,8 @@ Progress = Callable[[str, float | None], None]
 SETTLED_STEP = 3  # before this step, processor time is start-up: imports, first allocations
 SHARES = (0.125, 0.25, 0.5, 1.0)  # shares of a batch, for the trainer's time by tokens
 REPEATS = 3
+OTHER_PROMPTS = 1_000_003
+"""Added to a run's seed where prompts are shuffled."""
 HURRY_S = 3.0  # deadline for members to close after a failed run
 
 
@@ -40,6 +43,7 @@ class MeasuredTrajectory:
 
     Args:
         version: the version at which it was first routed.
+        score_s: seconds that its score took.
     """
 
     group: int
@@ -47,6 +51,7 @@ class MeasuredTrajectory:
     version: int
     tokens: int = 0
     reward: float | None = None
+    score_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -104,6 +109,7 @@ class _Witness:
         elif isinstance(event, c.Scored):
             if event.trajectory in measured.trajectories:
                 measured.trajectories[event.trajectory].reward = event.reward
+                measured.trajectories[event.trajectory].score_s = event.seconds
         elif isinstance(event, c.Stepped):
             self._progress(f"step {run.step} of {self._steps}", run.step / self._steps)
             if run.step >= SETTLED_STEP:
@@ -159,8 +165,16 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
 
 
 def shortened(config: RunConfig, steps: int) -> RunConfig:
-    """The same run with fewer steps, without the controls and without scripted faults."""
-    pipeline = config.pipeline.model_copy(update={"steps": min(steps, config.pipeline.steps)})
+    """The same run with fewer steps, without the controls and without scripted faults.
+
+    And without rounds, since a round sees only what is quick: the groups to be measured are all that the model generates.
+    """
+    from tailrace.pipeline.run.build import build_spec
+
+    update: dict[str, Any] = {"steps": min(steps, config.pipeline.steps)}
+    if isinstance(build_spec(config).batching.open(), c.LaunchesRounds):
+        update["batching"] = Choice(name="plain")
+    pipeline = config.pipeline.model_copy(update=update)
     evaluation = config.evaluation.model_copy(update={"controls": False})
     return config.model_copy(update={"pipeline": pipeline, "evaluation": evaluation, "faults": ()})
 
@@ -170,7 +184,7 @@ def measured_roles(deployment: Deployment, seed: int) -> Deployment:
     from tailrace.fleetsim.profile.measured_roles import MeasuredReplica, MeasuredTrainer
 
     data, trainer, replica = (deployment.roles[role] for role in (DATA, TRAINER, REPLICA))
-    prompts = {**data.arguments["prompts"], "shuffle_seed": seed + 1_000_003}
+    prompts = {**data.arguments["prompts"], "shuffle_seed": seed + OTHER_PROMPTS}
     return dataclasses.replace(
         deployment,
         roles={

@@ -11,9 +11,13 @@ from collections.abc import Sequence
 
 from tailrace.fleetsim.profile.fit_workload import Group, has_signal
 from tailrace.fleetsim.profile.machine import WorkloadPart
-from tailrace.fleetsim.workload.groups import draws
+from tailrace.fleetsim.workload.groups import draws, seed_of
 from tailrace.fleetsim.workload.lengths import Spread
 from tailrace.fleetsim.workload.workload import Description, Sample, Workload
+from tailrace.trajstore import MixOrder
+
+_Scored = tuple[Group, tuple[float, ...]]
+"""A group, and the seconds of its scores."""
 
 
 class MeasuredWorkload(Workload):
@@ -23,32 +27,47 @@ class MeasuredWorkload(Workload):
         part: the profile's workload.
         seed: any whole number.
         max_tokens: most tokens of a response; longer ones are cut.
+        order: which source each prompt is of, where prompts are mixed; a group is then one of its source.
     """
 
-    def __init__(self, part: WorkloadPart, *, seed: int, max_tokens: int) -> None:
-        self.seed, self.max_tokens = seed, max_tokens
+    def __init__(self, part: WorkloadPart, *, seed: int, max_tokens: int, order: MixOrder | None = None) -> None:
+        self.seed, self.max_tokens, self._order = seed, max_tokens, order
         self._signal, self._length = part.signal, part.length
-        self._with = [group for group in part.groups if has_signal(group)]
-        self._without = [group for group in part.groups if not has_signal(group)]
+        sources = part.sources if order is not None else (0,) * len(part.groups)
+        scores = part.score_s or [(0.0,) * len(group[2]) for group in part.groups]
+        self._pools: dict[tuple[int, bool], list[_Scored]] = {}  # by source, and by whether there is a signal
+        for group, source, seconds in zip(part.groups, sources, scores, strict=True):
+            self._pools.setdefault((source, has_signal(group)), []).append((group, seconds))
 
-    def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:
-        """Samples of a recorded group. If more are asked for than it has, they repeat in order."""
+    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[Sample]:
+        """Samples of a recorded group. If more are asked for than it has, they repeat in order.
+
+        Another draw of a prompt picks among its samples.
+        """
         _, uniforms = draws(self.seed, index, 2)
-        pool = self._with if uniforms[0] < self._share(version) else self._without
-        made_by, prompt, lengths, rewards = pool[int(uniforms[1] * len(pool))]
+        source = 0 if self._order is None else self._order.pool(index if index >= 0 else -1 - index)
+        signal = uniforms[0] < self._share(version)
+        pool = self._pools.get((source, signal)) or self._pools[source, not signal]
+        (made_by, prompt, lengths, rewards), seconds = pool[int(uniforms[1] * len(pool))]
         factor = math.exp(self._length.at(version) - self._length.at(made_by))
+        seed = seed_of(self.seed, index, draw)
+        again = draws(seed, index, samples)[1] if seed != self.seed else None
         group = []
         for position in range(samples):
-            at = position % len(lengths)
+            at = position % len(lengths) if again is None else int(again[position] * len(lengths))
             tokens = lengths[at] if factor == 1.0 else max(1, round(factor * lengths[at]))
-            group.append(Sample(prompt, ((min(tokens, self.max_tokens), 0.0),), rewards[at]))
+            group.append(Sample(prompt, ((min(tokens, self.max_tokens), 0.0),), rewards[at], seconds[at]))
         return group
 
     def describe(self, version: int = 0) -> Description:
         share = self._share(version)
+        pools = [
+            [group for (_, signal), pool in self._pools.items() if signal == has for group, _ in pool]
+            for has in (True, False)
+        ]
         weighted = [
             (group, weight / len(pool))
-            for pool, weight in ((self._with, share), (self._without, 1.0 - share))
+            for pool, weight in zip(pools, (share, 1.0 - share), strict=True)
             for group in pool
         ]
         grown = self._length.at(version)
@@ -63,8 +82,9 @@ class MeasuredWorkload(Workload):
 
     def _share(self, version: int) -> float:
         """Share of groups with a signal."""
-        if not self._with or not self._without:
-            return 1.0 if self._with else 0.0
+        signals = {signal for _, signal in self._pools}
+        if len(signals) == 1:
+            return 1.0 if True in signals else 0.0
         return 1.0 / (1.0 + math.exp(-self._signal.at(version)))
 
 

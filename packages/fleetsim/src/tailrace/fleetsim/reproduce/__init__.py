@@ -3,7 +3,7 @@
 from tailrace.fleetsim.reproduce.measures import Found, Measure, OrderStatement
 from tailrace.fleetsim.reproduce.paper import Paper, reproduce
 from tailrace.fleetsim.reproduce.parameters import Parameters
-from tailrace.fleetsim.reproduce.points import Point, Setting
+from tailrace.fleetsim.reproduce.points import Point, Setting, Toml
 from tailrace.fleetsim.reproduce.probes import ProbeFindings
 from tailrace.fleetsim.reproduce.records import PaperSummary, TargetRecord, summarise
 
@@ -18,6 +18,7 @@ __all__ = [
     "TargetRecord",
     "Setting",
     "PaperSummary",
+    "Toml",
     "reproduce",
     "summarise",
 ]

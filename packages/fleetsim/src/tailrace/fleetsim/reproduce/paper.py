@@ -95,7 +95,7 @@ def reproduce(
     lab = Lab(processes=processes, listener=listener)
     lab.simulate(_points(measures, chosen, orders))
     fitted = paper.parameters.fitted_on
-    records = [_record(target, measures[target.id], lab, fitted) for target in chosen]
+    records = [_record(target, measures.get(target.id), lab, fitted) for target in chosen]
     compared = [
         OrderComparison(ordering.id, ordering.statement, _compare(orders[ordering.id], lab))
         for ordering in paper.orderings()
@@ -117,12 +117,14 @@ def _points(
     measures: Mapping[str, Measure], chosen: Sequence[Target], orders: Mapping[str, OrderStatement]
 ) -> list[Point]:
     """What takes longest first, so that processes end together."""
-    needed = dict.fromkeys(point for target in chosen for point in measures[target.id].points)
+    needed = dict.fromkeys(point for target in chosen if target.id in measures for point in measures[target.id].points)
     needed.update(dict.fromkeys(point for order in orders.values() for point in order.points))
     return sorted(needed, key=lambda point: -point.weight)
 
 
-def _record(target: Target, measure: Measure, lab: Lab, fitted: Collection[str]) -> TargetRecord:
+def _record(target: Target, measure: Measure | None, lab: Lab, fitted: Collection[str]) -> TargetRecord:
+    if measure is None:
+        return record(target, None, fitted, failed=target.reason or "not simulated")
     try:
         ours = measure.of(lab)
     except TailraceError as error:

@@ -12,6 +12,13 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
 
+
+class Toml(str):
+    """A setting's value as TOML, taken as it stands."""
+
+    __slots__ = ()
+
+
 Setting = tuple[str, bool | int | float | str | tuple[str, ...]]
 
 
@@ -37,7 +44,7 @@ class Point:
         Raises:
             ConfigError: a setting cannot be.
         """
-        texts = [f"{key}={json.dumps(value)}" for key, value in self.settings]
+        texts = [f"{key}={value if isinstance(value, Toml) else json.dumps(value)}" for key, value in self.settings]
         return configuration(str(table(self.package, self.system)), settings=texts)
 
     def over(self, probe: str | None = None, **settings: Any) -> Point:

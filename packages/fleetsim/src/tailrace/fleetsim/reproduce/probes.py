@@ -10,11 +10,12 @@ from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.log import MemoryLog
 from tailrace.fleetsim.reproduce.points import Point
+from tailrace.fleetsim.reproduce.steps import StepTimes, StepWatcher
 from tailrace.fleetsim.result import Result, result_of
 from tailrace.fleetsim.simulator import Models, Simulation
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.controller.view import RunView
-from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.executor.executor import Executor, Observer
 
 OBSERVED = "r0"
 
@@ -36,6 +37,7 @@ class ProbeFindings:
         lags: staleness of each measured batch's trajectories.
         groups: prompts of the fleet's batch; a bound's room is so many times its batches.
         mean_tokens: of a trained trajectory, prompt included.
+        steps: where the time of each measured step goes; only with the probe ``"steps"``.
     """
 
     result: Result
@@ -53,6 +55,7 @@ class ProbeFindings:
     lags: list[dict[int, int]]
     groups: int
     mean_tokens: float
+    steps: list[StepTimes]
 
 
 def measure(point: Point) -> ProbeFindings:
@@ -64,8 +67,12 @@ def measure(point: Point) -> ProbeFindings:
     config = point.config()
     fleet = build_fleet(config, seed=config.seed)
     watcher = Watcher(fleet, moves=point.probe == "moves")
-    simulation = Simulation(fleet, observers=(watcher,), keep_events=False)
+    timed = StepWatcher() if point.probe == "steps" else None
+    observers: list[Observer] = [watcher] if timed is None else [watcher, timed]
+    simulation = Simulation(fleet, observers=observers, keep_events=False)
     watcher.models = simulation.models
+    if timed is not None:
+        timed.simulation = simulation
     simulation.run()
     result = replace(result_of(simulation), events=MemoryLog(()))
     recorder = simulation.world.recorder
@@ -88,6 +95,7 @@ def measure(point: Point) -> ProbeFindings:
         lags=[row.lags for row in rows],
         groups=fleet.spec.batch_groups,
         mean_tokens=sum(row.tokens for row in rows) / trained if trained else 0.0,
+        steps=[] if timed is None else timed.steps[fleet.warm_up : fleet.batches],
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tailrace.fleetsim.reproduce.targets import Target, Value
+from tailrace.fleetsim.reproduce.targets import Score, Target, TargetClass, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class TargetRecord:
     Args:
         ours: in the order of the target's values; None where it could not be measured.
         errors: relative error of each value.
-        held_out: whether no free parameter was chosen on it.
+        held_out: whether no free parameter was chosen on it; of targets with classes, whether it is a prediction.
         failed: why it could not be measured.
     """
 
@@ -37,7 +38,22 @@ class TargetRecord:
         """Whether every value is within its tolerance."""
         if self.ours is None:
             return False
-        return all(map(self.target.tolerance.holds, self.target.paper, self.ours))
+        return all(self.holds(index) for index in range(len(self.ours)))
+
+    def holds(self, index: int) -> bool:
+        """Whether one of its values is within its tolerance."""
+        target = self.target
+        return self.ours is not None and target.tolerance_of(index).holds(target.paper[index], self.ours[index])
+
+    @property
+    def without_effects(self) -> float | None:
+        """Mean relative error of a simulator without effects; None where that means nothing."""
+        target = self.target
+        if target.without_effects is None:
+            return None
+        return statistics.fmean(
+            target.tolerance_of(index).error(paper, target.without_effects) for index, paper in enumerate(target.paper)
+        )
 
     def plain(self) -> dict[str, Any]:
         """As data: single values as such, several as lists."""
@@ -50,6 +66,9 @@ class TargetRecord:
             "ours": ours[0] if ours is not None and single else ours,
             "relative_error": round(self.relative_error, 4),
             "held_out": self.held_out,
+            "class": None if target.kind is None else target.kind.value,
+            "score": target.score.value,
+            "with": target.leader,
             "unit": target.unit,
             "ratio": target.is_ratio,
             "mode": target.mode,
@@ -67,8 +86,14 @@ def record(
     target: Target, ours: Sequence[Value] | None, fitted: Collection[str], failed: str | None = None
 ) -> TargetRecord:
     """What was found for a target."""
-    errors = () if ours is None else tuple(map(target.tolerance.error, target.paper, ours))
-    return TargetRecord(target, None if ours is None else tuple(ours), errors, target.id not in fitted, failed)
+    errors = () if ours is None else tuple(_errors(target, ours))
+    held_out = target.id not in fitted if target.kind is None else target.kind is TargetClass.PREDICTION
+    return TargetRecord(target, None if ours is None else tuple(ours), errors, held_out, failed)
+
+
+def _errors(target: Target, ours: Sequence[Value]) -> Iterator[float]:
+    for index, (paper, one) in enumerate(zip(target.paper, ours, strict=True)):
+        yield target.tolerance_of(index).error(paper, one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +106,37 @@ class OrderComparison:
 
 
 @dataclass(frozen=True, slots=True)
+class Predictions:
+    """The score of a paper whose targets were classed before anything was simulated.
+
+    Targets that are nearly the same measurement count once, with their mean error. What could not be measured has an error
+    of 1, or is wrong.
+
+    Args:
+        median: of their errors.
+        groups: how many errors those are.
+        without_effects: the median of a simulator without effects, over the groups where that means something.
+        compared: how many those are.
+        compared_median: ours over the same groups.
+        worst: the largest error, of the group that `worst_id` leads.
+        worst_value: the largest error of a single value, of the target `worst_value_id`.
+        right: statements and limits that are right, of `statements`.
+    """
+
+    median: float
+    groups: int
+    without_effects: float
+    compared_median: float
+    compared: int
+    worst: float
+    worst_id: str
+    worst_value: float
+    worst_value_id: str
+    right: int
+    statements: int
+
+
+@dataclass(frozen=True, slots=True)
 class PaperSummary:
     """What the records of a paper say together.
 
@@ -90,6 +146,7 @@ class PaperSummary:
         within: targets within their tolerance, of `targets`.
         held_out_within: of those held out, of `held_out`.
         right: comparisons that come out as the paper says, of `comparisons`.
+        predictions: what the predictions say together; None where a paper's targets have no classes.
     """
 
     median_error: float | None
@@ -100,6 +157,7 @@ class PaperSummary:
     held_out: int
     right: int
     comparisons: int
+    predictions: Predictions | None = None
 
     def plain(self) -> dict[str, Any]:
         """As data."""
@@ -120,6 +178,40 @@ def summarise(records: Sequence[TargetRecord], compared: Sequence[OrderCompariso
         held_out=len(held_out),
         right=sum(single),
         comparisons=len(single),
+        predictions=_predictions(records),
+    )
+
+
+def _predictions(records: Sequence[TargetRecord]) -> Predictions | None:
+    scored = [record for record in records if record.target.kind is TargetClass.PREDICTION]
+    groups: dict[str, list[TargetRecord]] = {}
+    for record in scored:
+        if record.target.score is Score.ERROR:
+            groups.setdefault(record.target.leader or record.target.id, []).append(record)
+    if not groups:
+        return None
+    errors = {id_: statistics.fmean(one.relative_error for one in group) for id_, group in groups.items()}
+    neutral = {
+        id_: statistics.fmean(found)
+        for id_, group in groups.items()
+        if (found := [one.without_effects for one in group if one.without_effects is not None])
+    }
+    worst = max(errors, key=lambda id_: errors[id_])
+    values = [(max(one.errors, default=1.0), one.target.id) for group in groups.values() for one in group]
+    worst_value, worst_value_id = max(values)
+    statements = [record for record in scored if record.target.score is Score.STATEMENT]
+    return Predictions(
+        median=statistics.median(errors.values()),
+        groups=len(errors),
+        without_effects=statistics.median(neutral.values()) if neutral else math.nan,
+        compared_median=statistics.median(errors[id_] for id_ in neutral) if neutral else math.nan,
+        compared=len(neutral),
+        worst=errors[worst],
+        worst_id=worst,
+        worst_value=worst_value,
+        worst_value_id=worst_value_id,
+        right=sum(record.within for record in statements),
+        statements=len(statements),
     )
 
 

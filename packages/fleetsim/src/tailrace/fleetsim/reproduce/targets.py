@@ -3,14 +3,41 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from importlib import resources
 from typing import Any
 
 from tailrace.fleetsim.errors import ReproductionError
 
 Value = float | bool
-MODES = ("sim", "sim_shape", "analytic", "unit")
+MODES = ("sim", "sim_shape", "analytic", "unit", "runtime", "input", "out")
+
+
+class TargetClass(StrEnum):
+    """What a target is used for. Where a paper's targets were classed before anything was simulated, only predictions count.
+
+    `FIT`: free parameters may be chosen on it. `INPUT`: a constant that is put in. `IDENTITY`: holds by construction.
+    `RUNTIME`: needs a real run. `OUT`: cannot be reproduced here.
+    """
+
+    PREDICTION = "prediction"
+    FIT = "fit"
+    INPUT = "input"
+    IDENTITY = "identity"
+    RUNTIME = "runtime"
+    OUT = "out"
+
+
+NOT_SIMULATED = (TargetClass.RUNTIME, TargetClass.OUT)
+
+
+class Score(StrEnum):
+    """How a prediction counts: by its relative error, or as right or wrong."""
+
+    ERROR = "error"
+    STATEMENT = "statement"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +48,7 @@ class Tolerance:
         relative: share of the paper's value.
         absolute: in the value's unit.
         at_most: the paper gives an upper limit; this is it.
-        between: the paper gives a range.
+        between: the paper gives a range; the error is the distance beyond it, relative to the nearer end.
     """
 
     relative: float | None = None
@@ -37,7 +64,7 @@ class Tolerance:
             return max(0.0, ours / self.at_most - 1.0)
         if self.between is not None:
             low, high = self.between
-            return max(0.0, low / ours - 1.0 if ours > 0 else 1.0, ours / high - 1.0)
+            return max(0.0, 1.0 - ours / low if low else 0.0, ours / high - 1.0)
         return abs(ours - paper) / abs(paper)
 
     def holds(self, paper: Value, ours: Value) -> bool:
@@ -74,6 +101,12 @@ class Target:
         unit: ``x``, ``ratio`` and ``fraction`` are ratios; others are not.
         mode: how it can be checked.
         reason: why ours misses it, where it does.
+        kind: its class; None where a paper's targets have none.
+        score: how it counts if it is a prediction.
+        leader: the target that is nearly the same measurement; both have one class and count once, with their mean error.
+        without_effects: what a simulator without effects says, every speed-up 1 and every gain 0; None where that means
+            nothing.
+        tolerances: one for each value, where the paper gives a range for each.
     """
 
     id: str
@@ -85,6 +118,15 @@ class Target:
     tolerance: Tolerance
     mode: str
     reason: str | None = None
+    kind: TargetClass | None = None
+    score: Score = Score.ERROR
+    leader: str | None = None
+    without_effects: float | None = None
+    tolerances: tuple[Tolerance, ...] = ()
+
+    def tolerance_of(self, index: int) -> Tolerance:
+        """The tolerance of one of its values."""
+        return self.tolerances[index] if self.tolerances else self.tolerance
 
     @property
     def is_ratio(self) -> bool:
@@ -112,24 +154,30 @@ def targets(package: str) -> list[Target]:
 
 def orderings(package: str) -> list[Ordering]:
     """All statements of a paper on orders of systems."""
-    return [Ordering(**entry) for entry in _table(package)["ordering"]]
+    return [Ordering(**entry) for entry in _table(package).get("ordering", ())]
 
 
 def _table(package: str) -> dict[str, Any]:
     return tomllib.loads(resources.files(package).joinpath("targets.toml").read_text(encoding="utf-8"))
 
 
-def _target(entry: dict[str, Any]) -> Target:
+def _target(entry: Mapping[str, Any]) -> Target:
     values, labels = entry["paper"], entry.get("labels", [])
     paper = tuple(values) if isinstance(values, list) else (values,)
-    given = {key: entry[key] for key in ("relative", "absolute", "at_most", "between") if key in entry}
+    given = {key: entry[key] for key in ("relative", "absolute", "at_most", "between", "ranges") if key in entry}
     if len(given) > 1 or (labels and len(labels) != len(paper)) or entry["mode"] not in MODES:
         raise ReproductionError(
             f"target {entry['id']}: found {sorted(given)}, {len(labels)} labels for {len(paper)} values and mode "
             f"{entry['mode']!r}, expected one tolerance at most, a label for each value and one of {', '.join(MODES)}"
         )
+    ranges = given.pop("ranges", [])
+    if ranges and len(ranges) != len(paper):
+        raise ReproductionError(
+            f"target {entry['id']}: found {len(ranges)} ranges for {len(paper)} values, expected one each"
+        )
     if "between" in given:
         given["between"] = tuple(given["between"])
+    kind = entry.get("class")
     return Target(
         id=entry["id"],
         section=entry["section"],
@@ -140,4 +188,9 @@ def _target(entry: dict[str, Any]) -> Target:
         tolerance=Tolerance(**given),
         mode=entry["mode"],
         reason=entry.get("reason"),
+        kind=None if kind is None else TargetClass(kind),
+        score=Score(entry.get("score", "error")),
+        leader=entry.get("with"),
+        without_effects=entry.get("without_effects"),
+        tolerances=tuple(Tolerance(between=(low, high)) for low, high in ranges),
     )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tailrace.fleetsim.errors import WorkloadError
 from tailrace.fleetsim.workload.drift import Drift
 from tailrace.fleetsim.workload.environment import Environment, Latency
-from tailrace.fleetsim.workload.groups import RandomStream, draws, stream
+from tailrace.fleetsim.workload.groups import RandomStream, draws, seed_of, stream
 from tailrace.fleetsim.workload.lengths import P99, PER_SCORE, ZERO, Lengths
 from tailrace.fleetsim.workload.rewards import SolveRate
 from tailrace.fleetsim.workload.sample import Sample
@@ -68,8 +68,12 @@ class DrawnWorkload(Workload):
         self._own = math.sqrt(1.0 - distributions.correlation) * PER_SCORE
         self._environment, self._latency = distributions.environment, distributions.reward_latency
 
-    def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:
+    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[Sample]:
         normals, uniforms = draws(self.seed, index, samples + 4)
+        seed = seed_of(self.seed, index, draw)
+        if seed != self.seed:
+            own_normals, own_uniforms = draws(seed, index, samples + 4)
+            normals[4:], uniforms[4:] = own_normals[4:], own_uniforms[4:]
         # The first four normal values belong to the group (two are spare), and so do the first four uniform values.
         centre = self._shared * normals[0] + ZERO
         prompt = self._prompt.tokens(normals[1], self._prompt_limit)
@@ -89,15 +93,17 @@ class DrawnWorkload(Workload):
                 tokens = 1
             group.append(Sample(prompt, ((tokens, 0.0),), 1.0 if uniforms[position] < solve_rate else 0.0))
         if self._environment is not None:
-            generator = stream(self.seed, index, RandomStream.ENVIRONMENT)
+            generator = stream(seed, index, RandomStream.ENVIRONMENT)
             for sample in group:
                 sample.turns = self._environment.turns(generator, sample.turns[0][0])
         if self._latency is not None:
-            seconds = self._latency.draw(stream(self.seed, index, RandomStream.SCORING), samples)
+            seconds = self._latency.draw(stream(seed, index, RandomStream.SCORING), samples)
             for sample, reward_s in zip(group, seconds, strict=True):
                 sample.reward_s = reward_s
         if self.distributions.scoring is not None:
-            self.distributions.scoring.assign(stream(self.seed, index, RandomStream.SCORING), group)
+            prompts = stream(self.seed, index, RandomStream.SCORING)
+            own_draw = stream(seed, index, RandomStream.SCORING) if seed != self.seed else None
+            self.distributions.scoring.assign(prompts, group, own_draw)
         return group
 
     def describe(self, version: int = 0) -> Description:

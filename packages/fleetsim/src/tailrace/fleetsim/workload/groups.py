@@ -9,6 +9,9 @@ and the length Q(Phi(z_k)). Each z_k is standard normal for any `icc`, so the di
 exactly the given one. For a lognormal, log length = mu + sigma z_k, and `icc` is the intraclass correlation of log length
 itself; for any other shape it is that of the normal score (a Gaussian copula).
 
+A prompt may be attempted again. Another draw of a group keeps what belongs to the prompt, z_group above all, and has samples
+of its own.
+
 Lengths and rewards, the environment, and the time of scoring each have their own random numbers. So two workloads that differ
 in one of these share the other draws.
 """
@@ -25,6 +28,7 @@ from typing import Final
 _KEY = Struct("<QQ").pack
 _64_BITS: Final = 2**64 - 1
 _UNIT: Final = 2.0**-32
+_SPREAD: Final = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: near numbers become far seeds
 
 LARGEST_NORMAL = math.sqrt(64 * math.log(2))
 """Largest absolute normal value of `draws`: the radius of the smallest 32-bit fraction."""
@@ -40,6 +44,17 @@ class RandomStream(IntEnum):
 def stream(seed: int, index: int, purpose: RandomStream) -> Random:
     """A random generator for a group and a purpose. Seed and index are taken modulo 2^64, so they may be negative."""
     return Random((seed & _64_BITS) << 72 | (index & _64_BITS) << 8 | purpose)
+
+
+def seed_of(seed: int, index: int, draw: int | None) -> int:
+    """The seed of the samples of one draw of a group. The group's first draw has the seed itself.
+
+    Args:
+        seed: the workload's.
+        index: index of the group in the prompt stream.
+        draw: number of the draw; None or the index for the first.
+    """
+    return seed if draw is None or draw == index else (seed + _SPREAD * (draw + 1)) & _64_BITS
 
 
 def _unpack(bits: bytes) -> tuple[int, ...]:

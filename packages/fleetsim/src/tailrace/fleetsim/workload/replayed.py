@@ -56,8 +56,14 @@ class ReplayedWorkload(Workload):
         trajectories = read_trace(path, max_tokens)
         return cls(trajectories, seed=seed, max_tokens=max_tokens, solve_rate=solve_rate, reward_latency=reward_latency)
 
-    def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:  # noqa: ARG002  nothing drifts
-        """The recorded samples of a group, for any version."""
+    def group(
+        self,
+        index: int,
+        samples: int,
+        version: int = 0,  # noqa: ARG002  nothing drifts
+        draw: int | None = None,  # noqa: ARG002  only one was recorded
+    ) -> list[Sample]:
+        """The recorded samples of a group, for any version and draw."""
         recorded = self._groups[index % len(self._groups)]
         normals, uniforms = draws(self.seed, index, samples + 4)
         solve_rate = self._solve_rate.of(normals[2])

@@ -40,8 +40,14 @@ class Scoring:
 
     kinds: tuple[ScoringKind, ...]
 
-    def assign(self, generator: Random, group: list[Sample]) -> None:
-        """Draw the kind of a group, and the seconds of each sample; infinite ones make its reward 0."""
+    def assign(self, generator: Random, group: list[Sample], samples: Random | None = None) -> None:
+        """Draw the kind of a group, and the seconds of each sample; infinite ones make its reward 0.
+
+        Args:
+            generator: draws the prompt's kind and time.
+            group: its samples.
+            samples: draws those of the samples, where they have random numbers of their own; the same one if None.
+        """
         shares = list(accumulate(kind.weight for kind in self.kinds))
         drawn = generator.random() * shares[-1]
         kind = next(
@@ -49,6 +55,7 @@ class Scoring:
         )
         shared = math.sqrt(kind.correlation) * generator.gauss(0.0, 1.0)
         own = math.sqrt(1.0 - kind.correlation)
+        generator = generator if samples is None else samples
         middle_s = kind.median_s * math.exp(kind.sigma * shared)
         for sample in group:
             sample.kind, sample.reference_s = kind.name, middle_s if kind.references else None

@@ -41,7 +41,7 @@ class Workload(ABC):
     """The prompts and responses of a run. Pure: the same arguments give the same result, whatever was called before."""
 
     @abstractmethod
-    def group(self, index: int, samples: int, version: int = 0) -> list[Sample]:
+    def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[Sample]:
         """The first samples of a group. More samples begin with the same ones.
 
         Args:
@@ -49,6 +49,7 @@ class Workload(ABC):
             samples: number of samples, at least 0.
             version: version of the generating weights, which matters only to the drift of lengths. A group that has started
                 keeps the version that it began with.
+            draw: number of the draw: another attempt at the prompt, of other samples; None or the index for the first.
         """
 
     def sample(self, index: int, position: int, version: int = 0) -> Sample:

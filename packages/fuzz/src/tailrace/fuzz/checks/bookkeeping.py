@@ -75,7 +75,7 @@ def _check_fleet(
             _same(f"trajectories that policies see on {name}", set(seen), set(replica.assigned.states))
         _same(f"trajectories on their way to {name}", replica.incoming, moving.pop(name, 0))
         _same(f"evaluations on {name}", replica.evaluating, sum(state.purpose is _EVAL for state in here))
-        if replica.member.health not in (Health.UP, Health.STOPPING):
+        if replica.member.health not in (Health.UP, Health.STOPPING, Health.RESIZING):
             _same(f"version of {name}, which is {replica.member.health}", replica.version, None)
             _same(f"trajectories on {name}, which is {replica.member.health}", len(here), 0)
     _same("snapshots that contradict the books (StaleFlow, equation 1)", fleet.contradictions, 0)

@@ -11,6 +11,7 @@ from tailrace.fleetsim.simulator import Simulation
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.bookkeeping import check_books
 from tailrace.fuzz.checks.data_plane import DataPlane
+from tailrace.fuzz.checks.devices import Devices
 from tailrace.fuzz.checks.progress import PROGRESS, LivenessCheck
 from tailrace.fuzz.checks.rebuild import rebuild, same_commands
 from tailrace.fuzz.checks.training import ONCE, Training
@@ -34,6 +35,7 @@ class Checker:
     def __init__(self, case: Case, simulation: Simulation, plane: DataPlane) -> None:
         self._case, self._simulation = case, simulation
         self.training = Training(case, simulation.fleet.spec, plane)
+        self.devices = Devices()
         self.versions = VersionCheck(mixes_versions=simulation.fleet.spec.sync.mixes_versions)
         self.progress = LivenessCheck(case, simulation.fleet)
         self.events: Counter[str] = Counter()
@@ -41,15 +43,18 @@ class Checker:
         self.silenced: Collection[tuple[str, str]] = ()
         self._steps = 0
         self._shadow: Controller | None = None
-        training, versions = self.training, self.versions
+        training, versions, devices = self.training, self.versions, self.devices
         self._on_event = {
             c.Scored: (training.scored,),
             c.ScoringFailed: (training.scoring_failed,),
-            c.Refused: (training.refuses,),
+            c.Refused: (training.refuses, devices.left),
+            c.Finished: (devices.left,),
+            c.Interrupted: (devices.left,),
+            c.Accumulated: (training.accumulated,),
             c.Stepped: (training.stepped,),
             c.Up: (training.up, versions.up),
-            c.Down: (versions.down,),
-            c.Resumed: (training.resumed, versions.resumed),
+            c.Down: (versions.down, devices.down),
+            c.Resumed: (training.resumed, versions.resumed, devices.resumed),
             c.Pulled: (versions.pulled,),
             c.PullFailed: (versions.pull_failed,),
             c.Published: (versions.published,),
@@ -127,13 +132,23 @@ class Checker:
                 check_reason(reason, type(command).__name__)
         if isinstance(command, c.Route):
             self.training.route(command)
+            self.devices.route(command)
+        elif isinstance(command, c.Lend):
+            self.devices.lend(command)
+        elif isinstance(command, c.Return):
+            self.devices.give_back(command, controller)
         elif isinstance(command, c.Pull):
             self.versions.pull(command)
         elif isinstance(command, c.Restart):
             self.versions.restart(command)
+            self.devices.restart(command)
+        elif isinstance(command, c.Resize):
+            self.versions.resize(command)
         elif isinstance(command, c.Step):
             self.training.step(command, controller)
         elif isinstance(command, c.Accumulate):
             self.training.accumulate(command, controller)
+            self.devices.accumulate(command, controller)
         elif isinstance(command, c.Abort):
             self.training.abort(command, controller)
+            self.devices.abort(command)

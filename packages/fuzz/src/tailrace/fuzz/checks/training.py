@@ -17,6 +17,7 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import TRAINER
 from tailrace.pipeline.spec import PipelineSpec
 
+_DONE = {c.Why.NO_SIGNAL, c.Why.NOT_SCORED, c.Why.REFUSED}
 BOUND, ONCE = "the bound holds", "everything admitted ends exactly once"
 
 
@@ -34,6 +35,7 @@ class Training:
         self._bound = spec.admission.gate(spec.batch_groups).bound
         self._samples = samples(spec)
         self._needed = case.pipeline.samples_per_prompt
+        self._rounds = isinstance(spec.batching.open(), c.LaunchesRounds)
         self._filters = bool(case.pipeline.batching.options.get("filter_equal_rewards", False))
         self.rewards: dict[str, float] = {}
         self.broken: dict[str, int] = {}
@@ -41,9 +43,15 @@ class Training:
         self.ordered: dict[int, list[str]] = {}
         self.trained: dict[str, int] = {}
         self.dropped: set[str] = set()
+        self.ended: set[int] = set()  # groups that end their prompt, untrained
         self.lags: dict[int, int] = {}
+        self.updates: dict[
+            int, bool
+        ] = {}  # by the version of a batch that was begun: whether each part is an optimizer step
+        self._adding: dict[int, int] = {}  # cells at work, by the command's number
         self.undone = 0
         self._groups: dict[str, int] = {}
+        self._prompts: dict[int, int] = {}  # of each group
         self._evaluations: set[str] = set()
 
     # ---- events ---------------------------------------------------------------------------------------------------
@@ -62,8 +70,17 @@ class Training:
 
     def stepped(self, event: c.Stepped) -> None:
         """A batch is trained on."""
+        self.updates.pop(event.version, None)
         for name in self.ordered.pop(event.version, ()):
             self.trained[name] = event.version
+
+    def accumulated(self, event: c.Accumulated) -> None:
+        """A part of a batch is trained on."""
+        cell = self._adding.pop(event.answers, None) if event.answers is not None else None
+        if cell != event.cell:
+            raise InvariantError(
+                ONCE, f"gradients of cell {event.cell} were added for {event.answers}, expected of {cell}"
+            )
 
     def up(self, event: c.Up) -> None:
         """A trainer that comes back has forgotten what its checkpoint does not hold."""
@@ -73,10 +90,15 @@ class Training:
     def resumed(self, event: c.Resumed) -> None:
         """The driver came back; its trainer comes up with a checkpoint."""
         del event
+        self._forget()
+
+    def _forget(self) -> None:
         self.ordered.clear()
+        self.updates.clear()
+        self._adding.clear()
 
     def _undo(self, durable: int) -> None:
-        self.ordered.clear()
+        self._forget()
         kept = {name: version for name, version in self.trained.items() if version <= durable}
         self.undone += len(self.trained) - len(kept)
         self.trained = kept
@@ -85,25 +107,62 @@ class Training:
 
     def accumulate(self, command: c.Accumulate, controller: Controller) -> None:
         """A part of a batch is to be trained on."""
+        if self.updates.setdefault(command.version, command.update) != command.update:
+            raise InvariantError(
+                ONCE, f"version {command.version} is made of gradients that are added and of optimizer steps"
+            )
+        if command.update == (command.cell is not None):
+            raise InvariantError(ONCE, f"cell {command.cell} is given a part with update={command.update}")
+        if command.cell is not None:
+            if not 0 <= command.cell < self._case.cells or command.cell in self._adding.values():
+                raise InvariantError(
+                    ONCE, f"cell {command.cell} of {self._case.cells} is given work, beside {self._adding}"
+                )
+            self._adding[command.seq] = command.cell
+        self._whole(command.trajectories)
         self._order(command.version, command.trajectories, controller)
 
     def step(self, command: c.Step, controller: Controller) -> None:
         """A batch is to be trained on, as far as it was not accumulated."""
+        if self._adding:
+            raise InvariantError(
+                ONCE, f"version {command.version} is to be made while cells still add gradients: {self._adding}"
+            )
+        if not self.updates.get(command.version, True) and len(command.mini_batches) > 1:
+            raise InvariantError(ONCE, f"{len(command.mini_batches)} optimizer steps on gradients that were added")
         self._order(command.version, [name for part in command.mini_batches for name in part], controller)
         batch = self.ordered[command.version]
         members: dict[int, list[str]] = {}
         for name in batch:
             members.setdefault(self._groups[name], []).append(name)
         groups = self._case.pipeline.prompts_per_step
-        if len(members) != groups or any(len(each) != self._needed for each in members.values()):
+        # A round is smaller if an epoch ends, or if the trainer fell back and some of it was too old.
+        right = 1 <= len(members) <= groups if self._rounds else len(members) == groups
+        if not right or any(len(each) != self._needed for each in members.values()):
             found = {group: len(each) for group, each in members.items()}
             raise InvariantError(
                 ONCE, f"a batch of {found} trajectories by group, expected {groups} groups of {self._needed}"
+            )
+        prompts = [self._prompts[group] for group in members]
+        before = {self._prompts[self._groups[name]] for name in self.trained}
+        if len(set(prompts)) < len(prompts) or before & set(prompts):
+            raise InvariantError(
+                ONCE, f"prompts {sorted(prompts)!r:.120} are in one batch, and one was trained on before"
             )
         if self._filters:
             for group, each in members.items():
                 if len({self.rewards[name] for name in each}) == 1:
                     raise InvariantError(ONCE, f"group {group} has one reward throughout, expected it to be filtered")
+
+    def _whole(self, names: Iterable[str]) -> None:
+        """Advantages need all of a group, so a part of a batch has whole ones."""
+        members: dict[int, int] = {}
+        for name in names:
+            members[self._groups[name]] = members.get(self._groups[name], 0) + 1
+        if any(count != self._needed for count in members.values()):
+            raise InvariantError(
+                ONCE, f"a part of a batch has {members} trajectories by group, expected {self._needed}"
+            )
 
     def _order(self, version: int, names: Iterable[str], controller: Controller) -> None:
         before = self.ordered.setdefault(version, [])
@@ -145,6 +204,8 @@ class Training:
     def abort(self, command: c.Abort, controller: Controller) -> None:
         """Trajectories are dropped; those that the controller still knows begin anew."""
         ordered = {name for batch in self.ordered.values() for name in batch}
+        if command.reason.why in _DONE:
+            self.ended |= {int(name.partition(".")[0]) for name in command.trajectories}
         for name in command.trajectories:
             if name in self.trained or name in ordered:
                 raise InvariantError(ONCE, f"{name} is dropped though it was trained on")
@@ -158,6 +219,7 @@ class Training:
                 self._evaluations.add(ref.trajectory)
             else:
                 self._groups[ref.trajectory] = ref.group
+                self._prompts[ref.group] = ref.prompt
             if ref.trajectory in self.dropped or ref.trajectory in self.trained:
                 raise InvariantError(ONCE, f"{ref.trajectory} is routed to {command.replica} after its end")
 
@@ -166,13 +228,19 @@ class Training:
     def finished(self, controller: Controller) -> None:
         """The run is complete: every group that was admitted was trained on or dropped, whole."""
         counts, pipeline = controller.ledger.counts, self._case.pipeline
+        if self._rounds:
+            self._all_prompts(controller)
         names = {f"{group}.{sample}" for group in range(counts.admitted) for sample in range(self._samples)}
+        if self._rounds:  # a long round launches fewer samples
+            names = self._groups.keys() | self.dropped
         lost = sorted(names - self.trained.keys() - self.dropped)
         both = sorted(self.dropped & self.trained.keys())
         strange = sorted((self.trained.keys() | self.dropped) - names)
         if lost or both or strange:
             raise InvariantError(ONCE, f"at the end {lost} are lost, {both} trained on and dropped, {strange} unknown")
         expected = controller.view.steps * pipeline.prompts_per_step
+        if self._rounds:
+            expected = len({self._groups[name] for name in self.trained})
         if len(self.trained) != expected * self._needed or counts.trained != expected:
             raise InvariantError(
                 ONCE,
@@ -187,7 +255,7 @@ class Training:
             )
         unscored, refused = (counts.failed_because.get(why, 0) for why in (c.Why.NOT_SCORED, c.Why.REFUSED))
         if (
-            ((unscored or counts.deferred) and not self.broken)
+            ((unscored or (counts.deferred and not self._rounds)) and not self.broken)
             or refused > len(self.refused)
             or unscored + refused != counts.failed
         ):
@@ -195,4 +263,20 @@ class Training:
                 ONCE,
                 f"{unscored} groups failed unscored and {refused} refused, but {len(self.broken)} verifiers broke and "
                 f"{len(self.refused)} groups were refused",
+            )
+
+    def _all_prompts(self, controller: Controller) -> None:
+        """Every prompt that ran was trained on, or ended for good without, or waits to come again: one of the three."""
+        trained = {self._prompts[self._groups[name]] for name in self.trained}
+        state = controller.source.state()
+        waiting = {*state["rounds"]["queue"], *state["pending"]}
+        done = {self._prompts[group] for group in self.ended if group in self._prompts}
+        lost = set(self._prompts.values()) - trained - waiting - done
+        twice = (trained & waiting) | (trained & done) | (waiting & done)
+        if lost or twice:
+            raise InvariantError(ONCE, f"prompts {sorted(lost)} are lost, and {sorted(twice)} end more than once")
+        filtered = controller.ledger.counts.filtered_because
+        if set(filtered) - {c.Why.NO_SIGNAL}:
+            raise InvariantError(
+                ONCE, f"groups were filtered because of {dict(filtered)}, expected their prompts to come again"
             )

@@ -40,6 +40,10 @@ class VersionCheck:
         if command.role == REPLICA:
             self._gone(command.id)
 
+    def resize(self, command: c.Resize) -> None:
+        """A replica is replaced by one of another size, which serves nothing."""
+        self._gone(command.replica)
+
     def _gone(self, replica: str) -> None:
         self._up.discard(replica)
         self._serves.pop(replica, None)

@@ -17,7 +17,7 @@ from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.spec import AXES
 
 _NAMED = {*AXES, "sampler", "eviction"}
-_TASKS = {"name", "train", "sources"}  # keys that each say what is trained on
+_TASKS = {"name", "mix", "train", "sources"}  # keys that each say what is trained on
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             if (
                 key == "task" and "name" not in value and not _TASKS.isdisjoint(value)
             ):  # it takes the place of that below
-                below = {name: each for name, each in below.items() if name not in _TASKS}
+                below = {name: each for name, each in below.items() if name not in _TASKS - value.keys()}
             replaces = "name" in value and value.get("name") != below.get("name")
             merged[key] = dict(value) if replaces else merge(below, value)
         else:

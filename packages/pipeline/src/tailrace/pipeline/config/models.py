@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-Positive = Annotated[int, Field(gt=0)]
-Seconds = Annotated[float, Field(gt=0)]
+from tailrace.pipeline.config.fields import FilePath, Positive, Seconds
+from tailrace.pipeline.config.task import TaskConfig
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-def _as_path(value: Any) -> Any:
-    return Path(value) if isinstance(value, str) else value
-
-
-FilePath = Annotated[Path, BeforeValidator(_as_path)]
 
 
 def _as_choice(value: Any) -> Any:
@@ -40,63 +32,6 @@ class Choice(BaseModel):
 
 
 Policy = Annotated[Choice, BeforeValidator(_as_choice)]
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-class SourceConfig(_Strict):
-    """One of several sources of prompts, which are mixed."""
-
-    path: FilePath
-    """a file or dataset, like `task.train`"""
-    share: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """its share of the prompts, relative to those of the others"""
-    verifier: str | None = None
-    """the verifier of its rows that name none; none: `task.verifier`"""
-    prompt_column: str | None = None
-    """the column with the prompt; none: `task.prompt_column`"""
-    answer_column: str | None = None
-    """the column with the answer; none: `task.answer_column`"""
-
-
-class TaskConfig(_Strict):
-    """The task to learn: a generated task by name, or prompt files with a verifier."""
-
-    name: str | None = None
-    """a generated task, such as long-chain-sum; not together with `train`"""
-    train: FilePath | None = None
-    """prompts to train on: a JSON Lines, CSV or Parquet file, or a Hugging Face dataset as hf:NAME:SPLIT"""
-    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(_as_tuple)] = ()
-    """several files or datasets to train on instead of `train`, each a table with `path`, `share` and what else is its own"""
-    held_out: FilePath | None = None
-    """prompts to evaluate on: a file like `train`; none: no evaluation"""
-    verifier: str = "math"
-    """the verifier of rows in a file that name none: a plugin of tailrace.verifier, module:function or file.py:function"""
-    train_size: Positive = 20_000
-    """prompts of a generated task"""
-    held_out_size: Positive = 256
-    """held-out prompts of a generated task; of a file, at most this many"""
-    prompt_column: str = "prompt"
-    """the column of a file with the prompt"""
-    answer_column: str = "answer"
-    """the column of a file with the answer"""
-    chat: bool = False
-    """whether a prompt that is text is a user's message, with the model's chat template; lists of messages always have it"""
-    overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"
-    """prompts of a file that leave no room for rollout.max_tokens: an error, left out, or cut off at their beginning"""
-
-    @property
-    def training(self) -> dict[str, SourceConfig]:
-        """What a task of one's own trains on, each by its key in the table `task`."""
-        if self.train is not None:
-            return {"train": SourceConfig(path=self.train)}
-        return {f"sources.{place}": source for place, source in enumerate(self.sources)}
-
-    def __str__(self) -> str:
-        """The task in a few words."""
-        return self.name or " and ".join(str(source.path) for source in self.training.values()) or "not known"
 
 
 class SmallModelConfig(_Strict):
@@ -232,6 +167,10 @@ class TrainerConfigModel(_Strict):
     """a plugin of tailrace.backend"""
     processes: Positive = 1
     """data-parallel ranks of the trainer"""
+    cells: Positive = 1
+    """groups of ranks, of equal size, that can each add gradients without the others (training `streamed`)"""
+    colocated: bool = False
+    """whether the cells stand on the replicas' devices; a cell then computes alone only on devices that are lent to it"""
     options: dict[str, Any] = {}
     """options of the loss and the optimizer, see `tailrace.trainer.TrainerConfig`"""
 

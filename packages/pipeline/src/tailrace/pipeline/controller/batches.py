@@ -1,8 +1,10 @@
 """Batches: which complete groups the trainer is given, and when.
 
     whole       waits for a complete batch, then one Step
-    streamed    waits for the next part of a batch: Accumulate ... Accumulate, then one Step for the last part
+    parts       waits for the next part of a batch: Accumulate ... Accumulate, then one Step for the last part
                 (stream generation: Laminar, section 2.3 and figure 3c)
+    gradients   waits for groups and for cells of the trainer: Accumulate(cell) beside each other, which change no weights, then
+                one Step on the sum, once the batch is complete and no cell is at work (RollPacker, section 4.4)
 
 Accumulated groups stay part of the batch: admission keeps them trainable until the batch consumes them. If the trainer goes
 down, it loses what it accumulated; those groups are still complete and are given again.
@@ -10,7 +12,7 @@ down, it loses what it accumulated; those groups are still complete and are give
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 
@@ -18,7 +20,9 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered, chosen
+from tailrace.pipeline.controller.rounds import Rounds
 from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
 
 
@@ -36,6 +40,8 @@ class _Picking:
 
     def pick(self, candidates: Sequence[c.Candidate], count: int) -> Sequence[int]:
         taken = set(self.first)
+        if len(taken) == count:
+            return list(self.first)
         free = [candidate for candidate in candidates if candidate.key not in taken]
         picked, keys = self.sampler.pick(free, count - len(taken)), [candidate.key for candidate in free]
         return [*self.first, *chosen("sampler", self.sampler, "pick", picked, keys, count - len(taken))]
@@ -44,29 +50,64 @@ class _Picking:
 class Batches:
     """Hands groups to the trainer.
 
+    `free_cells` are the trainer's cells that may add gradients now, as far as devices go; None: all.
+
     Args:
         gate: the admission gate.
+        rounds: the batches, where batching makes them in rounds.
     """
 
     def __init__(
-        self, spec: PipelineSpec, ledger: Ledger, trainer: TrainerState, gate: c.AdmissionGate, outbox: Outbox
+        self,
+        spec: PipelineSpec,
+        ledger: Ledger,
+        trainer: TrainerState,
+        gate: c.AdmissionGate,
+        rounds: Rounds,
+        outbox: Outbox,
     ) -> None:
+        self._rounds = rounds
         self._spec, self._ledger, self._trainer, self._gate, self._outbox = spec, ledger, trainer, gate, outbox
-        parts = _parts(spec.training, range(spec.batch_groups)) if spec.training.streams else ()
+        self._at_once = _at_once(spec.training)
+        self.free_cells: Set[int] | None = None
+        parts = _parts(spec.training, range(spec.batch_groups)) if spec.training.streams and not self._at_once else ()
         self._sizes = [len(part) for part in parts[:-1]]  # sizes of the parts that are accumulated
         self._waits_at: tuple[int, ...] | None = None  # the state in which nothing was found, to skip repeats
 
     @property
     def wanted(self) -> bool:
-        """Whether the trainer is free for a batch or a part of one. Its weights must have been handed over first."""
-        return self._trainer.idle and self._trainer.step < self._trainer.steps and self._trainer.staged
+        """Whether the trainer, or a cell of it, is free for a batch or a part of one.
+
+        Its weights must have been handed over first.
+        """
+        trainer = self._trainer
+        free = trainer.idle or (self._at_once > 0 and trainer.up and trainer.stepping is None)
+        return free and trainer.step < trainer.steps and trainer.staged
 
     def fell_back(self) -> None:
         """Reset after the trainer fell back to a checkpoint and admission was reset."""
         self._waits_at = None
 
+    def accumulated(self, event: c.Accumulated) -> None:
+        """Note that the trainer, or a cell of it, has trained on a part of a batch.
+
+        Raises:
+            ControllerError: it was given none of this version.
+        """
+        trainer = self._trainer
+        making = trainer.accumulating if event.cell is None else trainer.adding.get(event.cell)
+        if making != event.version:
+            where = "the trainer" if event.cell is None else f"its cell {event.cell}"
+            raise ControllerError(f"found Accumulated({event.version}) while {where} works on {making}")
+        if event.cell is None:
+            trainer.accumulating = None
+        else:
+            del trainer.adding[event.cell]
+
     def give(self) -> bool:
         """Give the trainer a batch or a part of one, if it may have it now. Returns whether it got one."""
+        if self._at_once:
+            return self._add()
         if self._trainer.parts < len(self._sizes):
             return self._accumulate(self._sizes[self._trainer.parts])
         return self._step()
@@ -75,12 +116,12 @@ class Batches:
         gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._spec.training
         if not gate.ready():
             return False
-        candidates, before = ledger.candidates(), set(trainer.accumulated)
+        candidates, before, due = ledger.candidates(), set(trainer.accumulated), self._rounds.due
         if before:
             candidates = sorted([*self._candidates(trainer.accumulated), *candidates], key=_order)
         consumed = gate.consume(candidates, _Picking(trainer.accumulated, self._spec.sampler))
         keys = [candidate.key for candidate in candidates]
-        batch = chosen("admission gate", gate, "consume", consumed, keys, self._spec.batch_groups)
+        batch = chosen("admission gate", gate, "consume", consumed, keys, due)
         if not before.issubset(batch):
             raise answered(
                 "admission gate", gate, "consume", batch, f"all that was accumulated, {sorted(before)!r:.120}"
@@ -88,8 +129,36 @@ class Batches:
         rest = [index for index in batch if index not in before]
         version = self._take(rest)
         trainer.stepping = version
-        parts = [rest] if training.streams else _parts(training, rest)
-        self._outbox.send(c.Step, version=version, mini_batches=tuple([self._names(part) for part in parts]))
+        self._rounds.consumed()
+        parts = ([rest] if rest else []) if training.streams else _parts(training, rest)
+        given, kind = tuple([self._names(part) for part in parts]), ledger.groups[batch[0]].kind
+        self._outbox.send(c.Step, version=version, mini_batches=given, round=kind)
+        return True
+
+    def _add(self) -> bool:
+        """Have idle cells add gradients of complete groups; or step, if the batch is complete and all cells are idle."""
+        trainer = self._trainer
+        if not trainer.adding and self._step():
+            return True
+        allowed = range(self._spec.cells) if self.free_cells is None else sorted(self.free_cells)
+        cells = [cell for cell in allowed if cell not in trainer.adding]
+        counts = self._ledger.counts
+        now = (counts.completed, counts.filtered, counts.failed, trainer.version, len(trainer.accumulated))
+        if not cells or not self._ledger.buffered or now == self._waits_at:
+            return False
+        free, room = self._free(), self._rounds.due - len(trainer.accumulated)
+        if not free or room < 1:
+            self._waits_at = now
+            return False
+        for place, cell in enumerate(cells):
+            size = min(self._at_once, room, -(-len(free) // (len(cells) - place)))
+            if size < 1:
+                break
+            part = list(_Picking((), self._spec.sampler).pick(sorted(self._candidates(free), key=_order), size))
+            free, room = [index for index in free if index not in part], room - size
+            trainer.adding[cell] = version = self._take(part)
+            trainer.accumulated += part
+            self._outbox.send(c.Accumulate, version=version, trajectories=self._names(part), update=False, cell=cell)
         return True
 
     def _accumulate(self, size: int) -> bool:
@@ -99,11 +168,7 @@ class Batches:
         now = (counts.completed, counts.filtered, counts.failed, trainer.version, trainer.parts)
         if now == self._waits_at:
             return False
-        taken = set(trainer.accumulated)
-        trainable = chosen(
-            "admission gate", self._gate, "trainable", self._gate.trainable(), [*ledger.buffered, *taken]
-        )
-        free = [index for index in trainable if index not in taken]
+        free = self._free()
         if len(free) < size:
             self._waits_at = now
             return False
@@ -113,6 +178,13 @@ class Batches:
         trainer.accumulated += part
         self._outbox.send(c.Accumulate, version=version, trajectories=self._names(part))
         return True
+
+    def _free(self) -> list[int]:
+        """Groups of the batch that may be trained on now and were not given to the trainer."""
+        taken = set(self._trainer.accumulated)
+        known = [*self._ledger.buffered, *taken]
+        trainable = chosen("admission gate", self._gate, "trainable", self._gate.trainable(), known)
+        return [index for index in trainable if index not in taken]
 
     def _take(self, groups: Sequence[int]) -> int:
         """Consume groups for the next version, and return that version."""
@@ -156,6 +228,16 @@ def _parts(training: c.TrainingPolicy, groups: Sequence[int]) -> Sequence[Sequen
     if sorted(chain.from_iterable(parts)) != sorted(groups):
         raise answered("training", training, "split", parts, "each group of the batch in one part")
     return parts
+
+
+def _at_once(training: c.TrainingPolicy) -> int:
+    """Most groups that a cell of the trainer is given at once, to add their gradients; 0 if the policy adds none."""
+    if not isinstance(training, c.AddsGradients):
+        return 0
+    size = training.groups_at_once
+    if type(size) is not int or size < 1:
+        raise answered("training", training, "groups_at_once", size, "a number of groups, at least 1")
+    return size
 
 
 def _order(candidate: c.Candidate) -> int:

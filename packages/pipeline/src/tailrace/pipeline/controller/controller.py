@@ -28,11 +28,15 @@ from tailrace.pipeline.controller.failures import Failures
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.groups import Groups
 from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lending import Lending
 from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import DATA, RELAY, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import blame
 from tailrace.pipeline.controller.provisioning import Provisioning
+from tailrace.pipeline.controller.refill import Refill
+from tailrace.pipeline.controller.round_history import RoundHistory
+from tailrace.pipeline.controller.rounds import Rounds
 from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.controller.states import GroupPhase, Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
@@ -68,23 +72,30 @@ class Controller:
         self.outbox = Outbox(self.fleet)
         self.discards = Discards(self.ledger, self.outbox)
         self.scoring = Scoring(self.ledger, self.outbox, spec.scoring_attempts)
+        self.rounds = Rounds(spec, self.source, self.gate, self.ledger, self.trainer)
+        self.refill = Refill(spec, self.ledger, self.trainer, self.gate, self.source, self.rounds)
         self.coordinator = Coordinator(
-            spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.source,
+            spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.refill,
             self.discards, self.outbox,
         )  # fmt: skip
         self.weights = Weights(
             self.ledger, self.fleet, self.members, self.trainer, self.discards, self.outbox, self._fail
         )
-        self.batches = Batches(spec, self.ledger, self.trainer, self.gate, self.outbox)
+        self.batches = Batches(spec, self.ledger, self.trainer, self.gate, self.rounds, self.outbox)
         self.groups = Groups(
-            spec, self.ledger, self.fleet, self.gate, self.source, self.discards, self.scoring, self.coordinator
-        )
+            spec, self.ledger, self.fleet, self.gate, self.source, self.discards, self.scoring, self.coordinator, self.rounds
+        )  # fmt: skip
         self.failed_groups = FailedGroups(
             spec, self.ledger, self.fleet, self.trainer, self.evaluations,
             self.coordinator, self.scoring, self.groups, self._fail,
         )  # fmt: skip
-        self.provisioning = Provisioning(spec, self.members, self.fleet, self.trainer, self.coordinator, self.outbox)
+        self.round_history = RoundHistory(spec, self.rounds, self.fleet)
+        self.lending = Lending(spec, self.fleet, self.trainer, self.coordinator, self.batches, self.outbox)
         self.losses = Losses(self.ledger, self.fleet, self.trainer, self.scoring, self.coordinator)
+        self.provisioning = Provisioning(
+            spec, self.members, self.fleet, self.trainer, self.coordinator, self.losses, self.round_history, self.lending,
+            self.outbox,
+        )  # fmt: skip
         self.failures = Failures(
             spec.recovery, self.members, self.trainer, self.outbox,
             losses=self.losses, view=self.provisioning.view, fail=self._fail,
@@ -131,7 +142,7 @@ class Controller:
         Raises:
             ControllerError: an event contradicts the state.
         """
-        if self.over and not any(type(one) is c.Resumed and not self._stays_over(one) for one in events):
+        if self.over and not any(self._goes_on(one) for one in events):
             return []
         self.now = self.weights.now = self.failed_groups.now = now
         try:
@@ -218,7 +229,8 @@ class Controller:
             self.scoring.came_up()
         elif event.role == DATA:
             if self.recovering:
-                self._survived(event)
+                self.recovering, self.failures.resumes_at = False, None
+                self.losses.survived(event, self.groups.generated)
             self.discards.again()
 
     def _on_down(self, event: c.Down) -> None:
@@ -246,6 +258,9 @@ class Controller:
                 lag = trainer - state.version
                 counts[lag] = counts.get(lag, 0) + 1
             self.scoring.next.append(name)
+            if state.purpose is _TRAIN:
+                self.round_history.finished(event.tokens)
+                self.groups.generated(state.group)
 
     def _on_interrupted(self, event: c.Interrupted) -> None:
         name, state = event.trajectory, self.ledger.trajectories.get(event.trajectory)
@@ -272,12 +287,8 @@ class Controller:
         self._worked(DATA)
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
-        if self.trainer.accumulating != event.version:
-            raise ControllerError(
-                f"found Accumulated({event.version}) while the trainer works on {self.trainer.accumulating}"
-            )
+        self.batches.accumulated(event)
         self._check_measured(event)
-        self.trainer.accumulating = None
 
     def _check_measured(self, event: c.Accumulated | c.Stepped) -> None:
         """Compare the bound with the staleness that the trainer itself counted, from the versions of the tokens."""
@@ -302,8 +313,8 @@ class Controller:
             self.weights.checkpoint()
         self.evaluations.at(trainer.version, trainer.step, self.trainer.steps)
 
-    def _stays_over(self, event: c.Resumed) -> bool:
-        return self.finished and event.steps is None
+    def _goes_on(self, event: c.Event) -> bool:
+        return type(event) is c.Resumed and not (self.finished and event.steps is None)
 
     def _on_resumed(self, event: c.Resumed) -> None:
         """Restart after the driver died: every process is new. Running trajectories wait for the store's report."""
@@ -312,6 +323,7 @@ class Controller:
         for member in self.members.states.values():
             self.losses.lost(member)
         self.members.restarted()
+        self.provisioning.restarted()
         missing = 0 if event.replicas is None else self.provisioning.keep(event.replicas)
         if not self.trainer.found(event.checkpoints):
             self._fail(
@@ -322,37 +334,24 @@ class Controller:
         self.failures.restart_all(self.trainer.fallbacks[-1])
         self.provisioning.start(missing)
 
-    def _survived(self, event: c.Up) -> None:
-        """Take over what the store reports that it holds after the driver's death."""
-        self.recovering, self.failures.resumes_at = False, None
-        held = set(event.held)
-        for trajectory in list(self.ledger.trajectories.values()):
-            if trajectory.phase is Phase.SCORED or trajectory.id in self.ledger.discarding:
-                continue
-            trajectory.replica = None
-            self.ledger.bind(trajectory, None)
-            if trajectory.id in held:
-                self.ledger.finished(trajectory, trajectory.tokens, self.trainer.version)
-            else:
-                self.ledger.restarted(trajectory, *event.partial.get(trajectory.id, (None, 0)))
-        if self.scoring.up:
-            self.scoring.came_up()
-
     def _fall_back(self, version: int) -> None:
         self.ledger.roll_back(version)
         self.trainer.fall_back(version)
+        self.rounds.fell_back()
         for group in self.gate.reset(self.trainer.version, self.ledger.started()):
             self.groups.drop(group, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
+        self.groups.drop_surplus()
         self.batches.fell_back()
 
     # ---- decisions ------------------------------------------------------------------------------------------------
 
     def _decide(self, kinds: set[type], now: float) -> None:
         """Take all decisions after events of these kinds."""
+        self.lending.go_on()
         self._train()
-        if not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
+        if self.round_history.look(now) or not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
             self.provisioning.plan(now)
-        self.provisioning.stop_emptied()
+        self.provisioning.go_on()
         if self.groups.freed or self.coordinator.due(kinds, now):
             self.groups.freed = False
             self.coordinator.run(now, stepped=c.Stepped in kinds)
@@ -371,6 +370,7 @@ class Controller:
 
     def _train(self) -> None:
         self.groups.drop_surplus()
+        self.rounds.tell()
         if self.batches.wanted:
             for index in list(self.gate.expired()):
                 self.groups.drop(index, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))

@@ -32,6 +32,7 @@ from tailrace.pipeline.controller.members import Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plan_checks import pulls, relocations
 from tailrace.pipeline.controller.plugin_faults import answered, listed
+from tailrace.pipeline.controller.refill import Refill
 from tailrace.pipeline.controller.states import GroupState, TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
@@ -53,7 +54,7 @@ class Coordinator:
 
     Args:
         gate: the admission gate.
-        source: the batching source.
+        refill: opens groups.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Coordinator:
         trainer: TrainerState,
         evaluations: Evaluations,
         gate: c.AdmissionGate,
-        source: c.BatchingSource,
+        refill: Refill,
         discards: Discards,
         outbox: Outbox,
     ) -> None:
@@ -84,15 +85,9 @@ class Coordinator:
         )
         self._seen: tuple[int, c.Cycle] | None = None
         self._spec, self._ledger, self._fleet, self._trainer = spec, ledger, fleet, trainer
-        self._members, self._gate, self._source, self._outbox = members, gate, source, outbox
+        self._members, self._gate, self._outbox = members, gate, outbox
+        self._refill = refill
         self._evaluating = Evaluating(evaluations, ledger, fleet, trainer, discards, self._route, self._pull)
-
-    @property
-    def open_limit(self) -> int:
-        """Groups that may be open at once: waiting, generating or complete; where complete ones are evicted, the former two."""
-        held_back = None if self._spec.eviction is not None else self._spec.buffer_groups
-        limits = [limit for limit in (self._gate.room, held_back) if limit is not None]
-        return min(limits, default=self._spec.open_batches * self._spec.batch_groups)
 
     def progress(self) -> c.Progress:
         """How far the run is, for policies."""
@@ -126,7 +121,7 @@ class Coordinator:
         """
         self.last_cycle_s, self.turn = now, self.turn + self._passed
         self.cycles += 1
-        self._refill()
+        self._refill.run(self.progress)
         self._seen = None
         self._place_moving()
         self._evaluating.place(self._opens())
@@ -137,34 +132,20 @@ class Coordinator:
 
     # ---- the pool -------------------------------------------------------------------------------------------------
 
-    def _refill(self) -> None:
-        """Open groups while there is room and the remaining batches need them, so that no groups are left over at the end."""
-        counts, batching = self._ledger.counts, self._spec.batching
-        if self._trainer.step >= self._trainer.steps:
-            return
-        wanted = self._trainer.steps * self._spec.batch_groups + batching.surplus_groups
-        limit, evicts = self.open_limit, self._spec.eviction is not None
-        while (
-            self._ledger.generating + (0 if evicts else len(self._ledger.buffered)) < limit
-            and counts.admitted - counts.filtered - counts.failed - counts.deferred < wanted
-        ):
-            launch = self._source.next(self.progress())
-            if launch is None:
-                return
-            if not isinstance(launch, c.Launch) or launch.prompt < 0 or not 1 <= launch.needed <= launch.samples:
-                raise answered("batching", batching, "next", launch, "a prompt from 0 and 1 <= needed <= samples")
-            self._source.launched(self._ledger.admit(launch), launch)
-
     def _cycle(self) -> c.Cycle:
         """The input of policies now. It is built anew only after a command."""
         if self._seen is None or self._seen[0] != self._outbox.seq:
             self._seen = (self._outbox.seq, self._look())
         return self._seen[1]
 
+    def views(self) -> list[c.ReplicaView]:
+        """The replicas that are up, as policies see them."""
+        opens = self._opens()
+        return [replica.view(opens) for replica in self._fleet.up()]
+
     def _look(self) -> c.Cycle:
-        progress, opens = self.progress(), self._opens()
-        views = [replica.view(opens) for replica in self._fleet.up()]
-        views, pool = self._part(views)
+        progress = self.progress()
+        views, pool = self._part(self.views())
         return c.Cycle(
             replicas=views,
             pool=pool,
@@ -354,10 +335,10 @@ class Coordinator:
     def _interrupt(self, replica: ReplicaState, names: tuple[str, ...], reason: c.Reason) -> None:
         self._outbox.send_to(replica, c.Interrupt, trajectories=names, reason=reason)
 
-    def empty(self, replica: ReplicaState) -> None:
-        """Empty a replica that will stop: its trajectories go back to the pool with their tokens."""
+    def empty(self, replica: ReplicaState, why: c.Why) -> None:
+        """Empty a replica that loses its devices: its trajectories go back to the pool with their tokens."""
         if replica.assigned:
-            self._interrupt(replica, tuple(replica.assigned), c.Reason(c.Why.STOPPING))
+            self._interrupt(replica, tuple(replica.assigned), c.Reason(why))
 
     def _relocate(self, now: float, *, stepped: bool) -> None:
         policy = self._spec.relocation

@@ -16,7 +16,7 @@ from tailrace.pipeline.spec import EvaluationPlan
 
 @dataclass(slots=True)
 class EvaluationResult:
-    """What an evaluation measured. `rewards`, `correct` and `tokens` have an entry for each problem that was scored.
+    """What an evaluation measured. `rewards`, `correct`, `tokens` and `sources` have an entry for each problem that was scored.
 
     Args:
         version: the version that answered.
@@ -27,6 +27,7 @@ class EvaluationResult:
         correct: whether the answer is right; None where nobody says. A reward of 1 or 0 says so if the verifier does not.
         tokens: response tokens.
         failed: problems whose verifier failed, or that the engine refused.
+        sources: the source of each problem; empty where all are of one.
     """
 
     version: int
@@ -37,14 +38,16 @@ class EvaluationResult:
     correct: list[bool | None] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     failed: int = 0
+    sources: list[str] = field(default_factory=list)
 
-    def answered(self, tokens: int, reward: float, correct: bool | None) -> None:
+    def answered(self, tokens: int, reward: float, correct: bool | None, source: str = "") -> None:
         """Note the answer to a problem, and what its verifier said of it."""
         if correct is None and reward in (0.0, 1.0):
             correct = reward == 1.0
         self.rewards.append(reward)
         self.correct.append(correct)
         self.tokens.append(tokens)
+        self.sources.append(source)
 
 
 @dataclass(slots=True)
@@ -106,7 +109,8 @@ class Evaluations:
         if trajectory.version is not None:
             result.version = trajectory.version  # the version that answered, if a crash lost the wanted one
         if isinstance(event, Scored):
-            result.answered(trajectory.tokens, event.reward, event.correct)
+            source = self.plan.source(trajectory.prompt)
+            result.answered(trajectory.tokens, event.reward, event.correct, source)
         else:
             result.failed += 1
         if job.waiting:

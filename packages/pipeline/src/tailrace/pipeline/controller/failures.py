@@ -125,7 +125,7 @@ class Failures:
 
     def _evict_machine(self, member: MemberState, machine: str, reason: c.Reason) -> None:
         for other in self._members.give_up(machine):
-            if other is not member and other.health in (c.Health.UP, c.Health.STARTING):
+            if other is not member and other.health in (c.Health.UP, c.Health.STARTING, c.Health.RESIZING):
                 self._losses.lost(other)
                 other.health = c.Health.DOWN
                 self._restart(other, c.Reason(c.Why.MACHINE, machine))
@@ -141,11 +141,12 @@ class Failures:
         return False
 
     def _restart(self, member: MemberState, reason: c.Reason, *, avoid: tuple[str, ...] = ()) -> None:
-        member.health, member.machine, member.address = c.Health.STARTING, "", ""
-        member.phase, member.still_s = "", 0.0
+        self._members.starts_anew(member)
         member.restarts += 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         index = int(member.id) if member.role == RELAY else None
-        member.avoids = tuple(dict.fromkeys((*self._members.given_up, *avoid)))
+        member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
         place = c.Place(index, member.avoids)
-        self._outbox.send(c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason)
+        self._outbox.send(
+            c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason, tp=member.own_tp
+        )

@@ -22,7 +22,8 @@ class ReplicaState:
 
     here. `sent` is the number of the last command to this incarnation. `evaluating` counts evaluation trajectories in
     `assigned`, `aborted` those that left by an `Abort` that its snapshots do not show yet. After failed pulls it gets no
-    further pull before `pulls_from_s`, on the run's clock.
+    further pull before `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` all.
+    `cell` is the trainer's cell that stands on its devices; while they are `lent` to it, it gets no work.
     """
 
     id: str
@@ -38,6 +39,7 @@ class ReplicaState:
     kv_before: float = 0.0
     kv_peak: float = 0.0
     kv_capacity_tokens: int = 0
+    preemptions: int = 0
     running: int = 0
     waiting: int = 0
     sent: int = 0
@@ -45,6 +47,9 @@ class ReplicaState:
     moving_out: bool = False
     failed_pulls: int = 0
     pulls_from_s: float = 0.0
+    preempted: int = 0
+    cell: int | None = None
+    lent: bool = False
 
     @property
     def in_flight(self) -> int:
@@ -59,6 +64,7 @@ class ReplicaState:
             and self.version is not None
             and self.pulling is None
             and not self.moving_out
+            and not self.lent
         )
 
     def view(self, opens: Callable[[ReplicaView], bool]) -> ReplicaView:
@@ -83,6 +89,8 @@ class ReplicaState:
             True,
             self.evaluating > 0,
             self.assigned,
+            self.preemptions,
+            self.cell,
         )
         if not opens(view):
             object.__setattr__(view, "open", False)  # the view is not in use yet
@@ -105,8 +113,8 @@ class ReplicaState:
         self.assigned.clear()
         self.evaluating = self.aborted = self.incoming = 0
         self.kv = self.kv_before = self.kv_peak = 0.0
-        self.running = self.waiting = self.sent = 0
-        self.fresh = False
+        self.running = self.waiting = self.sent = self.preemptions = 0
+        self.fresh = self.lent = False
 
 
 @dataclass(slots=True)
@@ -139,9 +147,9 @@ class Replicas:
         return {"replicas": replicas, "contradictions": self.contradictions}
 
     def up(self) -> list[ReplicaState]:
-        """Replicas that are up."""
+        """Replicas that are up and have their devices."""
         up = Health.UP
-        return [replica for replica in self.replicas.values() if replica.member.health is up]
+        return [replica for replica in self.replicas.values() if replica.member.health is up and not replica.lent]
 
     def routed(self, replica: ReplicaState, trajectories: Sequence[TrajectoryState], *, evaluations: int) -> None:
         """Add trajectories to a replica; the peak of its KV usage starts anew."""
@@ -161,6 +169,8 @@ class Replicas:
             return
         replica.kv, replica.running, replica.waiting = snapshot.kv, snapshot.running, snapshot.waiting
         replica.kv_capacity_tokens = snapshot.kv_capacity_tokens
+        replica.preempted += max(0, snapshot.preemptions - replica.preemptions)
+        replica.preemptions = snapshot.preemptions
         replica.kv_peak = max(replica.kv_peak, snapshot.kv)
         replica.fresh = snapshot.last_seq >= replica.sent
         if replica.fresh:

@@ -10,11 +10,16 @@ from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.plugin_faults import chosen
+from tailrace.pipeline.controller.rounds import Rounds
 from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.controller.states import GroupPhase, GroupState, TrajectoryState
 from tailrace.pipeline.spec import PipelineSpec
 
 _FAILURES = frozenset({c.GroupEnd.FAILED, c.GroupEnd.UNSCORED})
+_DEFERRED = {
+    c.Why.NOT_SCORED: c.Why.NOT_SCORED_YET,
+    c.Why.SURPLUS_GROUP: c.Why.DEFERRED,
+}  # of a prompt that comes again
 
 
 class Groups:
@@ -25,6 +30,7 @@ class Groups:
     Args:
         gate: the admission gate.
         source: the batching source.
+        rounds: its rounds.
     """
 
     def __init__(
@@ -37,20 +43,33 @@ class Groups:
         discards: Discards,
         scoring: Scoring,
         coordinator: Coordinator,
+        rounds: Rounds,
     ) -> None:
         self.freed = False
+        self._rounds = rounds
         self._spec, self._ledger, self._fleet, self._gate, self._source = spec, ledger, fleet, gate, source
         self._discards, self._scoring, self._coordinator = discards, scoring, coordinator
         self._told: set[int] = set()  # at an end of the run, which may go on with more steps
 
+    def generated(self, index: int) -> None:
+        """Abort a group's other samples once as many as it needs have finished generating.
+
+        The first to have a score would be a race of verifiers too, which those of wrong answers often lose.
+        """
+        group = self._ledger.groups[index]
+        late = self._ledger.late(group)
+        if late:
+            self._unbind(late)
+            self._ledger.trim(group, late)
+            self._abort(late, c.Reason(c.Why.SURPLUS_SAMPLE))
+
     def complete(self, group: GroupState) -> None:
-        """Complete a group that has its rewards: abort surplus samples, then keep it for the trainer or filter it."""
-        self._unbind(group)
-        candidate, surplus = self._ledger.complete(group)
-        if surplus:
-            self._abort(surplus, c.Reason(c.Why.SURPLUS_SAMPLE))
+        """Complete a group that has its rewards: keep it for the trainer or filter it."""
+        self._unbind(group.states)
+        candidate = self._ledger.complete(group)
         if self._source.keeps(group.index, candidate.rewards):
             self._gate.complete(group.index)
+            self._rounds.completed(group.index)
         else:
             self.drop(group.index, c.GroupEnd.FILTERED, c.Reason(c.Why.NO_SIGNAL))
         self.drop_surplus()
@@ -81,25 +100,26 @@ class Groups:
             self.drop(index, c.GroupEnd.FILTERED, c.Reason(c.Why.EVICTED))
 
     def drop_surplus(self) -> None:
-        """Drop groups that came too late for their batch (redundancy). Call it before another group completes."""
-        for late in list(self._gate.surplus()):
+        """Drop groups that came too late for their batch or round. Call it before another group completes."""
+        for late in [*self._gate.surplus(), *self._rounds.surplus()]:
             self.drop(late, c.GroupEnd.SURPLUS, c.Reason(c.Why.SURPLUS_GROUP))
 
     def drop(self, group: int, end: c.GroupEnd, reason: c.Reason) -> None:
         """Drop a group, which will not be trained on. Its prompt may come again, if the batching source says so."""
-        self._unbind(self._ledger.groups[group])
+        self._unbind(self._ledger.groups[group].states)
         phase = GroupPhase.FAILED if end in _FAILURES else GroupPhase.FILTERED
-        if self._source.ended(group, end) is c.PromptFate.AGAIN and end is c.GroupEnd.UNSCORED:
-            phase, reason = GroupPhase.DEFERRED, c.Reason(c.Why.NOT_SCORED_YET, numbers=reason.numbers)
+        if self._source.ended(group, end) is c.PromptFate.AGAIN:
+            phase = GroupPhase.DEFERRED
+            reason = c.Reason(_DEFERRED.get(reason.why, reason.why), numbers=reason.numbers)
         members = self._ledger.drop(group, phase, reason.why)
         self._gate.drop(group)
         self.freed = True
         self._abort(members, reason)
 
-    def _unbind(self, group: GroupState) -> None:
-        """Cancel all moves of a group's trajectories."""
+    def _unbind(self, trajectories: Sequence[TrajectoryState]) -> None:
+        """Cancel the moves of trajectories."""
         if self._ledger.moving:
-            for state in group.states:
+            for state in trajectories:
                 self._coordinator.unbind(state)
 
     def _abort(self, trajectories: Sequence[TrajectoryState], reason: c.Reason) -> None:

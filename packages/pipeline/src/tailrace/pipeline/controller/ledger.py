@@ -77,7 +77,9 @@ class Ledger:
         """Open a group with pending trajectories. Returns its number."""
         group = self.counts.admitted
         members = tuple([f"{group}.{sample}" for sample in range(launch.samples)])
-        self.groups[group] = GroupState(group, members, launch.prompt, launch.needed)
+        self.groups[group] = GroupState(
+            group, members, launch.prompt, launch.needed, round=launch.round, kind=launch.kind, draw=launch.draw
+        )
         self.waiting.unstarted.add(group, members)
         self.unstarted.update(dict.fromkeys(members, group))
         self.generating += 1
@@ -151,8 +153,11 @@ class Ledger:
                 if state.purpose is _EVAL:
                     self.stranded_evaluations.pop(name, None)
             state.phase, state.replica, state.version = _RUNNING, replica, at
+            draw = self.groups[state.group].draw if state.purpose is _TRAIN else None
             refs.append(
-                TrajectoryRef(name, state.group, state.sample, state.purpose, state.mode, state.tokens, state.prompt)
+                TrajectoryRef(
+                    name, state.group, state.sample, state.purpose, state.mode, state.tokens, state.prompt, draw
+                )
             )
         if news:
             self.unfinished[version] = self.unfinished.get(version, 0) + news
@@ -237,22 +242,30 @@ class Ledger:
 
     # ---- groups ---------------------------------------------------------------------------------------------------
 
-    def complete(self, group: GroupState) -> tuple[Candidate, list[TrajectoryState]]:
-        """Complete a group that has all rewards it needs. Returns its candidate and its surplus members (now forgotten)."""
-        surplus: list[TrajectoryState] = []
-        if group.scored < len(group.members):
-            surplus = [state for state in group.states if state.phase is not _SCORED]
-            group.states = [state for state in group.states if state.phase is _SCORED]
-            group.members = tuple([state.id for state in group.states])
-            for state in surplus:
-                self._forget(state)
+    def late(self, group: GroupState) -> list[TrajectoryState]:
+        """A group's trajectories that it does not need, since as many as it needs have finished generating."""
+        if len(group.members) <= group.needed:
+            return []
+        late = [state for state in group.states if state.phase is not _DONE and state.phase is not _SCORED]
+        return late if len(group.states) - len(late) >= group.needed else []
+
+    def trim(self, group: GroupState, late: Sequence[TrajectoryState]) -> None:
+        """Forget trajectories that a group does not need."""
+        gone = {state.id for state in late}
+        group.states = [state for state in group.states if state.id not in gone]
+        group.members = tuple([state.id for state in group.states])
+        for state in late:
+            self._forget(state)
+        self.counts.surplus_trajectories += len(late)
+
+    def complete(self, group: GroupState) -> Candidate:
+        """Complete a group that has all its rewards. Returns its candidate."""
         rewards = tuple([reward for reward in group.rewards if reward is not None])
         group.candidate = Candidate(group.index, min(group.versions()), self.counts.completed, rewards, group.tokens)
         self._buffer(group)
         self.counts.completed += 1
-        self.counts.surplus_trajectories += len(surplus)
         self.generating -= 1
-        return group.candidate, surplus
+        return group.candidate
 
     def candidates(self) -> list[Candidate]:
         """Complete groups, in completion order."""

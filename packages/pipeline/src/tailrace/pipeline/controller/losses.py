@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import RELAY, REPLICA, SCORER, TRAINER, MemberState
 from tailrace.pipeline.controller.scoring import Scoring
+from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
 
 class Losses:
-    """Notes members that are gone."""
+    """Notes members that are gone, and what survived them."""
 
     def __init__(
         self, ledger: Ledger, fleet: Replicas, trainer: TrainerState, scoring: Scoring, coordinator: Coordinator
@@ -41,3 +45,27 @@ class Losses:
             self._coordinator.unbind(ledger.trajectories[trajectory])
             ledger.returned(trajectory, None)
         replica.reset()
+
+    def survived(self, event: c.Up, generated: Callable[[int], None]) -> None:
+        """Take over what the store reports that it holds after the driver's death.
+
+        Args:
+            generated: told the group of each complete trajectory, in the order in which the store got them.
+        """
+        held, ledger = dict.fromkeys(event.held), self._ledger
+        for trajectory in list(ledger.trajectories.values()):
+            if trajectory.phase is Phase.SCORED or trajectory.id in ledger.discarding:
+                held.pop(trajectory.id, None)
+                continue
+            trajectory.replica = None
+            ledger.bind(trajectory, None)
+            if trajectory.id not in held:
+                ledger.restarted(trajectory, *event.partial.get(trajectory.id, (None, 0)))
+        for name in held:
+            complete = ledger.trajectories.get(name)
+            if complete is not None:
+                ledger.finished(complete, complete.tokens, self._trainer.version)
+                if complete.purpose is c.Purpose.TRAIN:
+                    generated(complete.group)
+        if self._scoring.up:
+            self._scoring.came_up()

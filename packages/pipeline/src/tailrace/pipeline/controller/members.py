@@ -2,7 +2,8 @@
 
 STARTING ──Up──► UP ──Down──► DOWN ──Restart──► STARTING
                  │             └──evicted: gone for good
-                 └──Stop──► STOPPING ──Down──► gone
+                 ├──Stop──► STOPPING ──Down──► gone
+                 └──► RESIZING ──Resize──► STARTING
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ _UP = Health.UP
 
 @dataclass(slots=True)
 class MemberState:
-    """One member. `failures` are the times of its failures since it last did its work, `avoids` machines it may not use."""
+    """One member. `failures` are the times of its failures since it last did its work, `avoids` machines it may not use.
+
+    A replica spans `tp` devices; `own_tp` is the same number if it is not that of the run's start.
+    """
 
     role: str
     id: str
@@ -32,6 +36,8 @@ class MemberState:
     failures: list[float] = field(default_factory=list)
     restarts: int = 0
     avoids: tuple[str, ...] = ()
+    tp: int = 1
+    own_tp: int | None = None
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
@@ -41,7 +47,15 @@ class MemberState:
     def view(self, in_flight: int) -> MemberView:
         """The member's view for policies."""
         return MemberView(
-            self.role, self.id, self.health, self.machine, self.phase, self.still_s, self.slowest_s, in_flight
+            self.role,
+            self.id,
+            self.health,
+            self.machine,
+            self.phase,
+            self.still_s,
+            self.slowest_s,
+            in_flight,
+            tp=self.tp,
         )
 
 
@@ -79,7 +93,7 @@ class Members:
         state = self.states.get((event.role, event.id))
         if state is None:
             return None
-        if state.health is not Health.STOPPING:
+        if state.health is not Health.STOPPING and state.health is not Health.RESIZING:
             state.health = _UP
         state.machine, state.address = event.machine, event.address
         state.phase, state.still_s, state.slowest_s = "", 0.0, 0.0
@@ -138,6 +152,12 @@ class Members:
             up = up[index:] + up[:index]  # spreads replicas over the relays
             up.sort(key=lambda relay: relay.machine != here.machine)
         return tuple(relay.address for relay in up)
+
+    def starts_anew(self, state: MemberState) -> None:
+        """Mark a member as starting: a fresh process takes its place, on machines that are not given up."""
+        state.health, state.machine, state.address = Health.STARTING, "", ""
+        state.phase, state.still_s = "", 0.0
+        state.avoids = self.given_up
 
     def restarted(self) -> None:
         """Reset all members after the driver and every process died. A member that was down starts again too.

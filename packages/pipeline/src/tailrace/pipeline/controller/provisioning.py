@@ -7,17 +7,25 @@ from collections import deque
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.fleet import Replicas
-from tailrace.pipeline.controller.members import REPLICA, Members
+from tailrace.pipeline.controller.lending import Lending
+from tailrace.pipeline.controller.losses import Losses
+from tailrace.pipeline.controller.members import REPLICA, Members, MemberState
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered, listed
+from tailrace.pipeline.controller.round_history import RoundHistory
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
+_ACTIONS = (c.StartReplica, c.StopReplica, c.ResizeReplica, c.LendReplica, c.ReturnReplica)
 _WINDOW = 8  # training steps over which times are averaged
 
 
 class Provisioning:
-    """Starts and stops replicas. A replica is emptied before it stops, so that its tokens are kept."""
+    """Starts, stops and resizes replicas. A replica is emptied before it stops or is resized, so that its tokens are kept.
+
+    Devices change hands in this order: replicas stop; those that grow are resized; then, and after those that shrink, new ones
+    start. So at no time do replicas need more devices than before or after a plan.
+    """
 
     def __init__(
         self,
@@ -26,16 +34,22 @@ class Provisioning:
         fleet: Replicas,
         trainer: TrainerState,
         coordinator: Coordinator,
+        losses: Losses,
+        rounds: RoundHistory,
+        lending: Lending,
         outbox: Outbox,
     ) -> None:
+        self._rounds, self._lending = rounds, lending
         self.started = 0
         self.wanted: int | None = None
         """Number of replicas that a resumed run was changed to; None if it was not."""
         self._spec, self._members, self._fleet, self._trainer = spec, members, fleet, trainer
-        self._coordinator, self._outbox = coordinator, outbox
+        self._coordinator, self._losses, self._outbox = coordinator, losses, outbox
         self._now = 0.0
         self._stepped: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
         self._stopping: dict[str, c.Reason] = {}
+        self._resizing: dict[str, tuple[bool, c.Reason]] = {}  # whether it grows
+        self._starting: dict[str, c.Reason] = {}
 
     def stepped(self, now: float, training_s: float) -> None:
         """Note that a batch was trained on, and the seconds that the trainer took for it."""
@@ -55,20 +69,32 @@ class Provisioning:
             now_s=self._now,
             training_s=sum(wall for _, wall in steps) / len(steps) if steps else 0.0,
             step_s=between,
+            round=self._rounds.open,
+            rounds=tuple(self._rounds.records),
+            loads=self._coordinator.views() if self._rounds.used else (),
+            lengths=tuple(self._rounds.lengths),
+            lent=self._lending.lent,
         )
 
     def plan(self, now: float) -> None:
         """Ask the policy and carry out its actions."""
         self._now = now
         policy = self._spec.provisioning
-        actions = listed("provisioning", policy, "plan", policy.plan(self.view()), (c.StartReplica, c.StopReplica))
+        actions = listed("provisioning", policy, "plan", policy.plan(self.view()), _ACTIONS)
         for action in actions:
             if isinstance(action, c.StartReplica):
-                self._start(action.reason)
+                self._start(action.reason, action.tp)
             elif self._members.get(REPLICA, action.replica) is None:
-                raise answered("provisioning", policy, "plan", action, "StartReplica, or StopReplica of a replica")
-            else:
+                raise answered("provisioning", policy, "plan", action, "a start, or a replica to stop or to resize")
+            elif isinstance(action, c.StopReplica):
                 self._stop(action)
+            elif isinstance(action, c.LendReplica):
+                self._lend(action)
+            elif isinstance(action, c.ReturnReplica):
+                self._lending.give_back(action)
+            else:
+                self._resize(action)
+        self._start_waiting()
         if not actions and all(member.health is c.Health.STOPPING for member in self._members.of(REPLICA)):
             raise answered("provisioning", policy, "plan", actions, "at least one replica that is not stopping")
 
@@ -85,23 +111,77 @@ class Provisioning:
         """Start further replicas that the user asked for."""
         for _ in range(replicas):
             self._start(c.Reason(c.Why.PLANNED))
+        self._start_waiting()
 
-    def _start(self, reason: c.Reason) -> None:
+    def _start(self, reason: c.Reason, tp: int | None = None) -> None:
         name = f"r{self.started}"
         self.started += 1
         member = self._members.add(REPLICA, name)
         member.avoids = self._members.given_up
-        self._outbox.send(c.Start, role=REPLICA, id=name, place=c.Place(avoid=member.avoids), reason=reason)
+        self._spans(member, self._spec.tp if tp is None else tp)
         self._fleet.add(member, self._spec.replica_batch)
+        self._lending.joins(name)
+        self._starting[name] = reason
 
-    def stop_emptied(self) -> None:
-        """Send `Stop` to replicas that are stopping and hold no trajectories any more."""
-        for name in [name for name in self._stopping if not self._fleet.replicas[name].assigned]:
+    def _lend(self, action: c.LendReplica) -> None:
+        replica = self._fleet.replicas[action.replica]
+        if replica.cell is None or replica.evaluating or not (replica.serves or replica.lent):
+            expected = "a replica on the devices of a cell of the trainer, that serves a version and runs no evaluation"
+            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
+        self._lending.lend(action)
+
+    def go_on(self) -> None:
+        """Stop and resize replicas that hold no trajectories any more, and start those whose devices are free."""
+        replicas = self._fleet.replicas
+        for name in [name for name in self._stopping if not replicas[name].assigned]:
             self._outbox.send(c.Stop, role=REPLICA, id=name, reason=self._stopping.pop(name))
+        gone = all(member.health is not c.Health.STOPPING for member in self._members.of(REPLICA))
+        for name, (grows, reason) in list(self._resizing.items()):
+            member = self._members.get(REPLICA, name)
+            if member is None or member.health is not c.Health.RESIZING:
+                del self._resizing[name]  # it went down before, and starts at its new size if it is restarted
+            elif not replicas[name].assigned and (gone or not grows):
+                del self._resizing[name]
+                self._losses.lost(member)
+                self._members.starts_anew(member)
+                place = c.Place(avoid=member.avoids)
+                self._outbox.send(c.Resize, replica=name, tp=member.tp, place=place, reason=reason)
+        self._start_waiting()
+
+    def restarted(self) -> None:
+        """Forget what was under way when the driver died: every member that is not stopping starts anew, at its new size."""
+        self._stopping.clear()
+        self._resizing.clear()
+        self._starting.clear()
+
+    def _start_waiting(self) -> None:
+        if self._resizing:
+            return  # they have the devices still
+        for name, reason in self._starting.items():
+            member = self._members.get(REPLICA, name)
+            if member is not None:
+                place = c.Place(avoid=member.avoids)
+                self._outbox.send(c.Start, role=REPLICA, id=name, place=place, reason=reason, tp=member.own_tp)
+        self._starting.clear()
 
     def _stop(self, action: c.StopReplica) -> None:
         member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]
         if member is not None and member.health is not c.Health.STOPPING:
             member.health = c.Health.STOPPING
             self._stopping[action.replica] = action.reason
-            self._coordinator.empty(replica)
+            self._coordinator.empty(replica, c.Why.STOPPING)
+
+    def _resize(self, action: c.ResizeReplica) -> None:
+        member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]
+        if member is None or member.health is c.Health.STOPPING or action.tp < 1 or action.tp & (action.tp - 1):
+            expected = "a power of two of devices for a replica that is not stopping"
+            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
+        grows = action.tp > member.tp or self._resizing.get(action.replica, (False,))[0]
+        self._spans(member, action.tp)
+        if action.replica not in self._starting:
+            member.health = c.Health.RESIZING
+            self._resizing[action.replica] = grows, action.reason
+            self._coordinator.empty(replica, c.Why.RESIZING)
+
+    def _spans(self, member: MemberState, tp: int) -> None:
+        member.tp, member.own_tp = tp, None if tp == self._spec.tp else tp

@@ -59,7 +59,7 @@ class GroupState:
 
     `states` are its trajectories in order of their samples, once it has started. `scored` counts those with a reward;
     `rewards` has their rewards by sample, `tokens` their response tokens, and `newer` counts those of versions newer than the
-    group's. `candidate` is the complete group for a sampler.
+    group's. `candidate` is the complete group for a sampler. `round`, `kind` and `draw` are those of its `Launch`.
     """
 
     index: int
@@ -75,6 +75,9 @@ class GroupState:
     newer: dict[int, int] | None = None
     candidate: Candidate | None = None
     consumed_for: int = 0
+    round: int | None = None
+    kind: str = ""
+    draw: int | None = None
 
     def versions(self) -> dict[int, int]:
         """Number of its scored trajectories by version, oldest version first."""

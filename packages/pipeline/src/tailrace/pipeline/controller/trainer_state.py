@@ -21,8 +21,9 @@ class TrainerState:
     `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
     checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints,
     or `first` while there is none.
-    Of a streamed batch, `accumulated` lists the groups given so far and `parts` counts their parts; `accumulating` is the
-    batch's version while the trainer works on a part.
+    Of a batch that is trained on before it is complete, `accumulated` lists the groups given so far and `parts` counts their
+    parts; `accumulating` is the batch's version while the trainer works on a part. Where gradients are only added, `adding` has
+    that version for each cell of the trainer that works on some.
     """
 
     first: int = 0
@@ -41,6 +42,7 @@ class TrainerState:
     accumulating: int | None = None
     accumulated: list[int] = field(default_factory=list)
     parts: int = 0
+    adding: dict[int, int] = field(default_factory=dict)
     batches: dict[int, int] = field(default_factory=dict)
     consumed_staleness: dict[int, dict[int, int]] = field(default_factory=dict)
     staleness_at_completion: dict[int, int] = field(default_factory=dict)
@@ -61,7 +63,9 @@ class TrainerState:
 
     @property
     def making(self) -> int | None:
-        """The version of the batch, or part of one, that the trainer works on; None if it has none."""
+        """The version of the batch, or part of one, that the trainer or a cell of it works on; None if it has none."""
+        if self.stepping is None and self.accumulating is None:
+            return next(iter(self.adding.values()), None)
         return self.accumulating if self.stepping is None else self.stepping
 
     def consumed(self, version: int, staleness: dict[int, int]) -> None:
@@ -73,6 +77,7 @@ class TrainerState:
     def went_down(self) -> None:
         """Note that the trainer is gone. Its batch stays consumed until it falls back."""
         self.up, self.staged, self.stepping, self.accumulating = False, False, None, None
+        self.adding = {}
 
     def stepped(self, version: int) -> None:
         """Note that the step that made a version is done."""
@@ -142,6 +147,7 @@ class TrainerState:
         """Set the trainer back to the weights of a checkpoint."""
         self.saving = []
         self.stepping, self.accumulating, self.accumulated, self.parts = None, None, [], 0
+        self.adding = {}
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}
         self.step = self.batches[version]
         highest = max(self.published, self.publishing)

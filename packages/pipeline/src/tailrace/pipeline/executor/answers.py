@@ -41,8 +41,11 @@ class Answers:
         match command:
             case c.Step(version=version):
                 self._add(running, command.seq, f"{running} to train version {version}", limits.step_s, now)
-            case c.Accumulate(version=version):
+            case c.Accumulate(version=version, cell=None):
                 self._add(running, command.seq, f"{running} to train a part of version {version}", limits.step_s, now)
+            case c.Accumulate(version=version, cell=cell):
+                what = f"cell {cell} of {running} to add gradients of version {version}"
+                self._add(running, command.seq, what, limits.step_s, now)
             case c.Publish(version=version, relays=relays):
                 if self._publishing is not None:  # a newer version replaces one that is not published yet
                     self._end(self._publishing)

@@ -50,20 +50,24 @@ class Deployment:
         token: shared secret of the run's peers.
         roles: how to start each role, by its name.
         trainer_ranks: number of trainer processes.
+        trainer_cells: cells that they form.
         rendezvous: directory where several ranks of the trainer find each other.
         deadlines: the executor's deadlines.
         adopting: arguments of `adopt`, by role, for members that stay up from an earlier run.
+        tp: devices of a replica's engine for which `roles` says what it needs.
     """
 
     name: str
     token: str
     roles: dict[str, RoleSpec]
     trainer_ranks: int = 1
+    trainer_cells: int = 1
     rendezvous: Path | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     adopting: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tp: int = 1
 
-    def role(self, host: Host, role: str, id_: str, incarnation: int, rank: int = 0) -> RoleSpec:
+    def role(self, host: Host, role: str, id_: str, incarnation: int, rank: int = 0, tp: int | None = None) -> RoleSpec:
         """How to start a member.
 
         Args:
@@ -72,6 +76,7 @@ class Deployment:
             id_: the member's id.
             incarnation: counts the starts of this member, from 1.
             rank: rank of a trainer's process.
+            tp: devices that a replica's engine spans; None: as `roles` says.
         """
         spec = self.roles[role]
         own: dict[str, Any] = {}
@@ -79,16 +84,24 @@ class Deployment:
             own["data"] = host.caller(DATA)
         if role == REPLICA:
             own |= {"replica": id_, "incarnation": incarnation, "token": self.token}
+            if tp is not None:
+                spec = self._spanning(spec, tp)
         elif role == RELAY:
             own |= {"name": f"{self.name}-{id_}", "token": self.token}
         elif role == TRAINER:
             several = self.rendezvous is not None and self.trainer_ranks > 1
             rendezvous = f"file://{self.rendezvous}/{incarnation}" if several else None
             own |= {"rank": rank, "world_size": self.trainer_ranks, "rendezvous": rendezvous, "token": self.token}
-            own["incarnation"] = incarnation
+            own |= {"incarnation": incarnation, "cells": self.trainer_cells}
             if rank == 0:
                 own["followers"] = [host.caller(TRAINER, rank_id(id_, other)) for other in range(1, self.trainer_ranks)]
         return dataclasses.replace(spec, arguments={**spec.arguments, **own})
+
+    def _spanning(self, spec: RoleSpec, tp: int) -> RoleSpec:
+        """A replica whose engine spans `tp` devices."""
+        factor = tp / self.tp
+        arguments = {**spec.arguments, "tp": tp}
+        return dataclasses.replace(spec, arguments=arguments, cpus=spec.cpus * factor, gpus=spec.gpus * factor)
 
 
 def rank_id(leader: str, rank: int) -> str:

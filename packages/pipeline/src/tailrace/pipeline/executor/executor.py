@@ -72,12 +72,13 @@ class Executor:
         self._injection = Injection(())
         self._next_tick_s = math.inf
         self._carry_out: dict[type, Callable[[Any], None]] = {
-            **dict.fromkeys((c.Route, c.Interrupt, c.Pull), self._to_replica),
+            **dict.fromkeys((c.Route, c.Interrupt, c.Pull, c.Lend, c.Return), self._to_replica),
             **dict.fromkeys((c.Publish, c.Checkpoint, c.Accumulate, c.Step), self._to_trainer),
             c.Abort: self._abort,
             c.Score: self._score,
             c.Start: self.membership.start,
             c.Restart: self.membership.restart,
+            c.Resize: self.membership.resize,
             c.Stop: self.membership.stop,
         }
 
@@ -271,7 +272,7 @@ class Executor:
             self._unsent[running] = None
         return running
 
-    def _to_replica(self, command: c.Route | c.Interrupt | c.Pull) -> None:
+    def _to_replica(self, command: c.Route | c.Interrupt | c.Pull | c.Lend | c.Return) -> None:
         running = self._send((REPLICA, command.replica), command)
         if running is not None and type(command) is c.Pull:
             self._answers.expect(running, command, self._time.now())

@@ -14,7 +14,7 @@ from tailrace import contracts as c
 from tailrace.faulttol import Death, HeartbeatMonitor, Suspicion
 from tailrace.pipeline.errors import DeadlineError
 from tailrace.pipeline.executor.answers import Answers
-from tailrace.pipeline.executor.deployment import DATA, TRAINER, Deployment, rank_id
+from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import Answer, Host, MemberDeadError
 from tailrace.pipeline.executor.waits import Waits, error_of, together
@@ -74,6 +74,10 @@ class Membership:
             self._end(running)
         self._spawn(command, command.version)
 
+    def resize(self, command: c.Resize) -> None:
+        """End a replica, and start it on another number of devices."""
+        self.restart(c.Restart(command.seq, REPLICA, command.replica, place=command.place, tp=command.tp))
+
     def stop(self, command: c.Stop) -> None:
         """Let a member clean up, then end it."""
         for running in self.ranks(command.role, command.id)[:1]:
@@ -89,7 +93,7 @@ class Membership:
         for rank in range(self.deployment.trainer_ranks if role == TRAINER else 1):
             key = (role, rank_id(id_, rank))
             incarnation = self.incarnations[key] = self.incarnations.get(key, 0) + 1
-            spec = self.deployment.role(self._host, role, id_, incarnation, rank)
+            spec = self.deployment.role(self._host, role, id_, incarnation, rank, command.tp)
             member = self._host.spawn(role, key[1], incarnation, spec, command.place)
             running = self.running[key] = Running(role, key[1], member, self._sent, id_)
             running.failed = partial(self.failed, running)

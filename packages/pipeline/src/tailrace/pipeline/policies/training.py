@@ -55,7 +55,38 @@ class MiniBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Streamed(MiniBatch):
+class Streamed(FullBatch):
+    """Gradients of complete groups are added up while the rest of the batch is generated (RollPacker, section 4.4).
+
+    The weights change once, when the batch is complete, with the gradient of the whole batch. Each cell of the trainer that has
+    nothing to do gets a few groups.
+
+    Args:
+        groups: most groups that a cell is given at once. Fewer begin sooner and end sooner; more make better micro-batches.
+
+    Raises:
+        PolicyError: `groups` is below 1.
+    """
+
+    groups: Annotated[int, Tried((1, 2, 4))] = 4
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise PolicyError(f"found groups={self.groups}, expected at least 1")
+
+    @property
+    def streams(self) -> bool:
+        """Yes: groups are given to the trainer before their batch is complete."""
+        return True
+
+    @property
+    def groups_at_once(self) -> int:
+        """Most groups of one `Accumulate`."""
+        return self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicBatch(MiniBatch):
     """Stream generation: each part of a batch is trained on as soon as enough groups are complete (Laminar, section 2.3).
 
     The trainer starts while the long trajectories of the batch are still being generated, so that in the end it waits only for

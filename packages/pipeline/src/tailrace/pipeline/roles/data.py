@@ -95,8 +95,9 @@ class DataRole:
     def _carry_out(self, command: Command) -> None:
         if not isinstance(command, Abort):
             raise RoleError(f"the data role got {type(command).__name__} {command.seq}, expected Abort")
+        tokens = self._store.partial_tokens(command.trajectories)
         self._store.discard(command.trajectories, command.reason.why.value)
-        self._worker.put(Discarded(command.seq))
+        self._worker.put(Discarded(command.seq, tokens))
 
     # ---- for replicas ---------------------------------------------------------------------------------------------
 

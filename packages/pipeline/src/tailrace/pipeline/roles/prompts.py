@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,17 +87,26 @@ class SamplingTable:
         max_tokens: most response tokens.
         stop_token_ids: tokens that end a response.
         modes: decoding modes of evaluations.
+        seed: the run's seed.
     """
 
     temperature: float
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     modes: Mapping[str, DecodingMode]
+    seed: int = 0
 
     def __call__(self, ref: TrajectoryRef) -> Sampling:
-        """The sampling parameters of a trajectory."""
+        """The sampling parameters of a trajectory. One that resumes gets new noise, not that of its first tokens again."""
         temperature = self.temperature if ref.purpose is Purpose.TRAIN else self.modes[ref.mode].temperature
-        return Sampling(temperature=temperature, max_tokens=self.max_tokens, stop_token_ids=self.stop_token_ids)
+        seed = None if ref.draw is None else noise_seed(self.seed, ref.draw, ref.sample, ref.kept)
+        return Sampling(temperature, self.max_tokens, self.stop_token_ids, seed)
+
+
+def noise_seed(run: int, draw: int, sample: int, kept: int) -> int:
+    """The seed of a trajectory's noise from its `kept`-th response token on: from 0 to 2**63 - 1, the same on every machine."""
+    digest = hashlib.blake2b(f"{run} {draw} {sample} {kept}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def item_metadata(prompt: Prompt) -> dict[str, Any]:

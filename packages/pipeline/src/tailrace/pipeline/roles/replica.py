@@ -13,9 +13,11 @@ from tailrace.contracts import (
     Engine,
     Event,
     Interrupt,
+    Lend,
     PartialDelta,
     Pull,
     Resume,
+    Return,
     Route,
     TrajectoryRef,
 )
@@ -55,6 +57,7 @@ class ReplicaRole:
         data: the data role.
         sampling: how trajectories are drawn.
         token, checkpoints, transfer: see `RelayWeights`.
+        tp: devices that the engine spans; None: as `options` say.
         snapshot_s: seconds between two snapshots.
         still_report_s: seconds between two reports that the engine stands still.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
@@ -73,6 +76,7 @@ class ReplicaRole:
         token: str,
         checkpoints: Path,
         transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
+        tp: int | None = None,
         snapshot_s: float = 0.25,
         still_report_s: float = 5.0,
         data_timeout_s: float = 180.0,
@@ -80,7 +84,9 @@ class ReplicaRole:
         self._weights = RelayWeights(token=token, checkpoints=checkpoints, transfer=transfer)
         # a different seed for each incarnation of each replica, so that each draws other samples
         seed = (int(options.get("seed", 0)) + zlib.crc32(f"{replica}#{incarnation}".encode())) % 2**31
-        self._engine = self.build_engine(engine, model, {**options, "seed": seed})
+        self._engine = self.build_engine(
+            engine, model, {**options, "seed": seed, **({} if tp is None else {"tensor_parallel_size": tp})}
+        )
         self._worker = ReplicaWorker(
             replica,
             self._engine,
@@ -103,7 +109,7 @@ class ReplicaRole:
     def submit(self, commands: Sequence[Command]) -> None:
         """Queue commands for the worker."""
         for command in commands:
-            if not isinstance(command, Route | Interrupt | Abort | Pull):
+            if not isinstance(command, Route | Interrupt | Abort | Pull | Lend | Return):
                 raise RoleError(f"a replica got {type(command).__name__} {command.seq}, which is not its own")
             if isinstance(command, Pull):
                 self._weights.use(command.sources)

@@ -74,7 +74,9 @@ class ScorerRole:
         self._thread = threading.Thread(target=self._run, args=(up,), name="scoring", daemon=True)
         self._thread.start()
         up.wait()  # importing verifiers has a deadline of its own
-        self._events.events(0.0)  # raises what kept it from coming up
+        self._events.put(
+            *self._events.events(0.0)
+        )  # raises what kept it from coming up, and keeps what there is to tell
 
     def ready(self) -> dict[str, object]:
         """Returns once the role is up."""

@@ -1,12 +1,14 @@
 """The trainer role: consumes batches, publishes versions, saves checkpoints. One member per rank, each with the same commands.
 
 Step, Accumulate   wait only for the batch's tokens from the data role
+Accumulate(cell)   only the ranks of a cell carry it out: it adds gradients without the others, and changes no weights
 Publish            copies this rank's weights once; relays get them in the background (see `Publishing`)
 Checkpoint         copies the state to host memory; a background thread makes it durable
 
 A thread carries the commands out in order. They are collectives: from the commands alone, every rank decides in the same way
-whether to stage weights. Every rank sends its own shards to the master relay. Only the first rank sends events, chooses the
-master relay, deletes old checkpoints and marks trajectories as consumed.
+whether to stage weights. Every rank sends its own shards to the master relay. Only the first rank chooses the master relay,
+deletes old checkpoints, marks trajectories as consumed, and sends events; but that a cell has added gradients is said by the
+first rank of the cell.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -28,6 +30,7 @@ from tailrace.contracts import (
     Command,
     Durable,
     Event,
+    Experience,
     Publish,
     Published,
     Step,
@@ -37,12 +40,12 @@ from tailrace.contracts import (
 from tailrace.contracts.plugins import load
 from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError, RoleError
 from tailrace.pipeline.executor.seam import Caller
-from tailrace.pipeline.roles.parts import merge_metrics
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower
 from tailrace.pipeline.roles.shards import Shards
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.worker import Worker
+from tailrace.trainer.metrics import merge_metrics
 
 _PHASES: dict[type, str] = {Step: "training", Accumulate: "training", Publish: "publishing", Checkpoint: "saving"}
 _IDLE = "idle"
@@ -60,6 +63,7 @@ class TrainerRole:
         backend: name of the backend plugin.
         config: the backend's configuration.
         rank, world_size, rendezvous: the process group.
+        cells: cells that the ranks form, each of as many that follow each other.
         data: the data role.
         token: shared secret of the run's peers.
         checkpoints: directory with one checkpoint per version.
@@ -89,6 +93,7 @@ class TrainerRole:
         member: str = "0",
         save_timeout_s: float = 600.0,
         data_timeout_s: float = 180.0,
+        cells: int = 1,
     ) -> None:
         build = load("tailrace.backend", backend)
         self._alone = _one_at_a_time.acquire(timeout=_PREDECESSOR_S)
@@ -105,6 +110,9 @@ class TrainerRole:
         )
         self._staged: int | None = None
         self._parts: list[tuple[Sequence[str], dict[str, float]]] = []  # accumulated since the last step
+        self._added: list[str] = []  # since the last step, by all cells; their gradients changed no weights yet
+        self._cell, self._place = divmod(rank, world_size // cells)
+        self._cells = cells
         self._saves: list[threading.Thread] = []
         self._phase, self._finished = _IDLE, 0
         self._slowest_s: dict[str, float] = {}
@@ -190,8 +198,10 @@ class TrainerRole:
             case Step(seq, version, mini_batches):
                 metrics = self._step(version, mini_batches)
                 self._tell(Stepped(version, metrics, answers=seq))
+            case Accumulate(update=False):
+                self._add(command)
             case Accumulate(seq, version, trajectories):
-                metrics = self._train(version, [trajectories])
+                metrics = self._step_on(version, [trajectories])
                 self._parts.append((trajectories, metrics))
                 self._tell(Accumulated(version, trajectories, metrics, answers=seq))
             case Publish():
@@ -220,27 +230,69 @@ class TrainerRole:
         if self._publishing is not None:
             self._worker.put(event)
 
+    def _add(self, command: Accumulate) -> None:
+        """Add gradients, if this rank is of the cell. Every rank notes what was added, since the batch consumes it."""
+        if command.cell is None or not 0 <= command.cell < self._cells:
+            raise RoleError(f"found cell {command.cell} in command {command.seq}, expected one of {self._cells}")
+        if self._parts:
+            raise RoleError(f"found gradients to add in command {command.seq} after optimizer steps on the same batch")
+        self._added += command.trajectories
+        if command.cell != self._cell:
+            return
+        metrics = self._train(command.version, [command.trajectories], lambda batch: self._backend.accumulate(batch[0]))
+        if self._place == 0:
+            found = Accumulated(command.version, command.trajectories, metrics, answers=command.seq, cell=self._cell)
+            self._worker.put(found)
+
     def _step(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
         """Train on a batch or its last part, and mark the whole batch as consumed. Returns the whole batch's metrics."""
-        metrics = self._train(version, mini_batches)
+        added, self._added = self._added, []
+        train = self._apply if added else self._step_on
+        metrics = train(version, mini_batches)
         parts, self._parts = self._parts, []
         if self._publishing is not None and not self._worker.closing:
-            batch = [*(names for names, _ in parts), *mini_batches]
+            batch = [added, *(names for names, _ in parts), *mini_batches]
             names = [name for part in batch for name in part]
             self._data.call("consume", names, version, timeout_s=self._data_timeout_s)
         self._made = version
         return merge_metrics([*(part for _, part in parts), metrics])
 
-    def _train(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
+    def _step_on(self, version: int, mini_batches: Sequence[Sequence[str]]) -> dict[str, float]:
+        """Make an optimizer step on each mini-batch."""
+        return self._train(version, mini_batches, self._backend.step)
+
+    def _apply(self, version: int, rest: Sequence[Sequence[str]]) -> dict[str, float]:
+        """Make one optimizer step of the gradients that cells have added and of what is left. Returns the batch's metrics."""
+        if len(rest) > 1:
+            raise RoleError(
+                f"found {len(rest)} mini-batches for gradients that were added, expected one optimizer step"
+            )
+        metrics = self._train(version, rest, lambda batch: self._backend.apply(batch[0] if batch else ()))
+        if "version_oldest" in metrics:  # of the whole batch
+            metrics["staleness_max"] = version - 1 - metrics.pop("version_oldest")
+            metrics["staleness_mean"] = version - 1 - metrics.pop("version_mean")
+        return metrics
+
+    def _train(
+        self,
+        version: int,
+        mini_batches: Sequence[Sequence[str]],
+        train: Callable[[list[list[Experience]]], dict[str, float]],
+    ) -> dict[str, float]:
+        """Fetch trajectories and have them trained on.
+
+        Args:
+            version: the version of their batch.
+            mini_batches: their names.
+            train: trains on them, and returns metrics.
+        """
         started = time.monotonic()
         names = [name for batch in mini_batches for name in batch]
-        found = self._data.call("experiences", names, timeout_s=self._data_timeout_s)
+        found = self._data.call("experiences", names, timeout_s=self._data_timeout_s) if names else []
         experiences = {experience.trajectory: experience for experience in found}
         fetched = time.monotonic()
         lags = [version - 1 - e.oldest_version for e in experiences.values() if e.segments]
-        metrics: dict[str, float] = self._backend.step(
-            [[experiences[name] for name in batch] for batch in mini_batches]
-        )
+        metrics = train([[experiences[name] for name in batch] for batch in mini_batches])
         metrics["fetch_s"] = fetched - started
         metrics["staleness_max"], metrics["staleness_mean"] = max(lags, default=0), sum(lags) / max(1, len(lags))
         metrics["wall_s"] = time.monotonic() - started

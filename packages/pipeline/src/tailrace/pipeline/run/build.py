@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import PluginError
+from tailrace.contracts import AddsGradients, DrawsAgain, PluginError
 from tailrace.faulttol import Fault, FaulttolError, parse_fault
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.config.policies import build_policy
-from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.controller.rounds import check_rounds
+from tailrace.pipeline.errors import ConfigError, PolicyError
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
@@ -31,6 +33,7 @@ from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
+from tailrace.pipeline.run.sharing import check_shared
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
@@ -56,11 +59,12 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         "batching": {"samples": pipeline.samples_per_prompt},
         "provisioning": {"count": config.rollout.replicas},
     }
+    known = {**_cost_model(config), **_stream(config), **_devices(config)}
     policies: dict[str, Any] = {}
     gathered = Gathered()
     for axis in (*AXES, "sampler"):
         with gathered.check():
-            policies[axis] = build_policy(axis, getattr(pipeline, axis), given.get(axis), _cost_model(config))
+            policies[axis] = build_policy(axis, getattr(pipeline, axis), given.get(axis), known)
     if pipeline.eviction is not None:
         with gathered.check():
             if pipeline.buffer_prompts is None:
@@ -72,17 +76,24 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
     if policies["batching"].surplus_groups:  # admission must have room for them
         surplus = {"surplus": policies["batching"].surplus_groups}
         policies["admission"] = build_policy("admission", pipeline.admission, surplus)
-    forced = (FORCED, FORCED_GREEDY) if config.task.name is not None and config.evaluation.controls else ()
-    size = config.task.held_out_size if config.task.name is not None or config.task.held_out is not None else 0
+    task = config.task
+    forced = (FORCED, FORCED_GREEDY) if task.name is not None and config.evaluation.controls else ()
+    size = task.held_out_size if task.generated or task.held_out is not None else 0
+    sources = tuple(task.parts(size).items()) if len(task.generated) > 1 else ()
     if controls:
-        plan = EvaluationPlan(size=size, modes=(SAMPLED, GREEDY))
+        plan = EvaluationPlan(size=size, modes=(SAMPLED, GREEDY), sources=sources)
     else:
-        plan = EvaluationPlan(size, config.evaluation.every, (SAMPLED,), first=(GREEDY, *forced), last=(GREEDY,))
-    return PipelineSpec(
+        plan = EvaluationPlan(
+            size, config.evaluation.every, (SAMPLED,), first=(GREEDY, *forced), last=(GREEDY,), sources=sources
+        )
+    spec = PipelineSpec(
         **policies,
         steps=0 if controls else pipeline.steps,
         batch_groups=pipeline.prompts_per_step,
+        cells=config.trainer.cells,
+        colocated=config.trainer.colocated,
         replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
+        tp=_tensor_parallel(config),
         buffer_groups=pipeline.buffer_prompts,
         open_batches=pipeline.open_batches,
         cycle_s=pipeline.cycle_s,
@@ -90,6 +101,12 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         keep_checkpoints=config.checkpoint.keep,
         evaluation=plan,
     )
+    try:
+        check_rounds(spec)
+    except PolicyError as error:
+        raise ConfigError(f"key 'pipeline.batching': {error}") from error
+    check_shared(config, spec)
+    return spec
 
 
 def check(config: RunConfig) -> None:
@@ -107,6 +124,7 @@ def check(config: RunConfig) -> None:
         _check_transfer,
         selected_engine,
         _engine_options,
+        _check_seeds,
         _trainer_config,
         _backend,
         check_scoring,
@@ -127,7 +145,8 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
     trainer = _trainer_config(config)
     modes, transfer = prepared.modes(), _transfer(config)
-    sampling = SamplingTable(config.rollout.temperature, config.rollout.max_tokens, stop_tokens(prepared.model), modes)
+    rollout, stops = config.rollout, stop_tokens(prepared.model)
+    sampling = SamplingTable(rollout.temperature, rollout.max_tokens, stops, modes, config.seed)
     data = {
         "store": directory.store.absolute(),
         "archive": directory.trained.absolute(),
@@ -183,8 +202,10 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             ),
         },
         trainer_ranks=config.trainer.processes,
+        trainer_cells=config.trainer.cells,
         rendezvous=rendezvous,
         deadlines=Deadlines(**deadlines),
+        tp=_tensor_parallel(config),
     )
 
 
@@ -260,6 +281,20 @@ def _engine_options(config: RunConfig) -> Any:
     return read_options(EngineOptions, config.rollout.options, "key 'rollout.options'")
 
 
+def _check_seeds(config: RunConfig) -> None:
+    """Check that the engine keeps seeds if the batching policy draws the same noise twice."""
+    from tailrace.rollout import keeps_seeds
+
+    samples = {"samples": config.pipeline.samples_per_prompt}
+    policy = build_policy("batching", config.pipeline.batching, samples, _stream(config))
+    engine = selected_engine(config)
+    if isinstance(policy, DrawsAgain) and policy.draws and not keeps_seeds(engine):
+        raise ConfigError(
+            f"keys 'pipeline.batching' and 'rollout.engine': found {config.pipeline.batching.name!r}, which draws the same "
+            f"noise twice, with {engine!r}, which keeps no seeds; expected an engine that does, such as 'vllm'"
+        )
+
+
 def _backend(config: RunConfig) -> None:
     registered("trainer.backend", "tailrace.backend", config.trainer.backend)
 
@@ -278,8 +313,25 @@ def _check_transfer(config: RunConfig) -> None:
 def _trainer_config(config: RunConfig) -> Any:
     from tailrace.trainer import TrainerConfig
 
-    options = {"device": config.executor.device, "seed": config.seed, **config.trainer.options}
-    return read_options(TrainerConfig, options, "key 'trainer.options'")
+    table = config.trainer
+    if "cells" in table.options:
+        raise ConfigError(
+            f"key 'trainer.options': found cells = {table.options['cells']}, expected it as trainer.cells"
+        )
+    if table.processes % table.cells:
+        raise ConfigError(
+            f"keys 'trainer.processes' and 'trainer.cells': found {table.processes} and {table.cells}, expected a multiple of "
+            "the cells: each has as many processes"
+        )
+    options = {"device": config.executor.device, "seed": config.seed, "cells": table.cells, **table.options}
+    read = read_options(TrainerConfig, options, "key 'trainer.options'")
+    training = config.pipeline.training
+    if read.advantages != "group" and isinstance(build_policy("training", training), AddsGradients):
+        raise ConfigError(
+            f"keys 'trainer.options.advantages' and 'pipeline.training': found {read.advantages!r} and {training.name!r}, "
+            "expected 'group' with it: advantages over the batch are not known before the batch is complete"
+        )
+    return read
 
 
 def stop_tokens(model: Path) -> tuple[int, ...]:
@@ -294,5 +346,32 @@ def stop_tokens(model: Path) -> tuple[int, ...]:
     return tuple(found) if isinstance(found, list) else (found,)
 
 
+def _stream(config: RunConfig) -> dict[str, Any]:
+    """What a batching policy may want to know of the prompts."""
+    return {
+        "prompts": config.pipeline.prompts_per_step,
+        "max_tokens": config.rollout.max_tokens,
+        "shares": config.task.shares or (1.0,),
+        "shuffle_seed": config.seed,
+    }
+
+
 def _cost_model(config: RunConfig) -> dict[str, Any]:
     return {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
+
+
+def _tensor_parallel(config: RunConfig) -> int:
+    """Devices that a replica spans at the start; what is no number of devices is refused with the other engine options."""
+    size = config.rollout.options.get("tensor_parallel_size", 1)
+    return size if isinstance(size, int) and size > 0 else 1
+
+
+def _devices(config: RunConfig) -> dict[str, Any]:
+    """What a policy may want to know of replicas: the devices that each spans, and the model's heads, which those divide."""
+    found: dict[str, Any] = {"tp": _tensor_parallel(config)}
+    path, small = config.model.path, config.model.small
+    if path is not None and (path / "config.json").is_file():
+        with contextlib.suppress(ValueError, AttributeError):  # a file that is damaged is named with the model
+            heads = json.loads((path / "config.json").read_text()).get("num_attention_heads")
+            return found | ({"heads": heads} if isinstance(heads, int) else {})
+    return found | ({"heads": small.heads} if small is not None else {})

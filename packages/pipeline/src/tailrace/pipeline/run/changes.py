@@ -86,6 +86,6 @@ def _refused(before: RunConfig, key: str, was: Any, now: Any, done: int) -> str:
         return f"key {key!r}: found {now}, expected at least {done}: so many batches are trained on already"
     if key == "rollout.replicas" and before.pipeline.provisioning.name != "static":
         return f"{shown}: the policy {before.pipeline.provisioning.name!r} decides how many replicas there are"
-    if key == "task.verifier" and before.task.name is not None:
-        return f"{shown}: the generated task {before.task.name!r} has its own verifier"
+    if key == "task.verifier" and before.task.generated:
+        return f"{shown}: the generated task {str(before.task)!r} has its own verifier"
     return ""

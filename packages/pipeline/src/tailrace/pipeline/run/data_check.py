@@ -25,8 +25,9 @@ def check_data(config: RunConfig) -> FoundPrompts | None:
         ConfigError: rows are wrong, the verifier cannot judge the first one, or programs are to be scored and no sandbox works
             here. The message has a line for each.
     """
-    if config.task.name is not None:
-        if config.task.name in task_names() and kind_of(get_task(config.task.name).verifier) is Kind.CODE:
+    if config.task.generated:
+        known = [get_task(name) for name in config.task.generated if name in task_names()]
+        if any(kind_of(task.verifier) is Kind.CODE for task in known):
             check_sandbox(config)
         return None
     if not config.task.training:

@@ -28,6 +28,7 @@ from tailrace.pipeline.run.imports import keep_bytecode
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.replay import replay
+from tailrace.pipeline.run.round_figures import round_figures
 from tailrace.pipeline.run.score_figures import score_figures
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.summary import summarise
@@ -278,6 +279,7 @@ class _Launch:
             executor.membership.start(c.Start(0, DATA, "0"))
         data = executor.data
         data.call("export", self.directory.trained)
+        rounds = round_figures(controller.spec, read_log(self.directory.events))
         return summarise(
             self.config,
             controller.view,
@@ -286,12 +288,14 @@ class _Launch:
             lengths=data.call("trained_lengths"),
             wall_s=self.status.status.wall_s,
             training_s=training_s,
+            queued=len(rounds.queued),
             extra={
                 "changes": self.directory.changes(),
                 "warm_start_s": prepared.warm_start_s,
                 "warm_start_cached": prepared.warm_start_cached,
                 "prompt_rows": prepared.counts,
                 **score_figures(read_log(self.directory.events)).plain(),
+                **rounds.plain(),
             },
         )
 

@@ -68,7 +68,7 @@ def prepare(config: RunConfig, directory: RunDirectory, progress: Progress) -> P
         return _of_earlier(note, config)
     prepared = (
         _from_files(config, directory, progress)
-        if config.task.name is None
+        if not config.task.generated
         else _generated(config, directory, progress)
     )
     write_json(note, {name: getattr(prepared, name) for name in Prepared.__slots__})
@@ -80,7 +80,7 @@ def _of_earlier(note: Path, config: RunConfig) -> Prepared:
     found = read_json(note)
     try:
         paths = {key: Path(found[key]) if found[key] else None for key in ("held_out", "demonstrations")}
-        verifier = found["verifier"] if config.task.name is not None else config.task.verifier  # it may change
+        verifier = found["verifier"] if config.task.generated else config.task.verifier  # it may change
         return Prepared(
             **{
                 **found,
@@ -107,18 +107,31 @@ def cache_directory() -> Path:
 def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
     from tailrace.reward.tasks import write_jsonl
 
-    assert config.task.name is not None
-    task = _task("task.name", config.task.name)
     progress({"phase": "preparing the task"})
-    train, held_out = (prompts_file(directory.task, name) for name in (TRAIN, HELD_OUT))
-    rows = task.generate("train", config.task.train_size, config.seed)
-    write_jsonl(train, rows)
-    write_jsonl(held_out, task.generate("heldout", config.task.held_out_size, config.seed))
-    verifier = rows[0]["verifier"]
-    files = Prepared(Path(), (train,), held_out, verifier, task.forced_prefix, None, verifiers=(verifier,))
+    tasks = {name: _task(key, name) for key, name in _named(config).items()}
+    sizes, problems = config.task.parts(config.task.train_size), config.task.parts(config.task.held_out_size)
+    train, held_out = [], prompts_file(directory.task, HELD_OUT)
+    for name, task in tasks.items():
+        train.append(prompts_file(directory.task, TRAIN if len(tasks) == 1 else f"{TRAIN}.{name}"))
+        write_jsonl(train[-1], task.generate("train", sizes[name], config.seed))
+    # one source after the other, as `EvaluationPlan.sources` says
+    asked = [row for name, task in tasks.items() for row in task.generate("heldout", problems[name], config.seed)]
+    write_jsonl(held_out, asked)
+    verifiers = tuple(dict.fromkeys(task.verifier for task in tasks.values()))
+    forced = next(iter(tasks.values())).forced_prefix if len(tasks) == 1 else ""  # each task has a style of its own
+    files = Prepared(
+        Path(), tuple(train), held_out, verifiers[0], forced, None, shares=config.task.shares, verifiers=verifiers
+    )
     if config.model.path is not None:
         return dataclasses.replace(files, model=_existing_model(config.model.path))
-    return _warm_started(files, task, config, directory, progress)
+    return _warm_started(files, tasks, config, directory, progress)
+
+
+def _named(config: RunConfig) -> dict[str, str]:
+    """The generated tasks that are trained on, by the key that names each."""
+    if config.task.name is not None:
+        return {"task.name": config.task.name}
+    return {f"task.mix.{name}": name for name in config.task.mix}
 
 
 def _task(key: str, name: str) -> Any:
@@ -132,14 +145,15 @@ def _task(key: str, name: str) -> Any:
 
 
 def _warm_started(
-    files: Prepared, task: Any, config: RunConfig, directory: RunDirectory, progress: Progress
+    files: Prepared, tasks: Mapping[str, Any], config: RunConfig, directory: RunDirectory, progress: Progress
 ) -> Prepared:
-    """The same with a small model that learned from a task's demonstrations."""
+    """The same with a small model that learned from the tasks' demonstrations, of each as many as it has prompts."""
     from tailrace.trainer.small import SmallModel
     from tailrace.trainer.warmstart import DemonstrationStage, warm_start
 
     warm = config.warm_start
-    pairs = task.warm_start(warm.demonstrations, config.seed + 1)
+    counts = config.task.parts(warm.demonstrations) if len(tasks) > 1 else dict.fromkeys(tasks, warm.demonstrations)
+    pairs = [pair for name, task in tasks.items() for pair in task.warm_start(counts[name], config.seed + 1)]
     demonstrations = directory.task / "demonstrations.json"
     demonstrations.write_text(json.dumps(pairs))
     small = config.model.small
@@ -177,9 +191,11 @@ def check(config: RunConfig) -> None:
 
 
 def _task_names(config: RunConfig) -> None:
-    for key, name in (("task.name", config.task.name), ("warm_start.task", config.warm_start.task)):
-        if name is not None:
+    gathered, warm = Gathered(), config.warm_start.task
+    for key, name in {**_named(config), **({} if warm is None else {"warm_start.task": warm})}.items():
+        with gathered.check():
             _task(key, name)
+    gathered.done()
 
 
 def _warm_start(config: RunConfig) -> Any:
@@ -198,17 +214,29 @@ def _tokenizer(config: RunConfig) -> Any:
 
 def _check_task(config: RunConfig) -> None:
     task = config.task
-    given = [key for key in ("name", "train", "sources") if getattr(task, key)]
+    given = [key for key in ("name", "mix", "train", "sources") if getattr(task, key)]
     if len(given) != 1:
-        found = " and ".join(map(repr, given)) if given else "none of 'name', 'train' and 'sources'"
+        found = " and ".join(map(repr, given)) if given else "none of 'name', 'mix', 'train' and 'sources'"
         raise ConfigError(f"key 'task': found {found}, expected one: a generated task, a file of prompts, or several")
-    if task.name is not None:
+    if task.generated:
+        _check_parts(config)
         return
     if config.model.path is None and config.warm_start.task is None:
         raise ConfigError(
             "key 'model.path': found none, expected a Hugging Face model directory to train on these prompts, or "
             "'warm_start.task' for a small model that learns from a generated task"
         )
+
+
+def _check_parts(config: RunConfig) -> None:
+    """Check that every task of a mix has prompts."""
+    task = config.task
+    for key, count in (("train_size", task.train_size), ("held_out_size", task.held_out_size)):
+        none = [name for name, part in task.parts(count).items() if not part]
+        if none:
+            raise ConfigError(
+                f"key 'task.{key}': found {count:,}, of which none would be of {none[0]!r} by its share, expected more"
+            )
 
 
 def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
@@ -221,7 +249,8 @@ def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) 
         found = dataclasses.replace(found, model=_existing_model(config.model.path))
     else:
         assert config.warm_start.task is not None
-        found = _warm_started(found, _task("warm_start.task", config.warm_start.task), config, directory, progress)
+        name = config.warm_start.task
+        found = _warm_started(found, {name: _task("warm_start.task", name)}, config, directory, progress)
     read = _prompts(config, found.model, directory, progress)
     return dataclasses.replace(found, counts=plain(read.counts), verifiers=tuple(read.verifiers))
 

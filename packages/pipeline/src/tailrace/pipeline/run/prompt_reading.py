@@ -16,7 +16,8 @@ from typing import Any
 
 from tailrace.contracts import expected_one_of, plugins
 from tailrace.pipeline.config.gathered import Gathered
-from tailrace.pipeline.config.models import RunConfig, SourceConfig
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.task import SourceConfig
 from tailrace.pipeline.roles.prompts import item_metadata
 from tailrace.pipeline.run.chat import Chat
 from tailrace.pipeline.run.prompt_lengths import Context, context_of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -48,6 +48,7 @@ class Measured:
         reward: in the verifier's units; its error is the sample standard deviation over the root of the problems.
         accuracy: share of problems solved, 0 to 1, with its binomial error; None if it is not known.
         length_p50, length_p99: response tokens.
+        sources: the same of each source's problems, by its name; empty where all are of one source.
     """
 
     name: str
@@ -58,18 +59,34 @@ class Measured:
     accuracy: Estimate | None
     length_p50: float = 0.0
     length_p99: float = 0.0
+    sources: Mapping[str, Measured] = field(default_factory=dict, hash=False)
 
     @classmethod
     def of(cls, name: str, result: EvaluationResult) -> Measured:
         """What an evaluation of at least one scored problem measured."""
-        problems, lengths = len(result.rewards), sorted(result.tokens)
-        known = [correct for correct in result.correct if correct is not None]
+        names = filter(None, dict.fromkeys(result.sources))
+        parts = {source: cls._of(name, result, source) for source in names}
+        return replace(cls._of(name, result), sources=parts)
+
+    @classmethod
+    def _of(cls, name: str, result: EvaluationResult, source: str | None = None) -> Measured:
+        """The same of one source's problems; None: of all."""
+        chosen = [place for place in range(len(result.rewards)) if source is None or result.sources[place] == source]
+        rewards = [result.rewards[place] for place in chosen]
+        problems, lengths = len(chosen), sorted(result.tokens[place] for place in chosen)
+        known = [correct for place in chosen if (correct := result.correct[place]) is not None]
         share = mean(known)
         error = math.sqrt(share * (1 - share) / max(1, problems))
         accuracy = Estimate(share, error) if known and len(known) == problems else None
-        reward = Estimate(mean(result.rewards), standard_error(result.rewards))
+        reward = Estimate(mean(rewards), standard_error(rewards))
         p50, p99 = percentile(lengths, 0.5), percentile(lengths, 0.99)
         return cls(name, result.step, result.at_s, problems, reward, accuracy, p50, p99)
+
+    @property
+    def without_accuracy(self) -> Measured:
+        """The same, where other evaluations do not say what is right."""
+        parts = {name: part.without_accuracy for name, part in self.sources.items()}
+        return replace(self, accuracy=None, sources=parts)
 
     def estimate(self, quantity: Quantity) -> Estimate:
         """Its reward or its accuracy.
@@ -120,6 +137,11 @@ class Results:
             measured.accuracy is not None and measured.accuracy.value == measured.reward.value for measured in found
         )
         return (Quantity.ACCURACY,) if same else (Quantity.ACCURACY, Quantity.REWARD)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of the problems; empty where all are of one."""
+        return tuple(dict.fromkeys(source for one in (*self.curve, *self.listed) for source in one.sources))
 
     @property
     def best_control(self) -> Measured | None:
@@ -180,7 +202,7 @@ def results_of(
 
     def measured(name: str, result: EvaluationResult) -> Measured:
         one = Measured.of(name, result)
-        return one if known else replace(one, accuracy=None)
+        return one if known else one.without_accuracy
 
     def newest(name: str, found: Sequence[EvaluationResult]) -> Measured | None:
         return measured(name, found[-1]) if found else None
@@ -200,4 +222,5 @@ def _from_plain(found: Mapping[str, Any] | None) -> Measured | None:
     if found is None:
         return None
     estimates = {key: None if found[key] is None else Estimate(**found[key]) for key in ("reward", "accuracy")}
-    return Measured(**{**found, **estimates})
+    parts = {name: part for name, plain in found.get("sources", {}).items() if (part := _from_plain(plain)) is not None}
+    return Measured(**{**found, **estimates, "sources": parts})

@@ -176,6 +176,8 @@ class StatusObserver:
         for one in (*events, *commands):
             if isinstance(one, c.Down | c.Restart | c.Stop) and one.role == REPLICA:
                 self._rates.pop(one.id, None)
+            elif isinstance(one, c.Resize):
+                self._rates.pop(one.replica, None)
 
     def tick(self, now: float, executor: Executor) -> None:
         """Refresh and write, unless that was just done."""

@@ -23,6 +23,7 @@ def summarise(
     wall_s: float,
     training_s: float,
     extra: Mapping[str, Any],
+    queued: int = 0,
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
 
@@ -36,6 +37,7 @@ def summarise(
         wall_s: seconds of the whole run.
         training_s: seconds from the first published version to the last step.
         extra: further fields.
+        queued: prompts that lost the race of a round and wait to come again.
     """
     counts = run.counts
     results = results_of(run.evaluations, controls, baseline=baseline(config))
@@ -76,6 +78,7 @@ def summarise(
         "prompts": {
             "admitted": counts.prompts,
             "deferred": counts.deferred,
+            "queued": queued,
             "trained": counts.trained,
             "filtered": dict(sorted(counts.filtered_because.items())),
             "failed": counts.failed,
@@ -95,12 +98,18 @@ def summarise(
 
 
 def _means(results: Results) -> dict[str, Any]:
-    """Accuracy (None if it is not known) and reward, before and after, of the best control, and of every control."""
+    """Accuracy (None if it is not known) and reward, before and after, of the best control, and of every control.
+
+    Those by source are empty where all problems are of one.
+    """
 
     def value(measured: Measured | None, quantity: Quantity) -> float | None:
         if measured is None or (quantity is Quantity.ACCURACY and measured.accuracy is None):
             return None
         return measured.estimate(quantity).value
+
+    def part(measured: Measured | None, source: str) -> Measured | None:
+        return None if measured is None else measured.sources.get(source)
 
     found: dict[str, Any] = {}
     for quantity in Quantity:
@@ -108,5 +117,14 @@ def _means(results: Results) -> dict[str, Any]:
         found[f"eval_{quantity}_after"] = value(results.after, quantity)
         found[f"eval_{quantity}_best_control"] = value(results.best_control, quantity)
         found[f"eval_{quantity}_after_greedy"] = value(results.after_greedy, quantity)
+        found[f"eval_{quantity}_by_source"] = {
+            source: {
+                "before": value(part(results.before, source), quantity),
+                "after": value(part(results.after, source), quantity),
+                "after_greedy": value(part(results.after_greedy, source), quantity),
+                "controls": {one.name: value(part(one, source), quantity) for one in results.controls},
+            }
+            for source in results.sources
+        }
     decisive = results.quantities[0] if results.quantities else Quantity.ACCURACY
     return {**found, "controls": {control.name: value(control, decisive) for control in results.controls}}

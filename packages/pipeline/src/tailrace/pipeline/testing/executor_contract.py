@@ -55,6 +55,7 @@ class _Watching:
     def __init__(self, kind: type, version: int | None) -> None:
         self._kind, self._version = kind, version
         self._done = False
+        self.executor: Executor | None = None
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         del now, commands, run
@@ -77,7 +78,6 @@ class _Damages(_Watching):
     def __init__(self, checkpoint: Path) -> None:
         super().__init__(c.Durable, int(checkpoint.name))
         self.checkpoint = checkpoint
-        self.executor: Executor | None = None
 
     def act(self) -> None:
         largest = max((file for file in self.checkpoint.rglob("*") if file.is_file()), key=lambda f: f.stat().st_size)
@@ -86,6 +86,18 @@ class _Damages(_Watching):
         largest.write_bytes(content)
         assert self.executor is not None
         self.executor.members[TRAINER, "0"].member.strike(FaultKind.KILL)
+
+
+class _Kills(_Watching):
+    """Kills a rank of the trainer once gradients of a version were added, before its batch is complete."""
+
+    def __init__(self, rank: str, version: int) -> None:
+        super().__init__(c.Accumulated, version)
+        self._rank = rank
+
+    def act(self) -> None:
+        assert self.executor is not None
+        self.executor.members[TRAINER, self._rank].member.strike(FaultKind.KILL)
 
 
 def _few_checkpoints() -> PipelineSpec:
@@ -103,6 +115,23 @@ class _Handover:
         if view.progress.version == 0 or "r2" in known:
             return ()
         return [c.StartReplica(), *(c.StopReplica(name) for name in known)]
+
+
+@dataclass(frozen=True)
+class _Resizes:
+    """Two replicas of one device; one of two after the first step, and two again after the third."""
+
+    def plan(self, view: c.FleetView) -> Sequence[c.StartReplica | c.StopReplica | c.ResizeReplica]:
+        known = [member for member in view.of(REPLICA) if member.health is not c.Health.STOPPING]
+        if not known:
+            return [c.StartReplica()] * 2
+        if view.progress.version in (1, 2):
+            first, *others = known
+            grows = [c.ResizeReplica(first.id, 2)] if first.tp == 1 else []
+            return [*(c.StopReplica(member.id) for member in others), *grows]
+        if known[0].tp == 2:
+            return [c.ResizeReplica(known[0].id, 1), c.StartReplica()]
+        return ()
 
 
 class ExecutorContract:
@@ -134,13 +163,14 @@ class ExecutorContract:
         observer: Observer | None = None,
     ) -> RunView:
         """Do one run and check it."""
-        controller = Controller(spec or make_spec(), relays=relays)
+        spec = spec or make_spec()
+        controller = Controller(spec, relays=relays)
         silent_s = 6.0 if any(text.startswith("hang") for text in faults) else 30.0
         deployment = make_deployment(
-            root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, silent_s=silent_s
+            root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, cells=spec.cells, silent_s=silent_s
         )
         executor = Executor(self.make_host(0.0), deployment, observers=[observer] if observer else [])
-        if isinstance(observer, _Damages):
+        if isinstance(observer, _Watching):
             observer.executor = executor
         try:
             with EventLog(root / LOG) as log:
@@ -180,6 +210,13 @@ class ExecutorContract:
         assert self.downs(tmp_path) == [(REPLICA, "stopped")] * 2
         assert {event.replica for event in events_of(tmp_path, c.Finished)} == {"r0", "r1", "r2"}
 
+    def test_replicas_are_resized(self, tmp_path: Path, model: Path) -> None:
+        """A provisioning policy lets one replica take the place of two, and back; their trajectories resume."""
+        self.run(tmp_path, model, spec=make_spec(provisioning=_Resizes(), sync=policy("sync", "barrier")))
+        assert [(resize.replica, resize.tp) for resize in commands_of(tmp_path, c.Resize)] == [("r0", 2), ("r0", 1)]
+        assert [start.id for start in commands_of(tmp_path, c.Start) if start.role == REPLICA] == ["r0", "r1", "r2"]
+        assert self.downs(tmp_path) == [(REPLICA, "stopped")]
+
     # ---- members that die -----------------------------------------------------------------------------------------
 
     def test_a_killed_replica_is_replaced_and_nothing_is_lost(self, tmp_path: Path, model: Path) -> None:
@@ -189,12 +226,33 @@ class ExecutorContract:
 
     def test_a_killed_trainer_goes_on_from_its_checkpoint(self, tmp_path: Path, model: Path) -> None:
         """Batches after the checkpoint, and accumulated parts of a batch, are trained on again, once."""
-        streamed = make_spec(training=policy("training", "streamed", parts=GROUPS))
-        self.run(tmp_path, model, spec=streamed, faults=["trainer@step2"])
+        in_parts = make_spec(training=policy("training", "dynamic-batch", parts=GROUPS))
+        self.run(tmp_path, model, spec=in_parts, faults=["trainer@step2"])
         assert [role for role, _ in self.downs(tmp_path)] == [TRAINER]
         assert len(events_of(tmp_path, c.Accumulated)) >= STEPS * (GROUPS - 1)
         for stepped in events_of(tmp_path, c.Stepped):
             assert stepped.metrics["trajectories"] == GROUPS * SAMPLES
+
+    def test_a_trainer_killed_between_groups_adds_their_gradients_again(self, tmp_path: Path, model: Path) -> None:
+        """Gradients are added group by group; those of the batch under way die with the trainer."""
+        self.killed_between_groups(tmp_path, model, rank="0", cells=1)
+
+    def killed_between_groups(self, root: Path, model: Path, *, rank: str, cells: int) -> None:
+        """Kill a rank while gradients of the third batch are added, each cell being one rank."""
+        spec = make_spec(training=policy("training", "streamed", groups=1), cells=cells)
+        self.run(root, model, spec=spec, ranks=cells, observer=_Kills(rank, 3))
+        assert [role for role, _ in self.downs(root)] == [TRAINER]
+        given = [command.trajectories for command in commands_of(root, c.Accumulate) if command.version == 3]
+        given += [
+            part for command in commands_of(root, c.Step) if command.version == 3 for part in command.mini_batches
+        ]
+        names = [name for part in given for name in part]
+        assert len(set(names)) < len(names), "nothing was given again"
+        assert {command.cell for command in commands_of(root, c.Accumulate)} == set(range(cells))
+        assert {event.cell for event in events_of(root, c.Accumulated)} == set(range(cells))
+        for stepped in events_of(root, c.Stepped):
+            assert stepped.metrics["trajectories"] == GROUPS * SAMPLES
+            assert stepped.metrics["staleness_max"] >= stepped.metrics["staleness_mean"] >= 0
 
     def test_any_relay_may_die_and_no_step_is_lost(self, tmp_path: Path, model: Path) -> None:
         """Three relays: the first dies, then the first again, then both others at once."""

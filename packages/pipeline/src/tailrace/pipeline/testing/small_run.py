@@ -139,6 +139,7 @@ def make_deployment(
     transfer: WeightTransfer = WeightTransfer(),  # noqa: B008 - it is frozen
     lr: float = 1e-2,
     ranks: int = 1,
+    cells: int = 1,
     silent_s: float = 30.0,
 ) -> Deployment:
     """A deployment of all roles, with files in a directory.
@@ -151,6 +152,7 @@ def make_deployment(
         transfer: the transport and codec.
         lr: the trainer's learning rate.
         ranks: number of trainer processes; more than one only on a host whose members are processes.
+        cells: cells that they form.
         silent_s: seconds until a member that says nothing counts as dead; the default outlasts a busy machine.
     """
     from tailrace.trainer import TrainerConfig
@@ -168,7 +170,7 @@ def make_deployment(
     trainer = {
         "model": model,
         "backend": "fsdp2",
-        "config": TrainerConfig(lr=lr, device="cpu", threads=1),
+        "config": TrainerConfig(lr=lr, device="cpu", threads=1, cells=cells),
         "checkpoints": checkpoints,
         "transfer": transfer,
     }
@@ -200,6 +202,7 @@ def make_deployment(
             REPLICA: RoleSpec(FakeReplicaRole, replica),
         },
         trainer_ranks=ranks,
+        trainer_cells=cells,
         rendezvous=rendezvous,
         deadlines=Deadlines(
             start_s=120, step_s=60, publish_s=60, pull_s=60, score_s=60, suspect_s=2, silent_s=silent_s

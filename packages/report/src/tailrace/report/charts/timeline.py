@@ -24,6 +24,7 @@ COLORS = {
     Doing.PULLING: "$pulling",
     Doing.PUBLISHING: "$publishing",
     Doing.RELEASING: "$releasing",
+    Doing.LENT: "$lent",
     Doing.STARTING: "$starting",
     Doing.DOWN: "$down",
     Doing.IDLE: "$idle",

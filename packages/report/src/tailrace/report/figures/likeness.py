@@ -17,7 +17,8 @@ def facts(config: RunConfig) -> dict[str, str]:
         MODEL: "a small Qwen3" if config.model.path is None else config.model.path.name,
         BATCH: f"{config.pipeline.prompts_per_step:,} prompts x {config.pipeline.samples_per_prompt:,} samples",
         LONGEST: f"{config.rollout.max_tokens:,} tokens",
-        TASK: task.name or " and ".join(source.path.name for source in task.training.values()) or "not known",
+        TASK: " and ".join(list(task.generated) or [source.path.name for source in task.training.values()])
+        or "not known",
     }
 
 

@@ -11,7 +11,7 @@ from tailrace.report.fold.timeline import BUBBLES, Doing, Span
 
 WORK = {
     TRAINER: frozenset({Doing.TRAINING, Doing.PUBLISHING}),
-    REPLICA: frozenset({Doing.GENERATING, Doing.EVALUATING, Doing.RELEASING}),
+    REPLICA: frozenset({Doing.GENERATING, Doing.EVALUATING, Doing.RELEASING, Doing.LENT}),
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.evaluations import EvaluationResult
@@ -14,6 +14,7 @@ from tailrace.report.fold.history import History
 class _Open:
     result: EvaluationResult
     left: int = 0
+    problems: dict[str, int] = field(default_factory=dict)
 
 
 class EvaluationFold:
@@ -54,6 +55,7 @@ class EvaluationFold:
                 new = _Open(EvaluationResult(0, ref.mode))
                 evaluation = self._open[ref.trajectory] = began.setdefault(ref.mode, new)
                 evaluation.left += 1
+                evaluation.problems[ref.trajectory] = ref.prompt
 
     def _answered(self, event: c.Scored | c.ScoringFailed | c.Refused) -> None:
         history = self._history
@@ -61,7 +63,8 @@ class EvaluationFold:
         evaluation.left -= 1
         result = evaluation.result
         if isinstance(event, c.Scored):
-            result.answered(known.tokens, event.reward, event.correct)
+            source = history.spec.evaluation.source(evaluation.problems[event.trajectory])
+            result.answered(known.tokens, event.reward, event.correct, source)
         else:
             result.failed += 1
         if not evaluation.left:

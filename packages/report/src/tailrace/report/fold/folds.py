@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
+from tailrace.pipeline.run.round_figures import RoundFigures
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.batches import TrainedBatches
 from tailrace.report.fold.evaluations import EvaluationFold
@@ -32,6 +33,7 @@ class Folds:
         self.history = history = History(spec, first=first)
         self.batches, self.versions, self.evaluations = TrainedBatches(history), Versions(), EvaluationFold(history)
         self.interruptions, self.loads, self.timeline = Interruptions(history), Loads(history), Timeline(history)
+        self.rounds = RoundFigures(spec)
         folds = (self.loads, self.batches, self.versions, self.evaluations, self.interruptions, self.timeline)
         self._audience = audience(*(fold.hears for fold in folds))
         self._most = most
@@ -58,6 +60,8 @@ class Folds:
             for one in each:
                 for hear in audience.get(type(one), ()):
                     hear(now, one)
+        if self.rounds.used:
+            self.rounds.observe(now, events, commands)
         self.batches.settle(now)
         self.timeline.settle(now)
 

@@ -13,11 +13,10 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import DATA, REPLICA, TRAINER
 from tailrace.pipeline.spec import PipelineSpec
+from tailrace.report.fold.aftermath import AGAIN, AGAIN_IN_ROUNDS, ANEW, RELEASING
 from tailrace.report.fold.states import Group, Outage, PastMember, Stage, Trajectory
 from tailrace.report.words import why
 
-_ANEW = frozenset({c.Why.VERSION_GONE, c.Why.EVALUATION})  # of an `Abort` after which its trajectories begin anew
-_RELEASING = frozenset({c.Why.MOVED, c.Why.STOPPING})
 _KINDS = [kind for union in (c.Event, c.Command) for kind in typing.get_args(union)]
 _UP, _DOWN, _STARTING, _STOPPING = c.Health.UP, c.Health.DOWN, c.Health.STARTING, c.Health.STOPPING
 
@@ -27,9 +26,8 @@ class History:
 
     `made` maps each version that training made, and did not fall back behind, to its number of batches. `consumed` are the
     groups of the versions that it may still fall back behind. `ended` counts groups that were not trained on, by reason, and
-    `deferred` those whose prompt comes again.
-    `offcuts` are the tokens of finished trajectories that were dropped, by reason, `unfinished` those of trajectories that
-    were dropped before, as far as they are known.
+    `deferred` those whose prompt comes again. `offcuts` are the tokens of finished trajectories that were dropped, by reason,
+    `unfinished` those of trajectories that were dropped before, as far as they are known.
 
     Args:
         spec: the pipeline.
@@ -38,12 +36,14 @@ class History:
 
     def __init__(self, spec: PipelineSpec, *, first: int = 0) -> None:
         gate, batch = spec.admission.gate(spec.batch_groups), spec.batch_groups
-        limits = [limit for limit in (gate.room, spec.buffer_groups) if limit is not None]
         launch = spec.batching.open().next(c.Progress(0, -1, 0, 0, 0, 0, 0, batch, spec.steps))
         self.spec, self.first, self.bound, self.room = spec, first, gate.bound, gate.room
         self.mixes_versions = spec.sync.mixes_versions
-        self.open_limit = min(limits, default=4 * batch)
+        self.open_limit = min(
+            (limit for limit in (gate.room, spec.buffer_groups) if limit is not None), default=4 * batch
+        )
         self.needed = 1 if launch is None else launch.needed
+        self._again = AGAIN if launch is None or launch.round is None else AGAIN | AGAIN_IN_ROUNDS
         self.now = 0.0
         self.members: dict[tuple[str, str], PastMember] = {}
         self.trajectories: dict[str, Trajectory] = {}
@@ -60,7 +60,7 @@ class History:
         self.relays: tuple[str, ...] = ()
         self.restarts: Counter[str] = Counter()
         self.faults: list[Outage] = []
-        self.deferred = self.surplus_samples = self.regenerated = self.resumed_on_newer = 0
+        self.deferred = self.surplus_samples = self.regenerated = self.resumed_on_newer = self.parts = 0
         self.finished = self.recovering = False
         self.failure: str | None = None
         self._down: dict[tuple[str, str], Outage] = {}
@@ -147,7 +147,7 @@ class History:
 
     def _on_interrupt(self, command: c.Interrupt) -> None:
         replica = self.member(REPLICA, command.replica)
-        replica.releasing = command.reason.why in _RELEASING and bool(replica.holds)
+        replica.releasing = command.reason.why in RELEASING and bool(replica.holds)
 
     def _on_interrupted(self, event: c.Interrupted) -> None:
         known = self._left(event.replica, event.trajectory)
@@ -180,7 +180,7 @@ class History:
     def _on_abort(self, command: c.Abort) -> None:
         names, reason = command.trajectories, command.reason.why
         known = self._known(names)
-        if reason in _ANEW:
+        if reason in ANEW:
             for each in known:
                 self.regenerated += reason is c.Why.VERSION_GONE and each.version is not None
                 each.version, each.tokens = None, 0
@@ -203,7 +203,7 @@ class History:
         if reason is c.Why.SURPLUS_SAMPLE:
             self.surplus_samples += len(names)
             return
-        if reason is c.Why.NOT_SCORED_YET:
+        if reason in self._again:
             self.deferred += 1
         else:
             self.ended[reason] += 1
@@ -245,24 +245,22 @@ class History:
         group.stage, group.version = stage, version
 
     def _on_step(self, command: c.Step) -> None:
-        for names in command.mini_batches:
-            self._take(command.version, names)
+        self._take(command.version, [name for names in command.mini_batches for name in names])
 
     def _on_accumulate(self, command: c.Accumulate) -> None:
         self._take(command.version, command.trajectories)
+        self.parts += 1  # several at once, where cells of the trainer work beside each other
 
     def _take(self, version: int, names: Sequence[str]) -> None:
         self.making = version
-        taken = self.consumed.setdefault(version, [])
         for known in self._known(names):
             group = self.groups[known.ref.group]
             if group.version != version:
                 self._to(group, Stage.TRAINING, version)
-                taken.append(group)
+                self.consumed.setdefault(version, []).append(group)
 
-    def _on_accumulated(self, event: c.Accumulated) -> None:
-        del event
-        self.making = None
+    def _on_accumulated(self, _: c.Accumulated) -> None:
+        self.parts, self.making = self.parts - 1, self.making if self.parts > 1 else None
 
     def _on_stepped(self, event: c.Stepped) -> None:
         self.made[event.version] = self.step + 1
@@ -288,7 +286,7 @@ class History:
             for group in self.consumed.pop(undone):
                 self._to(group, Stage.BUFFERED)
         step, highest = self.made[version], max(self.published, self.publishing)
-        self.version, self.making = version if highest <= version else highest + 1, None
+        self.version, self.making, self.parts = version if highest <= version else highest + 1, None, 0
         self.made = {made: step for made, step in self.made.items() if made <= version} | {self.version: step}
 
     # ---- members --------------------------------------------------------------------------------------------------
@@ -296,13 +294,16 @@ class History:
     def _on_pull(self, command: c.Pull) -> None:
         self.member(REPLICA, command.replica).pulling = command.version
 
-    def _on_pulled(self, event: c.Pulled) -> None:
+    def _on_pulled(self, event: c.Pulled | c.PullFailed) -> None:
         replica = self.member(REPLICA, event.replica)
-        replica.version, replica.pulling = event.version, None
+        replica.version, replica.pulling = event.version if isinstance(event, c.Pulled) else None, None
 
-    def _on_pullfailed(self, event: c.PullFailed) -> None:
-        replica = self.member(REPLICA, event.replica)
-        replica.version = replica.pulling = None
+    _on_pullfailed = _on_pulled
+
+    def _on_lend(self, command: c.Lend | c.Return) -> None:
+        self.member(REPLICA, command.replica).lent = command.cell if isinstance(command, c.Lend) else None
+
+    _on_return = _on_lend
 
     def _on_publish(self, command: c.Publish) -> None:
         self.publishing, self.relays = max(self.publishing, command.version), tuple(command.relays)
@@ -354,6 +355,9 @@ class History:
         member.health = _STARTING
         self.restarts[command.role] += 1
 
+    def _on_resize(self, command: c.Resize) -> None:
+        self.member(REPLICA, command.replica).health = _STARTING
+
     def _on_stop(self, command: c.Stop) -> None:
         member = self.member(command.role, command.id)
         if command.reason.why is c.Why.STILL:
@@ -378,20 +382,18 @@ class History:
     def _lose(self, member: PastMember) -> None:
         """What a member alone knew is gone."""
         if member.role == TRAINER:
-            self.making = None
+            self.making, self.parts = None, 0
         for name, known in member.holds.items():
             if known.replica == member.id:
                 known.replica, self.pending[name] = None, known
-        member.holds, member.evaluating, member.releasing = {}, 0, False
-        member.version = member.pulling = None
+        member.lose()
 
     def _fault(self, member: PastMember, reason: str) -> None:
         member.health = _DOWN
-        fault = self._down[member.role, member.id] = Outage(self.now, member.role, member.id, reason)
-        self.faults.append(fault)
+        self.faults.append(Outage(self.now, member.role, member.id, reason))
+        self._down[member.role, member.id] = self.faults[-1]
 
-    def _on_finish(self, command: c.Finish) -> None:
-        del command
+    def _on_finish(self, _: c.Finish) -> None:
         self.finished = True
 
     def _on_fail(self, command: c.Fail) -> None:

@@ -11,7 +11,13 @@ from tailrace.report.fold.history import History
 from tailrace.report.fold.marks import MarkKind
 from tailrace.report.words import many, why
 
-_KINDS = {Why.MOVED: MarkKind.REPACK, Why.PULLING: MarkKind.PULL, Why.STOPPING: MarkKind.STOPPING}
+_KINDS = {
+    Why.MOVED: MarkKind.REPACK,
+    Why.PULLING: MarkKind.PULL,
+    Why.STOPPING: MarkKind.STOPPING,
+    Why.RESIZING: MarkKind.STOPPING,
+    Why.LENT: MarkKind.STOPPING,
+}
 
 
 @dataclass(frozen=True, slots=True)

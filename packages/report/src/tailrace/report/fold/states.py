@@ -50,7 +50,8 @@ class PastMember:
     """A member of a role.
 
     Of replicas: `holds` are trajectories that were routed to it and have not come back, of which `evaluating` answer an
-    evaluation; `releasing` says that it is being emptied.
+    evaluation; `releasing` says that it is being emptied,
+    `lent` which cell of the trainer has its devices.
     """
 
     role: str
@@ -61,6 +62,12 @@ class PastMember:
     holds: dict[str, Trajectory] = field(default_factory=dict)
     evaluating: int = 0
     releasing: bool = False
+    lent: int | None = None
+
+    def lose(self) -> None:
+        """Forget what it alone knew."""
+        self.holds, self.evaluating, self.releasing = {}, 0, False
+        self.version = self.pulling = self.lent = None
 
 
 @dataclass(slots=True)

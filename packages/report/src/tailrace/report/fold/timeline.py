@@ -30,6 +30,7 @@ class Doing(StrEnum):
     GENERATING = "generating"
     EVALUATING = "evaluating"
     RELEASING = "releasing"
+    LENT = "lent"
     IDLE = "idle"
     TRAINING = "training"
     PUBLISHING = "publishing"
@@ -47,7 +48,7 @@ Key = tuple[str, str]
 """A member: its role and its id."""
 
 _BY_ROLE = (c.Start, c.Restart, c.Stop, c.Up, c.Down, c.Suspect)
-_BY_REPLICA = (c.Interrupted, c.Pulled, c.PullFailed, c.Route, c.Interrupt, c.Pull)
+_BY_REPLICA = (c.Interrupted, c.Pulled, c.PullFailed, c.Route, c.Interrupt, c.Pull, c.Resize, c.Lend, c.Return)
 _BY_TRAINER = (c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Publish, c.Published)
 _ABOUT: dict[type, Callable[[Any], Key]] = {
     **dict.fromkeys(_BY_ROLE, lambda one: (one.role, one.id)),
@@ -232,6 +233,8 @@ def _replica(replica: PastMember, history: History) -> tuple[Doing, str, str]:
     if replica.pulling is not None:
         left = f"; {held} interrupted for it" if replica.holds else ""
         return Doing.PULLING, str(replica.pulling), f"version {replica.pulling}{left}"
+    if replica.lent is not None and not replica.holds:
+        return Doing.LENT, str(replica.lent), f"its devices compute gradients, as cell {replica.lent} of the trainer"
     if not replica.holds:
         cause = idle_cause(replica, history)
         return Doing.IDLE, cause, cause

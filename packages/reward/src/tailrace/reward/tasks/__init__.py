@@ -1,7 +1,8 @@
 """Generated, verifiable tasks by name.
 
-``long-chain-sum`` has a real long tail of response lengths; ``short-chain-sum`` has responses of nearly equal length. Both need
-the extra ``reasoning-gym``. ``programs`` has a tail of response lengths and of times to run, and needs a sandbox to be scored.
+``long-chain-sum`` has a real long tail of response lengths; ``short-chain-sum`` has responses of nearly equal length, and
+``brief-chain-sum`` shorter ones, for mixes with a task of longer ones. These need the extra ``reasoning-gym``.
+``programs`` has a tail of response lengths and of times to run, and needs a sandbox to be scored.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _TASKS: dict[str, GeneratedTask] = {
     for task in (
         ChainSum("long-chain-sum", min_terms=3, max_terms=24, exponent=1.8, warm_exponent=1.2, misread=0.65),
         ChainSum("short-chain-sum", min_terms=4, max_terms=5, exponent=0.0, warm_exponent=0.0, misread=0.65),
+        ChainSum("brief-chain-sum", min_terms=2, max_terms=5, exponent=1.8, warm_exponent=0.0, misread=0.65),
         Programs(
             "programs",
             min_clauses=2,

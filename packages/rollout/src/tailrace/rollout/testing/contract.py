@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +27,7 @@ from tailrace.rollout.testing.tiny_model import (
 _BATCH = 16
 _SEED = 11
 _TIMEOUT_S = 120.0
+_OPTIONS = {"dtype": "float32", "max_num_seqs": _BATCH, "block_tokens": 32, "seed": _SEED, "threads": 1}
 
 Prompts = list[tuple[int, ...]]
 
@@ -36,10 +38,14 @@ class EngineContract:
     Attributes:
         options: options passed to `build`, in addition to the sizes that the suite needs.
         tolerance: largest error of a log-probability; the reference is plain transformers in float32 on CPU.
+        seeds: whether the engine keeps the seeds of requests, as its factory says.
+        tells_preemptions: whether it counts preemptions and takes `kv_cache_bytes`.
     """
 
     options: ClassVar[Mapping[str, Any]] = {}
     tolerance: ClassVar[float] = 1e-4
+    seeds: ClassVar[bool] = False
+    tells_preemptions: ClassVar[bool] = False
 
     def build(self, model_path: str, options: Mapping[str, Any]) -> Engine:
         """The engine under test."""
@@ -56,17 +62,7 @@ class EngineContract:
     @classmethod
     def shared(cls, models: tuple[Path, Any, Any]) -> Iterator[Engine]:
         """One engine for the whole class, since building one takes seconds."""
-        engine = cls().build(
-            str(models[0]),
-            {
-                "dtype": "float32",
-                "max_num_seqs": _BATCH,
-                "block_tokens": 32,
-                "seed": _SEED,
-                "threads": 1,
-                **cls.options,
-            },
-        )
+        engine = cls().build(str(models[0]), {**_OPTIONS, **cls.options})
         yield engine
         engine.close()
 
@@ -275,6 +271,64 @@ class EngineContract:
         degrees = len(bins) - 1
         # six standard deviations of a chi-square variable: a sound engine fails once in millions of runs
         assert statistic < degrees + 6 * (2 * degrees) ** 0.5 + 6, f"chi-square {statistic:.1f}, seed {_SEED}"
+
+    def test_a_seed_gives_the_same_tokens_whatever_runs_beside_it(self, engine: Engine, prompts: Prompts) -> None:
+        if not self.seeds:
+            pytest.skip("its factory says that the engine keeps no seeds")
+        draw = random.Random(_SEED)
+        prompts = [*prompts, (7,) * 400, (9,) * 450]  # several of the long ones do not fit into one forward pass
+        seeded = _seeded(prompts, 1.0, 24)
+        alone = {request.id: generate(engine, [request], _TIMEOUT_S)[request.id].tokens for request in seeded}
+        for case in range(2):
+            beside = [
+                Request(
+                    f"beside {i}",
+                    (i,) * draw.randint(1, 440),
+                    Sampling(temperature=draw.choice([0.0, 0.8]), max_tokens=30),
+                )
+                for i in range(draw.randint(1, 24))
+            ]
+            others = [
+                Request(f"other {r.id}", r.prompt, replace(r.sampling, seed=5 + (r.sampling.seed or 0))) for r in seeded
+            ]
+            requests = [*seeded, *beside, *others]
+            draw.shuffle(requests)
+            responses = generate(engine, requests, _TIMEOUT_S)
+            assert {request.id: responses[request.id].tokens for request in seeded} == alone, (
+                f"seed {_SEED}, case {case}"
+            )
+            assert all(responses[f"other {name}"].tokens != tokens for name, tokens in alone.items())
+
+    def test_a_small_cache_makes_it_preempt_and_changes_no_token(
+        self, engine: Engine, models: tuple[Path, Any, Any], prompts: Prompts
+    ) -> None:
+        if not self.tells_preemptions:
+            pytest.skip("the engine counts no preemptions")
+        requests = _seeded(prompts, 1.0, 100)
+        expected = generate(engine, requests, _TIMEOUT_S)
+        bytes_per_token = 2 * 3 * 2 * 32 * 4  # keys and values, layers, heads, width, float32
+        small = {"max_model_len": 256, "kv_cache_bytes": 12 * 32 * bytes_per_token}
+        tight = self.build(str(models[0]), {**_OPTIONS, **self.options, **small})
+        try:
+            tight.load_weights(models[1].named_parameters())
+            assert tight.stats().preemptions == 0
+            found = generate(tight, requests, _TIMEOUT_S)
+            assert tight.stats().preemptions > 0
+        finally:
+            tight.close()
+        assert engine.stats().preemptions == 0
+        for name, response in found.items():
+            if self.seeds:
+                assert response.tokens == expected[name].tokens, name
+            expected_logprobs = log_probabilities(models[1], prompts[int(name)], response.tokens, 1.0)
+            assert response.logprobs == pytest.approx(expected_logprobs, abs=self.tolerance)
+
+
+def _seeded(prompts: Prompts, temperature: float, length: int) -> list[Request]:
+    return [
+        Request(str(i), prompt, Sampling(temperature, length, seed=1000 + i * 10**12))
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 def _requests(prompts: Prompts, temperature: float, length: int) -> list[Request]:

@@ -1,4 +1,4 @@
-"""Streamed training: parts of a batch are trained on before it is complete; a trainer that dies has forgotten them."""
+"""Training on parts: those of a batch are trained on before it is complete; a trainer that dies has forgotten them."""
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -6,15 +6,15 @@ from scripted import Scripted, of, policy, spec
 from tailrace import contracts as c
 from tailrace.pipeline.controller.states import GroupPhase
 from tailrace.pipeline.errors import ControllerError, PolicyError
-from tailrace.pipeline.policies.training import MiniBatch, Streamed
+from tailrace.pipeline.policies.training import DynamicBatch, MiniBatch
 
 
-def streamed(parts=3, **changes):
+def in_parts(parts=3, **changes):
     return Scripted(
         spec(
             admission=policy("admission", "one-step"),
             sync=policy("sync", "barrier"),
-            training=policy("training", "streamed", parts=parts),
+            training=policy("training", "dynamic-batch", parts=parts),
             batch_groups=5,
             buffer_groups=20,
             replica_batch=20,
@@ -25,7 +25,7 @@ def streamed(parts=3, **changes):
 
 def at_the_first_part():
     """A run whose trainer works on the first part of its first batch, and of it only that is complete."""
-    run = streamed()
+    run = in_parts()
     run.go(c.Tick(), leave=(c.Route,))
     given = run.go(c.Finished("r0", "0.0", 3), c.Finished("r0", "0.1", 3), leave=(c.Accumulate,))
     assert [command.trajectories for command in of(c.Accumulate, given)] == [("0.0", "0.1")]
@@ -34,7 +34,7 @@ def at_the_first_part():
 
 @pytest.mark.parametrize("parts", range(1, 7))
 def test_the_parts_of_a_batch_go_one_after_the_other(parts):
-    run = streamed(parts)
+    run = in_parts(parts)
     run.go(c.Tick())
     assert run.view.finished
     sizes = [2 * len(part) for part in MiniBatch(parts).split(range(5))]
@@ -87,8 +87,10 @@ def test_a_part_over_the_bound_ends_the_run():
 
 
 def test_the_parts_are_those_of_mini_batches():
-    assert [list(part) for part in Streamed(3).split(range(5))] == [list(part) for part in MiniBatch(3).split(range(5))]
-    assert Streamed(3).streams
+    assert [list(part) for part in DynamicBatch(3).split(range(5))] == [
+        list(part) for part in MiniBatch(3).split(range(5))
+    ]
+    assert DynamicBatch(3).streams
     assert not MiniBatch(3).streams
     with pytest.raises(PolicyError, match="parts=0"):
-        Streamed(0)
+        DynamicBatch(0)

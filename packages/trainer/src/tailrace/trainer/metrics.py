@@ -1,10 +1,10 @@
-"""Metrics of a batch that was trained on in parts."""
+"""Metrics of a batch that several optimizer steps were made on. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-_BY_TOKENS = frozenset({"clip_fraction", "approx_kl", "ratio_mean", "entropy"})
+_BY_TOKENS = frozenset({"clip_fraction", "approx_kl", "ratio_mean", "entropy", "reference_kl"})
 _BY_PARTS = frozenset({"loss", "grad_norm"})
 _SUMS = frozenset({"tokens", "trajectories"})
 

@@ -1,6 +1,6 @@
-"""Metrics of a batch that was trained on in parts."""
+"""Metrics of a batch that several optimizer steps were made on."""
 
-from tailrace.pipeline.roles.parts import merge_metrics
+from tailrace.trainer.metrics import merge_metrics
 
 FIRST = {
     "loss": 1.0,

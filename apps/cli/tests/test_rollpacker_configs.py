@@ -1,0 +1,26 @@
+"""Every configuration beside the app rollpacker that needs no files of ours passes the checks before a run."""
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.cli.main import main
+
+CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "rollpacker").glob("*.toml"))
+RUNNABLE = [path for path in CONFIGS if path.stem != "judge"]
+
+
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
+def test_a_dry_run_passes(path, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", str(path), "--dry-run"]) == 0
+    assert "Nothing was started or written" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_judge_s_files_are_named_in_one_line_each(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", str(CONFIGS[0].parent / "judge.toml"), "--dry-run"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert any("questions-train.jsonl" in line for line in lines), lines
+    assert any("key 'model.path'" in line for line in lines), lines

@@ -1,0 +1,148 @@
+"""Short and long rounds: lengths, rollout times, preemptions, scores (sections 3, 4.2, 4.3, 6.2, 6.3, 6.5)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from itertools import count, islice
+
+from tailrace.fleetsim.reproduce import Found, Measure, Point
+from tailrace.fleetsim.reproduce.steps import StepTimes
+from tailrace.rollout import TailRounds
+from tailrace.rollpacker.paper.baseline import shares
+from tailrace.rollpacker.paper.points import (
+    FACTOR,
+    MODELS,
+    PERIOD,
+    PRESSURE,
+    PROMPTS,
+    ROLLPACKER,
+    SAMPLES,
+    VERL,
+    fixed_timeouts,
+    point,
+    tail_batched,
+)
+
+FACTORS = (1.25, 1.5)
+ALIKE = 0.10
+
+
+def measures(*, quick: bool) -> dict[str, Measure]:
+    """The measures of the targets on rounds."""
+    code = point(VERL, "14B", quick=quick, kind="code")
+    tail = tail_batched(code)
+    verl, ours = (point(system, "32B", quick=quick) for system in (VERL, ROLLPACKER))
+    adaptive = point(ROLLPACKER, "7B", quick=quick, kind="code")
+    fixed = fixed_timeouts(adaptive)
+    pressed = {tp: _pressed(tp, quick=quick) for tp in (1, 2)}
+    scaled = _scaled(quick=quick)
+    every = [at for points in scaled.values() for at in points.values()]
+    return {
+        "RP-TAIL-maxlen": Measure([code, tail], lambda lab: [_shorter(lab[code].steps, lab[tail].steps)]),
+        "RP-TAIL-period": Measure((), lambda _: _period()),
+        "RP-TAIL-short-rollout": Measure(
+            [verl, ours], lambda lab: [rollout_s(lab[verl].steps) / rollout_s(lab[ours].steps, "short")]
+        ),
+        "RP-TAIL-sens": Measure(every, lambda lab: _sensitivity(lab, scaled)),
+        "RP-TAIL-eta": Measure(list(scaled["32B"].values()), lambda lab: [_factors(lab, scaled["32B"])]),
+        "RP-TAIL-tpot": Measure([pressed[1]], lambda lab: [_alike(lab[pressed[1]].steps)]),
+        "RP-PREEMPT": Measure(list(pressed.values()), lambda lab: _preemptions(lab, pressed)),
+        "RP-TP1": Measure(list(pressed.values()), lambda lab: _wider(lab, pressed)),
+        "RP-REW-share": Measure([tail], lambda lab: [shares(lab, tail)[1]]),
+        "RP-REW-timeout": Measure(
+            [adaptive, fixed], lambda lab: [scored_s(lab[fixed].steps) / scored_s(lab[adaptive].steps)]
+        ),
+    }
+
+
+def of_kind(steps: Sequence[StepTimes], kind: str | None) -> list[StepTimes]:
+    """Steps of a kind of rounds; all if None."""
+    return [one for one in steps if kind is None or one.kind == kind]
+
+
+def rollout_s(steps: Sequence[StepTimes], kind: str | None = None) -> float:
+    """Mean seconds of a step's rollout."""
+    return statistics.fmean(one.rollout_s for one in of_kind(steps, kind))
+
+
+def scored_s(steps: Sequence[StepTimes]) -> float:
+    """Mean seconds until a step's last score."""
+    return statistics.fmean(one.scored_s for one in steps)
+
+
+def _shorter(plain: Sequence[StepTimes], rounds: Sequence[StepTimes]) -> float:
+    """The longest response of a step over that of the same step with rounds: of a period the largest, of periods the mean."""
+    pairs = list(zip(plain, rounds, strict=True))
+    periods = [pairs[at : at + PERIOD] for at in range(0, len(pairs), PERIOD)]
+    return statistics.fmean(
+        max(one.longest / short.longest for one, short in period if short.kind == "short") for period in periods
+    )
+
+
+def _period() -> list[float]:
+    """Short rounds before the first long one, and long ones in a row."""
+    rounds, numbers = TailRounds(PROMPTS, SAMPLES, FACTOR, FACTOR), count()
+    kinds = []
+    for _ in range(2 * PERIOD):
+        opened = rounds.open(lambda most: list(islice(numbers, most)))
+        assert opened is not None
+        kinds.append(opened.kind)
+        kept = opened.prompts[: opened.size]
+        for prompt in kept:
+            rounds.completed(prompt)
+        rounds.close(kept)
+    short = kinds.index("long")
+    return [short, kinds[short:].index("short")]
+
+
+def _pressed(tp: int, *, quick: bool) -> Point:
+    """Qwen3-8B on mathematics with tail batching, without a planner (section 4.2)."""
+    at = tail_batched(point(VERL, PRESSURE, quick=quick, kind="math"))
+    return at.over(fleet__rollout__tensor_parallel=tp)
+
+
+def _preemptions(found: Found, pressed: dict[int, Point]) -> list[float]:
+    def mean(tp: int, kind: str) -> float:
+        return statistics.fmean(one.preemptions for one in of_kind(found[pressed[tp]].steps, kind))
+
+    most = max(one.preemptions for one in of_kind(found[pressed[1]].steps, "short"))
+    return [most / mean(1, "long"), *(1 - mean(2, kind) / mean(1, kind) for kind in ("short", "long"))]
+
+
+def _wider(found: Found, pressed: dict[int, Point]) -> list[float]:
+    narrow, wide = (found[pressed[tp]].steps for tp in (1, 2))
+    short = rollout_s(narrow, "short")
+    return [short / rollout_s(narrow, "long"), 1 - rollout_s(wide, "short") / short]
+
+
+def _alike(steps: Sequence[StepTimes]) -> bool:
+    short, long = (statistics.fmean(one.token_s for one in of_kind(steps, kind)) for kind in ("short", "long"))
+    return abs(short / long - 1) <= ALIKE
+
+
+def _scaled(*, quick: bool) -> dict[str, dict[tuple[float, float], Point]]:
+    """Each model by its prompt and sample factors. Only rollouts are compared, so scores do not wait for their end."""
+    both = {(FACTOR, FACTOR)} | {(1.0, factor) for factor in FACTORS} | {(factor, 1.0) for factor in FACTORS}
+    found = {}
+    for model in MODELS:
+        plain = point(VERL, model, quick=quick)
+        found[model] = {(1.0, 1.0): plain} | {factors: tail_batched(plain, *factors) for factors in sorted(both)}
+    return found
+
+
+def _sensitivity(found: Found, scaled: dict[str, dict[tuple[float, float], Point]]) -> list[float]:
+    over: dict[str, list[float]] = {"verl": [], "samples": [], "prompts": []}
+    for points in scaled.values():
+        seconds = {factors: rollout_s(found[at].steps) for factors, at in points.items()}
+        ours = seconds[FACTOR, FACTOR]
+        over["verl"].append(seconds[1.0, 1.0] / ours)
+        over["samples"] += [seconds[1.0, factor] / ours for factor in FACTORS]
+        over["prompts"] += [seconds[factor, 1.0] / ours for factor in FACTORS]
+    return [max(ratios) for ratios in over.values()]
+
+
+def _factors(found: Found, points: dict[tuple[float, float], Point]) -> bool:
+    seconds = {factors: rollout_s(found[at].steps) for factors, at in points.items()}
+    little, much = (seconds[1.0, 1.0] - seconds[1.0, factor] for factor in FACTORS)
+    return seconds[1.5, 1.0] > seconds[1.25, 1.0] and much - little > little

@@ -1,0 +1,104 @@
+"""Where the time of each step of a simulation goes: rollout, scores, training; and what its responses were like."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.executor.executor import Executor
+
+if TYPE_CHECKING:
+    from tailrace.fleetsim.simulator import Simulation
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step. Seconds of rollout and scores mean something where no step overlaps another.
+
+    Args:
+        kind: kind of its round, ``"short"`` or ``"long"``; empty where there are no rounds.
+        rollout_s: from the end of the step before until the last trajectory that is trained on has all its tokens.
+        scored_s: from the end of the step before until the last score.
+        step_s: from the end of the step before until its own.
+        longest: response tokens of the longest trajectory that is trained on.
+        token_s: seconds per response token of such a trajectory, mean.
+        tensor_parallel: devices of the largest replica at its end.
+        preemptions: in all engines.
+    """
+
+    kind: str
+    rollout_s: float
+    scored_s: float
+    step_s: float
+    longest: int
+    token_s: float
+    tensor_parallel: int
+    preemptions: int
+
+
+class StepWatcher:
+    """Collects the times of each step. See `tailrace.pipeline.executor.executor.Observer`."""
+
+    def __init__(self) -> None:
+        self.simulation: Simulation | None = None
+        self.steps: list[StepTimes] = []
+        self._finished: dict[str, tuple[float, int]] = {}
+        self._scored: dict[str, float] = {}
+        self._batch: list[str] = []
+        self._kind = ""
+        self._since_s = 0.0
+        self._preempted = 0
+
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        """One instant."""
+        del run
+        for event in events:
+            if type(event) is c.Finished:
+                self._finished[event.trajectory] = (now, event.tokens)
+            elif type(event) is c.Scored:
+                self._scored[event.trajectory] = now
+            elif type(event) is c.Stepped:
+                self._stepped(now)
+        for command in commands:
+            if type(command) is c.Route and not self._kind:
+                self._kind = self._round_kind()
+            elif type(command) is c.Accumulate:
+                self._batch += command.trajectories
+            elif type(command) is c.Step:
+                self._batch += [name for part in command.mini_batches for name in part]
+
+    def tick(self, now: float, executor: Executor) -> None:
+        """Nothing is periodic here."""
+
+    def _stepped(self, now: float) -> None:
+        assert self.simulation is not None
+        batch, since_s = self._batch, self._since_s
+        models = self.simulation.models
+        known = models.world.tokens.trajectories
+        preempted = models.world.recorder.totals(now).preemptions
+        self.steps.append(
+            StepTimes(
+                kind=self._kind,
+                rollout_s=max(self._finished[name][0] for name in batch) - since_s,
+                scored_s=max(self._scored[name] for name in batch) - since_s,
+                step_s=now - since_s,
+                longest=max(self._finished[name][1] for name in batch),
+                token_s=statistics.fmean(
+                    (self._finished[name][0] - known[name].begun_s) / self._finished[name][1] for name in batch
+                ),
+                tensor_parallel=max(replica.tp for replica in models.replicas.values() if replica.up),
+                preemptions=preempted - self._preempted,
+            )
+        )
+        for name in batch:
+            del self._finished[name], self._scored[name]
+        self._batch, self._kind, self._since_s, self._preempted = [], "", now, preempted
+
+    def _round_kind(self) -> str:
+        assert self.simulation is not None
+        found = self.simulation.controller.rounds.view()
+        return "" if found is None else found.kind

@@ -1,0 +1,78 @@
+"""Devices that replicas and cells of the trainer share: one of them computes at a time."""
+
+from __future__ import annotations
+
+from tailrace import contracts as c
+from tailrace.fuzz.errors import InvariantError
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.executor.deployment import REPLICA
+
+SHARED = "devices that are shared have one user at a time"
+
+
+class Devices:
+    """Who has which devices, from commands alone."""
+
+    def __init__(self) -> None:
+        self.lent: set[str] = set()
+        self.loans = 0
+        self._holds: dict[str, set[str]] = {}  # trajectories that were routed to each replica and have not come back
+
+    def down(self, event: c.Down) -> None:
+        """A replica is gone; the next process has its devices."""
+        if event.role == REPLICA:
+            self.lent.discard(event.id)
+            self._holds.pop(event.id, None)
+
+    def restart(self, command: c.Restart) -> None:
+        """A replica that stood still is replaced, which no `Down` says."""
+        if command.role == REPLICA:
+            self.lent.discard(command.id)
+            self._holds.pop(command.id, None)
+
+    def left(self, event: c.Finished | c.Interrupted | c.Refused) -> None:
+        """A trajectory has left a replica."""
+        self._holds.get(event.replica, set()).discard(event.trajectory)
+
+    def resumed(self, event: c.Resumed) -> None:
+        """The driver came back; every process is new."""
+        del event
+        self.lent.clear()
+        self._holds.clear()
+
+    def route(self, command: c.Route) -> None:
+        """Nothing runs on devices that are lent."""
+        if command.replica in self.lent:
+            raise InvariantError(SHARED, f"{command.replica} is given work while its devices are lent")
+        self._holds.setdefault(command.replica, set()).update(ref.trajectory for ref in command.trajectories)
+
+    def abort(self, command: c.Abort) -> None:
+        """Trajectories are dropped."""
+        for replica in command.replicas:
+            self._holds.get(replica, set()).difference_update(command.trajectories)
+
+    def lend(self, command: c.Lend) -> None:
+        """A replica leaves its devices."""
+        held = sorted(self._holds.get(command.replica, ()))
+        if held:
+            raise InvariantError(SHARED, f"the devices of {command.replica} are lent while it holds {held!r:.100}")
+        self.lent.add(command.replica)
+        self.loans += 1
+
+    def give_back(self, command: c.Return, controller: Controller) -> None:
+        """A replica has its devices again."""
+        cell = controller.fleet.replicas[command.replica].cell
+        if cell in controller.trainer.adding:
+            raise InvariantError(SHARED, f"{command.replica} takes its devices back while cell {cell} computes there")
+        self.lent.discard(command.replica)
+
+    def accumulate(self, command: c.Accumulate, controller: Controller) -> None:
+        """A cell computes on its devices alone."""
+        if not controller.spec.colocated or command.cell is None:
+            return
+        here = [
+            r for r in controller.fleet.replicas.values() if r.cell == command.cell and r.member.health is c.Health.UP
+        ]
+        busy = [replica.id for replica in here if replica.id not in self.lent]
+        if busy or not here:
+            raise InvariantError(SHARED, f"cell {command.cell} is to compute on the devices of {busy or 'nobody'}")

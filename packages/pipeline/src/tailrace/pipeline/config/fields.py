@@ -1,0 +1,19 @@
+"""The types of fields of a configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+Positive = Annotated[int, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def _as_path(value: Any) -> Any:
+    return Path(value) if isinstance(value, str) else value
+
+
+FilePath = Annotated[Path, BeforeValidator(_as_path)]

@@ -1,0 +1,93 @@
+"""The table `task` of a configuration file: what is learned, and from which prompts."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from tailrace.pipeline.config.fields import FilePath, Positive, Share
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class SourceConfig(_Strict):
+    """One of several sources of prompts, which are mixed."""
+
+    path: FilePath
+    """a file or dataset, like `task.train`"""
+    share: Share = 1.0
+    """its share of the prompts, relative to those of the others"""
+    verifier: str | None = None
+    """the verifier of its rows that name none; none: `task.verifier`"""
+    prompt_column: str | None = None
+    """the column with the prompt; none: `task.prompt_column`"""
+    answer_column: str | None = None
+    """the column with the answer; none: `task.answer_column`"""
+
+
+class TaskConfig(_Strict):
+    """The task to learn: a generated task by name, or prompt files with a verifier."""
+
+    name: str | None = None
+    """a generated task, such as long-chain-sum; not together with `train`"""
+    mix: dict[str, Share] = {}
+    """several generated tasks instead of `name`, each with its share of the prompts: { long-chain-sum = 2, programs = 1 }"""
+    train: FilePath | None = None
+    """prompts to train on: a JSON Lines, CSV or Parquet file, or a Hugging Face dataset as hf:NAME:SPLIT"""
+    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(_as_tuple)] = ()
+    """several files or datasets to train on instead of `train`, each a table with `path`, `share` and what else is its own"""
+    held_out: FilePath | None = None
+    """prompts to evaluate on: a file like `train`; none: no evaluation"""
+    verifier: str = "math"
+    """the verifier of rows in a file that name none: a plugin of tailrace.verifier, module:function or file.py:function"""
+    train_size: Positive = 20_000
+    """prompts of a generated task, or of all that are mixed"""
+    held_out_size: Positive = 256
+    """held-out prompts of a generated task, or of all that are mixed; of a file, at most this many"""
+    prompt_column: str = "prompt"
+    """the column of a file with the prompt"""
+    answer_column: str = "answer"
+    """the column of a file with the answer"""
+    chat: bool = False
+    """whether a prompt that is text is a user's message, with the model's chat template; lists of messages always have it"""
+    overlong: Literal["refuse", "drop", "truncate-left"] = "refuse"
+    """prompts of a file that leave no room for rollout.max_tokens: an error, left out, or cut off at their beginning"""
+
+    @property
+    def training(self) -> dict[str, SourceConfig]:
+        """What a task of one's own trains on, each by its key in the table `task`."""
+        if self.train is not None:
+            return {"train": SourceConfig(path=self.train)}
+        return {f"sources.{place}": source for place, source in enumerate(self.sources)}
+
+    @property
+    def generated(self) -> dict[str, float]:
+        """The generated tasks that are trained on, each with its share; empty for a task of one's own."""
+        return dict(self.mix) if self.name is None else {self.name: 1.0}
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of each source of prompts, generated or not, in their order."""
+        return tuple(self.generated.values()) or tuple(source.share for source in self.training.values())
+
+    def parts(self, count: int) -> dict[str, int]:
+        """How many of `count` prompts are of each generated task, by the largest remainders."""
+        shares = self.generated
+        exact = {name: count * share / sum(shares.values()) for name, share in shares.items()}
+        parts = {name: int(each) for name, each in exact.items()}
+        short = sorted(exact, key=lambda name: parts[name] - exact[name])
+        for name in short[: count - sum(parts.values())]:
+            parts[name] += 1
+        return parts
+
+    def __str__(self) -> str:
+        """The task in a few words."""
+        named = list(self.generated) or [str(source.path) for source in self.training.values()]
+        return " and ".join(named) or "not known"

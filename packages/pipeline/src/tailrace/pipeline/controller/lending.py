@@ -1,0 +1,88 @@
+"""Lends replicas' devices to the trainer's cells that stand on them (RollPacker, section 4.4).
+
+    LendReplica ──► its work goes elsewhere ──► Lend ──► a snapshot shows it ──► the cell may add gradients
+    ReturnReplica ──► the cell ends what it computes ──► Return ──► work is routed to it again
+
+A replica that goes down is no longer lent: a new process has its devices.
+"""
+
+from __future__ import annotations
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.batches import Batches
+from tailrace.pipeline.controller.coordinator import Coordinator
+from tailrace.pipeline.controller.fleet import Replicas
+from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.spec import PipelineSpec
+
+
+class Lending:
+    """Who has which devices, where replicas and cells share them; otherwise every cell has its own."""
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        fleet: Replicas,
+        trainer: TrainerState,
+        coordinator: Coordinator,
+        batches: Batches,
+        outbox: Outbox,
+    ) -> None:
+        self._spec, self._fleet, self._trainer = spec, fleet, trainer
+        self._coordinator, self._batches, self._outbox = coordinator, batches, outbox
+        self._leaving: dict[str, c.Reason] = {}  # replicas that are emptied
+        self._returning: dict[str, c.Reason] = {}
+        if spec.colocated:
+            batches.free_cells = frozenset()
+
+    @property
+    def lent(self) -> list[str]:
+        """Replicas whose devices are lent, or about to be."""
+        return [replica.id for replica in self._fleet.replicas.values() if replica.lent]
+
+    def joins(self, name: str) -> None:
+        """Give a new replica the cell that stands on its devices: the one with the fewest replicas."""
+        if self._spec.colocated:
+            replicas = [other for other in self._fleet.replicas.values() if other.cell is not None]
+            counts = [sum(other.cell == cell for other in replicas) for cell in range(self._spec.cells)]
+            self._fleet.replicas[name].cell = counts.index(min(counts))
+
+    def lend(self, action: c.LendReplica) -> None:
+        """Begin to lend a replica's devices."""
+        replica = self._fleet.replicas[action.replica]
+        if not replica.lent:
+            self._coordinator.empty(replica, c.Why.LENT)
+            replica.lent = True
+            self._leaving[replica.id] = action.reason
+
+    def give_back(self, action: c.ReturnReplica) -> None:
+        """Begin to take a replica's devices back."""
+        if self._fleet.replicas[action.replica].lent:
+            self._returning.setdefault(action.replica, action.reason)
+
+    def go_on(self) -> None:
+        """Lend what is empty, take back what no cell uses, and say which cells may compute. Call it before training."""
+        if not self._spec.colocated:
+            return
+        replicas = self._fleet.replicas
+        for waiting in (self._leaving, self._returning):
+            for name in [name for name in waiting if not replicas[name].lent]:
+                del waiting[name]  # it went down
+        for name in [name for name in self._leaving if not replicas[name].assigned.states]:
+            cell = replicas[name].cell
+            self._outbox.send_to(replicas[name], c.Lend, cell=cell, reason=self._leaving.pop(name))
+        for name in [name for name in self._returning if replicas[name].cell not in self._trainer.adding]:
+            self._outbox.send_to(replicas[name], c.Return, reason=self._returning.pop(name))
+            replicas[name].lent = False
+            self._leaving.pop(name, None)
+        self._batches.free_cells = frozenset(cell for cell in range(self._spec.cells) if self._free(cell))
+
+    def _free(self, cell: int) -> bool:
+        """Whether a cell has its devices: a snapshot shows of all replicas there that they hold nothing and know it."""
+        here = [replica for replica in self._fleet.replicas.values() if replica.cell == cell]
+        here = [replica for replica in here if replica.member.health is not c.Health.DOWN]
+        return bool(here) and all(
+            replica.lent and replica.fresh and replica.id not in self._leaving and replica.id not in self._returning
+            for replica in here
+        )

@@ -1,0 +1,71 @@
+"""Opens groups while there is room and the remaining batches need them, so that no groups are left over at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.rounds import Rounds
+from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.spec import PipelineSpec
+
+
+class Refill:
+    """Asks batching for groups.
+
+    Args:
+        gate: the admission gate.
+        source: the batching source.
+        rounds: its rounds.
+    """
+
+    def __init__(
+        self,
+        spec: PipelineSpec,
+        ledger: Ledger,
+        trainer: TrainerState,
+        gate: c.AdmissionGate,
+        source: c.BatchingSource,
+        rounds: Rounds,
+    ) -> None:
+        self._spec, self._ledger, self._trainer = spec, ledger, trainer
+        self._gate, self._source, self._rounds = gate, source, rounds
+
+    def run(self, progress: Callable[[], c.Progress]) -> None:
+        """Open groups.
+
+        Args:
+            progress: how far the run is.
+
+        Raises:
+            PluginAnswerError: batching gave an answer that its contract forbids.
+        """
+        while self._trainer.step < self._trainer.steps and self._wants_group():
+            launch = self._source.next(progress())
+            if launch is None:
+                return
+            if not isinstance(launch, c.Launch) or launch.prompt < 0 or not 1 <= launch.needed <= launch.samples:
+                expected = "a prompt from 0 and 1 <= needed <= samples"
+                raise answered("batching", self._spec.batching, "next", launch, expected)
+            self._source.launched(self._ledger.admit(launch), launch)
+
+    @property
+    def open_limit(self) -> int:
+        """Groups that may be open at once: waiting, generating or complete; where complete ones are evicted, the former two."""
+        held_back = None if self._spec.eviction is not None else self._spec.buffer_groups
+        limits = [limit for limit in (self._gate.room, held_back) if limit is not None]
+        return min(limits, default=self._spec.open_batches * self._spec.batch_groups)
+
+    def _wants_group(self) -> bool:
+        """Whether there is room for a group, and a batch left that it may be part of."""
+        ledger, counts, spec = self._ledger, self._ledger.counts, self._spec
+        self._rounds.tell()
+        held = 0 if spec.eviction is not None else len(ledger.buffered)
+        if ledger.generating + held >= self.open_limit:
+            return False
+        if self._rounds.used:
+            return self._rounds.may_launch()
+        wanted = self._trainer.steps * spec.batch_groups + spec.batching.surplus_groups
+        return counts.admitted - counts.filtered - counts.failed - counts.deferred < wanted

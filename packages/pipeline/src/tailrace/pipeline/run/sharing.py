@@ -1,0 +1,35 @@
+"""Devices that replicas share with cells of the trainer: what a configuration must say so that they are used in turn."""
+
+from __future__ import annotations
+
+from tailrace.contracts import AddsGradients, LendsDevices
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.spec import PipelineSpec
+
+
+def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
+    """Check that devices which trainer and replicas share are used in turn, and that none are lent otherwise.
+
+    Raises:
+        ConfigError: they are not.
+    """
+    shared, cells = spec.colocated, spec.cells
+    lends = isinstance(spec.provisioning, LendsDevices) and spec.provisioning.lends
+    adds = isinstance(spec.training, AddsGradients)
+    if lends and not (shared and adds and cells > 1):
+        raise ConfigError(
+            f"key 'pipeline.provisioning': found {config.pipeline.provisioning.name!r}, which lends devices of replicas to "
+            f"cells of the trainer, with trainer.colocated = {str(shared).lower()}, trainer.cells = {cells} and training "
+            f"{config.pipeline.training.name!r}, expected true, at least 2 and 'streamed'"
+        )
+    if shared and spec.admission.gate(spec.batch_groups).bound != 0:
+        raise ConfigError(
+            f"key 'trainer.colocated': found true and admission {config.pipeline.admission.name!r}, expected 'on-policy': "
+            "otherwise replicas generate while the trainer computes on their devices"
+        )
+    if shared and config.rollout.replicas % cells:
+        raise ConfigError(
+            f"keys 'rollout.replicas' and 'trainer.cells': found {config.rollout.replicas} and {cells} with "
+            "trainer.colocated = true, expected as many replicas on the devices of each cell"
+        )

@@ -1,0 +1,62 @@
+"""The seed of a trajectory's noise follows from the run's seed, its draw, its sample and its kept tokens, and nothing else."""
+
+import dataclasses
+import itertools
+
+import pytest
+
+from tailrace.contracts import Purpose, TrajectoryRef
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
+from tailrace.pipeline.run import build
+
+
+def sampling(run, **fields):
+    ref = dataclasses.replace(TrajectoryRef("t", 0, 0, Purpose.TRAIN), **fields)
+    return SamplingTable(1.0, 64, (2,), {"greedy": DecodingMode(0.0)}, run)(ref)
+
+
+def test_without_a_draw_the_engine_chooses():
+    assert sampling(1).seed is None
+    assert sampling(1, purpose=Purpose.EVAL, mode="greedy").seed is None
+
+
+def test_each_of_the_four_changes_the_seed_and_nothing_else_does():
+    seeds = {
+        (run, draw, sample, kept): sampling(run, draw=draw, sample=sample, kept=kept).seed
+        for run, draw, sample, kept in itertools.product(range(4), range(4), range(8), (0, 1, 17, 170))
+    }
+    assert len(set(seeds.values())) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds.values())
+    other = sampling(3, draw=2, sample=7, kept=17, trajectory="u", group=9, prompt=4)
+    assert other.seed == seeds[3, 2, 7, 17]
+
+
+def test_a_seed_is_the_same_on_every_machine():
+    assert sampling(0, draw=0).seed == 3434107503531660146
+
+
+class Redraws:
+    surplus_groups = 0
+    draws = True
+
+
+@pytest.mark.parametrize(
+    ("draws", "keeps", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_an_engine_without_seeds_is_refused_where_noise_is_drawn_again(monkeypatch, draws, keeps, refused):
+    policy = Redraws()
+    policy.draws = draws
+    monkeypatch.setattr(build, "build_policy", lambda *_: policy)
+    monkeypatch.setattr("tailrace.rollout.keeps_seeds", lambda _: keeps)
+    config = RunConfig.model_validate(
+        {"app": "laminar", "rollout": {"engine": "transformers"}, "task": {"name": "chain-sum"}}
+    )
+    if not refused:
+        build._check_seeds(config)
+        return
+    with pytest.raises(
+        ConfigError, match=r"^keys 'pipeline.batching' and 'rollout.engine': found .*keeps no seeds; expected [^\n]*$"
+    ):
+        build._check_seeds(config)

@@ -1,0 +1,136 @@
+"""Axis provisioning: how many devices a replica spans in each kind of round (RollPacker, section 4.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+from typing import Annotated
+
+from tailrace.contracts import (
+    FleetView,
+    Health,
+    Reason,
+    ResizeReplica,
+    RoundRecord,
+    StartReplica,
+    StopReplica,
+    Tried,
+    Why,
+)
+from tailrace.repack.errors import LoadError
+from tailrace.repack.resizing import to_size
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveTP:
+    """Doubles the devices of a replica when a round has more preemptions than its kind of round used to have, and halves them
+    after rounds without any.
+
+    Short and long rounds have a size each, since the preemptions of one say nothing of the other. A kind's size doubles after a
+    round with more than `rise` times the mean preemptions of its earlier rounds at that size, of which there is at least one.
+    It halves after `calm` rounds in a row with none.
+
+    It does not flap. A size that was reached by halving is kept for at least `calm` rounds: a doubling that was just undone is
+    not repeated at once. And each time that a doubling is repeated, undoing it again takes twice as many rounds without
+    preemptions as the time before.
+
+    Args:
+        count: replicas at the start.
+        tp: devices of each at the start; they have `count * tp` devices in all.
+        short, long: devices of a replica in the first round of each kind, as a profile finds them best; None: `tp`. Where all
+            replicas have fewer, these.
+        devices_per_machine: most devices of a replica, since links between machines are slow.
+        heads: the model's attention heads, which the devices of a replica divide; None: not known.
+        smallest: fewest devices that hold the weights and a whole response.
+        rise: ratio of preemptions to their mean above which a size doubles.
+        calm: rounds without preemptions after which a size halves.
+
+    Raises:
+        LoadError: a size is no power of two, or beyond the heads or the machine; another number is out of range.
+    """
+
+    count: int = 2
+    tp: int = 1
+    short: Annotated[int | None, Tried((None, 1, 2))] = None
+    long: Annotated[int | None, Tried((None, 1, 2))] = None
+    devices_per_machine: int = 8
+    heads: int | None = None
+    smallest: int = 1
+    rise: float = 1.05
+    calm: Annotated[int, Tried((1, 2, 4))] = 4
+
+    def __post_init__(self) -> None:
+        for name, least in (("count", 1), ("devices_per_machine", 1), ("calm", 1), ("rise", 1.0)):
+            if not getattr(self, name) >= least:
+                raise LoadError(f"found {name}={getattr(self, name)}, expected at least {least}")
+        possible = self._powers(self.devices_per_machine)
+        for name in ("tp", "smallest", "short", "long"):
+            size = getattr(self, name)
+            if size is not None and size not in possible:
+                heads = "" if self.heads is None else f", and the model has {self.heads} heads"
+                raise LoadError(
+                    f"found {name}={size}, expected one of {', '.join(map(str, possible))}: a machine has "
+                    f"{self.devices_per_machine} devices{heads}"
+                )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Devices that a replica can span: powers of two that divide the heads, within a machine and all that there are."""
+        return self._powers(min(self.devices_per_machine, self.count * self.tp))
+
+    def _powers(self, most: int) -> tuple[int, ...]:
+        powers = [2**power for power in range(most.bit_length())]
+        return tuple(size for size in powers if size <= most and (self.heads is None or self.heads % size == 0))
+
+    def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica | ResizeReplica]:
+        """Start all replicas while there is none; where a round is under way for which others are of another size, resize."""
+        replicas = [member for member in view.of("replica") if member.health is not Health.STOPPING]
+        devices = self.count * self.tp
+        if not replicas:
+            size = self.size(view.rounds, "short" if view.round is None else view.round.kind)
+            return [StartReplica(tp=size)] * (devices // size)
+        if view.round is None:
+            return ()
+        size = self.size(view.rounds, view.round.kind)
+        if all(replica.tp == size for replica in replicas):
+            return ()
+        return to_size(replicas, size, devices, Reason(Why.PLANNED))
+
+    def size(self, rounds: Sequence[RoundRecord], kind: str) -> int:
+        """Devices of a replica in the next round of a kind.
+
+        Args:
+            rounds: the rounds that are over, of all kinds, oldest first.
+        """
+        own = [one for one in rounds if one.kind == kind]
+        if not own:
+            first = (self.short if kind == "short" else self.long) or self.tp
+            return max(size for size in self.sizes if size <= first)
+        last = own[-1]
+        visit = next((n for n, one in enumerate(reversed(own)) if one.tp != last.tp), len(own))
+        if self._rises(own, visit):
+            return last.tp * 2
+        if self._calms(own, visit):
+            return last.tp // 2
+        return last.tp
+
+    def _rises(self, own: Sequence[RoundRecord], visit: int) -> bool:
+        """Whether the size doubles, after the last `visit` rounds of a kind were of one size."""
+        last = own[-1]
+        before = [one.preemptions for one in own[:-1] if one.tp == last.tp]
+        undone = visit < len(own) and own[-visit - 1].tp > last.tp
+        if not before or last.tp * 2 not in self.sizes or (undone and visit < self.calm):
+            return False
+        return last.preemptions > self.rise * fmean(before)
+
+    def _calms(self, own: Sequence[RoundRecord], visit: int) -> bool:
+        """Whether the size halves."""
+        last = own[-1]
+        doubled = sum(one.tp * 2 == then.tp == last.tp for one, then in pairwise(own))
+        patience = self.calm * 2 ** max(0, doubled - 1)
+        smaller = last.tp // 2
+        if smaller < self.smallest or smaller not in self.sizes or visit < patience:
+            return False
+        return not any(one.preemptions for one in own[-patience:])

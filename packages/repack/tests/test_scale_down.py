@@ -1,0 +1,118 @@
+"""scale-down beside a plain reference, and by hand: when it lends, what it lends, and when all returns."""
+
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.repack import LoadError, ScaleDown
+from tailrace.repack.scale_down import projected_tokens
+
+LENGTHS = (10,) * 90 + (100,) * 10
+
+
+def load(name, cell, *, running=2, kv=0.01, capacity_tokens=1_000, places=16, **changes):
+    view = c.ReplicaView(
+        name, 3, False, running, places, kv, kv, kv, 0, True, running, capacity_tokens, True, False, {}, 0, cell
+    )
+    return replace(view, **changes)
+
+
+def member(name, health=c.Health.UP):
+    return c.MemberView("replica", name, health)
+
+
+def view(loads, *, generated=30, samples=100, lent=(), members=None, lengths=LENGTHS):
+    progress = c.Progress(3, 3, 0, 0, 0, 0, 0, 4, 100)
+    names = members if members is not None else [member(each.replica) for each in loads] + [member(n) for n in lent]
+    round_ = None if generated is None else c.RoundView(7, "long", 50, 0, samples, generated)
+    return c.FleetView({}, names, progress, round=round_, loads=tuple(loads), lengths=lengths, lent=tuple(lent))
+
+
+def names(actions, kind):
+    return [action.replica for action in actions if isinstance(action, kind)]
+
+
+def test_the_milestones_are_the_paper_s():
+    assert ScaleDown().milestones == (0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+    assert ScaleDown(first=0.3, last=0.3).milestones == (0.3,)
+
+
+def test_it_lends_half_of_the_cells_whole_and_those_with_the_least_work():
+    loads = [load("r0", 0, running=3), load("r1", 1, running=1), load("r2", 0, running=2), load("r3", 1, running=3)]
+    actions = ScaleDown(count=4).plan(view(loads))
+    assert names(actions, c.LendReplica) == ["r1", "r3"]
+    assert actions[0].reason.numbers["share"] == 0.3
+
+
+@pytest.mark.parametrize("generated", [None, 0, 19, 56, 100])
+def test_it_lends_only_between_the_first_and_the_last_milestone(generated):
+    assert ScaleDown().plan(view([load("r0", 0), load("r1", 1)], generated=generated)) == ()
+
+
+def test_it_lends_only_what_fits_into_the_cache_that_remains():
+    fits = [load("r0", 0, running=4, kv=0.08), load("r1", 1, running=4, kv=0.08)]
+    # 20 tokens each so far: those that got so far became 100 long. 8 x 100 tokens fit into 1,000.
+    assert projected_tokens(fits, LENGTHS, 200) == 800
+    assert names(ScaleDown().plan(view(fits)), c.LendReplica) == ["r0"]
+    full = [replace(each, in_flight=6, kv=0.12) for each in fits]
+    assert projected_tokens(full, LENGTHS, 200) == 1_200
+    assert ScaleDown().plan(view(full)) == ()
+    assert (
+        ScaleDown().plan(view([load("r0", 0, places=2), load("r1", 1, places=3)])) == ()
+    )  # no place in a decode batch
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fresh": False}, {"pulling": True}, {"pinned": True}, {"version": 2}, {"version": None}, {"cell": None},
+        {"kv_capacity_tokens": 0},
+    ],
+)  # fmt: skip
+def test_it_lends_nothing_while_it_does_not_know_enough(change):
+    assert ScaleDown().plan(view([load("r0", 0), replace(load("r1", 1), **change)])) == ()
+
+
+def test_one_cell_is_never_lent():
+    assert ScaleDown().plan(view([load("r0", 0), load("r1", 0)])) == ()
+
+
+def test_all_returns_at_the_round_s_end_and_when_a_kept_replica_goes_down():
+    policy, kept = ScaleDown(), [load("r0", 0)]
+    assert policy.plan(view(kept, lent=["r1"], generated=80)) == ()
+    assert names(policy.plan(view(kept, lent=["r1"], generated=None)), c.ReturnReplica) == ["r1"]
+    assert names(policy.plan(view(kept, lent=["r1"], generated=0)), c.ReturnReplica) == ["r1"]
+    members = [member("r0", c.Health.STARTING), member("r1")]
+    assert names(policy.plan(view([], lent=["r1"], generated=80, members=members)), c.ReturnReplica) == ["r1"]
+
+
+def test_a_length_that_nothing_reached_is_taken_for_the_longest():
+    assert projected_tokens([load("r0", 0, running=1, kv=0.5)], LENGTHS, 600) == 600
+    assert projected_tokens([load("r0", 0, running=0)], LENGTHS, 600) == 0
+    assert projected_tokens([load("r0", 0, capacity_tokens=0)], LENGTHS, 600) == math.inf
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_projection_agrees_with_a_plain_sum_over_trajectories(seed):
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, 50) for _ in range(draw.randint(0, 40))]
+    loads = [
+        load(f"r{place}", place, running=draw.randint(0, 5), kv=draw.random(), capacity_tokens=draw.randint(1, 200))
+        for place in range(3)
+    ]
+    expected = 0.0
+    for each in loads:
+        for _ in range(each.in_flight):
+            now = each.kv * each.kv_capacity_tokens / each.in_flight
+            longer = [length for length in lengths if length > now]
+            expected += sum(longer) / len(longer) if longer else max(60, now)
+    assert projected_tokens(loads, lengths, 60) == pytest.approx(expected), f"seed {seed}"
+
+
+@pytest.mark.parametrize("options", [{"count": 0}, {"max_tokens": 0}, {"first": 0.0}, {"last": 0.1}, {"every": 0.0}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(LoadError, match="expected"):
+        ScaleDown(**options)

@@ -1,0 +1,111 @@
+"""A batch whose gradients are added up group by group, before it is complete (RollPacker, section 4.4).
+
+add ... add    this cell, its own groups
+end            all cells: each group came once; then what is left of the batch, shared among them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch.distributed as dist
+
+from tailrace.contracts import Experience
+from tailrace.trainer.batch import grpo_samples
+from tailrace.trainer.errors import BatchError, TrainerConfigError
+from tailrace.trainer.gradients import Gradients
+from tailrace.trainer.sharded import ShardedPolicy
+from tailrace.trainer.tally import Tally
+
+
+class PartialBatch:
+    """What this rank's cell has added to the batch under way.
+
+    Args:
+        gradients: adds gradients up.
+        state: the policy, which has the sums.
+        rank: this process.
+        world_size: number of processes.
+    """
+
+    def __init__(self, gradients: Gradients, state: ShardedPolicy, rank: int, world_size: int) -> None:
+        self._gradients, self._state, self._config = gradients, state, state.config
+        self._rank, self._world_size = rank, world_size
+        self._groups: dict[int, None] = {}
+        self._tally = Tally(state.device)
+
+    @property
+    def begun(self) -> int:
+        """Groups that this cell has added."""
+        return len(self._groups)
+
+    def add(self, experiences: Sequence[Experience]) -> Tally:
+        """Add groups of this cell alone. Collective within it. Returns this rank's tally of them.
+
+        Raises:
+            BatchError: a group came before, or cannot be trained on. Nothing was changed.
+            TrainerConfigError: advantages need the whole batch.
+        """
+        self._check([self._groups], experiences)
+        return self._add(experiences, alone=True)
+
+    def end(self, rest: Sequence[Experience]) -> Tally:
+        """Add what is left of the batch, shared among all cells. Collective. Returns this rank's tally of the batch.
+
+        Raises:
+            BatchError: a group came twice, on whatever cell, or cannot be trained on. What was added is forgotten.
+            TrainerConfigError: advantages need the whole batch.
+        """
+        try:
+            self._check(self._of_all_cells(), rest)
+            self._add(rest, alone=False)
+        except BaseException:
+            self.forget()
+            raise
+        tally, self._tally, self._groups = self._tally, Tally(self._state.device), {}
+        return tally
+
+    def forget(self) -> None:
+        """Drop what was added."""
+        self._state.drop_gradients()
+        self._tally, self._groups = Tally(self._state.device), {}
+
+    def _add(self, experiences: Sequence[Experience], *, alone: bool) -> Tally:
+        (samples,) = grpo_samples([experiences], self._config)
+        if not self._groups:
+            self._state.drop_gradients()
+        try:
+            found = self._gradients.add(samples, alone=alone)
+        except BaseException:  # some of it may be in the sums
+            self.forget()
+            raise
+        if (self._state.place if alone else self._rank) == 0:  # of all ranks that have them, one counts
+            found.count(experiences, self._config.normalisation)
+        self._tally.add(found)
+        self._groups.update(dict.fromkeys(experience.group for experience in experiences))
+        return found
+
+    def _check(self, before: Iterable[Iterable[int]], experiences: Sequence[Experience]) -> None:
+        """Check that groups may be added to those that cells have."""
+        if self._config.advantages != "group":
+            raise TrainerConfigError(
+                f"found advantages = {self._config.advantages!r} with gradients of parts of a batch, expected 'group': others "
+                "need the rewards of the whole batch"
+            )
+        seen: set[int] = set()
+        for groups in [*before, {experience.group for experience in experiences}]:
+            for group in groups:
+                if group in seen:
+                    raise BatchError(
+                        f"found group {group} twice in a batch, expected each once and whole: its advantages need all of it"
+                    )
+                seen.add(group)
+
+    def _of_all_cells(self) -> list[list[int]]:
+        """The groups of each cell. Collective."""
+        mine = list(self._groups)
+        if self._state.cells == 1:
+            return [mine]
+        found: list[list[int]] = [[] for _ in range(self._world_size)]
+        dist.all_gather_object(found, mine if self._state.place == 0 else [])
+        return found
