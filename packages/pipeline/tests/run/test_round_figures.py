@@ -1,33 +1,14 @@
 """The figures of rounds, on logs worked out by hand."""
 
-from dataclasses import dataclass, replace
-
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.policies.batching import InOrder, Redundant
+from tailrace.pipeline.policies.batching import Redundant
 from tailrace.pipeline.run.round_figures import RoundFigures
 from tailrace.pipeline.testing.small_run import make_spec as spec
+from tailrace.pipeline.testing.small_run import policy
 
-
-class _ThreeInARound(InOrder):
-    """Three groups of three samples, of which a round keeps two of two; what it does after the first is not looked at."""
-
-    def next(self, progress):
-        launch = super().next(progress)
-        return replace(launch, round=0) if self._launched < 3 else None
-
-
-@dataclass(frozen=True)
-class _Races(Redundant):
-    samples: int = 2
-    surplus_samples: int = 1
-
-    def open(self):
-        return _ThreeInARound(self)
-
-
-RACES = spec(batch_groups=2, batching=_Races())
+RACES = spec(batch_groups=2, batching=policy("batching", "tail-batching"))
 
 
 def figures(*instants, of=RACES):
@@ -47,8 +28,9 @@ def finished(name, tokens):
     return c.Finished("r0", name, tokens)
 
 
-def step(version, *groups, samples=2):
-    return c.Step(version, version, (tuple(f"{group}.{sample}" for group in groups for sample in range(samples)),))
+def step(version, kind, *groups, samples=2):
+    names = tuple(f"{group}.{sample}" for group in groups for sample in range(samples))
+    return c.Step(version, version, (names,), round=kind)
 
 
 def abort(seq, why, *names):
@@ -66,7 +48,7 @@ def short_round(at, version, first):
         (at + 3, abort(51, c.Why.SURPLUS_SAMPLE, f"{first + 1}.2")),
         (at + 3, abort(52, c.Why.DEFERRED, *(f"{first + 2}.{sample}" for sample in range(3)))),
         (at + 4, c.Discarded(51, 0), c.Discarded(52, 7)),
-        (at + 4, step(version, first, first + 1)),
+        (at + 4, step(version, "short", first, first + 1)),
         (at + 6, c.Stepped(version)),
     )  # fmt: skip
 
@@ -75,7 +57,7 @@ def long_round(at, version, groups, prompts):
     return (
         (at, *(route(group, prompt, 2) for group, prompt in zip(groups, prompts, strict=True))),
         (at + 8, *(finished(f"{group}.{sample}", 30) for group in groups for sample in range(2))),
-        (at + 9, step(version, *groups)),
+        (at + 9, step(version, "long", *groups)),
         (at + 10, c.Stepped(version)),
     )
 
@@ -99,7 +81,7 @@ def test_a_short_round_throws_away_what_lost_its_race():
     }
 
 
-def test_a_round_of_prompts_that_came_before_is_long():
+def test_long_rounds_follow_short_ones():
     found = figures(*short_round(0, 1, 0), *short_round(6, 2, 3), *long_round(12, 3, (6, 7), (2, 5)))
     assert [one.kind for one in found.rounds] == ["short", "short", "long"]
     assert (found.rounds[2].deferred, found.rounds[2].wasted, found.rounds[2].tokens) == (0, 0, 120)
@@ -110,14 +92,9 @@ def test_a_round_of_prompts_that_came_before_is_long():
     assert plain["speculation_waste"] == pytest.approx(34 / (60 * 2 + 34 + 120), abs=1e-4)
 
 
-def test_the_end_of_an_epoch_has_long_rounds_of_new_prompts():
-    (one,) = figures(*long_round(0, 1, (0, 1), (0, 1))).rounds
-    assert one.kind == "long"
-
-
 def test_rounds_that_a_crash_undid_are_gone_and_come_again():
     before = (*short_round(0, 1, 0), (6, c.Checkpoint(9, 1)), (7, c.Durable(1)), *long_round(7, 2, (3, 4), (2, 5)))
-    again = figures(*before, (20, c.Up("trainer", "0", version=1)), (20, step(3, 3, 4)), (21, c.Stepped(3)))
+    again = figures(*before, (20, c.Up("trainer", "0", version=1)), (20, step(3, "long", 3, 4)), (21, c.Stepped(3)))
     assert [(one.version, one.kind, one.prompts) for one in again.rounds] == [(1, "short", (0, 1)), (3, "long", (2, 5))]
     assert again.rounds[1].tokens == 120
     assert figures(*before, (20, c.Up("trainer", "0", version=1))).plain()["rounds_long"] == 0
@@ -125,7 +102,7 @@ def test_rounds_that_a_crash_undid_are_gone_and_come_again():
 
 def test_groups_that_were_streamed_belong_to_the_batch():
     gradients = c.Accumulate(5, 1, ("0.0", "0.1"), update=False)
-    found = figures(*long_round(0, 1, (0, 1), (0, 1))[:2], (8, gradients), (9, step(1, 1)), (10, c.Stepped(1)))
+    found = figures(*long_round(0, 1, (0, 1), (0, 1))[:2], (8, gradients), (9, step(1, "long", 1)), (10, c.Stepped(1)))
     assert (found.rounds[0].prompts, found.rounds[0].tokens, found.streamed) == ((0, 1), 120, 1)
 
 

@@ -176,9 +176,7 @@ class RoundFigures:
             prompts = tuple(member.prompt for member in members)
             tokens = sum(sum(member.tokens.values()) for member in members)
             began = min(member.began_s for member in members)
-            self.rounds.append(
-                PastRound(version, kind, prompts, began, now, None, self._deferred, tokens, self._waste)
-            )
+            self.rounds.append(PastRound(version, kind, prompts, began, now, None, self._deferred, tokens, self._waste))
         self._deferred = self._waste = 0
 
     def _fall_back(self, version: int) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
-from tailrace.faulttol import FaultKind, parse_fault
+from tailrace.faulttol import parse_fault
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import RunFailedError
@@ -27,6 +27,7 @@ from tailrace.pipeline.executor.seam import Host
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.testing.observers import Damages, Dies, Kills, Watching
 from tailrace.pipeline.testing.small_run import (
     GROUPS,
     LOG,
@@ -43,61 +44,6 @@ from tailrace.pipeline.testing.small_run import (
     policy,
 )
 from tailrace.trajstore import PromptPool
-
-
-class _Dies(Exception):  # noqa: N818 - it stands for the driver's death
-    """Raised to end the driver, as if it died."""
-
-
-class _Watching:
-    """An observer that acts once, at the first event of a kind; if `version` is not None, at an event of that version."""
-
-    def __init__(self, kind: type, version: int | None) -> None:
-        self._kind, self._version = kind, version
-        self._done = False
-        self.executor: Executor | None = None
-
-    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
-        del now, commands, run
-        versions = [getattr(event, "version", None) for event in events if type(event) is self._kind]
-        if not self._done and (self._version in versions if self._version is not None else versions):
-            self._done = True
-            self.act()
-
-    def tick(self, now: float, executor: Executor) -> None:
-        """Does nothing."""
-
-    def act(self) -> None:
-        """End the driver."""
-        raise _Dies
-
-
-class _Damages(_Watching):
-    """Damages the newest checkpoint once it is durable, and kills the trainer."""
-
-    def __init__(self, checkpoint: Path) -> None:
-        super().__init__(c.Durable, int(checkpoint.name))
-        self.checkpoint = checkpoint
-
-    def act(self) -> None:
-        largest = max((file for file in self.checkpoint.rglob("*") if file.is_file()), key=lambda f: f.stat().st_size)
-        content = bytearray(largest.read_bytes())
-        content[len(content) // 2] ^= 0xFF
-        largest.write_bytes(content)
-        assert self.executor is not None
-        self.executor.members[TRAINER, "0"].member.strike(FaultKind.KILL)
-
-
-class _Kills(_Watching):
-    """Kills a rank of the trainer once gradients of a version were added, before its batch is complete."""
-
-    def __init__(self, rank: str, version: int) -> None:
-        super().__init__(c.Accumulated, version)
-        self._rank = rank
-
-    def act(self) -> None:
-        assert self.executor is not None
-        self.executor.members[TRAINER, self._rank].member.strike(FaultKind.KILL)
 
 
 def _few_checkpoints() -> PipelineSpec:
@@ -170,7 +116,7 @@ class ExecutorContract:
             root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, cells=spec.cells, silent_s=silent_s
         )
         executor = Executor(self.make_host(0.0), deployment, observers=[observer] if observer else [])
-        if isinstance(observer, _Watching):
+        if isinstance(observer, Watching | Kills):
             observer.executor = executor
         try:
             with EventLog(root / LOG) as log:
@@ -238,13 +184,20 @@ class ExecutorContract:
         self.killed_between_groups(tmp_path, model, rank="0", cells=1)
 
     def killed_between_groups(self, root: Path, model: Path, *, rank: str, cells: int) -> None:
-        """Kill a rank while gradients of the third batch are added, each cell being one rank."""
-        spec = make_spec(training=policy("training", "streamed", groups=1), cells=cells)
-        self.run(root, model, spec=spec, ranks=cells, observer=_Kills(rank, 3))
+        """Kill a rank while gradients of a batch are added, each cell being one rank."""
+        training = policy("training", "streamed", groups=1)
+        kills = Kills(rank, 2)
+        spec = make_spec(training=training, cells=cells, steps=2 * STEPS)
+        self.run(root, model, spec=spec, ranks=cells, observer=kills)
+        assert kills.killed is not None, "all groups of every batch were complete at once"
         assert [role for role, _ in self.downs(root)] == [TRAINER]
-        given = [command.trajectories for command in commands_of(root, c.Accumulate) if command.version == 3]
+        accumulates = [command for command in commands_of(root, c.Accumulate) if command.version == kills.killed]
+        given = [command.trajectories for command in accumulates]
         given += [
-            part for command in commands_of(root, c.Step) if command.version == 3 for part in command.mini_batches
+            part
+            for command in commands_of(root, c.Step)
+            if command.version == kills.killed
+            for part in command.mini_batches
         ]
         names = [name for part in given for name in part]
         assert len(set(names)) < len(names), "nothing was given again"
@@ -313,7 +266,7 @@ class ExecutorContract:
 
     def test_an_older_checkpoint_is_used_where_the_newest_is_damaged(self, tmp_path: Path, model: Path) -> None:
         """Batches after the older checkpoint are trained on again."""
-        damages = _Damages(tmp_path / "checkpoints" / "3")
+        damages = Damages(tmp_path / "checkpoints" / "3")
         spec = make_spec(keep_checkpoints=2)
         self.run(tmp_path, model, spec=spec, observer=damages)
         causes = [cause for role, cause in self.downs(tmp_path) if role == TRAINER]
@@ -366,10 +319,10 @@ class ExecutorContract:
         self, controller: Controller, deployment: Deployment, root: Path, kind: type, version: int | None = None
     ) -> None:
         """Run a controller until the driver dies at the first event of a kind."""
-        watching = _Watching(kind, version)
+        watching = Watching(kind, version)
         executor = Executor(self.make_host(self._last_s(root)), deployment, observers=[watching])
         first = self._resumed(root) if controller.started else None
-        with EventLog(root / LOG) as log, pytest.raises(_Dies):
+        with EventLog(root / LOG) as log, pytest.raises(Dies):
             executor.run(controller, log, first=first)
         executor.host.close()
 
