@@ -10,6 +10,7 @@ from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
+from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.small_run import STEPS
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
@@ -46,6 +47,15 @@ def deep(test):
     return pytest.mark.deep(run)
 
 
+class TestRoundsLocal(RoundsContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
+
+    test_a_member_that_hangs_in_a_round_is_replaced = deep(
+        RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced
+    )
+
+
 @pytest.mark.long
 class TestRay(ExecutorContract):
     test_tokens_and_versions_line_up_under_partial_rollout = deep(
@@ -79,8 +89,9 @@ class TestRay(ExecutorContract):
     @pytest.fixture(scope="class", autouse=True)
     @classmethod
     def cluster(cls):
-        ray = pytest.importorskip("ray")
         with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # as `RayHost` does; Ray reads it at import
+            ray = pytest.importorskip("ray")
             patch.setenv("OMP_NUM_THREADS", "1")
             patch.setenv("RAY_worker_niceness", "0")  # members of a test are not to starve beside other tests
             yield
@@ -122,3 +133,14 @@ class TestRay(ExecutorContract):
         with pytest.raises(TypeError, match="fromkeys"):
             member.call("ready").result(60)
         host.close()
+
+
+@pytest.mark.deep
+class TestRoundsRay(RoundsContract):
+    cluster = TestRay.cluster
+    make_host = TestRay.make_host
+
+    @pytest.mark.parametrize("kills_lent", [True, False], ids=["lent", "kept"])
+    def test_a_replica_killed_while_devices_are_lent_brings_them_back(self, tmp_path, model, kills_lent):
+        """Two processes, each a cell on the device of a replica."""
+        self.lends(tmp_path, model, kills_lent=kills_lent)

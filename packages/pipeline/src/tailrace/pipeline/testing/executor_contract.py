@@ -19,35 +19,26 @@ import pytest
 from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import RunFailedError
-from tailrace.pipeline.executor.deployment import RELAY, REPLICA, TRAINER, Deployment
-from tailrace.pipeline.executor.executor import Executor, Observer
-from tailrace.pipeline.executor.seam import Host
+from tailrace.pipeline.executor.deployment import RELAY, REPLICA, TRAINER
+from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.run.replay import replay
-from tailrace.pipeline.spec import PipelineSpec
-from tailrace.pipeline.testing.observers import Damages, Dies, Kills, Watching
+from tailrace.pipeline.testing.observers import Damages, Kills, Watching
+from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import (
     GROUPS,
     LOG,
     SAMPLES,
     STEPS,
-    check_run,
     commands_of,
     events_of,
     make_deployment,
-    make_files,
     make_overlong,
     make_spec,
     make_staleflow_spec,
     policy,
 )
 from tailrace.trajstore import PromptPool
-
-
-def _few_checkpoints() -> PipelineSpec:
-    return make_spec(keep_checkpoints=2)
 
 
 @dataclass(frozen=True)
@@ -80,55 +71,8 @@ class _Resizes:
         return ()
 
 
-class ExecutorContract:
+class ExecutorContract(RealRuns):
     """Subclass it, provide `make_host`, and run it with pytest."""
-
-    def make_host(self, started_s: float) -> Host:
-        """A host of the type under test.
-
-        Args:
-            started_s: time now on its clock, in seconds.
-        """
-        raise AssertionError(f"a subclass provides the host whose clock shows {started_s} s")
-
-    @pytest.fixture(scope="class")
-    @classmethod
-    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """The model and task files that all tests share."""
-        return make_files(tmp_path_factory.mktemp("files"))
-
-    def run(
-        self,
-        root: Path,
-        model: Path,
-        *,
-        faults: Sequence[str] = (),
-        relays: int = 1,
-        ranks: int = 1,
-        spec: PipelineSpec | None = None,
-        observer: Observer | None = None,
-    ) -> RunView:
-        """Do one run and check it."""
-        spec = spec or make_spec()
-        controller = Controller(spec, relays=relays)
-        silent_s = 6.0 if any(text.startswith("hang") for text in faults) else 30.0
-        deployment = make_deployment(
-            root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, cells=spec.cells, silent_s=silent_s
-        )
-        executor = Executor(self.make_host(0.0), deployment, observers=[observer] if observer else [])
-        if isinstance(observer, Watching | Kills):
-            observer.executor = executor
-        try:
-            with EventLog(root / LOG) as log:
-                executor.run(controller, log, faults=[parse_fault(text) for text in faults])
-            check_run(controller, executor, root)
-        finally:
-            executor.close()
-        return controller.view
-
-    def downs(self, root: Path) -> list[tuple[str, str]]:
-        """The members that went down, in order."""
-        return [(event.role, str(event.cause)) for event in events_of(root, c.Down)]
 
     # ---- without faults -------------------------------------------------------------------------------------------
 
@@ -191,14 +135,8 @@ class ExecutorContract:
         self.run(root, model, spec=spec, ranks=cells, observer=kills)
         assert kills.killed is not None, "all groups of every batch were complete at once"
         assert [role for role, _ in self.downs(root)] == [TRAINER]
-        accumulates = [command for command in commands_of(root, c.Accumulate) if command.version == kills.killed]
-        given = [command.trajectories for command in accumulates]
-        given += [
-            part
-            for command in commands_of(root, c.Step)
-            if command.version == kills.killed
-            for part in command.mini_batches
-        ]
+        given = [command.trajectories for command in commands_of(root, c.Accumulate)]
+        given += [part for command in commands_of(root, c.Step) for part in command.mini_batches]
         names = [name for part in given for name in part]
         assert len(set(names)) < len(names), "nothing was given again"
         assert {command.cell for command in commands_of(root, c.Accumulate)} == set(range(cells))
@@ -279,19 +217,11 @@ class ExecutorContract:
 
         Few checkpoints are kept, and the store is trimmed behind them.
         """
-        deployment = make_deployment(tmp_path, model)
-        self._dies(Controller(_few_checkpoints()), deployment, tmp_path, c.Stepped, 3)
+        deployment, spec = make_deployment(tmp_path, model), make_spec(keep_checkpoints=2)
+        self.dies(spec, deployment, tmp_path, Watching(c.Stepped, 3))
         for kind in (c.Up, c.Published, c.Stepped):
-            self._dies(self._rebuilt(tmp_path), deployment, tmp_path, kind)
-        controller = self._rebuilt(tmp_path)
-        assert not controller.over
-        executor = Executor(self.make_host(self._last_s(tmp_path)), deployment)
-        try:
-            with EventLog(tmp_path / LOG) as log:
-                executor.run(controller, log, first=self._resumed(tmp_path))
-            check_run(controller, executor, tmp_path)
-        finally:
-            executor.close()
+            self.dies(spec, deployment, tmp_path, Watching(kind, None))
+        self.goes_on(spec, deployment, tmp_path)
         assert len(events_of(tmp_path, c.Resumed)) == 4
 
     def test_a_run_that_gave_up_goes_on(self, tmp_path: Path, model: Path) -> None:
@@ -305,36 +235,4 @@ class ExecutorContract:
         ):
             executor.run(Controller(spec), log, faults=[parse_fault("replica:r0@step2")])
         executor.close(1.0)
-        controller = Controller(spec)
-        executor = Executor(self.make_host(replay(controller, tmp_path / LOG) or 0.0), deployment)
-        assert controller.view.failure is not None
-        try:
-            with EventLog(tmp_path / LOG) as log:
-                executor.run(controller, log, first=self._resumed(tmp_path))
-            check_run(controller, executor, tmp_path)
-        finally:
-            executor.close()
-
-    def _dies(
-        self, controller: Controller, deployment: Deployment, root: Path, kind: type, version: int | None = None
-    ) -> None:
-        """Run a controller until the driver dies at the first event of a kind."""
-        watching = Watching(kind, version)
-        executor = Executor(self.make_host(self._last_s(root)), deployment, observers=[watching])
-        first = self._resumed(root) if controller.started else None
-        with EventLog(root / LOG) as log, pytest.raises(Dies):
-            executor.run(controller, log, first=first)
-        executor.host.close()
-
-    def _rebuilt(self, root: Path) -> Controller:
-        controller = Controller(_few_checkpoints())
-        replay(controller, root / LOG)
-        return controller
-
-    def _last_s(self, root: Path) -> float:
-        return replay(Controller(_few_checkpoints()), root / LOG) or 0.0
-
-    def _resumed(self, root: Path) -> c.Resumed:
-        from tailrace.trainer import checkpoints
-
-        return c.Resumed(tuple(checkpoints(root / "checkpoints")))
+        self.goes_on(spec, deployment, tmp_path)

@@ -1,4 +1,4 @@
-"""Observers that strike a run at an event: the contract suite of hosts uses them."""
+"""Observers that strike a run at an event: the contract suites of hosts use them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,33 @@ from tailrace import contracts as c
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import TRAINER
-from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.executor.executor import Executor, Observer
 
 
 class Dies(Exception):  # noqa: N818 - it stands for the driver's death
     """Raised to end the driver, as if it died."""
 
 
-class Watching:
+class Striking(Observer):
+    """An observer that may strike members of the run: whoever runs it sets `executor`."""
+
+    executor: Executor | None = None
+
+    def strike(self, role: str, name: str) -> None:
+        """Kill a member."""
+        assert self.executor is not None
+        self.executor.members[role, name].member.strike(FaultKind.KILL)
+
+    def tick(self, now: float, executor: Executor) -> None:
+        """Does nothing."""
+
+
+class Watching(Striking):
     """An observer that acts once, at the first event of a kind; if `version` is not None, at an event of that version."""
 
     def __init__(self, kind: type, version: int | None) -> None:
         self._kind, self._version = kind, version
         self._done = False
-        self.executor: Executor | None = None
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         del now, commands, run
@@ -30,9 +43,6 @@ class Watching:
         if not self._done and (self._version in versions if self._version is not None else versions):
             self._done = True
             self.act()
-
-    def tick(self, now: float, executor: Executor) -> None:
-        """Does nothing."""
 
     def act(self) -> None:
         """End the driver."""
@@ -51,11 +61,10 @@ class Damages(Watching):
         content = bytearray(largest.read_bytes())
         content[len(content) // 2] ^= 0xFF
         largest.write_bytes(content)
-        assert self.executor is not None
-        self.executor.members[TRAINER, "0"].member.strike(FaultKind.KILL)
+        self.strike(TRAINER, "0")
 
 
-class Kills:
+class Kills(Striking):
     """Kills a rank of the trainer while a batch is streamed: some of its gradients were added, and its `Step` was not given.
 
     Groups that are complete together go out together, with their `Step`. Therefore the first batch after `version` of which
@@ -66,7 +75,6 @@ class Kills:
         self._rank, self._version = rank, version
         self._steps: set[int] = set()
         self.killed: int | None = None
-        self.executor: Executor | None = None
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         del now, run
@@ -74,8 +82,4 @@ class Kills:
         added = {event.version for event in events if isinstance(event, c.Accumulated)} - self._steps
         if self.killed is None and added and min(added) >= self._version:
             self.killed = min(added)
-            assert self.executor is not None
-            self.executor.members[TRAINER, self._rank].member.strike(FaultKind.KILL)
-
-    def tick(self, now: float, executor: Executor) -> None:
-        """Does nothing."""
+            self.strike(TRAINER, self._rank)

@@ -11,6 +11,7 @@ import secrets
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,9 @@ class _Engine(FakeEngine):
     def step(self) -> Sequence[c.Delta]:
         time.sleep(0.004)
         return super().step()
+
+    def stats(self) -> c.EngineStats:
+        return replace(super().stats(), kv_capacity_tokens=16 * 256)
 
 
 class FakeReplicaRole(ReplicaRole):
@@ -102,6 +106,34 @@ def make_staleflow_spec(bound: int = 1) -> PipelineSpec:
         sync=policy("sync", "interrupting"),  # as often as possible
         relocation=policy("relocation", "migration", phi_wait=0, period_s=0.2, **cost),
         buffer_groups=None,
+    )
+
+
+def make_rounds_spec(cells: int = 1, *, lends: bool = False, **changes: Any) -> PipelineSpec:
+    """A small RollPacker pipeline: two short rounds, then a long one, and so on; gradients are streamed.
+
+    Args:
+        cells: cells of the trainer.
+        lends: whether replicas lend their devices to the cells, which then stand on them.
+        **changes: other fields of the pipeline.
+    """
+    batching = policy(
+        "batching", "tail-batching", prompts=GROUPS, samples=SAMPLES, prompt_factor=1.5, sample_factor=1.25
+    )
+    provisioning = policy("provisioning", "static", count=2)
+    if lends:
+        provisioning = policy("provisioning", "scale-down", count=2, max_tokens=120, every=0.01)
+    return make_spec(
+        admission=policy("admission", "on-policy"),
+        batching=batching,
+        sync=policy("sync", "barrier"),
+        relocation=policy("relocation", "none"),
+        training=policy("training", "streamed", groups=1),
+        provisioning=provisioning,
+        cells=cells,
+        colocated=lends,
+        buffer_groups=None,
+        **{"steps": 3 * STEPS, **changes},
     )
 
 

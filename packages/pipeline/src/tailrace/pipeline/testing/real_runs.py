@@ -1,0 +1,110 @@
+"""Real runs on a host under test: begun, checked, and gone on with after their driver died."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.faulttol import parse_fault
+from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.executor.deployment import Deployment
+from tailrace.pipeline.executor.executor import Executor, Observer
+from tailrace.pipeline.executor.seam import Host
+from tailrace.pipeline.run.eventlog import EventLog
+from tailrace.pipeline.run.replay import replay
+from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.testing.observers import Dies, Striking
+from tailrace.pipeline.testing.small_run import LOG, check_run, events_of, make_deployment, make_files, make_spec
+
+
+class RealRuns:
+    """What contract suites of hosts share: a subclass provides `make_host`."""
+
+    def make_host(self, started_s: float) -> Host:
+        """A host of the type under test.
+
+        Args:
+            started_s: time now on its clock, in seconds.
+        """
+        raise AssertionError(f"a subclass provides the host whose clock shows {started_s} s")
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def model(cls, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """The model and task files that all tests share."""
+        return make_files(tmp_path_factory.mktemp("files"))
+
+    def run(
+        self,
+        root: Path,
+        model: Path,
+        *,
+        faults: Sequence[str] = (),
+        relays: int = 1,
+        ranks: int = 1,
+        spec: PipelineSpec | None = None,
+        observer: Observer | None = None,
+    ) -> RunView:
+        """Do one run and check it."""
+        spec = spec or make_spec()
+        controller = Controller(spec, relays=relays)
+        silent_s = 6.0 if any(text.startswith("hang") for text in faults) else 30.0
+        deployment = make_deployment(
+            root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, cells=spec.cells, silent_s=silent_s
+        )
+        executor = self._executor(0.0, deployment, observer)
+        try:
+            with EventLog(root / LOG) as log:
+                executor.run(controller, log, faults=[parse_fault(text) for text in faults])
+            check_run(controller, executor, root)
+        finally:
+            executor.close()
+        return controller.view
+
+    def downs(self, root: Path) -> list[tuple[str, str]]:
+        """The members that went down, in order."""
+        return [(event.role, str(event.cause)) for event in events_of(root, c.Down)]
+
+    # ---- drivers that die ---------------------------------------------------------------------------------------------
+
+    def dies(self, spec: PipelineSpec, deployment: Deployment, root: Path, observer: Observer) -> Controller:
+        """Begin a run, or go on with it, until an observer raises `Dies`. Returns the controller as the driver left it."""
+        controller, last_s = self.rebuilt(spec, root)
+        executor = self._executor(last_s, deployment, observer)
+        with EventLog(root / LOG) as log, pytest.raises(Dies):
+            executor.run(controller, log, first=self._resumed(controller, root))
+        executor.host.close()
+        return controller
+
+    def rebuilt(self, spec: PipelineSpec, root: Path) -> tuple[Controller, float]:
+        """The controller that the log gives, and the time on its clock; both new if there is no log."""
+        controller = Controller(spec)
+        return controller, replay(controller, root / LOG) or 0.0
+
+    def goes_on(self, spec: PipelineSpec, deployment: Deployment, root: Path) -> Controller:
+        """Go on with a run to its end and check it."""
+        controller, last_s = self.rebuilt(spec, root)
+        assert not controller.over or controller.view.failure is not None
+        executor = self._executor(last_s, deployment, None)
+        try:
+            with EventLog(root / LOG) as log:
+                executor.run(controller, log, first=self._resumed(controller, root))
+            check_run(controller, executor, root)
+        finally:
+            executor.close()
+        return controller
+
+    def _executor(self, started_s: float, deployment: Deployment, observer: Observer | None) -> Executor:
+        executor = Executor(self.make_host(started_s), deployment, observers=[observer] if observer else [])
+        if isinstance(observer, Striking):
+            observer.executor = executor
+        return executor
+
+    def _resumed(self, controller: Controller, root: Path) -> c.Resumed | None:
+        from tailrace.trainer import checkpoints
+
+        return c.Resumed(tuple(checkpoints(root / "checkpoints"))) if controller.started else None
