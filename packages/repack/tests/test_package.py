@@ -22,7 +22,7 @@ def examples():
     return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
-@pytest.mark.parametrize(("place", "first"), [(0, "gpu-"), (1, r"[ \d]\d running")])
+@pytest.mark.parametrize(("place", "first"), [(0, "gpu-"), (1, r"[ \d]\d running"), (2, "replica")])
 def test_the_examples_print_what_the_readme_says(tmp_path, place, first):
     said = re.findall(rf"^    ({first}.*)$", README.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(said) == 2 + place

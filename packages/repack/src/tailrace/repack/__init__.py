@@ -1,10 +1,13 @@
-"""Planning over rollout snapshots: routing, synchronisation, relocation, and the cost model of decoding. All pure."""
+"""Planning of rollouts: routing, dispatch, synchronisation, relocation, allocation, the cost model of decoding. All pure."""
 
 from tailrace.contracts import Move
 from tailrace.repack.adaptive_tp import AdaptiveTP
+from tailrace.repack.allocation import Allocation, allocate, allocate_across
 from tailrace.repack.consolidation import consolidate
-from tailrace.repack.errors import FitError, LoadError, RepackError
+from tailrace.repack.dispatch import Dispatch, plan_dispatch
+from tailrace.repack.errors import FitError, LoadError, NothingFitsError, RepackError, UnmeasuredError
 from tailrace.repack.load import ReplicaLoad
+from tailrace.repack.lpt import Schedule, lpt
 from tailrace.repack.marginal_gain import ideal_gain, marginal_gain
 from tailrace.repack.marginal_throughput import MarginalThroughput
 from tailrace.repack.migration import Migration
@@ -17,8 +20,10 @@ from tailrace.repack.throughput import ThroughputModel
 
 __all__ = [
     "AdaptiveTP",
+    "Allocation",
     "Barrier",
     "BestFit",
+    "Dispatch",
     "FitError",
     "Interrupting",
     "LeastLoaded",
@@ -27,15 +32,22 @@ __all__ = [
     "Migration",
     "Move",
     "NoRelocation",
+    "NothingFitsError",
     "OnIdle",
     "RepackError",
     "ReplicaLoad",
     "RoundRobin",
     "ScaleDown",
+    "Schedule",
     "ThroughputModel",
+    "UnmeasuredError",
     "WhenUseful",
+    "allocate",
+    "allocate_across",
     "consolidate",
     "ideal_gain",
+    "lpt",
     "marginal_gain",
+    "plan_dispatch",
     "to_size",
 ]

@@ -15,3 +15,11 @@ class LoadError(RepackError, ValueError):
 
 class FitError(RepackError, ValueError):
     """Measurements do not determine a cost model."""
+
+
+class UnmeasuredError(RepackError, ValueError):
+    """A profile has no usable figure for what planning asks it."""
+
+
+class NothingFitsError(RepackError, ValueError):
+    """No way to place the work fits the devices."""

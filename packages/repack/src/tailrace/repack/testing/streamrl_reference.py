@@ -1,0 +1,97 @@
+"""StreamRL's planning by plain enumeration. Tests and the benchmark compare the fast functions with it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+
+def split_slowly(
+    predicted: Sequence[float],
+    replicas: int,
+    *,
+    step_latency_s: Callable[[int], float],
+    max_batch: Callable[[float], int],
+    p50: float,
+    p90: float,
+    alpha: float = 0.2,
+    objective: str = "max",
+) -> tuple[float, int]:
+    """The objective's value and the tail's replicas, as `tailrace.repack.plan_dispatch` chooses them for two replicas or more.
+
+    Algorithm 2 with every split tried, each class with at least one trajectory and one replica; nothing is remembered.
+    """
+    tail = math.ceil(round(alpha * len(predicted), 9))
+    found = []
+    for split in range(1, replicas):
+        times = []
+        for count, of, length, longest in (
+            (tail, split, p90, max(predicted)),
+            (len(predicted) - tail, replicas - split, p50, 0),
+        ):
+            each = math.ceil(count / of)
+            batch = min(each, max_batch(length))
+            rounds = math.ceil(each / batch)
+            times.append(max(step_latency_s(batch) * length * rounds, step_latency_s(batch) * longest))
+        found.append((max(times) if objective == "max" else sum(times), split))
+    return min(found)
+
+
+def spread_slowly(lengths: Sequence[float], queues: int) -> list[list[int]]:
+    """Positions in each queue: the longest that is left goes where the sum is smallest, found by looking at all."""
+    left = list(range(len(lengths)))
+    spread: list[list[int]] = [[] for _ in range(queues)]
+    while left:
+        longest = max(left, key=lambda position: (lengths[position], -position))
+        left.remove(longest)
+        sums = [sum(lengths[position] for position in queue) for queue in spread]
+        spread[sums.index(min(sums))].append(longest)
+    return spread
+
+
+def optimal_makespan(lengths: Sequence[float], slots: int) -> float:
+    """The smallest makespan of all assignments to slots. Exponential: for a dozen lengths at most."""
+    order = sorted(lengths, reverse=True)
+    best = sum(order)
+
+    def assign(index: int, loads: tuple[float, ...]) -> None:
+        nonlocal best
+        if index == len(order):
+            best = min(best, max(loads))
+            return
+        for slot in {load: slot for slot, load in enumerate(loads)}.values():  # equal loads are one case
+            load = loads[slot] + order[index]
+            if load < best:
+                assign(index + 1, (*loads[:slot], load, *loads[slot + 1 :]))
+
+    assign(0, (0,) * slots)
+    return best
+
+
+def fill_slowly(times: Sequence[Callable[[int], float]], count: int) -> float:
+    """The least time in which replicas generate `count` trajectories together, over all ways to share them out.
+
+    Args:
+        times: of each replica, seconds for a number of trajectories of at least 1.
+        count: trajectories.
+    """
+    if len(times) == 1:
+        return times[0](count) if count else 0.0
+    return min(
+        max(times[0](taken) if taken else 0.0, fill_slowly(times[1:], count - taken)) for taken in range(count + 1)
+    )
+
+
+def allocate_slowly(
+    devices: int,
+    generate_s: Callable[[int], float],
+    train_s: Callable[[int], float],
+    iteration_s: Callable[[float, float], float] = max,
+) -> tuple[float, int, int] | None:
+    """Seconds, devices in all and devices that generate of the best allocation; None if none fits."""
+    found = [
+        (iteration_s(generate_s(generate), train_s(train)), generate + train, generate)
+        for generate in range(1, devices)
+        for train in range(1, devices - generate + 1)
+    ]
+    return min((each for each in found if each[0] < math.inf), default=None)
