@@ -1,11 +1,14 @@
 """RollPacker beside synchronous systems made of the same parts, at quick-start scale on this machine, taking turns.
 
-    uv run python tools/bench/rollpacker.py DIR [--systems NAME,NAME] [--repeats N] [--steps N] [--budget-s S] [--json FILE]
+    uv run python tools/bench/rollpacker.py DIR [--systems NAME,NAME] [--repeats N] [--steps N] [--accuracy] [--budget-s S]
+                                            [--json FILE]
 
 Runs what DIR does not hold yet: all systems in turn within a repeat, so that what else the machine does falls on all. It may
 be stopped at any time and goes on where it was; with --budget-s no run begins that would probably end later than that. A
-system is a file of configs/rollpacker; `rollpacker` is the quick start. All have the same warm start (cached), seed, prompts
-and number of responses to a prompt; none is evaluated meanwhile. --no-run prints the figures of what is there.
+system is a file of configs/rollpacker; `rollpacker` is the quick start. Each repeat has its own seed, with which its systems
+have the same warm start (cached), prompts and number of responses to a prompt; none is evaluated meanwhile. With --accuracy
+each is evaluated before and after, and RollPacker's controls without RL too: `accuracy` is per source, over repeats. --no-run
+prints the figures of what is there.
 
 A step's seconds are the mean from the end of the first step to the end of the last: with 16 steps three long rounds among
 twelve short ones. Speedups are ratios of seconds within a repeat: their median over repeats, and the smallest and the largest
@@ -39,16 +42,18 @@ SAME = {ABLATION[-1]: WHOLE, "without-tail-batching": RLHFUSE}
 RUN_S = 240.0
 """Seconds of a run, as long as none is known."""
 DEADLINE_S = 3600.0
-OWN = ("evaluation.every=0", "evaluation.controls=false", "task.held_out_size=8", "checkpoint.every=1000")
+OWN = ("evaluation.every=0", "checkpoint.every=1000")
+UNEVALUATED = ("evaluation.controls=false", "task.held_out_size=8")
 
 Times = dict[str, dict[int, float]]
 """Seconds of a step by system and repeat."""
 
 
-def run(system: str, root: Path, steps: int, seed: int) -> float:
+def run(system: str, root: Path, steps: int, seed: int, *, accuracy: bool) -> float:
     """Run a system. Returns its wall seconds."""
     target = WHOLE if system == WHOLE else str(CONFIGS / f"{system}.toml")
-    settings = [part for setting in (*OWN, f"pipeline.steps={steps}") for part in ("--set", setting)]
+    evaluated = UNEVALUATED if not accuracy else (f"evaluation.controls={str(system == WHOLE).lower()}",)
+    settings = [part for setting in (*OWN, *evaluated, f"pipeline.steps={steps}") for part in ("--set", setting)]
     command = [sys.executable, "-m", "tailrace.cli.main", "run", target, "--seed", str(seed), "--plain", *settings]
     began = time.monotonic()
     with root.with_suffix(".log").open("w") as log:
@@ -71,6 +76,7 @@ def measured(root: Path) -> dict[str, Any] | None:
         "step_s": (ends[-1] - ends[0]) / (len(ends) - 1),
         "steps": len(ends),
         **{name: summary[name] for name in names},
+        "accuracy": summary.get("eval_accuracy_by_source", {}),
     }
 
 
@@ -110,7 +116,7 @@ class Plan:
             if root.exists():  # a run that did not finish
                 root.rename(root.with_name(f"{root.name}.unfinished-{int(time.time())}"))
             print(f"running {root.name}", file=sys.stderr, flush=True)
-            took.append(run(system, root, options.steps, options.seed))
+            took.append(run(system, root, options.steps, options.seed + repeat, accuracy=options.accuracy))
 
 
 def ratios(times: Times, over: str, under: str) -> list[float]:
@@ -119,7 +125,19 @@ def ratios(times: Times, over: str, under: str) -> list[float]:
     return [one[repeat] / other[repeat] for repeat in sorted(one.keys() & other.keys())]
 
 
-def figures(rows: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]:
+def accuracies(rows: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, dict[str, list[float]]]:
+    """Accuracy by source, and by system before and after, or control: of each repeat, in order."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for (system, _), row in sorted(rows.items()):
+        for source, values in row["accuracy"].items():
+            named = {f"{system} before": values["before"], f"{system} after": values["after"], **values["controls"]}
+            for name, value in named.items():
+                if value is not None:
+                    found.setdefault(source, {}).setdefault(name, []).append(value)
+    return found
+
+
+def figures(rows: Mapping[tuple[str, int], Mapping[str, Any]], *, accuracy: bool) -> dict[str, Any]:
     times: Times = {}
     for (system, repeat), row in rows.items():
         times.setdefault(system, {})[repeat] = row["step_s"]
@@ -143,6 +161,7 @@ def figures(rows: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, Any]
         "leave_one_out": without,
         "loses": [name for name, ratio in without.items() if ratio is not None and ratio < 1],
         "spreads": spreads,
+        "accuracy": accuracies(rows) if accuracy else {},
         "step_s": {name: round(statistics.median(found.values()), 3) for name, found in times.items()},
         "runs": {f"{system} {repeat}": row for (system, repeat), row in rows.items()},
     }
@@ -162,6 +181,12 @@ def table(found: Mapping[str, Any]) -> str:
             lines.append(f"| {name} | {ratio:.2f} | {low:.2f} to {high:.2f} |")
     lines += ["", "| system | seconds of a step |", "|---|---|"]
     lines += [f"| {name} | {seconds:.2f} |" for name, seconds in found["step_s"].items()]
+    for source, values in found["accuracy"].items():
+        lines += ["", f"| {source} | accuracy, mean | of each seed |", "|---|---|---|"]
+        for name, each in values.items():
+            lines.append(
+                f"| {name} | {100 * statistics.mean(each):.1f} % | {', '.join(f'{100 * v:.1f}' for v in each)} |"
+            )
     return "\n".join(lines)
 
 
@@ -172,7 +197,8 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"of {', '.join(known)}")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first repeat; the next has the next")
+    parser.add_argument("--accuracy", action="store_true", help="evaluate before and after, and RollPacker's controls")
     parser.add_argument("--budget-s", type=float)
     parser.add_argument("--no-run", action="store_true", help="only figures of what is there")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -185,7 +211,7 @@ def main() -> None:
     plan = Plan(options)
     if not options.no_run:
         plan.go()
-    found = figures(plan.found())
+    found = figures(plan.found(), accuracy=options.accuracy)
     print(table(found))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
