@@ -223,6 +223,15 @@ def test_beside_an_idle_replica():
     assert plan([replica("a", 2)]) == []
 
 
+def test_a_small_decode_batch_is_not_split():
+    """Two trajectories decode as fast on one replica as on two, if the cache costs nothing to read."""
+    small = [replica("a", running=2), replica("b")]
+    free = Migration(0.0, 0.01, 0.002, 0.002)
+    assert list(free.plan(cycle(small))) == []
+    crowded = [replica("a", running=8), replica("b")]
+    assert [evict.replica for evict in free.plan(cycle(crowded))] == ["a"]
+
+
 def test_when_migration_plans():
     assert Migration(*TABLE_4).due(11.0, 10.0, False)
     assert not Migration(*TABLE_4).due(10.9, 10.0, True)

@@ -3,7 +3,9 @@
 Evicted trajectories go back to the pool, and the routing policy places them again. Where the paper leaves a choice:
 * excess is evicted from the tail of the waiting queue, the latest routed first;
 * if the least throughput is 0, the ratio is not defined. Then the fastest replica is emptied only if it has more than one
-  trajectory and the pool has none that may be routed, since the idle replica could be given those instead;
+  trajectory, half of them would be faster on the idle replica, and the pool has none that may be routed, since the idle
+  replica could be given those instead. Small decode batches all take as long: routing would put their trajectories back,
+  whose keys and values would be computed anew in every period;
 * plans are a period apart, and only replicas whose snapshot shows every earlier command are compared, so that a load is not
   acted on twice;
 * a trajectory that no other replica may continue stays where it is.
@@ -106,9 +108,15 @@ class Migration(Costed):
         if low > 0:
             if high / low <= self.phi_throughput:
                 return None
-        elif high == 0 or len(ahead.trajectories) < 2 or _any_routable(views, cycle):
+        elif high == 0 or len(ahead.trajectories) < 2 or not self._gains(ahead, high) or _any_routable(views, cycle):
             return None
         return ahead, Reason(Why.LOW_THROUGHPUT, behind.replica, {"here": high, "there": low})
+
+    def _gains(self, view: ReplicaView, throughput: float) -> bool:
+        """Whether two replicas with half of this one's trajectories each would have a higher throughput together."""
+        half = view.running // 2
+        shares = ((kv_tokens(view) * count / view.running, count) for count in (half, view.running - half))
+        return sum(self.model.throughput(tokens, count) for tokens, count in shares) > throughput * (1 + 1e-9)
 
 
 def _any_routable(views: Sequence[ReplicaView], cycle: Cycle) -> bool:

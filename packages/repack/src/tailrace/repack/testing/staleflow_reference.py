@@ -158,7 +158,8 @@ def migrate_slowly(policy: Migration, cycle: Cycle) -> list[Evict]:
                 for queue in cycle.pool.values()
                 for trajectory in queue.values()
             )
-            trigger = high > 0 and not routable and len(ahead.view.trajectories) > 1
+            several = high > 0 and len(ahead.view.trajectories) > 1
+            trigger = several and not routable and _split(policy, ahead) > high * (1 + 1e-9)
         name = ahead.view.replica
         rest = [
             each
@@ -170,3 +171,10 @@ def migrate_slowly(policy: Migration, cycle: Cycle) -> list[Evict]:
             migration[name] = migration.pop(name, []) + rest
             why[name] = Reason(Why.LOW_THROUGHPUT, behind.view.replica, {"here": high, "there": low})
     return [Evict(name, tuple(found), why[name]) for name, found in migration.items()]
+
+
+def _split(policy: Migration, instance: _Instance) -> float:
+    """Throughput of two replicas that share an instance's trajectories as evenly as they can."""
+    half = instance.running // 2
+    mean = instance.kv / instance.running
+    return sum(policy.model.throughput(mean * count, count) for count in (half, instance.running - half))
