@@ -23,6 +23,12 @@ if find_spec("tailrace.rollout") is not None:  # some packages are tested withou
 # The contract suites are part of the packages; their assertions are to show what they compared, too.
 pytest.register_assert_rewrite(*(f"tailrace.{path.name}.testing" for path in Path(__file__).parent.glob("packages/*")))
 
+if find_spec("hypothesis") is not None:
+    from hypothesis import settings
+
+    settings.register_profile("shared machine", deadline=None)  # a slow example says nothing about the code
+    settings.load_profile("shared machine")
+
 FILES_FOR_ONE_PROCESS = 3
 """A command line that names no folder and no more files than these is run without helper processes, which take seconds."""
 

@@ -41,6 +41,9 @@ class Redraws:
     surplus_groups = 0
     draws = True
 
+    def open(self):
+        raise AssertionError("nobody launches")
+
 
 @pytest.mark.parametrize(
     ("draws", "keeps", "refused"), [(True, False, True), (True, True, False), (False, False, False)]
