@@ -37,7 +37,7 @@ def test_sizes_must_be_equal_and_the_target_writable():
 
 
 def test_other_threads_run_during_a_copy():
-    """A thread that were locked out would pause for as long as the copy takes. A busy machine may pause it too, now and then."""
+    """A thread that is locked out pauses for as long as the copy takes. A busy machine may pause it too, now and then."""
     data, into, started, over = bytearray(2**26), bytearray(2**26), threading.Event(), threading.Event()
     longest = [0.0]
 
