@@ -147,6 +147,10 @@ class Phases:
         return self.policy.plan(replace(view, round=now, rounds=past))
 
 
+def test_it_asks_for_rounds_without_which_it_sees_none():
+    assert isinstance(AdaptiveTP(), c.WatchesRounds)
+
+
 def test_it_keeps_the_contract_of_its_axis():
     assert check_provisioning_policy(AdaptiveTP(count=3), cases=20) > 20
     resized = 0

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import pytest
 from scripted import Scripted, of, spec
+from scripted import policy as load
 from test_changes import resume
 
 from tailrace import contracts as c
-from tailrace.repack import to_size
+from tailrace.repack import AdaptiveTP, to_size
 
 
 @dataclass
@@ -102,3 +103,20 @@ def test_a_size_that_is_no_power_of_two_ends_the_run_with_a_line(run, policy, tp
     run.go(c.Down("relay", "0", "killed", c.Cause.DIED), leave=(c.Route,))
     assert run.view.failure is not None
     assert "expected a power of two of devices" in run.view.failure
+
+
+def test_adaptive_tp_sees_the_rounds_of_a_run_and_resizes_as_one_begins():
+    """Four prompts are launched for two, so that a long round follows each short one, and has a size of its own."""
+    batching = load("batching", "tail-batching", prompts=2, samples=1, prompt_factor=2.0, sample_factor=1.0)
+    run = Scripted(
+        spec(
+            admission=load("admission", "on-policy"), sync=load("sync", "barrier"), batching=batching, steps=2,
+            buffer_groups=None, provisioning=AdaptiveTP(count=2, short=1, long=2),
+        )
+    )  # fmt: skip
+    run.go(c.Tick())
+    run.go(c.Up("replica", "r0"))
+    assert run.view.finished
+    assert [past.tp for past in run.controller.round_history.records] == [1, 2]
+    assert changed(run.given)[:2] == ["Start r0", "Start r1"]
+    assert [name for name in changed(run.given) if name not in ("Start r0", "Start r1")] == ["Stop r1", "Resize r0"]

@@ -80,6 +80,11 @@ class AdaptiveTP:
         """Devices that a replica can span: powers of two that divide the heads, within a machine and all that there are."""
         return self._powers(min(self.devices_per_machine, self.count * self.tp))
 
+    @property
+    def milestones(self) -> Sequence[float]:
+        """None: it looks when a round begins. By having milestones it asks for rounds (`WatchesRounds`)."""
+        return ()
+
     def _powers(self, most: int) -> tuple[int, ...]:
         powers = [2**power for power in range(most.bit_length())]
         return tuple(size for size in powers if size <= most and (self.heads is None or self.heads % size == 0))
