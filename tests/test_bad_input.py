@@ -320,7 +320,33 @@ KINDS = {
         None,
         ["trainer.colocated", "'one-step'", "'on-policy'"],
     ),
+    "devices-resized-and-lent-to-no-cell": (
+        settings("pipeline.provisioning=adaptive-tp-scale-down"),
+        None,
+        ["pipeline.provisioning", "'adaptive-tp-scale-down'", "trainer.colocated = false", "at least 2"],
+    ),
+    "a-judge-on-devices-that-are-lent": (
+        settings(
+            "pipeline.provisioning=scale-down",
+            "pipeline.training=streamed",
+            "pipeline.admission=on-policy",
+            "pipeline.batching=tail-batching",
+            "trainer.colocated=true",
+            "trainer.cells=2",
+            "trainer.processes=2",
+            "executor.scorer_gpus=0.2",
+            "reward.judge.model=model",
+            "reward.judge.template={response}",
+        ),
+        None,
+        ["executor.scorer_gpus", "found 0.2 of a device for the judge", "'scale-down'", "expected whole devices"],
+    ),
     # the sizes of replicas; the model has two heads
+    "replicas-that-lend-beyond-heads": (
+        settings('pipeline.provisioning={name = "adaptive-tp-scale-down", short = 4}'),
+        None,
+        ["c.toml", "pipeline.provisioning", "short=4", "expected one of 1, 2", "2 heads"],
+    ),
     "replicas-beyond-heads": (
         sizes("short = 4"),
         None,

@@ -79,6 +79,7 @@ def test_baselines_and_ablations_swap_what_they_say():
         "provisioning": "AdaptiveTP",
     }
     assert policies("adaptive-tp") == policies("plus-3-parallelism-planner")
+    assert policies("adaptive-tp-scale-down") == {**full, "provisioning": "AdaptiveTPScaleDown"}
     assert policies("plus-4-stream-trainer") == policies("without-reward-scheduler") == policies("rlhfuse") == full
     assert policies("without-scale-down") == {**full, "provisioning": "Static"}
     assert policies("one-off") == {**full, "admission": "OneStep", "provisioning": "Static"}

@@ -226,6 +226,32 @@ def test_the_provisioning_suite_finds(plan, words):
 
 
 @pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda name: c.ResizeReplica(name, 2), "it stops or resizes replica-0 while the devices of .* are lent"),
+        (lambda name: c.StopReplica(name), "it stops or resizes replica-0 while the devices of .* are lent"),
+    ],
+)
+def test_the_provisioning_suite_finds_a_change_of_what_is_lent(change, words):
+    class Hasty:
+        """Lends one of two replicas within a round, and does not wait for its return."""
+
+        milestones = (0.5,)
+
+        def plan(self, view):
+            here = replicas(view)
+            if not here:
+                return [c.StartReplica(), c.StartReplica()]
+            if view.lent:
+                return [change(view.lent[0])]
+            up = [load.replica for load in view.loads]
+            return [c.LendReplica("replica-0")] if view.round and {"replica-0", "replica-1"} <= set(up) else ()
+
+    with pytest.raises(AssertionError, match=rf"seed \d+.*{words}"):
+        check_provisioning_policy(Hasty())
+
+
+@pytest.mark.parametrize(
     ("reason", "words"),
     [
         ("because", "expected a Reason"),

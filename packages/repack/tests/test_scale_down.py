@@ -8,14 +8,14 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.repack import LoadError, ScaleDown
-from tailrace.repack.scale_down import projected_tokens
+from tailrace.repack.scale_down import half_of_cells, projected_tokens
 
 LENGTHS = (10,) * 90 + (100,) * 10
 
 
-def load(name, cell, *, running=2, kv=0.01, capacity_tokens=1_000, places=16, **changes):
+def load(name, *cells, running=2, kv=0.01, capacity_tokens=1_000, places=16, **changes):
     view = c.ReplicaView(
-        name, 3, False, running, places, kv, kv, kv, 0, True, running, capacity_tokens, True, False, {}, 0, cell
+        name, 3, False, running, places, kv, kv, kv, 0, True, running, capacity_tokens, True, False, {}, 0, cells
     )
     return replace(view, **changes)
 
@@ -68,12 +68,59 @@ def test_it_lends_only_what_fits_into_the_cache_that_remains():
 @pytest.mark.parametrize(
     "change",
     [
-        {"fresh": False}, {"pulling": True}, {"pinned": True}, {"version": 2}, {"version": None}, {"cell": None},
+        {"fresh": False}, {"pulling": True}, {"pinned": True}, {"version": 2}, {"version": None}, {"cells": ()},
         {"kv_capacity_tokens": 0},
     ],
 )  # fmt: skip
 def test_it_lends_nothing_while_it_does_not_know_enough(change):
     assert ScaleDown().plan(view([load("r0", 0), replace(load("r1", 1), **change)])) == ()
+
+
+def test_a_replica_of_two_devices_frees_both_of_its_cells():
+    loads = [load("r0", 0, 1, running=3), load("r2", 2, 3, running=1)]
+    assert names(ScaleDown().plan(view(loads)), c.LendReplica) == ["r2"]
+    assert ScaleDown().plan(view([load("r0", 0, 1)])) == ()  # the half of them is not whole
+
+
+def test_nothing_is_lent_while_a_replica_is_not_up():
+    """Its devices could not be used, and it would all be returned at once."""
+    loads = [load("r0", 0), load("r1", 1)]
+    starting = [member("r0"), member("r1"), member("r2", c.Health.STARTING)]
+    assert ScaleDown().plan(view(loads, members=starting)) == ()
+    stopping = [member("r0"), member("r1"), member("r2", c.Health.STOPPING)]
+    assert names(ScaleDown().plan(view(loads, members=stopping)), c.LendReplica) == ["r0"]
+
+
+def parts_of(loads):
+    """Cells that change hands together, found by asking for each cell over and over whom it meets."""
+    found = set()
+    for cell in {cell for each in loads for cell in each.cells}:
+        part = {cell}
+        for _ in loads:
+            part |= {near for each in loads if part & set(each.cells) for near in each.cells}
+        found.add(frozenset(part))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_the_half_is_whole_and_has_the_least_work(seed):
+    draw = random.Random(seed)
+    size, cells = draw.choice([1, 2, 4]), draw.choice([1, 2, 3, 4, 6, 8])
+    devices = [
+        tuple(sorted({(first + place) // draw.choice([1, size]) % cells for place in range(size)}))
+        for first in range(0, 12, size)
+    ]
+    loads = [load(f"r{n}", *on, running=draw.randint(0, 4)) for n, on in enumerate(devices[: draw.randint(1, 6)])]
+    half = half_of_cells(loads)
+    parts, every = parts_of(loads), {cell for each in loads for cell in each.cells}
+    assert len(half) <= len(every) / 2, f"seed {seed}"
+    for each in loads:
+        assert half.issuperset(each.cells) or half.isdisjoint(each.cells), f"seed {seed}: {each.replica} is divided"
+    work = {part: sum(each.in_flight for each in loads if part >= set(each.cells)) for part in parts}
+    lent = [part for part in parts if part <= half]
+    for kept in parts - set(lent):
+        lighter = sum(len(part) for part in lent if (work[part], min(part)) < (work[kept], min(kept)))
+        assert lighter + len(kept) > len(every) // 2, f"seed {seed}: there was room for {set(kept)}"
 
 
 def test_one_cell_is_never_lent():

@@ -88,9 +88,9 @@ def test_lent_devices_are_on_the_timeline():
     instants = [
         (0.0, [], [c.Start(1, "replica", "r0")]),
         (1.0, [c.Up("replica", "r0", answers=1)], []),
-        (2.0, [], [c.Lend(2, "r0", 1)]),
+        (2.0, [], [c.Lend(2, "r0", (1,))]),
         (5.0, [], [c.Return(3, "r0")]),
-        (6.0, [], [c.Lend(4, "r0", 1)]),
+        (6.0, [], [c.Lend(4, "r0", (1,))]),
         (7.0, [c.Down("replica", "r0", "killed")], []),
     ]
     for now, events, commands in instants:

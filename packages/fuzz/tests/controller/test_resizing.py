@@ -8,10 +8,12 @@ from worlds import play, seeds, world
 
 from tailrace import contracts as c
 from tailrace.fuzz.checks.data_plane import WEIGHTS
+from tailrace.fuzz.checks.devices import SHARED
+from tailrace.pipeline.controller import lending, shared_devices
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.repack import to_size
 
-DEVICES = 4
+DEVICES, CELLS = 4, 4
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,41 @@ def test_a_resized_replica_that_serves_before_its_pull_is_found(monkeypatch):
     with pytest.raises(AssertionError, match=WEIGHTS):  # noqa: PT012
         for seed in range(200):
             play(seed, restless(seed), gives_up=True)
+
+
+def lends_too(seed):
+    """Rounds whose kinds have sizes of their own; within each, cells of the trainer borrow half of the devices."""
+    short, long = Random(f"sizes {seed}").choice([(1, 2), (2, 1), (1, 4), (2, 2)])
+    pipeline = {
+        "provisioning": {"name": "adaptive-tp-scale-down", "short": short, "long": long},
+        "batching": {"name": "tail-batching", "prompt_factor": 1.7, "sample_factor": 1.0},
+        "admission": {"name": "on-policy"},
+        "training": {"name": "streamed", "groups": 1},
+        "relocation": {"name": "none"},
+        "steps": 6,
+        "prompts_per_step": 3,
+        "prompts_per_replica": 6,
+        "buffer_prompts": None,
+        "cycle_s": 0.0,
+    }
+    return world(seed, pipeline=pipeline, replicas=DEVICES, cells=CELLS, colocated=True)
+
+
+def test_replicas_change_their_size_between_loans():
+    resized = loans = of_two = 0
+    for seed in seeds(25):
+        played = lends_too(seed)
+        play(seed, played, gives_up=True)
+        for _, _, commands in played.simulation.log.instants:
+            resized += sum(isinstance(one, c.Resize) for one in commands)
+            lent = [one for one in commands if isinstance(one, c.Lend)]
+            loans += len(lent)
+            of_two += sum(len(one.cells) == 2 for one in lent)
+    assert min(resized, loans, of_two) > 10, (resized, loans, of_two)
+
+
+def test_a_replica_that_keeps_the_devices_of_its_former_size_is_found(monkeypatch):
+    monkeypatch.setattr(lending, "devices_for", lambda size, taken, own: own or shared_devices.devices_for(size, taken))
+    with pytest.raises(AssertionError, match=SHARED):  # noqa: PT012
+        for seed in range(200):
+            play(seed, lends_too(seed), gives_up=True)

@@ -16,23 +16,24 @@ class Told:
     actions: list = dataclasses.field(default_factory=list, compare=False)
     seen: list = dataclasses.field(default_factory=list, compare=False)
     milestones: tuple = (0.25, 0.5, 0.75)
+    sizes: tuple = (1, 1)
 
     def plan(self, view):
         self.seen.append(view)
         if not view.of("replica"):
-            return [c.StartReplica(), c.StartReplica()]
+            return [c.StartReplica(tp=size) for size in self.sizes]
         actions = tuple(self.actions)
         self.actions.clear()
         return actions
 
 
-def colocated(told, **changes):
+def colocated(told, cells=2, **changes):
     batching = policy("batching", "tail-batching", prompts=2, samples=2, prompt_factor=1.0, sample_factor=1.0)
     run = Scripted(
         spec(
             admission=policy("admission", "on-policy"), batching=batching, sync=policy("sync", "barrier"), steps=3,
             batch_groups=2, replica_batch=8, buffer_groups=None, training=policy("training", "streamed"),
-            provisioning=told, cells=2, colocated=True, **changes,
+            provisioning=told, cells=cells, colocated=True, **changes,
         )
     )  # fmt: skip
     run.go(c.Tick(), leave=(c.Route, c.Score))
@@ -75,7 +76,7 @@ def test_a_cell_computes_only_once_its_devices_are_lent_and_their_replica_is_emp
     assert not of(c.Accumulate, run.given)
     given = run.catch_up(c.Interrupt, leave=(c.Route,))
     (lend,) = of(c.Lend, given)
-    assert (lend.replica, lend.cell) == ("r1", 1)
+    assert (lend.replica, lend.cells) == ("r1", (1,))
     assert not of(c.Accumulate, run.given)  # until a snapshot shows that it knows
     given = shows(run, "r1", leave=(c.Route, c.Accumulate))
     assert {ref.trajectory for route in of(c.Route, given) for ref in route.trajectories} == set(moved)
@@ -129,6 +130,52 @@ def test_devices_of_nobody_are_not_lent(action):
 def test_a_replica_without_a_cell_cannot_lend():
     told = Told()
     run = colocated(told)
-    run.controller.fleet.replicas["r1"].cell = None
+    run.controller.fleet.replicas["r1"].cells = ()
     with pytest.raises(PluginAnswerError, match="a cell of the trainer"):
         run.controller.provisioning._lend(c.LendReplica("r1"))
+
+
+def cells(run):
+    return {name: replica.cells for name, replica in run.controller.fleet.replicas.items()}
+
+
+def test_a_replica_of_two_devices_lends_two_cells():
+    told = Told(sizes=(2, 2))
+    run = colocated(told, cells=4)
+    assert cells(run) == {"r0": (0, 1), "r1": (2, 3)}
+    told.actions.append(c.LendReplica("r1"))
+    first = on(run, "r0")
+    run.go(*(c.Finished("r0", name, 10) for name in first), leave=(c.Route,))
+    (lend,) = of(c.Lend, run.given)
+    assert lend.cells == (2, 3)
+    shows(run, "r1", leave=(c.Route, c.Accumulate))
+    assert run.controller.batches.free_cells == {2, 3}
+    assert {command.cell for command in of(c.Accumulate, run.given)} <= {2, 3}
+    told.actions.append(c.ReturnReplica("r1"))
+    busy = set(run.controller.trainer.adding)
+    assert busy  # one of its two cells computes, which is enough to wait for
+    run.later(1, leave=(c.Route, c.Accumulate))
+    run.go(c.Up("relay", "0"), leave=(c.Route, c.Accumulate))
+    assert not of(c.Return, run.given)
+    run.catch_up(c.Accumulate, leave=(c.Route, c.Accumulate))
+    assert [command.replica for command in of(c.Return, run.given)] == ["r1"]
+
+
+@pytest.mark.parametrize("lent", ["r0", "r1"])
+@pytest.mark.parametrize("action", [c.ResizeReplica("r1", 2), c.StopReplica("r1")], ids=["resize", "stop"])
+def test_devices_return_before_sizes_change(action, lent):
+    """One that keeps its devices may stop beside a loan, since the cells that have devices keep them."""
+    told = Told()
+    run = colocated(told)
+    other = "r1" if lent == "r0" else "r0"
+    told.actions.append(c.LendReplica(lent))
+    names = on(run, other)
+    run.go(*(c.Finished(other, name, 10) for name in names), leave=(c.Route, c.Score))
+    assert run.controller.lending.lent == [lent]
+    told.actions.append(action)
+    run.go(c.Up("relay", "0"), leave=(c.Route, c.Score, c.Accumulate))
+    if isinstance(action, c.StopReplica) and lent == "r0":
+        assert run.view.failure is None
+    else:
+        assert "lent" in run.view.failure
+        assert "provisioning" in run.view.failure

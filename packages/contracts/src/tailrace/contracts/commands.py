@@ -84,15 +84,15 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Lend:
-    """Leave the devices to a cell of the trainer until `Return`. The replica holds nothing. A snapshot shows the command.
+    """Leave the devices to the trainer's cells there until `Return`. The replica holds nothing. A snapshot shows the command.
 
     Args:
-        cell: the cell of the trainer that stands on the same devices.
+        cells: the cells of the trainer that stand on the same devices, wholly or in part.
     """
 
     seq: int
     replica: str
-    cell: int
+    cells: tuple[int, ...]
     after: int | None = None
     reason: Reason = _POLICY
 

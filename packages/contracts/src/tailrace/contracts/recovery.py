@@ -79,7 +79,8 @@ class FleetView:
         rounds: the rounds that are over, oldest first; only as many as policies look at (64).
         loads: the replicas that are up, as the other policies see them.
         lengths: response tokens of the last trajectories that finished (4,096 at most), in order of their end.
-        lent: replicas whose devices are lent to a cell of the trainer, or about to be. They are not among `loads`.
+        lent: replicas whose devices are lent to cells of the trainer, or about to be, or not returned yet. They are not among
+            `loads`.
     """
 
     machines: Mapping[str, MachineView]
@@ -170,7 +171,7 @@ class StartReplica:
 
 @dataclass(frozen=True, slots=True)
 class StopReplica:
-    """Stop one replica. Its trajectories go back to the pool with their tokens."""
+    """Stop one replica, whose devices are not lent. Its trajectories go back to the pool with their tokens."""
 
     replica: str
     reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))
@@ -180,7 +181,9 @@ class StopReplica:
 class ResizeReplica:
     """Let a replica's engine span `tp` devices, a power of two. It starts anew; its trajectories go back to the pool.
 
-    Where it grows, it does so once every replica that is stopping is gone, for it may take their devices.
+    Where it grows, it does so once every replica that is stopping is gone, for it may take their devices. While the devices of
+    any replica are lent, none is resized: the trainer's cells would lose their place. So a `ReturnReplica` comes first, and the
+    resize once `FleetView.lent` is empty.
     """
 
     replica: str
@@ -190,9 +193,9 @@ class ResizeReplica:
 
 @dataclass(frozen=True, slots=True)
 class LendReplica:
-    """Lend a replica's devices to the trainer's cell that stands on them.
+    """Lend a replica's devices to the trainer's cells that stand on them.
 
-    Its trajectories go back to the pool with their tokens. The cell adds gradients once all replicas on its devices are lent.
+    Its trajectories go back to the pool with their tokens. A cell adds gradients once all replicas on its devices are lent.
     """
 
     replica: str
@@ -201,7 +204,7 @@ class LendReplica:
 
 @dataclass(frozen=True, slots=True)
 class ReturnReplica:
-    """Take a replica's devices back, once the cell has ended what it computes."""
+    """Take a replica's devices back, once the cells there have ended what they compute."""
 
     replica: str
     reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))

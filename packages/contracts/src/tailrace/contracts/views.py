@@ -150,7 +150,7 @@ class ReplicaView:
         open: whether it may be given groups that have not started (axis sync).
         pinned: whether it runs an evaluation; then neither its weights nor its work may change.
         preemptions: times since it started that its engine took a trajectory's KV cache away, at the last snapshot.
-        cell: the trainer's cell that stands on its devices; None if none does.
+        cells: the trainer's cells that stand on its devices, wholly or in part; empty where they have their own.
         trajectories: the trajectories in flight, in order of routing.
     """
 
@@ -170,7 +170,7 @@ class ReplicaView:
     pinned: bool = False
     trajectories: Mapping[str, TrajectoryView] = field(default_factory=dict)
     preemptions: int = 0
-    cell: int | None = None
+    cells: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

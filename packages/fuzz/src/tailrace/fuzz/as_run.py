@@ -55,12 +55,21 @@ def settings(case: Case) -> list[str]:
         # A quick start limits what is open, and no setting takes that back: what no limit would come to stands for none.
         "pipeline.buffer_prompts": pipeline.buffer_prompts or 4 * (pipeline.prompts_per_step + surplus),
         "rollout.replicas": case.replicas,
+        "rollout.max_tokens": case.max_tokens,
         "relay.count": case.relays,
         "rollout.cost_model": {name: getattr(case.costs, name) for name in ("k1", "k2", "k3", "k4")},
+        "trainer": _shared(case),
         "checkpoint.every": case.checkpoint_every,
         "evaluation.every": case.evaluation.every,
     }
     return [f"{key}={json.dumps(value)}" for key, value in _leaves("", values)]
+
+
+def _shared(case: Case) -> dict[str, Any]:
+    """The trainer's cells where they share devices with replicas: one process each."""
+    if not case.colocated:
+        return {}
+    return {"processes": case.cells, "cells": case.cells, "colocated": True}
 
 
 def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -202,6 +202,7 @@ class Case(_Strict):
             buffer_groups=pipeline.buffer_prompts,
             cells=self.cells,
             colocated=self.colocated,
+            cell_devices=max(1, self.replicas // self.cells),
             cycle_s=pipeline.cycle_s,
             checkpoint_every=self.checkpoint_every,
             scoring_attempts=self.scoring_attempts,

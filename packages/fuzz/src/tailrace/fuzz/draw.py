@@ -9,7 +9,17 @@ from tailrace.contracts import BatchingPolicy, Progress
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import BreakKind
-from tailrace.fuzz.policies import NONE, POLICIES, Policies, as_it_is, draw_newer, draw_policy, launches_rounds, takes
+from tailrace.fuzz.policies import (
+    NONE,
+    POLICIES,
+    Policies,
+    as_it_is,
+    draw_newer,
+    draw_policy,
+    launches_rounds,
+    lends_devices,
+    takes,
+)
 from tailrace.pipeline.config.models import Choice
 
 ADMIT_ROUNDS = ("on-policy", "one-step")
@@ -32,7 +42,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         sizes = Random(f"tailrace fuzz {seed}, sizes of replicas")
         pipeline |= draw_newer(sizes, "provisioning", policies, share=0.5)  # elsewhere it does nothing
         pipeline["admission"] = {"name": newer.choice(ADMIT_ROUNDS)}
-        lends = pipeline["provisioning"]["name"] == "scale-down" and not {"admission", "training"} & set(policies)
+        lends = lends_devices(Choice(**pipeline["provisioning"]), policies)
+        lends = lends and not {"admission", "training"} & set(policies)
         if lends:
             pipeline |= {"admission": {"name": "on-policy"}, "training": {"name": "streamed"}}
         if pipeline["training"]["name"] == "dynamic-batch":  # its parts have a fixed size
@@ -78,7 +89,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["refusals"] = refusals.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.3])
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
-        content |= {"colocated": True, "cells": 2, "replicas": max(2, content["replicas"])}
+        content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2}
     return Case.model_validate(content)
 
 

@@ -11,7 +11,16 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from tailrace.contracts import Cause, Failure, LaunchesRounds, RecoveryAction, TailraceError, expected_one_of, plugins
+from tailrace.contracts import (
+    Cause,
+    Failure,
+    LaunchesRounds,
+    LendsDevices,
+    RecoveryAction,
+    TailraceError,
+    expected_one_of,
+    plugins,
+)
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.options import draw_value
 from tailrace.pipeline.config.models import Choice
@@ -37,7 +46,7 @@ FOLLOWS = {
     "k4",
 }
 """Options that follow from the rest of a case, and are not drawn."""
-NEWER = {"batching": ("tail-batching",), "provisioning": ("adaptive-tp", "scale-down")}
+NEWER = {"batching": ("tail-batching",), "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")}
 """Built-ins that are drawn apart from the others, so that the cases of most seeds are as they were before there were any."""
 SHARE_OF_NEWER = 0.15
 SHORT_LIVED = 0.16
@@ -115,6 +124,12 @@ def as_it_is(axis: str, policies: Policies) -> Any | None:
 def launches_rounds(batching: Choice, policies: Policies = NONE) -> bool:
     """Whether a batching policy launches groups in rounds."""
     return isinstance(make_policy("batching", batching, policies=policies).open(), LaunchesRounds)
+
+
+def lends_devices(provisioning: Choice, policies: Policies = NONE) -> bool:
+    """Whether a provisioning policy lends devices to the trainer, whose cells must then share them."""
+    policy = make_policy("provisioning", provisioning, policies=policies)
+    return isinstance(policy, LendsDevices) and policy.lends
 
 
 def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:

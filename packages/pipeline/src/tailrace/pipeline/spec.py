@@ -71,6 +71,7 @@ class PipelineSpec:
         cells: cells of the trainer, which can each add gradients without the others.
         colocated: whether the trainer's cells stand on the replicas' devices, so that a cell computes alone only on devices
             that are lent to it.
+        cell_devices: devices on which each cell stands, where `colocated`.
         cycle_s: least seconds between two decisions for changes of load alone; with hundreds of replicas, use 1.
         cycle_trajectories: most trajectories of the pool that one decision looks at. The rest follows in the next ones, so
             that a large backlog does not hold up other decisions.
@@ -99,6 +100,7 @@ class PipelineSpec:
     eviction: Eviction | None = None
     cells: int = 1
     colocated: bool = False
+    cell_devices: int = 1
     cycle_s: float = 0.0
     cycle_trajectories: int = 8_192
     checkpoint_every: int = 1

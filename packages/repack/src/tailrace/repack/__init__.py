@@ -2,6 +2,7 @@
 
 from tailrace.contracts import Move
 from tailrace.repack.adaptive_tp import AdaptiveTP
+from tailrace.repack.adaptive_tp_scale_down import AdaptiveTPScaleDown
 from tailrace.repack.allocation import Allocation, allocate, allocate_across
 from tailrace.repack.consolidation import consolidate
 from tailrace.repack.dispatch import Dispatch, plan_dispatch
@@ -20,6 +21,7 @@ from tailrace.repack.throughput import ThroughputModel
 
 __all__ = [
     "AdaptiveTP",
+    "AdaptiveTPScaleDown",
     "Allocation",
     "Barrier",
     "BestFit",

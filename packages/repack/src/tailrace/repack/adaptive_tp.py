@@ -8,17 +8,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Annotated
 
-from tailrace.contracts import (
-    FleetView,
-    Health,
-    Reason,
-    ResizeReplica,
-    RoundRecord,
-    StartReplica,
-    StopReplica,
-    Tried,
-    Why,
-)
+from tailrace.contracts import FleetAction, FleetView, Health, Reason, RoundRecord, StartReplica, Tried, Why
 from tailrace.repack.errors import LoadError
 from tailrace.repack.resizing import to_size
 
@@ -89,7 +79,7 @@ class AdaptiveTP:
         powers = [2**power for power in range(most.bit_length())]
         return tuple(size for size in powers if size <= most and (self.heads is None or self.heads % size == 0))
 
-    def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica | ResizeReplica]:
+    def plan(self, view: FleetView) -> Sequence[FleetAction]:
         """Start all replicas while there is none; where a round is under way for which others are of another size, resize."""
         replicas = [member for member in view.of("replica") if member.health is not Health.STOPPING]
         devices = self.count * self.tp

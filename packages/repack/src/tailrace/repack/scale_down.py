@@ -25,9 +25,11 @@ class ScaleDown:
     """A fixed number of replicas; as a round ends, half of their devices go to the trainer, which adds gradients meanwhile.
 
     It looks at the milestones of a round, and lends once in it: half of the trainer's cells with all replicas on their devices,
-    those with the fewest trajectories. The trajectories move to the others, which compute their tokens' keys and values anew.
-    It does so only if all of them, at the length expected of each, fit into the KV cache that remains, and there is a place
-    in a decode batch for each. All devices return when the round ends, or when a replica that was kept goes down.
+    those with the fewest trajectories. Cells on the devices of one replica are lent together or not at all, so it may be less
+    than half, or none. The trajectories move to the others, which compute their tokens' keys and values anew.
+    It does so only if all replicas are up, all trajectories, at the length expected of each, fit into the KV cache that
+    remains, and there is a place in a decode batch for each. All devices return when the round ends, or when a replica that
+    was kept goes down.
 
     Args:
         count: number of replicas.
@@ -77,17 +79,19 @@ class ScaleDown:
             return [ReturnReplica(name) for name in view.lent] if over or down else ()
         if now is None or not self.first <= share < self.last + self.every:
             return ()
+        if any(member.health is not Health.UP for member in replicas):
+            return ()
         return self._lend(view, share)
 
     def _lend(self, view: FleetView, share: float) -> Sequence[LendReplica]:
-        cells = sorted({load.cell for load in view.loads if load.cell is not None})
-        if len(cells) < 2 or any(load.cell is None or not _may_leave(load) for load in view.loads):
+        if not all(load.cells and _may_leave(load) for load in view.loads):
             return ()
-        work = {cell: sum(load.in_flight for load in view.loads if load.cell == cell) for cell in cells}
-        chosen = set(sorted(cells, key=lambda cell: (work[cell], cell))[: len(cells) // 2])
-        freed = [load for load in view.loads if load.cell in chosen]
-        kept = [load for load in view.loads if load.cell not in chosen]
-        if len({load.version for load in view.loads}) > 1:  # a trajectory moves to a replica of its own version
+        chosen = half_of_cells(view.loads)
+        freed = [load for load in view.loads if chosen.issuperset(load.cells)]
+        kept = [load for load in view.loads if chosen.isdisjoint(load.cells)]
+        if (
+            not freed or len({load.version for load in view.loads}) > 1
+        ):  # a trajectory moves to a replica of its own version
             return ()
         peak = projected_tokens(view.loads, view.lengths, self.max_tokens)
         room = sum(load.kv_capacity_tokens for load in kept)
@@ -100,6 +104,28 @@ class ScaleDown:
 
 def _may_leave(load: ReplicaView) -> bool:
     return load.fresh and load.version is not None and not load.pulling and not load.pinned
+
+
+def half_of_cells(loads: Sequence[ReplicaView]) -> set[int]:
+    """Cells of the trainer, at most half of those on the devices of replicas, such that no replica stands on one of them and on
+    another cell too: in order of the trajectories there, the fewest first, each that still fits into the half.
+
+    Args:
+        loads: the replicas, each on at least one cell.
+    """
+    together: list[set[int]] = []  # cells that replicas join, and so change hands together
+    for load in loads:
+        joined = set(load.cells).union(*(part for part in together if not part.isdisjoint(load.cells)))
+        together = [part for part in together if part.isdisjoint(joined)] + [joined]
+
+    def work(part: set[int]) -> tuple[int, int]:
+        return sum(load.in_flight for load in loads if part.issuperset(load.cells)), min(part)
+
+    half, chosen = sum(map(len, together)) // 2, set[int]()
+    for part in sorted(together, key=work):
+        if len(chosen) + len(part) <= half:
+            chosen |= part
+    return chosen
 
 
 def projected_tokens(loads: Sequence[ReplicaView], lengths: Sequence[int], max_tokens: int) -> float:

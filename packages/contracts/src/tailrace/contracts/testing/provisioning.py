@@ -69,6 +69,7 @@ class ProvisioningDrive:
         self.cells, self.kv = self.random.choice([1, 2, 2, 4]), 0.01
         self.lent: set[str] = set()
         self.round: RoundView | None = None
+        self.fails = self.random.choice([0.5, 0.5, 0.02])  # how often a member that is up and is struck fails
 
     def member(self, role: str, name: str, health: Health) -> MemberView:
         """A member on a random machine."""
@@ -90,10 +91,11 @@ class ProvisioningDrive:
         )
 
     def load(self, name: str) -> ReplicaView:
-        """The load of a replica that shares its devices with a cell of the trainer."""
-        cell = int(name.partition("-")[2]) % self.cells
-        kv = self.kv
-        return ReplicaView(name, self.version, False, 2, 16, kv, kv, kv, 0, True, 2, 1_000, cell=cell)
+        """The load of a replica that shares its devices with cells of the trainer, one for each of its devices."""
+        first, kv = int(name.partition("-")[2]), self.kv
+        (tp,) = (member.tp for member in self.members if member.id == name and member.role == "replica")
+        cells = tuple(sorted({(first + place) % self.cells for place in range(tp)}))
+        return ReplicaView(name, self.version, False, 2, 16, kv, kv, kv, 0, True, 2, 1_000, cells=cells)
 
     def settle(self) -> None:
         """Ask the policy and carry out its actions until it answers none."""
@@ -141,6 +143,8 @@ class ProvisioningDrive:
                 assert found[0].health is not Health.STOPPING, f"{does}, which is stopping"
                 assert name not in named, f"{does} twice in one plan"
                 named.add(name)
+                lent = {name} & self.lent if isinstance(action, StopReplica) else self.lent
+                assert not lent, f"{does} while the devices of {sorted(lent)} are lent, expected a return before"
                 if isinstance(action, StopReplica):
                     self.change(found[0], Health.STOPPING)
                 else:
@@ -161,7 +165,7 @@ class ProvisioningDrive:
             self.change(member, self.random.choice([Health.STARTING, Health.STARTING, Health.DOWN]))
         elif member.health is Health.STARTING:
             self.change(member, self.random.choice([Health.UP, Health.UP, Health.DOWN]))
-        elif member.health is Health.UP and self.random.random() < 0.5:
+        elif member.health is Health.UP and self.random.random() < self.fails:
             self.change(member, Health.DOWN)
         elif member.health is Health.DOWN and member.role == "replica" and self.random.random() < 0.3:
             self.members.remove(member)

@@ -134,7 +134,7 @@ class Checker:
             self.training.route(command)
             self.devices.route(command)
         elif isinstance(command, c.Lend):
-            self.devices.lend(command)
+            self.devices.lend(command, controller)
         elif isinstance(command, c.Return):
             self.devices.give_back(command, controller)
         elif isinstance(command, c.Pull):
@@ -144,6 +144,7 @@ class Checker:
             self.devices.restart(command)
         elif isinstance(command, c.Resize):
             self.versions.resize(command)
+            self.devices.resize(command)
         elif isinstance(command, c.Step):
             self.training.step(command, controller)
         elif isinstance(command, c.Accumulate):

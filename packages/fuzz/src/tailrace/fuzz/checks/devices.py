@@ -51,19 +51,40 @@ class Devices:
         for replica in command.replicas:
             self._holds.get(replica, set()).difference_update(command.trajectories)
 
-    def lend(self, command: c.Lend) -> None:
-        """A replica leaves its devices."""
+    def lend(self, command: c.Lend, controller: Controller) -> None:
+        """A replica leaves its devices, which are its alone, with all cells that stand on them."""
+        owner: dict[int, str] = {}
+        for replica in controller.fleet.replicas.values():
+            if replica.member.health not in (c.Health.DOWN, c.Health.STOPPING):
+                for device in replica.devices:
+                    if owner.setdefault(device, replica.id) != replica.id:
+                        raise InvariantError(SHARED, f"device {device} is that of {owner[device]} and of {replica.id}")
+        spec, mine = controller.spec, [device for device, name in owner.items() if name == command.replica]
+        cells = {device // spec.cell_devices % spec.cells for device in mine}
+        if cells != set(command.cells) or len(mine) != controller.fleet.replicas[command.replica].member.tp:
+            raise InvariantError(
+                SHARED,
+                f"{command.replica} lends cells {command.cells} on devices {mine}, expected cells {sorted(cells)}",
+            )
         held = sorted(self._holds.get(command.replica, ()))
         if held:
             raise InvariantError(SHARED, f"the devices of {command.replica} are lent while it holds {held!r:.100}")
         self.lent.add(command.replica)
         self.loans += 1
 
+    def resize(self, command: c.Resize) -> None:
+        """A replica gets other devices: nobody else may count on those that it has."""
+        if self.lent:
+            raise InvariantError(SHARED, f"{command.replica} is resized while devices of {sorted(self.lent)} are lent")
+        self._holds.pop(command.replica, None)
+
     def give_back(self, command: c.Return, controller: Controller) -> None:
         """A replica has its devices again."""
-        cell = controller.fleet.replicas[command.replica].cell
-        if cell in controller.trainer.adding:
-            raise InvariantError(SHARED, f"{command.replica} takes its devices back while cell {cell} computes there")
+        computing = controller.trainer.adding.keys() & set(controller.fleet.replicas[command.replica].cells)
+        if computing:
+            raise InvariantError(
+                SHARED, f"{command.replica} takes its devices back while cell {min(computing)} computes there"
+            )
         self.lent.discard(command.replica)
 
     def accumulate(self, command: c.Accumulate, controller: Controller) -> None:
@@ -71,7 +92,7 @@ class Devices:
         if not controller.spec.colocated or command.cell is None:
             return
         here = [
-            r for r in controller.fleet.replicas.values() if r.cell == command.cell and r.member.health is c.Health.UP
+            r for r in controller.fleet.replicas.values() if command.cell in r.cells and r.member.health is c.Health.UP
         ]
         busy = [replica.id for replica in here if replica.id not in self.lent]
         if busy or not here:

@@ -23,7 +23,7 @@ class ReplicaState:
     here. `sent` is the number of the last command to this incarnation. `evaluating` counts evaluation trajectories in
     `assigned`, `aborted` those that left by an `Abort` that its snapshots do not show yet. After failed pulls it gets no
     further pull before `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` all.
-    `cell` is the trainer's cell that stands on its devices; while they are `lent` to it, it gets no work.
+    `cells` are the trainer's that stand on its `devices`; while they are `lent` to them, it gets no work.
     """
 
     id: str
@@ -48,7 +48,8 @@ class ReplicaState:
     failed_pulls: int = 0
     pulls_from_s: float = 0.0
     preempted: int = 0
-    cell: int | None = None
+    devices: tuple[int, ...] = ()
+    cells: tuple[int, ...] = ()
     lent: bool = False
 
     @property
@@ -90,7 +91,7 @@ class ReplicaState:
             self.evaluating > 0,
             self.assigned,
             self.preemptions,
-            self.cell,
+            self.cells,
         )
         if not opens(view):
             object.__setattr__(view, "open", False)  # the view is not in use yet

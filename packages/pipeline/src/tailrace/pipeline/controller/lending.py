@@ -1,9 +1,10 @@
 """Lends replicas' devices to the trainer's cells that stand on them (RollPacker, section 4.4).
 
-    LendReplica ──► its work goes elsewhere ──► Lend ──► a snapshot shows it ──► the cell may add gradients
-    ReturnReplica ──► the cell ends what it computes ──► Return ──► work is routed to it again
+    LendReplica ──► its work goes elsewhere ──► Lend ──► a snapshot shows it ──► cells there may add gradients
+    ReturnReplica ──► cells there end what they compute ──► Return ──► work is routed to it again
 
-A replica that goes down is no longer lent: a new process has its devices.
+A replica that goes down is no longer lent: a new process has its devices. While any is lent, none is resized, so that a cell's
+devices are always those of whole replicas.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.shared_devices import cells_on, devices_for
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -41,12 +43,16 @@ class Lending:
         """Replicas whose devices are lent, or about to be."""
         return [replica.id for replica in self._fleet.replicas.values() if replica.lent]
 
-    def joins(self, name: str) -> None:
-        """Give a new replica the cell that stands on its devices: the one with the fewest replicas."""
+    def spans(self, name: str) -> None:
+        """Give a replica, new or of a new size, its devices and the cells that stand on them. Those that stop leave theirs."""
         if self._spec.colocated:
-            replicas = [other for other in self._fleet.replicas.values() if other.cell is not None]
-            counts = [sum(other.cell == cell for other in replicas) for cell in range(self._spec.cells)]
-            self._fleet.replicas[name].cell = counts.index(min(counts))
+            gone = (c.Health.DOWN, c.Health.STOPPING)
+            replica, others = self._fleet.replicas[name], self._fleet.replicas.values()
+            taken = {
+                n for other in others if other.id != name and other.member.health not in gone for n in other.devices
+            }
+            replica.devices = devices_for(replica.member.tp, taken, replica.devices)
+            replica.cells = cells_on(replica.devices, self._spec.cell_devices, self._spec.cells)
 
     def lend(self, action: c.LendReplica) -> None:
         """Begin to lend a replica's devices."""
@@ -70,9 +76,9 @@ class Lending:
             for name in [name for name in waiting if not replicas[name].lent]:
                 del waiting[name]  # it went down
         for name in [name for name in self._leaving if not replicas[name].assigned.states]:
-            cell = replicas[name].cell
-            self._outbox.send_to(replicas[name], c.Lend, cell=cell, reason=self._leaving.pop(name))
-        for name in [name for name in self._returning if replicas[name].cell not in self._trainer.adding]:
+            self._outbox.send_to(replicas[name], c.Lend, cells=replicas[name].cells, reason=self._leaving.pop(name))
+        adding = self._trainer.adding
+        for name in [name for name in self._returning if adding.keys().isdisjoint(replicas[name].cells)]:
             self._outbox.send_to(replicas[name], c.Return, reason=self._returning.pop(name))
             replicas[name].lent = False
             self._leaving.pop(name, None)
@@ -80,7 +86,7 @@ class Lending:
 
     def _free(self, cell: int) -> bool:
         """Whether a cell has its devices: a snapshot shows of all replicas there that they hold nothing and know it."""
-        here = [replica for replica in self._fleet.replicas.values() if replica.cell == cell]
+        here = [replica for replica in self._fleet.replicas.values() if cell in replica.cells]
         here = [replica for replica in here if replica.member.health is not c.Health.DOWN]
         return bool(here) and all(
             replica.lent and replica.fresh and replica.id not in self._leaving and replica.id not in self._returning

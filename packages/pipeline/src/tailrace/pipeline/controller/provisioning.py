@@ -120,12 +120,12 @@ class Provisioning:
         member.avoids = self._members.given_up
         self._spans(member, self._spec.tp if tp is None else tp)
         self._fleet.add(member, self._spec.replica_batch)
-        self._lending.joins(name)
+        self._lending.spans(name)
         self._starting[name] = reason
 
     def _lend(self, action: c.LendReplica) -> None:
         replica = self._fleet.replicas[action.replica]
-        if replica.cell is None or replica.evaluating or not (replica.serves or replica.lent):
+        if not replica.cells or replica.evaluating or not (replica.serves or replica.lent):
             expected = "a replica on the devices of a cell of the trainer, that serves a version and runs no evaluation"
             raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
         self._lending.lend(action)
@@ -166,6 +166,10 @@ class Provisioning:
 
     def _stop(self, action: c.StopReplica) -> None:
         member, replica = self._members.get(REPLICA, action.replica), self._fleet.replicas[action.replica]
+        if replica.lent:
+            raise answered(
+                "provisioning", self._spec.provisioning, "plan", action, "a replica whose devices are not lent"
+            )
         if member is not None and member.health is not c.Health.STOPPING:
             member.health = c.Health.STOPPING
             self._stopping[action.replica] = action.reason
@@ -176,8 +180,12 @@ class Provisioning:
         if member is None or member.health is c.Health.STOPPING or action.tp < 1 or action.tp & (action.tp - 1):
             expected = "a power of two of devices for a replica that is not stopping"
             raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
+        if self._lending.lent:
+            expected = f"none while the devices of {', '.join(self._lending.lent)} are lent, which return first"
+            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
         grows = action.tp > member.tp or self._resizing.get(action.replica, (False,))[0]
         self._spans(member, action.tp)
+        self._lending.spans(action.replica)
         if action.replica not in self._starting:
             member.health = c.Health.RESIZING
             self._resizing[action.replica] = grows, action.reason

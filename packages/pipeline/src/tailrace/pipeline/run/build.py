@@ -92,6 +92,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         batch_groups=pipeline.prompts_per_step,
         cells=config.trainer.cells,
         colocated=config.trainer.colocated,
+        cell_devices=max(1, config.rollout.replicas * _tensor_parallel(config) // config.trainer.cells),
         replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
         tp=_tensor_parallel(config),
         buffer_groups=pipeline.buffer_prompts,

@@ -23,6 +23,13 @@ def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
             f"cells of the trainer, with trainer.colocated = {str(shared).lower()}, trainer.cells = {cells} and training "
             f"{config.pipeline.training.name!r}, expected true, at least 2 and 'streamed'"
         )
+    part = config.executor.scorer_gpus
+    if lends and config.reward.judge.model is not None and part % 1:
+        raise ConfigError(
+            f"keys 'executor.scorer_gpus' and 'pipeline.provisioning': found {part} of a device for the judge, beside a "
+            f"replica, and {config.pipeline.provisioning.name!r}, which may lend that device while the judge is needed; "
+            "expected whole devices of its own, such as 1, or 'static' or 'adaptive-tp', which lend none"
+        )
     if shared and spec.admission.gate(spec.batch_groups).bound != 0:
         raise ConfigError(
             f"key 'trainer.colocated': found true and admission {config.pipeline.admission.name!r}, expected 'on-policy': "

@@ -301,7 +301,7 @@ class History:
     _on_pullfailed = _on_pulled
 
     def _on_lend(self, command: c.Lend | c.Return) -> None:
-        self.member(REPLICA, command.replica).lent = command.cell if isinstance(command, c.Lend) else None
+        self.member(REPLICA, command.replica).lent = command.cells if isinstance(command, c.Lend) else ()
 
     _on_return = _on_lend
 

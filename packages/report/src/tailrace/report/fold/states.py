@@ -50,8 +50,7 @@ class PastMember:
     """A member of a role.
 
     Of replicas: `holds` are trajectories that were routed to it and have not come back, of which `evaluating` answer an
-    evaluation; `releasing` says that it is being emptied,
-    `lent` which cell of the trainer has its devices.
+    evaluation; `releasing` says that it is being emptied, `lent` which cells of the trainer have its devices.
     """
 
     role: str
@@ -62,12 +61,13 @@ class PastMember:
     holds: dict[str, Trajectory] = field(default_factory=dict)
     evaluating: int = 0
     releasing: bool = False
-    lent: int | None = None
+    lent: tuple[int, ...] = ()
 
     def lose(self) -> None:
         """Forget what it alone knew."""
         self.holds, self.evaluating, self.releasing = {}, 0, False
-        self.version = self.pulling = self.lent = None
+        self.version = self.pulling = None
+        self.lent = ()
 
 
 @dataclass(slots=True)

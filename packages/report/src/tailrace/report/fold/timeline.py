@@ -233,8 +233,10 @@ def _replica(replica: PastMember, history: History) -> tuple[Doing, str, str]:
     if replica.pulling is not None:
         left = f"; {held} interrupted for it" if replica.holds else ""
         return Doing.PULLING, str(replica.pulling), f"version {replica.pulling}{left}"
-    if replica.lent is not None and not replica.holds:
-        return Doing.LENT, str(replica.lent), f"its devices compute gradients, as cell {replica.lent} of the trainer"
+    if replica.lent and not replica.holds:
+        cells = ", ".join(map(str, replica.lent))
+        what = "cell" if len(replica.lent) == 1 else "cells"
+        return Doing.LENT, cells, f"its devices compute gradients, as {what} {cells} of the trainer"
     if not replica.holds:
         cause = idle_cause(replica, history)
         return Doing.IDLE, cause, cause
