@@ -33,6 +33,7 @@ OPTIONS = {
     ],
     ("batching", "redundant"): [{}, {"surplus_samples": 2}, {"surplus_groups": 3, "filter_equal_rewards": True}],
     ("routing", "marginal-throughput"): [TABLE_4, {**TABLE_4, "mu": 0.9, "prompt_tokens": 100}],
+    ("routing", "skew-aware"): [TABLE_4, {**TABLE_4, "alpha": 0.5, "hysteresis": 0.0}],
     ("relocation", "best-fit"): [{}, {"literal": True}, {"headroom": 0.2, "roofline_batch": 3}],
     ("relocation", "migration"): [TABLE_4, {**TABLE_4, "phi_wait": 0, "phi_throughput": 1.5}],
     ("training", "mini-batch"): [{"parts": 1}, {"parts": 2}, {"parts": 7}],

@@ -234,6 +234,20 @@ class Up:
 
 
 @dataclass(frozen=True, slots=True)
+class Predicted:
+    """The length of a prompt's responses is predicted: before the prompt is launched, or late. Nothing waits for it.
+
+    Args:
+        prompt: index in the prompt stream.
+        tokens: response tokens that one trajectory is expected to have, at least 1. It replaces an earlier prediction.
+    """
+
+    prompt: int
+    tokens: float
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """A member of a role has been silent for longer than it should."""
 
@@ -309,6 +323,7 @@ Event = (
     | Accumulated
     | Stepped
     | Discarded
+    | Predicted
     | Down
     | Up
     | Suspect

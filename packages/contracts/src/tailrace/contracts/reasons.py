@@ -16,6 +16,11 @@ class Why(StrEnum):
     """Reasons of commands. Each line lists the numbers of a kind, and whom `Reason.who` names.
 
     CHOSEN: the routing policy placed the trajectory; `gain` and `least` in tokens per second, if the policy computes them.
+    LONG_TAIL: it is predicted to be among the longest, for which the replica stands apart; `predicted` and `limit` in tokens:
+        what is predicted to be longer than the limit is among them.
+    REGULAR: it is predicted to be none of the longest; `predicted` and `limit` in tokens, `limit` if any trajectory is longer.
+    UNPREDICTED: nothing is predicted for it, so it counts as none of the longest.
+    DRY: the replica ran out of work, so it takes the longest that waits, whichever it is; `predicted` in tokens, if known.
     MOVED: the trajectory moves between replicas; `who` is the other replica.
     EVALUATION: an evaluation is due or continues; `version`.
     BEHIND: an idle replica is behind; `version` is the one to pull.
@@ -55,6 +60,10 @@ class Why(StrEnum):
     """
 
     CHOSEN = "chosen"
+    LONG_TAIL = "long-tail"
+    REGULAR = "regular"
+    UNPREDICTED = "unpredicted"
+    DRY = "dry"
     MOVED = "moved"
     EVALUATION = "evaluation"
     BEHIND = "behind"

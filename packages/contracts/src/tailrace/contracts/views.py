@@ -50,6 +50,7 @@ class TrajectoryView:
             has started.
         tokens: known prompt and response tokens so far.
         exact: all its tokens must come from `version`; otherwise any newer version may continue it (partial rollout).
+        predicted: response tokens that are predicted for it in all, at least 1; None if nothing is predicted.
     """
 
     trajectory: str
@@ -57,6 +58,7 @@ class TrajectoryView:
     version: int | None = None
     tokens: int = 0
     exact: bool = False
+    predicted: float | None = None
 
 
 Pool = Mapping[int | None, Mapping[str, TrajectoryView]]
@@ -70,13 +72,15 @@ class Unstarted(Mapping[str, TrajectoryView]):
     """Groups that have not started, in order of arrival: the last level of a pool.
 
     It is a mapping like every other level, but creates each view when it is read. A policy that places whole groups reads
-    `groups` instead: there may be tens of thousands of trajectories, and those of one group are all alike.
+    `groups` instead: there may be tens of thousands of trajectories, and those of one group are all alike. `predicted` has the
+    response tokens that are predicted for each trajectory of a group, if there is a prediction.
     """
 
-    __slots__ = ("_index", "_sizes", "groups")
+    __slots__ = ("_index", "_sizes", "groups", "predicted")
 
     def __init__(self) -> None:
         self.groups: dict[int, Sequence[str]] = {}
+        self.predicted: dict[int, float] = {}
         self._sizes: dict[int, int] = {}
         self._index: dict[str, int] | None = None
 
@@ -85,9 +89,11 @@ class Unstarted(Mapping[str, TrajectoryView]):
         """Trajectories of the smallest group; 0 if there is none."""
         return min(self._sizes, default=0)
 
-    def add(self, group: int, members: Sequence[str]) -> None:
-        """Add a group that has not started."""
+    def add(self, group: int, members: Sequence[str], predicted: float | None = None) -> None:
+        """Add a group that has not started, with the response tokens predicted for each of its trajectories."""
         self.groups[group] = members
+        if predicted is not None:
+            self.predicted[group] = predicted
         self._sizes[len(members)] = self._sizes.get(len(members), 0) + 1
         self._index = None
 
@@ -98,6 +104,7 @@ class Unstarted(Mapping[str, TrajectoryView]):
             KeyError: the group is not here.
         """
         size = len(self.groups.pop(group))
+        self.predicted.pop(group, None)
         self._sizes[size] -= 1
         if not self._sizes[size]:
             del self._sizes[size]
@@ -106,7 +113,8 @@ class Unstarted(Mapping[str, TrajectoryView]):
     def __getitem__(self, trajectory: str) -> TrajectoryView:
         if self._index is None:
             self._index = {name: group for group, members in self.groups.items() for name in members}
-        return TrajectoryView(trajectory, self._index[trajectory])
+        group = self._index[trajectory]
+        return TrajectoryView(trajectory, group, predicted=self.predicted.get(group))
 
     def __repr__(self) -> str:
         return f"Unstarted({self.groups!r})"
@@ -125,10 +133,14 @@ class Unstarted(Mapping[str, TrajectoryView]):
 class _Views(ValuesView[TrajectoryView]):
     def __init__(self, waiting: Unstarted) -> None:
         super().__init__(waiting)
-        self._groups = waiting.groups
+        self._waiting = waiting
 
     def __iter__(self) -> Iterator[TrajectoryView]:
-        return (TrajectoryView(name, group) for group, members in self._groups.items() for name in members)
+        waiting = self._waiting
+        for group, members in waiting.groups.items():
+            predicted = waiting.predicted.get(group)
+            for name in members:
+                yield TrajectoryView(name, group, predicted=predicted)
 
 
 @record

@@ -39,12 +39,16 @@ class Models:
         self.world = world
         self.relays = Relays(world)
         self.trainer = self.new_trainer()
-        self.data, self.scorer = Data(world), self.new_scorer()
+        self.data, self.scorer = self.new_data(), self.new_scorer()
         self.replicas: dict[str, Replica] = {}
 
     def new_trainer(self) -> Trainer:
         """The trainer, not started."""
         return Trainer(self.world, self.relays)
+
+    def new_data(self) -> Data:
+        """The data role, not started."""
+        return Data(self.world)
 
     def new_scorer(self) -> ScorerModel:
         """The scorer, not started."""

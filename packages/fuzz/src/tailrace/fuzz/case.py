@@ -102,6 +102,7 @@ class Case(_Strict):
         max_tokens: of a response.
         scoring_failures: share of scorings that fail.
         refusals: share of prompts that engines refuse.
+        predictions: share of prompts for which a length is predicted: ahead, late, again, and never right but by chance.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
     """
@@ -122,6 +123,7 @@ class Case(_Strict):
     failed_groups_limit: Positive = 1_000
     scoring_failures: Share = 0.0
     refusals: Share = 0.0
+    predictions: Share = 0.0
     cells: Positive = 1
     colocated: bool = False
     messages: MessagesCase = MessagesCase()

@@ -10,6 +10,7 @@ from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.policies import (
+    NEWER,
     NONE,
     POLICIES,
     Policies,
@@ -37,6 +38,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     # The rest of a seed's case is as it was before there were any.
     newer = Random(f"tailrace fuzz {seed}, newer policies")
     pipeline |= draw_newer(newer, "batching", policies)
+    pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, newer routing"), "routing", policies)
     lends = False
     if launches_rounds(Choice(**pipeline["batching"]), policies):
         sizes = Random(f"tailrace fuzz {seed}, sizes of replicas")
@@ -87,6 +89,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["faults"] = tuple(faults)
     refusals = Random(f"tailrace fuzz {seed}, refusals")  # as with newer policies
     content["refusals"] = refusals.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.3])
+    if pipeline["routing"]["name"] in NEWER["routing"]:
+        content["predictions"] = Random(f"tailrace fuzz {seed}, predictions").choice([0.0, 0.4, 1.0, 1.0])
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2}

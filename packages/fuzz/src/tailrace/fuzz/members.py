@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tailrace import contracts as c
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import Replica
-from tailrace.fleetsim.members.stores import ScorerModel
+from tailrace.fleetsim.members.stores import Data, ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.simulator import Models
 from tailrace.fleetsim.world import World
@@ -76,6 +76,34 @@ class FuzzTrainer(Trainer):
         self._lineage.stepped()
 
 
+PREDICTED_WITHIN_S = 10.0
+MOST_PREDICTED = 400  # tokens: twice what any case allows
+ROUNDS_AHEAD = 3  # of what a run trains on: some prompts come again, and some never
+
+
+class FuzzData(Data):
+    """A data role beside which lengths are predicted: each at a time of its own after a start, so some twice and some late."""
+
+    def __init__(self, world: World, random: Random, share: float) -> None:
+        super().__init__(world)
+        self._random, self._share = random, share
+
+    def begin(self, member: VirtualMember) -> None:
+        super().begin(member)
+        world, random = self._world, self._random
+        spec = world.fleet.spec
+        for prompt in range(ROUNDS_AHEAD * spec.steps * spec.batch_groups if self._share else 0):
+            if random.random() < self._share:
+                after_s = random.choice([0.0, random.random() * PREDICTED_WITHIN_S])
+                what = (member, c.Predicted(prompt, float(random.randint(1, MOST_PREDICTED))))
+                world.time.at(world.time.now() + after_s, self._predict, what)
+
+    def _predict(self, what: tuple[VirtualMember, c.Predicted]) -> None:
+        member, predicted = what
+        if member is self._member:
+            member.say([predicted])
+
+
 class FuzzScorer(ScorerModel):
     """A scorer whose verifiers take their own time each, and break."""
 
@@ -110,6 +138,8 @@ class FuzzModels(Models):
         random: draws what verifiers do.
         breaks: share of scorings that fail.
         refuses: whether engines refuse a prompt.
+        predicting: draws what is predicted.
+        predictions: share of prompts for which something is.
     """
 
     def __init__(
@@ -121,13 +151,18 @@ class FuzzModels(Models):
         *,
         breaks: float,
         refuses: Callable[[int], bool],
+        predicting: Random,
+        predictions: float,
     ) -> None:
         self._plane, self._lineage, self._random, self._breaks = plane, lineage, random, breaks
-        self._refuses = refuses
+        self._refuses, self._predicting, self._predictions = refuses, predicting, predictions
         super().__init__(world)
 
     def new_trainer(self) -> FuzzTrainer:
         return FuzzTrainer(self.world, self.relays, self._lineage)
+
+    def new_data(self) -> FuzzData:
+        return FuzzData(self.world, self._predicting, self._predictions)
 
     def new_scorer(self) -> FuzzScorer:
         return FuzzScorer(self.world, self._random, self._breaks)

@@ -46,7 +46,11 @@ FOLLOWS = {
     "k4",
 }
 """Options that follow from the rest of a case, and are not drawn."""
-NEWER = {"batching": ("tail-batching",), "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")}
+NEWER = {
+    "batching": ("tail-batching",),
+    "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down"),
+    "routing": ("skew-aware",),
+}
 """Built-ins that are drawn apart from the others, so that the cases of most seeds are as they were before there were any."""
 SHARE_OF_NEWER = 0.15
 SHORT_LIVED = 0.16

@@ -131,6 +131,10 @@ def _no_refusals(case: Case) -> Iterator[Case | None]:
     yield _with(case, refusals=0.0)
 
 
+def _no_predictions(case: Case) -> Iterator[Case | None]:
+    yield _with(case, predictions=0.0)
+
+
 def _one_turn(case: Case) -> Iterator[Case | None]:
     yield _part(case, "workload", environment=None)
 
@@ -203,6 +207,7 @@ _SIMPLER: Sequence[Callable[[Case], Iterator[Case | None]]] = (
     _plain_messages,
     _no_scoring_failures,
     _no_refusals,
+    _no_predictions,
     _less_around,
     _fewer("steps", 1),
     _fewer_replicas,

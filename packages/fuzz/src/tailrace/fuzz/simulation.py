@@ -49,7 +49,16 @@ class FuzzSimulation:
         self.simulation = Simulation(
             fleet,
             transport=messages,
-            models=FuzzModels(world, plane, lineage, random, breaks=case.scoring_failures, refuses=case.refuses),
+            models=FuzzModels(
+                world,
+                plane,
+                lineage,
+                random,
+                breaks=case.scoring_failures,
+                refuses=case.refuses,
+                predicting=Random(f"what is predicted in case {case.seed}"),
+                predictions=case.predictions,
+            ),
             deadlines=Deadlines.all(patience_s, suspect_s=silent_s / 2, silent_s=silent_s),
         )
         self.checker = Checker(case, self.simulation, plane)

@@ -16,6 +16,7 @@ from tailrace.repack.relocation import BestFit, NoRelocation
 from tailrace.repack.resizing import to_size
 from tailrace.repack.routing import LeastLoaded, RoundRobin
 from tailrace.repack.scale_down import ScaleDown
+from tailrace.repack.skew_aware import SkewAware
 from tailrace.repack.sync import Barrier, Interrupting, OnIdle, WhenUseful
 from tailrace.repack.throughput import ThroughputModel
 
@@ -41,6 +42,7 @@ __all__ = [
     "RoundRobin",
     "ScaleDown",
     "Schedule",
+    "SkewAware",
     "ThroughputModel",
     "UnmeasuredError",
     "WhenUseful",

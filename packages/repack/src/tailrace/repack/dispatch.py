@@ -15,16 +15,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from tailrace.contracts import expected_one_of
 from tailrace.repack.decoding import Decoding, MaxBatch, StepLatency, fill
 from tailrace.repack.errors import LoadError
 from tailrace.repack.lpt import check_count, checked_lengths, longest_first, lpt, spread
+from tailrace.repack.splits import OBJECTIVES, Objective, Share, best_split, splits, tail_count
 
-Objective = Literal["max", "sum"]
-OBJECTIVES: tuple[Objective, ...] = ("max", "sum")
-Times = Callable[[int], float]
 _Profile = TypeVar("_Profile", bound=Callable[..., float])
 
 
@@ -102,8 +100,7 @@ def plan_dispatch(
     kinds = _kinds(step_latency_s, max_batch, replicas)
     left = _left(left_s, replicas)
     order = longest_first(lengths)
-    # The product may be a rounding error above a whole number, which must not become one trajectory more.
-    tail = math.ceil(round(alpha * len(order), 9))
+    tail = tail_count(len(order), alpha)
     if replicas == 1:
         batch = min(len(order), kinds[0].largest(p90 if tail else p50))
         time_s = left[0] + kinds[0].step_s(batch) * lpt(lengths, batch).makespan
@@ -124,24 +121,17 @@ class _Class:
     length: float
     longest: float
 
+    @property
+    def share(self) -> Share:
+        """The class by its number."""
+        return Share(len(self.positions), self.length, self.longest)
+
 
 def _among_equals(
     classes: tuple[_Class, _Class], lengths: Sequence[float], replicas: int, kind: Decoding, objective: Objective
 ) -> Dispatch:
-    """All splits are tried: no more than a figure for each, whatever the number of trajectories."""
     tail, regular = classes
-    combined: Callable[[tuple[float, float]], float] = max if objective == "max" else sum
-
-    def time_s(members: _Class, count: int) -> float:
-        if not members.positions:
-            return 0.0
-        return kind.time_s(-(-len(members.positions) // count), members.length, members.longest)
-
-    latency_s, split, times = min(
-        (combined(times), split, times)
-        for split in _splits(classes, replicas)
-        for times in ((time_s(tail, split), time_s(regular, replicas - split)),)
-    )
+    latency_s, split, times = best_split(kind, tail.share, regular.share, replicas, objective)
     queues = [
         queue
         for members, count in ((tail, split), (regular, replicas - split))
@@ -173,16 +163,14 @@ def _among_unequal(
     def regular_filled(split: int) -> tuple[float, list[int]]:
         return filled(regular, numbers[split:])
 
-    splits = _splits(classes, len(kinds))
-    crossing = bisect_left(splits, True, key=lambda split: tail_filled(split)[0] <= regular_filled(split)[0])
+    tried = splits(tail.share, regular.share, len(kinds))
+    crossing = bisect_left(tried, True, key=lambda split: tail_filled(split)[0] <= regular_filled(split)[0])
     latency_s, split = min(
         (max(tail_filled(split)[0], regular_filled(split)[0]), split)
-        for split in splits[max(0, crossing - 1) : crossing + 1]
+        for split in tried[max(0, crossing - 1) : crossing + 1]
     )
     # Before the crossing the tail decides, and fewer replicas may do as well.
-    split = splits[
-        bisect_left(splits, True, hi=splits.index(split), key=lambda fewer: tail_filled(fewer)[0] <= latency_s)
-    ]
+    split = tried[bisect_left(tried, True, hi=tried.index(split), key=lambda few: tail_filled(few)[0] <= latency_s)]
     queues: list[list[int]] = []
     for members, chosen, counts in (
         (tail, numbers[:split], tail_filled(split)[1]),
@@ -206,12 +194,6 @@ def _spread_in_time(
     for index, queue in zip(used, given, strict=True):
         queues[index] = queue
     return queues
-
-
-def _splits(classes: tuple[_Class, _Class], replicas: int) -> range:
-    """How many replicas the tail may have: a class with trajectories needs one, a class without needs none."""
-    tail, regular = (bool(members.positions) for members in classes)
-    return range(1, replicas + (0 if regular else 1)) if tail else range(1)
 
 
 def _dispatch(

@@ -12,10 +12,10 @@ from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from tailrace.contracts import Cycle, Placement, Placements, ReplicaView, TentativeAdmission, TrajectoryView, Unstarted
+from tailrace.repack.rooms import Loads, Rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class RoundRobin:
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
         """Everything that a replica may take now."""
-        return _place_all(cycle, _Turns(_serving(cycle), cycle.routings))
+        return _place_all(cycle, _Turns(serving(cycle), cycle.routings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,13 @@ class LeastLoaded:
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
         """Everything that a replica may take now."""
-        return _place_all(cycle, _Loads(_serving(cycle)))
+        return _place_all(cycle, Loads(serving(cycle)))
 
 
-def _serving(cycle: Cycle) -> list[ReplicaView]:
-    serving = [view for view in cycle.replicas if view.version is not None and not view.pulling]
-    return sorted(serving, key=lambda view: view.replica)
+def serving(cycle: Cycle) -> list[ReplicaView]:
+    """The replicas that may be given work, in order of name."""
+    found = [view for view in cycle.replicas if view.version is not None and not view.pulling]
+    return sorted(found, key=lambda view: view.replica)
 
 
 def queues(cycle: Cycle) -> Iterable[tuple[int | None, Mapping[str, TrajectoryView]]]:
@@ -123,20 +124,7 @@ def by_group(queue: Mapping[str, TrajectoryView]) -> tuple[Mapping[int, Sequence
     return groups, min(map(len, groups.values()), default=0)
 
 
-class _Rooms:
-    """How many trajectories each replica holds by now, and for how many more an open one has room."""
-
-    def __init__(self, replicas: Sequence[ReplicaView]) -> None:
-        self.replicas = replicas
-        self.held = [view.in_flight for view in replicas]
-
-    def has_room(self, index: int, count: int) -> bool:
-        """Whether a group fits. One larger than a replica's capacity fits an empty replica, or it would wait for ever."""
-        view = self.replicas[index]
-        return view.open and (self.held[index] + count <= view.capacity or self.held[index] == 0)
-
-
-class _Turns(_Rooms):
+class _Turns(Rooms):
     def __init__(self, replicas: Sequence[ReplicaView], turn: int) -> None:
         super().__init__(replicas)
         self._turn = turn
@@ -173,66 +161,3 @@ class _Turns(_Rooms):
         view = self.replicas[index]
         assert view.version is not None
         return view.replica, view.version
-
-
-# Share of the capacity in use, share of the KV cache, index in the order of names, trajectories held at entry.
-_Entry = tuple[float, float, int, int]
-
-
-class _Loads(_Rooms):
-    """A heap for each version. An entry is out of date if the replica has been given work since."""
-
-    def __init__(self, replicas: Sequence[ReplicaView]) -> None:
-        super().__init__(replicas)
-        self._heaps: dict[int | None, list[_Entry]] = {}
-        for index, view in enumerate(replicas):
-            self._heaps.setdefault(view.version, []).append(self._entry(index))
-        for heap in self._heaps.values():
-            heapify(heap)
-        self._refused: dict[int, int] = {}
-
-    def anywhere(self, versions: Sequence[int]) -> str | None:
-        index = min(self._top(version) for version in versions)[2]
-        self._give(index, 1)
-        return self.replicas[index].replica
-
-    def with_room(self, versions: Sequence[int], count: int) -> tuple[str, int] | None:
-        found = [entry for version in versions if (entry := self._top_with_room(version, count)) is not None]
-        if not found:
-            return None
-        index = min(found)[2]
-        self._give(index, count)
-        view = self.replicas[index]
-        assert view.version is not None
-        return view.replica, view.version
-
-    def _entry(self, index: int) -> _Entry:
-        view, held = self.replicas[index], self.held[index]
-        return held / max(1, view.capacity), view.kv, index, held
-
-    def _give(self, index: int, count: int) -> None:
-        self.held[index] += count
-        heappush(self._heaps[self.replicas[index].version], self._entry(index))
-
-    def _top(self, version: int) -> _Entry:
-        heap = self._heaps[version]
-        while heap[0][3] != self.held[heap[0][2]]:
-            heappop(heap)
-        return heap[0]
-
-    def _top_with_room(self, version: int, count: int) -> _Entry | None:
-        # Room only shrinks: a count that was refused once stays refused.
-        if count >= self._refused.get(version, count + 1):
-            return None
-        heap, aside, found = self._heaps[version], [], None
-        while heap and found is None:
-            entry = heappop(heap)
-            if entry[3] == self.held[entry[2]]:
-                aside.append(entry)
-                if self.has_room(entry[2], count):
-                    found = entry
-        for entry in aside:
-            heappush(heap, entry)
-        if found is None:
-            self._refused[version] = count
-        return found

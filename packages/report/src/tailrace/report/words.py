@@ -9,6 +9,10 @@ from tailrace.contracts import Reason, Why
 
 REASONS = {
     Why.CHOSEN: "the routing policy chose it",
+    Why.LONG_TAIL: "{predicted:,.0f} tokens are predicted, and the replica is for those above {limit:,.0f}",
+    Why.REGULAR: "{predicted:,.0f} tokens are predicted: none of the longest",
+    Why.UNPREDICTED: "no length is predicted, so it counts as none of the longest",
+    Why.DRY: "the replica had run dry and takes the longest that waits",
     Why.MOVED: "a move to {who}",
     Why.EVALUATION: "an evaluation of version {version:.0f}",
     Why.BEHIND: "idle, and version {version:.0f} is newer",

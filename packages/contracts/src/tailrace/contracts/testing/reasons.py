@@ -7,6 +7,9 @@ import math
 from tailrace.contracts.reasons import Reason, Why
 
 NUMBERS: dict[Why, frozenset[str]] = {
+    Why.LONG_TAIL: frozenset({"predicted", "limit"}),
+    Why.REGULAR: frozenset({"predicted", "limit"}),
+    Why.DRY: frozenset({"predicted"}),
     Why.EVALUATION: frozenset({"version"}),
     Why.BEHIND: frozenset({"version"}),
     Why.ALL_IDLE: frozenset({"version"}),
@@ -31,6 +34,8 @@ NAMES_ANOTHER = frozenset({Why.MOVED, Why.LOW_THROUGHPUT, Why.REPLICA_DOWN, Why.
 
 _COUNTED = frozenset({"gain", "least"})
 _MAY_BE_MISSING = {
+    Why.REGULAR: frozenset({"limit"}),  # nothing is longer
+    Why.DRY: frozenset({"predicted"}),  # nothing is predicted
     Why.FAILED: frozenset({"allowed"}),  # a recovery policy need not say it
     Why.STILL: frozenset({"failures", "window_s", "allowed"}),  # the controller adds them to the policy's
 }

@@ -33,6 +33,10 @@ class Assigned(Mapping[str, TrajectoryView]):
         if self.seen is not None:
             self.seen.update([(state.id, self._view(state)) for state in states])
 
+    def outdated(self) -> None:
+        """What views say has changed: they are created again."""
+        self.seen = None
+
     def clear(self) -> None:
         """Remove all trajectories."""
         self.states, self.seen = {}, None

@@ -33,6 +33,7 @@ from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import DATA, RELAY, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import blame
+from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.provisioning import Provisioning
 from tailrace.pipeline.controller.refill import Refill
 from tailrace.pipeline.controller.round_history import RoundHistory
@@ -69,6 +70,7 @@ class Controller:
         self.gate = spec.admission.gate(spec.batch_groups)
         self.gate.reset(first_version, {})
         self.source = spec.batching.open()
+        self.predictions = Predictions(self.ledger, self.fleet)
         self.outbox = Outbox(self.fleet)
         self.discards = Discards(self.ledger, self.outbox)
         self.scoring = Scoring(self.ledger, self.outbox, spec.scoring_attempts)
@@ -194,6 +196,8 @@ class Controller:
                 self._on_finished(cast("Iterator[c.Finished]", alike))
             elif kind is c.Scored:
                 self._on_scored(cast("Iterator[c.Scored]", alike))
+            elif kind is c.Predicted:
+                self.predictions.heard(cast("Iterator[c.Predicted]", alike))
             else:
                 handler = self._handlers.get(kind)
                 if handler is None:

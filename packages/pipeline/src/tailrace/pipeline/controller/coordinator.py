@@ -46,6 +46,7 @@ _PROGRESS = _ANSWERS | {
     c.Struck,
     c.Accumulated,
     c.Activity,
+    c.Predicted,
 }  # a snapshot follows, or nothing does
 
 

@@ -41,7 +41,7 @@ class Ledger:
     A trajectory has a state from the start of its group on. Before that all trajectories of a group are alike, and `unstarted`
     has the group of each. `moving` has the replica that each moves away from. `discarding` are those that start again once
     the store has dropped their tokens. `consumed` lists the groups of each version that training makes or made. `unfinished`
-    counts trajectories by the version whose weights they still need.
+    counts trajectories by the version whose weights they still need. `predictions` has predicted response tokens by prompt.
 
     Args:
         mixes_versions: whether a trajectory may continue under newer weights.
@@ -58,6 +58,7 @@ class Ledger:
     buffered: dict[int, None] = field(default_factory=dict)
     consumed: dict[int, list[int]] = field(default_factory=dict)
     unfinished: dict[int, int] = field(default_factory=dict)
+    predictions: dict[int, float] = field(default_factory=dict)
     generating: int = 0
     counts: Counts = field(default_factory=Counts)
 
@@ -80,7 +81,7 @@ class Ledger:
         self.groups[group] = GroupState(
             group, members, launch.prompt, launch.needed, round=launch.round, kind=launch.kind, draw=launch.draw
         )
-        self.waiting.unstarted.add(group, members)
+        self.waiting.unstarted.add(group, members, self.predictions.get(launch.prompt))
         self.unstarted.update(dict.fromkeys(members, group))
         self.generating += 1
         self.counts.admitted += 1
@@ -94,7 +95,7 @@ class Ledger:
         """The trajectory, or None when it is settled or unknown."""
         state = self.trajectories.get(trajectory)
         if state is None and (group := self.waits_with(trajectory)) is not None:
-            return next((fresh for fresh in _fresh(group) if fresh.id == trajectory), None)
+            return next((fresh for fresh in group.fresh() if fresh.id == trajectory), None)
         return state
 
     def waits_with(self, trajectory: str) -> GroupState | None:
@@ -114,7 +115,7 @@ class Ledger:
         """Fix the version of a group whose first trajectory is about to be routed. Call `pool_rest` afterwards."""
         group.version = version
         self._leaves_unstarted(group)
-        group.states = _fresh(group)
+        group.states = group.fresh()
         group.rewards = [None] * len(group.members)
         self.trajectories.update(zip(group.members, group.states, strict=True))
 
@@ -165,9 +166,12 @@ class Ledger:
 
     def view(self, state: TrajectoryState) -> TrajectoryView:
         """The policies' view of a running trajectory."""
-        if self.mixes_versions and state.purpose is _TRAIN:
-            return TrajectoryView(state.id, state.group, self.groups[state.group].version, state.tokens)
-        return TrajectoryView(state.id, state.group, state.version, state.tokens, True)
+        mixes = self.mixes_versions and state.purpose is _TRAIN
+        version = self.groups[state.group].version if mixes else state.version
+        predicted = (
+            self.predictions.get(state.prompt) if state.purpose is _TRAIN else None
+        )  # evaluations number their own
+        return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, predicted)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
         """Make a trajectory that left its replica unfinished pending again."""
@@ -311,6 +315,7 @@ class Ledger:
                 del self.consumed[made]
                 trajectories = self.trajectories
                 for index in settled:
+                    self.predictions.pop(self.groups[index].prompt, None)
                     for name in self.groups.pop(index).members:
                         del trajectories[name]
                 ended += settled
@@ -324,15 +329,17 @@ class Ledger:
         self.buffered.pop(index, None)
         if phase is GroupPhase.DEFERRED:
             self.counts.deferred += 1
-        elif phase is GroupPhase.FILTERED:
+        else:
+            self.predictions.pop(group.prompt, None)
+        if phase is GroupPhase.FILTERED:
             self.counts.filtered += 1
             self.counts.filtered_because[reason] = self.counts.filtered_because.get(reason, 0) + 1
-        else:
+        elif phase is GroupPhase.FAILED:
             self.counts.failed += 1
             self.counts.failed_because[reason] = self.counts.failed_because.get(reason, 0) + 1
         if group.version is None:
             self._leaves_unstarted(group)
-            return _fresh(group)
+            return group.fresh()
         for state in group.states:
             self._forget(state)
         return group.states
@@ -360,7 +367,8 @@ class Ledger:
         if exact:
             assert state.version is not None
             version = state.version
-        self.waiting.add(version, TrajectoryView(state.id, state.group, version, state.tokens, exact))
+        predicted = self.predictions.get(state.prompt)
+        self.waiting.add(version, TrajectoryView(state.id, state.group, version, state.tokens, exact, predicted))
 
     def _needed(self, state: TrajectoryState, count: int) -> None:
         """Count that an unfinished trajectory needs its version (count 1) or no longer does (-1)."""
@@ -385,13 +393,6 @@ class Ledger:
             self._needed(state, -1)
         if state.destination is not None:
             self.moving.pop(state.id, None)
-
-
-def _fresh(group: GroupState) -> list[TrajectoryState]:
-    return [
-        TrajectoryState(name, group.index, sample, _TRAIN, "", group.prompt)
-        for sample, name in enumerate(group.members)
-    ]
 
 
 def _order(group: GroupState) -> int:

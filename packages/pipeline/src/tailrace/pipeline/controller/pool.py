@@ -6,6 +6,7 @@ group. A group that has not started waits as a whole.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from tailrace.contracts import Pool, TrajectoryView, Unstarted
@@ -56,3 +57,10 @@ class Waiting:
         if not queue:
             del self.queues[version]
         return view
+
+    def predict(self, trajectory: str, tokens: float) -> None:
+        """Set the response tokens predicted for a trajectory; nothing happens if it does not wait here by itself."""
+        version = self.level_of.get(trajectory)
+        if version is not None:
+            queue = self.queues[version]
+            queue[trajectory] = dataclasses.replace(queue[trajectory], predicted=tokens)

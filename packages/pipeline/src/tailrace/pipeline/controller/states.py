@@ -79,6 +79,13 @@ class GroupState:
     kind: str = ""
     draw: int | None = None
 
+    def fresh(self) -> list[TrajectoryState]:
+        """Its trajectories, as none of them has started."""
+        return [
+            TrajectoryState(name, self.index, sample, Purpose.TRAIN, "", self.prompt)
+            for sample, name in enumerate(self.members)
+        ]
+
     def versions(self) -> dict[int, int]:
         """Number of its scored trajectories by version, oldest version first."""
         assert self.version is not None

@@ -93,7 +93,15 @@ def _running(random_numbers: random.Random, name: str, version: int | None) -> T
         return None
     exact = random_numbers.random() < 0.1
     oldest = version if exact else random_numbers.randint(OLDEST, version)
-    return TrajectoryView(name, 1000 + random_numbers.randrange(9), oldest, random_numbers.randrange(3000), exact)
+    group, tokens = 1000 + random_numbers.randrange(9), random_numbers.randrange(3000)
+    return TrajectoryView(name, group, oldest, tokens, exact, _predicted(random_numbers))
+
+
+def _predicted(random_numbers: random.Random) -> float | None:
+    """A prediction: few values, so that some are equal, and often none."""
+    return random_numbers.choice(
+        [None, None, 1.0, 250.0, 250.0, 900.0, 8_000.0, round(random_numbers.uniform(1, 4e3), 1)]
+    )
 
 
 def random_cycle(
@@ -111,8 +119,9 @@ def random_cycle(
     for group in range(random_numbers.randint(0, groups)):
         version = random_numbers.choice([None, None, OLDEST, 3, 4, NEWEST])
         exact, tokens = random_numbers.random() < 0.2, random_numbers.choice([0, 100, 2000])
+        predicted = _predicted(random_numbers)
         for member in range(random_numbers.choice([1, 2, 4, 8])):
-            view = TrajectoryView(f"group-{group}-{member}", group, version, tokens + member, exact)
+            view = TrajectoryView(f"group-{group}-{member}", group, version, tokens + member, exact, predicted)
             queues.setdefault(version, {})[view.trajectory] = view
     order = sorted(queues, key=lambda version: (version is None, version or 0))
     return Cycle(

@@ -1,0 +1,323 @@
+"""Routing by predicted length (StreamRL, section 5.3) over a pool that is filled again all the time. Plugin ``skew-aware``.
+
+    what waits and runs, by length ──► the tail and the others ──► replicas of each ──► longest first to who has least to do
+                                              ▲
+        what replicas hold already ───────────┘ they keep their part unless another split is faster by `hysteresis`
+
+The paper dispatches a whole batch at once to idle replicas. Here the split is planned again whenever something can be placed,
+over all that waits and runs, and the policy remembers nothing: the replicas that hold the tail are those of the tail. Where
+the paper leaves a choice:
+
+* a whole batch goes longest first; of a pool that never empties the shortest would wait for ever. So prompts are taken a batch
+  at a time, in order of arrival, and longest first within it;
+* what no length is predicted for is none of the longest, and as long as the median of the others;
+* lengths that equal the limit between the classes are none of the longest. So predictions that are all alike give no tail;
+* a replica without work takes the longest that waits, of either class. A class whose replicas are full waits.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+from tailrace.contracts import (
+    CHOSEN,
+    Cycle,
+    Placement,
+    Reason,
+    ReplicaView,
+    TentativeAdmission,
+    TrajectoryView,
+    Tried,
+    Unstarted,
+    Why,
+)
+from tailrace.repack.costed import Costed
+from tailrace.repack.decoding import Decoding
+from tailrace.repack.errors import LoadError
+from tailrace.repack.rooms import Entry, Loads
+from tailrace.repack.routing import LeastLoaded, by_group, queues, serving
+from tailrace.repack.splits import Share, best_split, split_times, splits, tail_count
+
+_UNPREDICTED = Reason(Why.UNPREDICTED)
+
+
+@dataclass(frozen=True, slots=True)
+class SkewAware(Costed):
+    """The longest trajectories run apart from the others, in small batches. Plugin ``skew-aware``.
+
+    Without any prediction it places what `LeastLoaded` places.
+
+    Args:
+        k1, k2, k3, k4: see `Costed`.
+        alpha: share of the trajectories that wait and run that are the tail, 0 to 1; their number is rounded up.
+        hysteresis: share by which another split must be faster than the one that stands, at least 0.
+
+    Raises:
+        LoadError: a value is out of its range.
+    """
+
+    alpha: Annotated[float, Tried((0.05, 0.2, 0.5))] = 0.2
+    hysteresis: Annotated[float, Tried((0.0, 0.1, 1.0))] = 0.1
+
+    def __post_init__(self) -> None:
+        Costed.__post_init__(self)
+        if not 0 <= self.alpha <= 1:
+            raise LoadError(f"found alpha={self.alpha!r}, expected a share of 0 to 1")
+        if not (self.hysteresis >= 0 and math.isfinite(self.hysteresis)):
+            raise LoadError(f"found hysteresis={self.hysteresis!r}, expected a finite share of at least 0")
+
+    def route(self, cycle: Cycle) -> Sequence[Placement]:
+        """Everything that a replica may take now, in the order in which it should start."""
+        replicas = serving(cycle)
+        resumed, fresh = _waiting(cycle)
+        if not replicas or not (resumed or _have_room(replicas, fresh)):
+            return ()
+        running = [[view.predicted for view in replica.trajectories.values()] for replica in replicas]
+        lengths = [view.predicted for view in resumed]
+        for group in fresh:
+            lengths += [group.predicted] * len(group.members)
+        rolling = [*lengths, *(length for held in running for length in held)]
+        known = sorted((length for length in rolling if length is not None), reverse=True)
+        if not known:
+            return [Placement(each.trajectory, each.replica, _UNPREDICTED) for each in LeastLoaded().route(cycle)]
+        part = self._part(replicas, running, known, len(rolling))
+        return _place(cycle, part, resumed, sorted(fresh, key=part.turn))
+
+    def _part(
+        self,
+        replicas: Sequence[ReplicaView],
+        running: Sequence[Sequence[float | None]],
+        known: Sequence[float],
+        count: int,
+    ) -> _Part:
+        """Which lengths are the tail, and which replicas run it.
+
+        Args:
+            running: predictions of what each replica holds.
+            known: all predictions of what waits and runs, longest first.
+            count: trajectories that wait and run, predicted or not.
+        """
+        median, wanted = known[len(known) // 2], tail_count(count, self.alpha)
+        limit = known[wanted] if wanted < len(known) else 0.0
+        tail = bisect_left(known, -limit, key=lambda length: -length)
+        work = [[median if length is None else length for length in held] for held in running]
+        if not tail or len(replicas) == 1:
+            return _Part(math.inf, median, (), range(len(replicas)), replicas, [sum(held) for held in work])
+        of_tail, of_regular = Share(tail, known[len(known) // 10], known[0]), Share(count - tail, median)
+        kind = self._decoding(replicas, median)
+        best_s, split, _ = best_split(kind, of_tail, of_regular, len(replicas))
+        shares = [_tail_share(held, limit, sum(all_of_it)) for held, all_of_it in zip(running, work, strict=True)]
+        standing = sum([share > 0.5 for share in shares])
+        if standing in splits(of_tail, of_regular, len(replicas)):
+            stands_s = max(split_times(kind, of_tail, of_regular, len(replicas), standing))
+            split = standing if stands_s <= best_s * (1 + self.hysteresis) else split
+        for_tail = _largest(shares, split)
+        others = sorted(set(range(len(replicas))) - for_tail)
+        return _Part(limit, median, sorted(for_tail), others, replicas, [sum(held) for held in work])
+
+    def _decoding(self, replicas: Sequence[ReplicaView], length: float) -> Decoding:
+        """The profile that all replicas are planned with: that of the smallest, with trajectories of a length."""
+        model = self.model
+        slots = max(1, min([view.capacity for view in replicas]))
+        room = min([view.kv_capacity_tokens for view in replicas])  # 0 if one does not say
+
+        def step_latency_s(batch: int) -> float:
+            return model.step_latency_s(batch * length, batch)
+
+        def max_batch(tokens: float) -> int:
+            return max(1, min(slots, int(room // tokens))) if room else slots
+
+        return Decoding(step_latency_s, max_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fresh:
+    """A group that has not started, and the response tokens predicted for each of its trajectories."""
+
+    group: int
+    members: Sequence[str]
+    predicted: float | None
+    batch: int
+
+
+class _Part:
+    """The replicas of the tail and those of the others, and what each has to do.
+
+    Args:
+        limit: tokens above which a trajectory is of the tail; infinite if there is none.
+        median: tokens that stand for what is not predicted.
+        tail: indices of the tail's replicas, ascending.
+        regular: indices of the others, ascending.
+        work: tokens predicted for what each replica holds.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        median: float,
+        tail: Sequence[int],
+        regular: Sequence[int],
+        replicas: Sequence[ReplicaView],
+        work: Sequence[float],
+    ) -> None:
+        self.limit, self.median = limit, median
+        self.tail, self.regular = (
+            _Work([replicas[index] for index in chosen], [work[index] for index in chosen])
+            for chosen in (tail, regular)
+        )
+
+    def turn(self, group: _Fresh) -> tuple[int, float, int]:
+        """When a group's turn is: batch by batch, longest first."""
+        return group.batch, -self.length(group.predicted), group.group
+
+    def length(self, predicted: float | None) -> float:
+        """Tokens that a trajectory is planned with."""
+        return self.median if predicted is None else predicted
+
+    def of(self, predicted: float | None) -> tuple[_Work, _Work]:
+        """The replicas of a trajectory's class, and the others."""
+        longest = predicted is not None and predicted > self.limit
+        return (self.tail, self.regular) if longest else (self.regular, self.tail)
+
+    def reason(self, predicted: float | None) -> Reason:
+        """Why a trajectory goes to the replicas of its class."""
+        if predicted is None:
+            return _UNPREDICTED
+        if self.limit == math.inf:
+            return Reason(Why.REGULAR, "", {"predicted": predicted})
+        why = Why.LONG_TAIL if predicted > self.limit else Why.REGULAR
+        return Reason(why, "", {"predicted": predicted, "limit": self.limit})
+
+
+class _Work(Loads):
+    """The replicas of a class, by the tokens that are predicted for what they hold."""
+
+    def __init__(self, replicas: Sequence[ReplicaView], work: Sequence[float]) -> None:
+        self.work, self.length = list(work), 0.0
+        super().__init__(replicas)
+        self.versions = {view.version for view in replicas if view.version is not None}
+
+    def take_one(self, versions: Sequence[int], length: float) -> str | None:
+        """The replica that has least to do and serves one of the versions, for a trajectory of a length; None if none does."""
+        here = [version for version in versions if version in self.versions]
+        self.length = length
+        return self.anywhere(here) if here else None
+
+    def take_group(self, versions: Sequence[int], count: int, length: float) -> tuple[str, int] | None:
+        """The open replica with room that has least to do, and its version, for a group; None if there is none."""
+        self.length = length
+        return self.with_room([version for version in versions if version in self.versions], count)
+
+    def take_dry(self, versions: Sequence[int], count: int, length: float) -> tuple[str, int] | None:
+        """An open replica without any work, and its version."""
+        for index, view in enumerate(self.replicas):
+            version = view.version
+            if view.open and not self.held[index] and version is not None and version in versions:
+                self.length = length
+                self.give(index, count)
+                return view.replica, version
+        return None
+
+    def entry(self, index: int) -> Entry:
+        return self.work[index], self.replicas[index].kv, index, self.held[index]
+
+    def give(self, index: int, count: int) -> None:
+        self.work[index] += count * self.length
+        super().give(index, count)
+
+
+def _waiting(cycle: Cycle) -> tuple[list[TrajectoryView], list[_Fresh]]:
+    """Trajectories that resume, and groups that have not started; both in order of arrival."""
+    resumed: list[TrajectoryView] = []
+    fresh: list[_Fresh] = []
+    for version, queue in queues(cycle):
+        if version is not None:
+            resumed += queue.values()
+            continue
+        predicted = _predictions(queue)
+        for group, members in by_group(queue)[0].items():
+            batch = group // max(1, cycle.progress.batch_groups)
+            fresh.append(_Fresh(group, members, predicted.get(group), batch))
+    return resumed, fresh
+
+
+def _predictions(queue: Mapping[str, TrajectoryView]) -> Mapping[int, float]:
+    if isinstance(queue, Unstarted):
+        return queue.predicted
+    return {view.group: view.predicted for view in queue.values() if view.predicted is not None}
+
+
+def _have_room(replicas: Sequence[ReplicaView], fresh: Sequence[_Fresh]) -> bool:
+    """Whether some group fits some open replica: else there is nothing to plan."""
+    smallest = min([len(group.members) for group in fresh], default=0)
+    return bool(fresh) and any(
+        view.open and (not view.in_flight or view.in_flight + smallest <= view.capacity) for view in replicas
+    )
+
+
+def _tail_share(held: Sequence[float | None], limit: float, work: float) -> float:
+    """The tail's share of the tokens that a replica holds; a half if it holds nothing."""
+    return sum([length for length in held if length is not None and length > limit]) / work if work else 0.5
+
+
+def _largest(shares: Sequence[float], count: int) -> set[int]:
+    """Indices of the `count` largest. Of equal ones, some at equal distances: part of a fleet has part of each class."""
+    least = sorted(shares, reverse=True)[count - 1]
+    larger = [index for index, share in enumerate(shares) if share > least]
+    equal = [index for index, share in enumerate(shares) if share == least]
+    need = count - len(larger)
+    return {*larger, *(equal[number * len(equal) // need] for number in range(need))}
+
+
+def _place(cycle: Cycle, part: _Part, resumed: Sequence[TrajectoryView], fresh: Sequence[_Fresh]) -> list[Placement]:
+    versions = sorted({version for work in (part.tail, part.regular) for version in work.versions})
+    return [*_place_resumed(part, versions, resumed), *_place_fresh(part, versions, fresh, cycle.admits.fork())]
+
+
+def _place_resumed(part: _Part, versions: Sequence[int], resumed: Sequence[TrajectoryView]) -> Iterable[Placement]:
+    """Place what has a version, oldest first: on the replicas of its class if one may go on with it, else on another."""
+    for view in sorted(resumed, key=lambda view: (view.version, -part.length(view.predicted))):
+        assert view.version is not None
+        allowed = [view.version] if view.exact else versions[bisect_left(versions, view.version) :]
+        own, other = part.of(view.predicted)
+        for work, reason in ((own, part.reason(view.predicted)), (other, CHOSEN)):
+            replica = work.take_one(allowed, part.length(view.predicted))
+            if replica is not None:
+                yield Placement(view.trajectory, replica, reason)
+                break
+
+
+def _place_fresh(
+    part: _Part, versions: Sequence[int], fresh: Sequence[_Fresh], admits: TentativeAdmission
+) -> list[Placement]:
+    """Place whole groups in their turn on the replicas of their class, then the first that are left on those without work."""
+    placed: list[Placement] = []
+    left: list[_Fresh] = []
+    allowed = [version for version in versions if admits.allows(version)]
+
+    def place(group: _Fresh, found: tuple[str, int], reason: Reason) -> list[int]:
+        replica, version = found
+        admits.take(group.group, version)
+        placed.extend([Placement(name, replica, reason) for name in group.members])
+        return [version for version in allowed if admits.allows(version)]
+
+    for group in fresh:
+        found = part.of(group.predicted)[0].take_group(allowed, len(group.members), part.length(group.predicted))
+        if found is None:
+            left.append(group)
+        else:
+            allowed = place(group, found, part.reason(group.predicted))
+    for group in left:
+        for work in (part.tail, part.regular):
+            found = work.take_dry(allowed, len(group.members), part.length(group.predicted))
+            if found is not None:
+                numbers = {} if group.predicted is None else {"predicted": group.predicted}
+                allowed = place(group, found, Reason(Why.DRY, "", numbers))
+                break
+        else:
+            break
+    return placed

@@ -1,0 +1,188 @@
+"""Routing by predicted length: who runs the tail, in which order, what stands until another split is clearly faster."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from tailrace.contracts import Cycle, Progress, ReplicaView, TrajectoryView, Unstarted, Why
+from tailrace.repack import LeastLoaded, LoadError, SkewAware
+from tailrace.repack.testing import SlotAdmission, check_routing_policy, random_cycle
+
+# A step takes 10 ms and 0.4 ms for each trajectory; the KV cache costs nothing.
+COST = {"k1": 0.0, "k2": 0.0, "k3": 4e-4, "k4": 0.01}
+POLICY = SkewAware(**COST)
+
+
+def replica(name, held=(), capacity=64, **changes):
+    """A replica that runs trajectories of these predicted lengths."""
+    running = {f"{name}/{n}": TrajectoryView(f"{name}/{n}", 900 + n, 1, 0, False, at) for n, at in enumerate(held)}
+    state = {"version": 1, "pulling": False, "kv": 0.1, "kv_before": 0.1, "kv_peak": 0.5, "waiting": 0, "fresh": True}
+    return ReplicaView(name, in_flight=len(held), capacity=capacity, trajectories=running, **state | changes)
+
+
+def cycle(replicas, predicted=(), resumed=(), samples=1, batch_groups=100, slots=None):
+    """A cycle with one group of `samples` for each prediction."""
+    waiting = Unstarted()
+    for group, tokens in enumerate(predicted):
+        waiting.add(group, [f"{group}.{sample}" for sample in range(samples)], tokens)
+    pool = {1: {view.trajectory: view for view in resumed}} if resumed else {}
+    return Cycle(
+        replicas=replicas,
+        pool=pool | ({None: waiting} if waiting.groups else {}),
+        admits=SlotAdmission({1: 1000} if slots is None else slots),
+        progress=Progress(1, 1, 0, 0, 0, 0, 0, batch_groups, 100),
+        routing=POLICY,
+    )
+
+
+def by_replica(placements):
+    queues = {}
+    for placement in placements:
+        queues.setdefault(placement.replica, []).append(placement.trajectory)
+    return queues
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [POLICY, SkewAware(7.28e-8, 1.72e-3, 1.25e-4, 1.07e-2, alpha=0.5, hysteresis=0.0), SkewAware(**COST, alpha=0.0)],
+)
+def test_contract(policy):
+    assert check_routing_policy(policy) > 300
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_what_holds_in_every_cycle(part):
+    seen = Counter()
+    for seed in range(part * 250, part * 250 + 250):
+        drawn = random_cycle(random.Random(seed), routing=POLICY)
+        where = f"seed {seed}"
+        placements = POLICY.route(drawn)
+        views = {view.trajectory: view for queue in drawn.pool.values() for view in queue.values()}
+        replicas = {view.replica: view for view in drawn.replicas}
+        fresh = [placement for placement in placements if views[placement.trajectory].version is None]
+        on = {why: {each.replica for each in fresh if each.reason.why is why} for why in Why}
+        regular = on[Why.REGULAR] | on[Why.UNPREDICTED]
+        assert not on[Why.LONG_TAIL] & regular, where
+        for placement in placements:
+            predicted, reason = views[placement.trajectory].predicted, placement.reason
+            seen[reason.why] += 1
+            assert (reason.why is Why.UNPREDICTED) <= (predicted is None), where
+            if reason.why in (Why.LONG_TAIL, Why.REGULAR):
+                assert reason.numbers["predicted"] == predicted, where
+                longer = predicted > reason.numbers.get("limit", float("inf"))
+                assert longer == (reason.why is Why.LONG_TAIL), where
+            if reason.why is Why.DRY:
+                assert replicas[placement.replica].in_flight == 0, where
+        # No open replica stays without work while a group waits that admission lets start there.
+        admits = drawn.admits.fork()
+        for group, version in {views[each.trajectory].group: replicas[each.replica].version for each in fresh}.items():
+            admits.take(group, version)
+        if len(fresh) < len(drawn.pool.get(None, ())):
+            used = {placement.replica for placement in placements}
+            for view in drawn.replicas:
+                idle = view.open and not view.in_flight and view.replica not in used and not view.pulling
+                assert not (idle and view.version is not None and admits.allows(view.version)), where
+    assert min(seen[why] for why in (Why.LONG_TAIL, Why.REGULAR, Why.UNPREDICTED, Why.DRY)) > 0, seen
+
+
+def test_the_longest_of_a_batch_run_apart_and_first():
+    predicted = [610, 9_200, 580, 720, 640, 8_100, 500, 690, 550, 660]
+    placements = POLICY.route(cycle([replica("a"), replica("b"), replica("c")], predicted))
+    # Two of ten are the tail; all three splits of three replicas are longer than a step of one for the longest.
+    assert by_replica(placements) == {
+        "a": ["1.0"],
+        "b": ["5.0"],
+        "c": ["3.0", "7.0", "9.0", "4.0", "0.0", "2.0", "8.0", "6.0"],
+    }
+    assert placements[0].reason.why is Why.LONG_TAIL
+    assert placements[0].reason.numbers == {"predicted": 9_200, "limit": 720}
+    assert placements[-1].reason.numbers == {"predicted": 500, "limit": 720}
+
+
+def test_without_predictions_it_places_what_least_loaded_places():
+    busy = [replica("a", [None] * 5), replica("b", [None] * 2), replica("c", capacity=8)]
+    waiting = cycle(busy, [None] * 9, samples=4)
+    placements = POLICY.route(waiting)
+    assert [(each.trajectory, each.replica) for each in placements] == [
+        (each.trajectory, each.replica) for each in LeastLoaded().route(waiting)
+    ]
+    assert {each.reason.why for each in placements} == {Why.UNPREDICTED}
+
+
+def test_predictions_that_are_all_alike_give_no_tail():
+    placements = POLICY.route(cycle([replica("a"), replica("b")], [400] * 6))
+    assert {len(queue) for queue in by_replica(placements).values()} == {3}
+    assert all(each.reason.numbers == {"predicted": 400} for each in placements)
+
+
+def test_what_is_not_predicted_is_regular_and_as_long_as_the_median():
+    placements = POLICY.route(cycle([replica("a"), replica("b")], [None, 9_000, 100, 300, None, 500]))
+    tail = [each for each in placements if each.reason.why is Why.LONG_TAIL]
+    assert [each.trajectory for each in tail] == ["1.0", "5.0"]  # ceil(0.2 * 6)
+    rest = [each for each in placements if each not in tail]
+    assert [each.trajectory for each in rest] == ["0.0", "3.0", "4.0", "2.0"]
+    assert [each.reason.why for each in rest] == [Why.UNPREDICTED, Why.REGULAR] * 2
+
+
+def test_one_replica_takes_the_longest_first():
+    placements = POLICY.route(cycle([replica("a")], [3, 9, 5]))
+    assert [each.trajectory for each in placements] == ["1.0", "2.0", "0.0"]
+    assert {each.reason.why for each in placements} == {Why.REGULAR}
+
+
+def test_an_earlier_batch_of_prompts_comes_before_a_longer_one():
+    # Else the shortest prompts of a pool that is always filled again would never be started.
+    narrow = [replica("a", capacity=2)]
+    placements = POLICY.route(cycle(narrow, [5, 7, 900, 800], batch_groups=2))
+    assert [each.trajectory for each in placements] == ["1.0", "0.0"]
+
+
+def test_the_replicas_that_hold_the_tail_keep_it():
+    held = [replica("a", [300, 310]), replica("b", [5_000, 6_000]), replica("c", [290])]
+    placements = POLICY.route(cycle(held, [7_000, 280, 270, 260]))
+    assert by_replica(placements)["b"] == ["0.0"]
+
+
+def test_another_split_must_be_faster_by_the_hysteresis():
+    # Two of three hold the tail of 5: 0.0112 * 950 s for it, 0.25 * 100 s for the 600 others. With one it is 0.13 * 100 s.
+    held = [
+        replica(name, lengths, capacity=1000)
+        for name, lengths in (("a", [900] * 2), ("b", [900] * 2), ("c", [100] * 300))
+    ]
+    waiting = [950, *[100] * 300]
+
+    def used(hysteresis):
+        policy = SkewAware(**COST, alpha=0.008, hysteresis=hysteresis)
+        return {each.replica for each in policy.route(cycle(held, waiting)) if each.reason.why is Why.REGULAR}
+
+    assert used(0.0) == {"b", "c"}
+    assert used(0.9) == {"b", "c"}
+    assert used(1.0) == {"c"}
+
+
+def test_a_replica_without_work_takes_the_longest_that_waits():
+    # The one for the others has no room; of the two for the tail one is idle, and nothing of the tail waits.
+    held = [replica("a", [9_000] * 5), replica("b"), replica("c", [100] * 40, capacity=40)]
+    placements = SkewAware(**COST, alpha=0.1, hysteresis=0.0).route(cycle(held, [80, 95, 90]))
+    assert by_replica(placements) == {"b": ["1.0"]}
+    assert placements[0].reason.why is Why.DRY
+    assert placements[0].reason.numbers == {"predicted": 95}
+
+
+def test_what_resumes_goes_to_its_class_if_a_replica_of_it_may_go_on():
+    held = [replica("a", [9_000]), replica("b", [100] * 5, version=2)]
+    resumed = [TrajectoryView("x", 1, 1, 50, False, 120.0), TrajectoryView("y", 2, 1, 50, True, 130.0)]
+    placements = {each.trajectory: each for each in SkewAware(**COST, alpha=0.1).route(cycle(held, resumed=resumed))}
+    assert (placements["x"].replica, placements["x"].reason.why) == ("b", Why.REGULAR)
+    # It must end at version 1, which only the tail's replica serves.
+    assert (placements["y"].replica, placements["y"].reason.why) == ("a", Why.CHOSEN)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"alpha": 1.5}, "alpha=1.5"), ({"alpha": -1}, "alpha=-1"), ({"hysteresis": -0.1}, "hysteresis=-0.1")],
+)
+def test_options_that_make_no_sense_are_refused(options, words):
+    with pytest.raises(LoadError, match=words):
+        SkewAware(**COST, **options)
