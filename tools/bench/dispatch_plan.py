@@ -2,7 +2,8 @@
 
     uv run python tools/bench/dispatch_plan.py [--repeats N] [--slow-up-to TRAJECTORIES] [--json FILE]
 
-Lengths are lognormal, as outputs of a reasoning model are. All take turns, and each figure is the median. The shapes:
+Lengths are lognormal, as outputs of a reasoning model are. All take turns, and each figure is the median of CPU time, of which
+planning takes as much as a core gives it. The shapes:
 
     equal      one profile, free replicas: every split is tried
     busy       one profile, each replica busy with the last batch for a time of its own
@@ -59,9 +60,9 @@ def batch(shape: str, trajectories: int, replicas: int) -> tuple[list[int], dict
 
 
 def timed_s(call: Callable[[], Any]) -> tuple[float, Any]:
-    start = time.perf_counter()
+    start = time.process_time()
     answer = call()
-    return time.perf_counter() - start, answer
+    return time.process_time() - start, answer
 
 
 def main() -> int:
