@@ -114,6 +114,22 @@ CASES = {
         load_verifier("math")
         """,
     ),
+    "ranker[torch]: the encoder": (
+        ["torch"],
+        """
+        from tailrace.ranker import LengthRanker
+        from tailrace.ranker.testing import made_examples
+        LengthRanker.train(made_examples(5), "encoder")
+        """,
+    ),
+    "ranker[lexical]": (
+        ["numpy"],
+        """
+        from tailrace.ranker import LengthRanker
+        from tailrace.ranker.testing import made_examples
+        LengthRanker.train(made_examples(5), "lexical")
+        """,
+    ),
     "trajstore[parquet]": (
         ["pyarrow"],
         """

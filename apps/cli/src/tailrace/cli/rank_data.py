@@ -1,0 +1,108 @@
+"""What a ranker learns from: rows of a file, or the responses of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from tailrace import contracts as c
+from tailrace.cli.errors import CommandError
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.roles.prompts import Prompts
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import read_log
+from tailrace.pipeline.run.prepare import prepare
+from tailrace.ranker import Example, ExampleError
+from tailrace.trajstore import MixOrder
+from tailrace.trajstore.prompt_files import read_rows
+
+_FILES = (".jsonl", ".ndjson")
+
+
+def read_examples(data: Path) -> list[Example]:
+    """The examples of a JSONL file of their fields, or of a run's directory.
+
+    Raises:
+        ExampleError: a row is no example; the message has its line.
+        CommandError: it is neither, or the run has no finished response.
+        TailraceError: the file or the run cannot be read.
+    """
+    if data.is_dir():
+        return list(_of_run(RunDirectory.open(data)))
+    if data.suffix.lower() not in _FILES:
+        raise CommandError(
+            f"{data}: found the ending {data.suffix!r}, expected {' or '.join(_FILES)}, or a run's directory"
+        )
+    examples = []
+    for where, row in read_rows(data):
+        try:
+            examples.append(Example.from_json(row))
+        except ExampleError as error:
+            raise ExampleError(f"{where}: {error}") from error
+    return examples
+
+
+def _of_run(directory: RunDirectory) -> Iterator[Example]:
+    """An example for each group of a run, also of those that were not trained on: what is filtered has lengths, too."""
+    if not directory.prepared.exists():
+        raise CommandError(f"{directory.root}: found no prompts, expected a run that has begun, not a simulated one")
+    config = validate([(str(directory.config), directory.read_config())])
+    prepared = prepare(config, directory, lambda _: None)
+    prompts = Prompts(
+        tokenizer=prepared.model / "tokenizer.json",
+        train=prepared.train,
+        shares=prepared.shares,
+        held_out=None,
+        modes={},
+        shuffle_seed=config.seed,
+    )
+    families = _Families(config)
+    count = 0
+    for ref, version, samples in _groups(directory):
+        count += 1
+        yield Example(
+            prompts.prompt(ref).prompt,
+            tuple(length for length, _ in samples),
+            tuple(truncated for _, truncated in samples),
+            families(ref.prompt),
+            version,
+        )
+    if count == 0:
+        raise CommandError(f"{directory.root}: found no finished response, expected a run that has generated some")
+
+
+def _groups(directory: RunDirectory) -> Iterator[tuple[c.TrajectoryRef, int, list[tuple[int, bool]]]]:
+    """Of each group a member, the version at which it was first routed, and its finished samples."""
+    serves: dict[str, int] = {}
+    first: dict[int, tuple[c.TrajectoryRef, int]] = {}
+    group_of: dict[str, int] = {}
+    finished: dict[str, tuple[int, bool]] = {}  # the last time: after a crash a trajectory may finish again
+    for instant in read_log(directory.events):
+        for event in instant.events:
+            if isinstance(event, c.Pulled):
+                serves[event.replica] = event.version
+            elif isinstance(event, c.Finished) and event.trajectory in group_of and event.tokens > 0:
+                finished[event.trajectory] = event.tokens, event.reason is c.FinishReason.LENGTH
+        for command in instant.commands:
+            if isinstance(command, c.Route):
+                for ref in command.trajectories:
+                    if ref.purpose is c.Purpose.TRAIN:
+                        group_of[ref.trajectory] = ref.group
+                        first.setdefault(ref.group, (ref, serves.get(command.replica, 0)))
+    samples: dict[int, list[tuple[int, bool]]] = {}
+    for trajectory, sample in finished.items():
+        samples.setdefault(group_of[trajectory], []).append(sample)
+    for group, found in sorted(samples.items()):
+        yield *first[group], found
+
+
+class _Families:
+    """The family of a prompt by its index: the task of a mix that it comes from."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._names = tuple(config.task.mix)
+        self._order = MixOrder(config.task.shares, shuffle_seed=config.seed) if len(self._names) > 1 else None
+
+    def __call__(self, index: int) -> str:
+        return "" if self._order is None else self._names[self._order.pool(index)]

@@ -1,0 +1,48 @@
+"""Which prompts will have the longest responses: a ranker that is trained, measured and updated (StreamRL, section 5.2).
+
+Importing this loads neither torch nor numpy; the methods that need them import them when they learn.
+"""
+
+from tailrace.ranker.comparison import Comparison, compare
+from tailrace.ranker.errors import (
+    DamagedRankerError,
+    ExampleError,
+    MeasureError,
+    ModelError,
+    OptionError,
+    PredictionError,
+    RankerError,
+    UnknownMethodError,
+)
+from tailrace.ranker.example import Example
+from tailrace.ranker.measures import ceiling20
+from tailrace.ranker.methods import Method, Predictor, Setting, method_names
+from tailrace.ranker.prediction import Prediction
+from tailrace.ranker.ranker import LengthRanker, Update
+from tailrace.ranker.recall import recall, tau_b
+from tailrace.ranker.remaining import remaining_tokens
+
+__all__ = [
+    "Comparison",
+    "DamagedRankerError",
+    "Example",
+    "ExampleError",
+    "LengthRanker",
+    "MeasureError",
+    "Method",
+    "ModelError",
+    "OptionError",
+    "Prediction",
+    "PredictionError",
+    "Predictor",
+    "RankerError",
+    "Setting",
+    "UnknownMethodError",
+    "Update",
+    "ceiling20",
+    "compare",
+    "method_names",
+    "recall",
+    "remaining_tokens",
+    "tau_b",
+]

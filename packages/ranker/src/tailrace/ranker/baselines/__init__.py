@@ -1,0 +1,1 @@
+"""Methods without a language model: what a learned ranker must beat."""

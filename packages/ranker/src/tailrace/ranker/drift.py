@@ -1,0 +1,61 @@
+"""Whether predictions have drifted from what they were, and which examples are recent. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.ranker.example import Example
+from tailrace.ranker.recall import tail_count
+
+TARGET_COVERAGE = 0.9
+_COVERAGE_BAND = 0.05
+_RECALL_BAND = 0.05
+_ERRORS = 2.0  # standard errors that are still chance
+WINDOW_PROMPTS = 500
+"""Prompts from which a small update learns: older examples fill it up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Where recall and coverage are expected: as at training, up to 0.05 and twice the standard error.
+
+    Args:
+        recall20, coverage90: on the prompts held back in training.
+        prompts: how many those were.
+    """
+
+    recall20: float
+    coverage90: float
+    prompts: int
+
+    def left_by(self, recall20: float, coverage90: float, prompts: int) -> bool:
+        """Whether these figures, on so many prompts, are outside: recall too low, or coverage too far from 0.9.
+
+        Coverage may also be as far from 0.9 as it was in training. Samples of one prompt depend on each other, so prompts are
+        what is counted.
+        """
+        tail, trained_tail = tail_count(prompts, 0.2), tail_count(self.prompts, 0.2)
+        chance = _ERRORS * math.sqrt(0.25 / tail + 0.25 / trained_tail)
+        if recall20 < self.recall20 - _RECALL_BAND - chance:
+            return True
+        chance = _ERRORS * math.sqrt(TARGET_COVERAGE * (1 - TARGET_COVERAGE) / prompts)
+        room = max(_COVERAGE_BAND, abs(self.coverage90 - TARGET_COVERAGE)) + chance
+        return abs(coverage90 - TARGET_COVERAGE) > room
+
+
+def recent(new: Sequence[Example], older: Sequence[Example]) -> tuple[Example, ...]:
+    """The new examples, and before them as many of the older ones, the latest, as fill up `WINDOW_PROMPTS` prompts.
+
+    A prompt's older examples leave when it has a new one, which has all its samples.
+    """
+    fresh = {example.prompt for example in new}
+    return (*latest([example for example in older if example.prompt not in fresh], WINDOW_PROMPTS - len(fresh)), *new)
+
+
+def latest(examples: Sequence[Example], prompts: int = WINDOW_PROMPTS) -> tuple[Example, ...]:
+    """The examples of the last so many different prompts."""
+    last = dict.fromkeys(example.prompt for example in reversed(examples))
+    kept = set(list(last)[: max(0, prompts)])
+    return tuple(example for example in examples if example.prompt in kept)

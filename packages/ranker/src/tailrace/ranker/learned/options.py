@@ -1,0 +1,135 @@
+"""Options of the learned methods, with which their training and their predicting is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tailrace.ranker.errors import OptionError
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderOptions:
+    """Options of ``encoder``.
+
+    Args:
+        width, layers, heads, mlp, dropout: the shape.
+        vocabulary: most tokens of the encoding.
+        most_tokens: of a prompt; of a longer one the first and the last are read.
+        loss: ``"pairwise"`` (RankNet) or ``"listmle"``.
+        epochs: most passes over the prompts.
+        batch: prompts of a step.
+        lr: highest learning rate.
+        init_lr: that of a pretrained model.
+
+    Raises:
+        OptionError: a value is outside its range.
+    """
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    mlp: int = 512
+    dropout: float = 0.1
+    vocabulary: int = 2048
+    most_tokens: int = 512
+    loss: Literal["pairwise", "listmle"] = "pairwise"
+    epochs: int = 20
+    batch: int = 64
+    lr: float = 1e-3
+    init_lr: float = 3e-5
+
+    def __post_init__(self) -> None:
+        _above_zero(self, ("width", "layers", "heads", "mlp", "epochs", "batch", "lr", "init_lr"))
+        if self.width % self.heads:
+            raise OptionError(f"found width = {self.width} and heads = {self.heads}, expected a multiple")
+        if not 0 <= self.dropout < 1:
+            raise OptionError(f"found dropout = {self.dropout!r}, expected 0 <= dropout < 1")
+        if self.vocabulary < 257:
+            raise OptionError(f"found vocabulary = {self.vocabulary}, expected at least 257: all bytes and a start")
+        if self.most_tokens < 8:
+            raise OptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
+        if self.loss not in ("pairwise", "listmle"):
+            raise OptionError(f"found loss = {self.loss!r}, expected pairwise or listmle")
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenOptions:
+    """Options of ``hidden``.
+
+    Args:
+        width: of the layer between the state and the outputs.
+        dropout: before each layer.
+        most_tokens: of a prompt; of a longer one the first and the last are read.
+        loss: ``"pairwise"`` (RankNet) or ``"listmle"``.
+        epochs: most passes over the states.
+        batch: prompts of a step.
+        lr: highest learning rate.
+
+    Raises:
+        OptionError: a value is outside its range.
+    """
+
+    width: int = 64
+    dropout: float = 0.1
+    most_tokens: int = 1024
+    loss: Literal["pairwise", "listmle"] = "pairwise"
+    epochs: int = 60
+    batch: int = 64
+    lr: float = 2e-3
+
+    def __post_init__(self) -> None:
+        _above_zero(self, ("width", "epochs", "batch", "lr"))
+        if not 0 <= self.dropout < 1:
+            raise OptionError(f"found dropout = {self.dropout!r}, expected 0 <= dropout < 1")
+        if self.most_tokens < 8:
+            raise OptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
+        if self.loss not in ("pairwise", "listmle"):
+            raise OptionError(f"found loss = {self.loss!r}, expected pairwise or listmle")
+
+
+@dataclass(frozen=True, slots=True)
+class SftOptions:
+    """Options of ``sft``.
+
+    Args:
+        width, layers, heads, mlp: the shape. Keys and values have half the heads.
+        vocabulary: most tokens of the encoding.
+        most_tokens: of a prompt; of a longer one the first and the last are read.
+        epochs: most passes over the prompts; in each a prompt comes with one of its samples.
+        batch: prompts of a step.
+        lr: highest learning rate.
+        init_lr: that of a pretrained model.
+
+    Raises:
+        OptionError: a value is outside its range.
+    """
+
+    width: int = 128
+    layers: int = 4
+    heads: int = 4
+    mlp: int = 384
+    vocabulary: int = 2048
+    most_tokens: int = 512
+    epochs: int = 20
+    batch: int = 64
+    lr: float = 2e-3
+    init_lr: float = 3e-5
+
+    def __post_init__(self) -> None:
+        _above_zero(self, ("width", "layers", "heads", "mlp", "epochs", "batch", "lr", "init_lr"))
+        if self.heads % 2 or self.width % self.heads:
+            raise OptionError(
+                f"found width = {self.width} and heads = {self.heads}, expected a multiple of an even number"
+            )
+        if self.vocabulary < 257:
+            raise OptionError(f"found vocabulary = {self.vocabulary}, expected at least 257: all bytes and a start")
+        if self.most_tokens < 8:
+            raise OptionError(f"found most_tokens = {self.most_tokens}, expected at least 8")
+
+
+def _above_zero(options: object, names: Sequence[str]) -> None:
+    for name in names:
+        if not getattr(options, name) > 0:
+            raise OptionError(f"found {name} = {getattr(options, name)!r}, expected more than 0")

@@ -1,0 +1,216 @@
+"""Fine-tunes the model of ``sft``, and reads lengths off it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tailrace.ranker.censoring import all_samples
+from tailrace.ranker.contents import file_of, from_json, to_json
+from tailrace.ranker.errors import DamagedRankerError, ModelError
+from tailrace.ranker.example import Example
+from tailrace.ranker.learned.digits import as_digits, log_likelihood, quantile
+from tailrace.ranker.learned.fitting import Plan, fit_network
+from tailrace.ranker.learned.network import padded
+from tailrace.ranker.learned.options import SftOptions
+from tailrace.ranker.learned.outputs import load_weights, saved_weights
+from tailrace.ranker.learned.pretrained import build_causal_lm, causal_lm, configuration
+from tailrace.ranker.learned.text import TextCodec
+from tailrace.ranker.methods import Setting
+from tailrace.ranker.prediction import Prediction
+
+_ABOUT, _TOKENIZER, _WEIGHTS = "sft.json", "tokenizer.json", "weights.safetensors"
+_ASKS = "\nTokens of the response: "
+_SHARES = (0.5, 0.9)
+_ROWS_AT_ONCE = 32
+_UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
+_ROOM = 32  # positions behind the longest prompt: the question and the digits
+
+
+class SftPredictor:
+    """Predicts by a model that writes lengths.
+
+    Args:
+        method: its options.
+        model: the causal language model, in evaluation mode.
+        codec: encodes prompts.
+        places: digits of a length.
+        most: tokens of the longest sample that was seen; no prediction exceeds it.
+        pretrained: whether training began with a given model.
+    """
+
+    def __init__(
+        self, method: SftOptions, model: Any, codec: TextCodec, places: int, most: int, pretrained: bool
+    ) -> None:
+        self._method, self._model, self._codec = method, model, codec
+        self._places, self._most, self._pretrained = places, most, pretrained
+        self._asks, self._digits = codec.ids(_ASKS), torch.tensor(codec.digits())
+
+    def predict(self, prompts: Sequence[str]) -> list[Prediction]:
+        """One prediction for each prompt."""
+        rows = [row + self._asks for row in self._codec.encode(prompts)] if prompts else []
+        order = sorted(range(len(rows)), key=lambda at: len(rows[at]))  # batches without much padding
+        found: dict[int, Prediction] = {}
+        with torch.inference_mode():
+            for first in range(0, len(order), _ROWS_AT_ONCE):
+                part = order[first : first + _ROWS_AT_ONCE]
+                lengths = self._quantiles([rows[at] for at in part]).clamp(1.0, float(self._most))
+                found.update(
+                    (at, Prediction(p50, max(p50, p90), p50))
+                    for at, (p50, p90) in zip(part, lengths.tolist(), strict=True)
+                )
+        return [found[at] for at in range(len(rows))]
+
+    def _quantiles(self, rows: list[list[int]]) -> Tensor:
+        """Lengths [n, shares]. The prompt is read once; digits follow it by its cache, once for each share."""
+        ids, there = padded(rows)
+        length = there.sum(1)
+        read = self._model(input_ids=ids, attention_mask=there.long(), use_cache=True, logits_to_keep=0)
+        first = read.logits[torch.arange(len(rows)), length - 1][:, self._digits].log_softmax(1)
+        count = len(_SHARES)
+        cache = read.past_key_values
+        cache.batch_repeat_interleave(count)
+        mask = there.long().repeat_interleave(count, 0)
+        positions = length.repeat_interleave(count)
+
+        def next_digit(chosen: Tensor) -> Tensor:
+            nonlocal mask
+            if chosen.shape[1] == 0:
+                return first.repeat_interleave(count, 0)
+            mask = torch.cat([mask, torch.ones(len(mask), 1, dtype=mask.dtype)], dim=1)
+            written = self._model(
+                input_ids=self._digits[chosen[:, -1:]],
+                attention_mask=mask,
+                position_ids=(positions + chosen.shape[1] - 1)[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+            logs: Tensor = written.logits[:, -1, self._digits].log_softmax(1)
+            return logs
+
+        shares = torch.tensor(_SHARES).repeat(len(rows))
+        return quantile(next_digit, shares, self._places).reshape(len(rows), count)
+
+    def update(self, examples: Sequence[Example], setting: Setting) -> SftPredictor:
+        """A copy that was trained further, for a quarter of the epochs at 0.3 of the rate."""
+        longest = max(length for length, _ in all_samples(examples))
+        most = min(max(self._most, longest), 10**self._places - 1)
+        newer = SftPredictor(
+            self._method, copy.deepcopy(self._model), self._codec, self._places, most, self._pretrained
+        )
+        newer.learn(examples, setting, epochs=_UPDATE_EPOCHS, rate=_UPDATE_RATE)
+        return newer
+
+    def learn(self, examples: Sequence[Example], setting: Setting, *, epochs: float = 1.0, rate: float = 1.0) -> None:
+        """Train in place, before anybody uses it.
+
+        Args:
+            examples: to learn from.
+            setting: seed and deadline.
+            epochs, rate: parts of the method's.
+        """
+        method = self._method
+        rows = [row + self._asks for row in self._codec.encode([example.prompt for example in examples])]
+        drawn = torch.Generator().manual_seed(setting.seed + 1)
+
+        def loss_of(chosen: Tensor, learning: bool) -> Tensor:
+            # Looks at the held-back loss draw the same samples each time.
+            draws = drawn if learning else torch.Generator().manual_seed(setting.seed)
+            picked = [_one(examples[at], draws) for at in chosen.tolist()]
+            lengths = torch.tensor([length for length, _ in picked]).clamp(max=10**self._places - 1)
+            digits = as_digits(lengths, self._places)
+            likelihood = log_likelihood(
+                self._logprobs([rows[at] for at in chosen.tolist()], digits),
+                digits,
+                torch.tensor([c for _, c in picked]),
+            )
+            return -likelihood.mean()
+
+        lr = (method.init_lr if self._pretrained else method.lr) * rate
+        plan = Plan("sft", max(1, round(method.epochs * epochs)), method.batch, lr, weight_decay=0.01)
+        fit_network(self._model, len(examples), loss_of, plan, setting)
+
+    def _logprobs(self, rows: list[list[int]], digits: Tensor) -> Tensor:
+        """Log-probabilities [n, places, 10] of each digit, given the prompt and the digits before."""
+        written = self._digits[digits[:, :-1]].tolist()  # the last one is not followed by any
+        ids, there = padded([row + more for row, more in zip(rows, written, strict=True)])
+        logits = self._model(input_ids=ids, attention_mask=there.long(), use_cache=False).logits
+        ends = torch.tensor([len(row) - 1 for row in rows])
+        places = ends[:, None] + torch.arange(self._places)
+        chosen: Tensor = logits[torch.arange(len(rows))[:, None], places][..., self._digits]
+        return chosen.log_softmax(2)
+
+    def files(self) -> dict[str, bytes]:
+        """The weights, the tokenizer, and what they are."""
+        about = {
+            "places": self._places,
+            "most": self._most,
+            "pretrained": self._pretrained,
+            "model": configuration(self._model),
+        }
+        return {_ABOUT: to_json(about), _TOKENIZER: self._codec.content(), _WEIGHTS: saved_weights(self._model)}
+
+
+def fit_sft(method: SftOptions, examples: Sequence[Example], setting: Setting) -> SftPredictor:
+    """Build or load a model and fine-tune it.
+
+    Raises:
+        ModelError: `Setting.init` is no model directory, or its vocabulary lacks a digit.
+    """
+    if setting.init is None:
+        prompts = [example.prompt for example in examples]
+        codec = TextCodec.trained(prompts, vocabulary=method.vocabulary, most_tokens=method.most_tokens)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(setting.seed)
+            model = build_causal_lm(_own(method, codec.size))
+    else:
+        codec, model = TextCodec.of_model(setting.init, method.most_tokens), causal_lm(setting.init)
+    longest = max(length for length, _ in all_samples(examples))
+    places = len(str(longest)) + (str(longest)[0] == "9")  # some room for longer ones of later versions
+    predictor = SftPredictor(method, model, codec, places, longest, setting.init is not None)
+    predictor.learn(examples, setting)
+    return predictor
+
+
+def restored(method: SftOptions, files: Mapping[str, bytes]) -> SftPredictor:
+    """What `SftPredictor.files` wrote.
+
+    Raises:
+        DamagedRankerError: something else is there.
+    """
+    about = from_json(files, _ABOUT, "places", "most", "pretrained", "model")
+    codec = TextCodec.restored(file_of(files, _TOKENIZER), method.most_tokens)
+    try:
+        model = build_causal_lm(about["model"])
+        load_weights(model, files, _WEIGHTS)
+        return SftPredictor(method, model, codec, int(about["places"]), int(about["most"]), bool(about["pretrained"]))
+    except (KeyError, TypeError, ValueError, ModelError) as error:
+        if isinstance(error, DamagedRankerError):
+            raise
+        raise DamagedRankerError(f"{_ABOUT}: found no model ({error}), expected what was saved") from error
+
+
+def _one(example: Example, draws: torch.Generator) -> tuple[int, bool]:
+    return example.samples[int(torch.randint(len(example.lengths), (1,), generator=draws))]
+
+
+def _own(method: SftOptions, vocabulary: int) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3",
+        "vocab_size": vocabulary,
+        "hidden_size": method.width,
+        "num_hidden_layers": method.layers,
+        "num_attention_heads": method.heads,
+        "num_key_value_heads": method.heads // 2,
+        "head_dim": method.width // method.heads,
+        "intermediate_size": method.mlp,
+        "max_position_embeddings": method.most_tokens + _ROOM,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }

@@ -1,0 +1,126 @@
+"""What a method is: the protocols of the entry-point group ``tailrace.predictor``, and finding one by name.
+
+                fit(examples, setting)
+Method ─────────────────────────────────────────► Predictor ── predict(prompts) ──► predictions
+  ▲    restore(files, setting)                       │
+  └──────────────────────────────────────────────────┘ files()             update(examples, setting) ──► another Predictor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from tailrace.contracts import PluginError
+from tailrace.contracts.errors import expected_one_of
+from tailrace.contracts.plugins import load, names
+from tailrace.ranker.deadline import Deadline
+from tailrace.ranker.errors import UnknownMethodError
+from tailrace.ranker.example import Example
+from tailrace.ranker.prediction import Prediction
+
+GROUP = "tailrace.predictor"
+
+Progress = Callable[[Mapping[str, Any]], None]
+"""Called with what is being done: ``method``, ``phase``, and where they make sense ``step``, ``steps``, ``loss``."""
+
+
+def silent(line: Mapping[str, Any]) -> None:
+    """Report no progress."""
+    del line
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a method gets beside the examples.
+
+    Args:
+        seed: seed of all that is random.
+        deadline: when `fit` or `update` must have returned.
+        policy: directory of the model that generates the responses; None if it is not known.
+        init: directory of a causal language model to begin with; None for a small one from a configuration.
+        progress: called every now and then.
+    """
+
+    seed: int
+    deadline: Deadline
+    policy: Path | None = None
+    init: Path | None = None
+    progress: Progress = field(default=silent, compare=False)
+
+
+class Predictor(Protocol):
+    """A trained predictor. It does not change: an update gives another one, so that what serves is never half updated."""
+
+    def predict(self, prompts: Sequence[str]) -> list[Prediction]:
+        """One prediction for each prompt, in their order. A prompt's does not depend on the others, up to rounding."""
+        ...
+
+    def update(self, examples: Sequence[Example], setting: Setting) -> Predictor:
+        """A predictor that has learned from these examples, too, within the deadline."""
+        ...
+
+    def files(self) -> dict[str, bytes]:
+        """All that `Method.restore` needs, by file name: JSON (``.json``) and tensors (``.safetensors``) only."""
+        ...
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A way to predict: a frozen dataclass whose fields are its options, all with defaults and of JSON's types.
+
+    `needs_samples` says whether it knows something of a prompt only after samples of that prompt were among the examples;
+    `auto` never chooses such a method, since new prompts have none. `quick` says whether it learns in seconds: others get a
+    part of the budget each.
+    """
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether it predicts a prompt from samples of that prompt."""
+        ...
+
+    @property
+    def quick(self) -> bool:
+        """Whether it learns in seconds."""
+        ...
+
+    def fit(self, examples: Sequence[Example], setting: Setting) -> Predictor:
+        """Learn. Same examples, options and seed give the same predictor, unless the deadline ended it; then it is the best
+        one so far.
+
+        Raises:
+            OptionError: `Setting.policy` or `Setting.init` is needed and missing.
+            MissingExtraError: a library is not installed.
+        """
+        ...
+
+    def restore(self, files: Mapping[str, bytes], setting: Setting) -> Predictor:
+        """The predictor that wrote these files.
+
+        Raises:
+            DamagedRankerError: they are not what such a predictor writes.
+        """
+        ...
+
+
+def method_names() -> list[str]:
+    """The names of all installed methods."""
+    return names(GROUP)
+
+
+def load_method(name: str) -> Method:
+    """A method by its name, with default options.
+
+    Raises:
+        UnknownMethodError: no distribution registers it.
+        PluginError: its module cannot be imported, two distributions register it, or it is no method.
+        MissingExtraError: it needs a library that is not installed.
+    """
+    if name not in (known := method_names()):
+        raise UnknownMethodError(f"found the method {name!r}, {expected_one_of(name, ['auto', *known])}")
+    method = load(GROUP, name)()
+    if not isinstance(method, Method):
+        raise PluginError(f"plugin {name!r} of group {GROUP} gives {type(method).__name__}, expected a Method")
+    return method

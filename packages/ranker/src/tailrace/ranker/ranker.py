@@ -1,0 +1,330 @@
+"""The ranker: trained on prompts and the lengths of their responses, it says which prompts will have the longest.
+
+train ──► held back: a fifth of the prompts ──► measured: the reference for drift
+  │                                                 │
+  └─ learned: the rest ──► predictor ──► predict, rank, report
+                              ▲
+                update(recent examples): a new predictor, kept unless it finds fewer of the longest
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.ranker.correction import Correction, correction_of, has_enough
+from tailrace.ranker.deadline import Deadline
+from tailrace.ranker.drift import Band, latest, recent
+from tailrace.ranker.errors import ExampleError, OptionError
+from tailrace.ranker.example import Example, check_examples
+from tailrace.ranker.measures import ceiling20, measure
+from tailrace.ranker.methods import Method, Predictor, Progress, Setting, load_method, silent
+from tailrace.ranker.prediction import Prediction, ranked
+from tailrace.ranker.saved import SavedRanker, read_ranker, registered_name, write_ranker
+from tailrace.ranker.splits import halves, hold_out, prompts_of
+from tailrace.ranker.trials import (
+    LEARNING,
+    Trial,
+    installed_methods,
+    measured,
+    measured_with_samples,
+    try_methods,
+)
+
+HELD_BACK = 0.2
+LEAST_PROMPTS = 5
+"""Different prompts of which some can be held back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What an update did.
+
+    Args:
+        version: the ranker's version from now on.
+        drifted: whether recall or coverage of the old predictor was outside its band on these examples.
+        recall_before: recall20 of the old predictor, on those of these prompts that were held back.
+        recall_after: recall20 of the new one, on the same.
+    """
+
+    version: int
+    drifted: bool
+    recall_before: float
+    recall_after: float
+
+
+class LengthRanker:
+    """Predicts the lengths of responses. Made by `train` or `load`; not thread-safe while `update` runs.
+
+    Args:
+        name: the method's name.
+        method: the method.
+        predictor: what it learned.
+        version: number of updates.
+        band: where recall and coverage are expected.
+        memory: recent examples, which fill up small updates.
+        setting: seed, models and progress; its deadline is not used.
+        budget_s: seconds of an update.
+        correction: of the predictor's quantiles.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        method: Method,
+        predictor: Predictor,
+        *,
+        version: int,
+        band: Band,
+        memory: Sequence[Example],
+        setting: Setting,
+        budget_s: float,
+        correction: Correction = Correction(),  # noqa: B008 - it does not change
+    ) -> None:
+        self._name, self._method, self._predictor = name, method, predictor
+        self._version, self._band, self._memory = version, band, tuple(memory)
+        self._setting, self._budget_s, self._correction = setting, budget_s, correction
+
+    @classmethod
+    def train(
+        cls,
+        examples: Sequence[Example],
+        method: str | Method = "auto",
+        seed: int = 0,
+        budget_s: float = 120,
+        policy: str | Path | None = None,
+        init: str | Path | None = None,
+        *,
+        progress: Progress = silent,
+    ) -> LengthRanker:
+        """Train a ranker.
+
+        Args:
+            examples: prompts with the lengths of their responses.
+            method: a name, see `method_names`; a method with options of its own; or ``"auto"``, the one with the best recall20
+                on prompts held back, among those that need no sample of a prompt.
+            seed: seed of all that is random.
+            budget_s: seconds after which training ends with the best so far.
+            policy: directory of the model that generates the responses, which ``hidden`` needs.
+            init: directory of a causal language model with which ``sft`` and ``encoder`` begin; None: from scratch.
+            progress: called with what is being done.
+
+        Raises:
+            ExampleError: there are no examples, or for ``auto`` fewer than five different prompts.
+            UnknownMethodError: no method has this name.
+            OptionError: the budget is not above 0, or a model that the method needs is not given.
+            ModelError: a directory is no model that can be used.
+            MissingExtraError: the method needs a library that is not installed.
+        """
+        known = check_examples(examples)
+        setting = Setting(seed, Deadline(budget_s), _path(policy), _path(init), progress)
+        if method == "auto":
+            if prompts_of(known) < LEAST_PROMPTS:
+                raise ExampleError(
+                    f"found {prompts_of(known)} different prompts, expected at least {LEAST_PROMPTS} for the method 'auto', "
+                    "which holds a fifth back: name a method"
+                )
+            learn, held = hold_out(known, HELD_BACK, seed)
+            methods, _ = installed_methods(with_samples=False)
+            best = try_methods(methods, learn, held, setting).best()
+            return cls.of_trial(best, known, held, setting, budget_s)
+        name, chosen = (method, load_method(method)) if isinstance(method, str) else (registered_name(method), method)
+        others, aside = _divided(known, seed)
+        predictor = chosen.fit(others, dataclasses.replace(setting, deadline=setting.deadline.part(LEARNING)))
+        figures = (
+            measured_with_samples(chosen, others, aside, setting)
+            if chosen.needs_samples
+            else measured(predictor, aside)
+        )
+        return cls._finished(name, chosen, predictor, figures, known, aside, setting, budget_s)
+
+    @classmethod
+    def of_trial(
+        cls, trial: Trial, known: Sequence[Example], held: Sequence[Example], setting: Setting, budget_s: float
+    ) -> LengthRanker:
+        """The ranker of a method that was tried, with `held` of the `known` examples held back."""
+        return cls._finished(trial.name, trial.method, trial.predictor, trial.held_back, known, held, setting, budget_s)
+
+    @classmethod
+    def _finished(
+        cls,
+        name: str,
+        method: Method,
+        predictor: Predictor,
+        figures: Any,
+        known: Sequence[Example],
+        held: Sequence[Example],
+        setting: Setting,
+        budget_s: float,
+    ) -> LengthRanker:
+        if method.quick and setting.deadline.allows(0.0):  # from here on nothing is measured: learn from all
+            predictor = method.fit(known, setting)
+        return cls(
+            name,
+            method,
+            predictor,
+            version=0,
+            band=Band(figures["recall20"], figures["coverage90"], prompts_of(held)),
+            memory=latest(known),
+            setting=setting,
+            budget_s=budget_s,
+        )
+
+    @property
+    def method(self) -> str:
+        """The method's name; of ``auto`` the one chosen."""
+        return self._name
+
+    @property
+    def version(self) -> int:
+        """How many updates there were."""
+        return self._version
+
+    @property
+    def needs_samples(self) -> bool:
+        """Whether it says something of a prompt only after samples of that prompt (`update`)."""
+        return self._method.needs_samples
+
+    def predict(self, prompts: Sequence[str]) -> list[Prediction]:
+        """One prediction for each prompt, in their order.
+
+        Raises:
+            ExampleError: a prompt is no text.
+        """
+        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise ExampleError("found a prompt that is no text, expected a list of texts")
+        return [self._correction(one) for one in self._predictor.predict(list(prompts))] if prompts else []
+
+    def rank(self, prompts: Sequence[str]) -> list[int]:
+        """Positions of the prompts, those with the longest responses first."""
+        return ranked(self.predict(prompts))
+
+    def update(self, examples: Sequence[Example]) -> Update:
+        """Learn from recent examples (StreamRL, section 5.2: online fine-tuning with recent generation results).
+
+        A fifth of their prompts is held back to compare; with fewer than five prompts all are used for both. The new predictor
+        is kept unless its recall20 is lower; quantiles are corrected by what was held back, or by all if that has too few
+        samples. The version rises by one either way.
+
+        Raises:
+            ExampleError: there are no examples.
+        """
+        known = check_examples(examples)
+        setting = dataclasses.replace(self._setting, deadline=Deadline(self._budget_s))
+        its = dataclasses.replace(setting, deadline=setting.deadline.part(LEARNING))
+        learn, held = self._held_back(known)
+        prompts = [example.prompt for example in held]
+        old, before = self._predictor, measure(self.predict(prompts), held)
+        newer = old.update(recent(learn, self._memory), its)
+        after = measure(newer.predict(prompts), held)
+        kept = newer if self._method.needs_samples or after["recall20"] >= before["recall20"] else old
+        checked = held if has_enough(held) else known
+        if has_enough(checked):
+            correction = correction_of(kept.predict([example.prompt for example in checked]), checked)
+        else:
+            correction = self._correction if kept is old else Correction()
+        if self._method.needs_samples:  # what it knows of these prompts is all that it has
+            kept = kept.update(recent(known, self._memory), setting)
+        self._predictor, self._correction = kept, correction
+        self._memory = latest(recent(known, self._memory))
+        self._version += 1
+        return Update(
+            self._version,
+            self._band.left_by(before["recall20"], before["coverage90"], prompts_of(held)),
+            before["recall20"],
+            before["recall20"] if kept is old else after["recall20"],
+        )
+
+    def _held_back(self, examples: Sequence[Example]) -> tuple[Sequence[Example], Sequence[Example]]:
+        """What an update learns from, and what it compares on."""
+        seed = self._setting.seed + self._version
+        if self._method.needs_samples:
+            known, asked = halves(examples, seed)[0]
+            return (known, asked) if asked else (examples, examples)
+        return _divided(examples, seed)
+
+    def report(self, examples: Sequence[Example]) -> dict[str, Any]:
+        """recall20, recall10, recall5, ceiling20, tau_b and coverage90 on examples, over trajectories.
+
+        ceiling20 is None where no prompt has two samples. Compare recall20 with it, not with 1.
+
+        Raises:
+            ExampleError: there are no examples.
+        """
+        known = check_examples(examples)
+        figures = measure(self.predict([example.prompt for example in known]), known)
+        return {**figures, "ceiling20": ceiling20(known, self._setting.seed)}
+
+    def save(self, directory: str | Path) -> None:
+        """Write the ranker: tensors and JSON with checksums, nothing that runs when it is read.
+
+        It holds the recent examples, with their prompts, since updates learn from them.
+
+        Raises:
+            OptionError: the method is not registered, so that nobody could load the ranker.
+        """
+        state = {
+            "version": self._version,
+            "seed": self._setting.seed,
+            "budget_s": self._budget_s if math.isfinite(self._budget_s) else None,
+            "policy": None if self._setting.policy is None else str(self._setting.policy),
+            "band": dataclasses.asdict(self._band),
+            "correction": dataclasses.asdict(self._correction),
+        }
+        if not self._name:
+            raise OptionError(
+                f"found a method of type {type(self._method).__name__}, expected one that an entry point registers: others "
+                "cannot be loaded"
+            )
+        options = dataclasses.asdict(self._method)  # type: ignore[call-overload]  # a method is a dataclass
+        write_ranker(Path(directory), SavedRanker(self._name, options, state, self._memory, self._predictor.files()))
+
+    @classmethod
+    def load(
+        cls, directory: str | Path, *, policy: str | Path | None = None, progress: Progress = silent
+    ) -> LengthRanker:
+        """Read what `save` wrote.
+
+        Args:
+            directory: the directory.
+            policy: where the policy is now, for ``hidden``; None for where it was.
+            progress: called with what updates do.
+
+        Raises:
+            DamagedRankerError: there is no ranker, or it is incomplete or damaged.
+            UnknownMethodError: its method is not installed.
+            MissingExtraError: the method needs a library that is not installed.
+        """
+        return _loaded(cls, read_ranker(Path(directory)), _path(policy), progress)
+
+
+def _loaded(kind: type[LengthRanker], saved: SavedRanker, policy: Path | None, progress: Progress) -> LengthRanker:
+    state = saved.state
+    budget_s = math.inf if state["budget_s"] is None else float(state["budget_s"])
+    policy = policy or _path(state["policy"])
+    setting = Setting(int(state["seed"]), Deadline(budget_s), policy, None, progress)
+    method = saved.build_method()
+    return kind(
+        saved.name,
+        method,
+        method.restore(saved.files, setting),
+        version=int(state["version"]),
+        band=Band(**state["band"]),
+        memory=saved.memory,
+        setting=setting,
+        budget_s=budget_s,
+        correction=Correction(**state["correction"]),
+    )
+
+
+def _divided(examples: Sequence[Example], seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
+    """What is learned from and what is held back; of a few prompts all are both."""
+    return (examples, examples) if prompts_of(examples) < LEAST_PROMPTS else hold_out(examples, HELD_BACK, seed)
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)

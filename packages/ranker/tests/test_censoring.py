@@ -1,0 +1,81 @@
+"""Quantiles and ranks with truncated samples."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.ranker import Example
+from tailrace.ranker.by_score import QuantilesByScore
+from tailrace.ranker.censoring import mean_ranks, quantiles
+
+SAMPLES = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=40)
+
+
+def survival(samples, length):
+    """P(L > length) of Kaplan and Meier, factor by factor."""
+    left = 1.0
+    for at in sorted({size for size, _ in samples if size <= length}):
+        risk = sum(size >= at for size, _ in samples)
+        left *= 1 - sum(size == at and not cut for size, cut in samples) / risk
+    return left
+
+
+@given(SAMPLES, st.sampled_from([0.25, 0.5, 0.9]))
+def test_a_quantile_is_where_survival_comes_down_to_it(samples, share):
+    (found,) = quantiles(samples, (share,))
+    reached = [size for size, _ in sorted(samples) if survival(samples, size) <= 1 - share + 1e-12]
+    assert found == (reached[0] if reached else max(size for size, _ in samples))
+
+
+def test_without_truncation_it_is_the_sorted_list():
+    assert quantiles([(length, False) for length in range(1, 11)]) == (5.0, 9.0)
+
+
+def test_truncation_makes_the_tail_longer_than_leaving_it_out():
+    drawn = random.Random(3)
+    real = [max(1, round(drawn.lognormvariate(5, 0.8))) for _ in range(4000)]
+    limits = [round(drawn.uniform(100, 900)) for _ in real]
+    seen = [(min(length, limit), length > limit) for length, limit in zip(real, limits, strict=True)]
+    p90 = sorted(real)[3600]
+    assert quantiles(seen)[1] == pytest.approx(p90, rel=0.1)
+    ended = sorted(length for length, cut in seen if not cut)
+    assert ended[int(0.9 * len(ended))] < 0.8 * p90
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_mean_ranks_by_all_pairs(prompts):
+    examples = [
+        Example(f"{at}", tuple(size for size, _ in one), tuple(cut for _, cut in one)) for at, one in enumerate(prompts)
+    ]
+    everything = [(at, number, *sample) for at, one in enumerate(prompts) for number, sample in enumerate(one)]
+
+    def shorter(mine, other):  # 1 known to be shorter, 0 known to be longer, 1/2 neither
+        (_, _, size, cut), (_, _, its, its_cut) = mine, other
+        if not its_cut and (its < size or (cut and its == size)):
+            return 1.0
+        if not cut and (size < its or (its_cut and size == its)):
+            return 0.0
+        return 0.5
+
+    for at, rank in enumerate(mean_ranks(examples)):
+        own = [one for one in everything if one[0] == at]
+        each = [sum(shorter(one, other) for other in everything if other[:2] != one[:2]) for one in own]
+        assert rank == pytest.approx(sum(each) / len(own) / max(1, len(everything) - 1))
+
+
+@given(st.lists(st.tuples(st.floats(-5, 5), st.integers(1, 30)), min_size=1, max_size=200), st.floats(-9, 9))
+def test_quantiles_by_score_are_quantiles(rows, score):
+    fitted = QuantilesByScore.fit([score for score, _ in rows], [[(length, False)] for _, length in rows])
+    prediction = fitted(score)
+    lengths = [length for _, length in rows]
+    assert min(lengths) <= prediction.p50 <= prediction.p90 <= max(lengths)
+    assert QuantilesByScore.from_json([list(point) for point in fitted.points]) == fitted
+
+
+def test_quantiles_follow_the_score():
+    drawn = random.Random(0)
+    scores = [drawn.uniform(1, 10) for _ in range(600)]
+    fitted = QuantilesByScore.fit(scores, [[(round(100 * score), False)] * 4 for score in scores])
+    assert [fitted(score).p50 for score in (2.0, 5.0, 9.0)] == pytest.approx([200, 500, 900], rel=0.1)
