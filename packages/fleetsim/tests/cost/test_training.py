@@ -41,6 +41,20 @@ def test_options():
     assert TrainingCost.of(shape, gpu, 16, passes=0).preparation_s(1000, 1e6) == 0
 
 
+def test_a_sequence_costs_its_layers_whatever_its_length():
+    """2 x 2 x 2 of 32 devices on each sequence: four at once, each through the half of the layers that is a stage."""
+    shape, gpu = model("Qwen2.5-14B"), device("H800")
+    sizes = {"tensor_parallel": 2, "pipeline_parallel": 2, "context_parallel": 2}
+    plain = TrainingCost.of(shape, gpu, 32, passes=2)
+    cost = TrainingCost.of(shape, gpu, 32, passes=2, layer_s=1e-3, **sizes)
+    forward_s = 12 / 4 * shape.layers / 2 * 1e-3
+    assert cost.preparation_s(1000, 1e6, 12) - plain.preparation_s(1000, 1e6) == pytest.approx(2 * forward_s)
+    assert cost.update_s(1000, 1e6, 1, 12) - plain.update_s(1000, 1e6) == pytest.approx(3 * forward_s)
+    assert cost.update_s(1000, 1e6) == plain.update_s(1000, 1e6)
+    with pytest.raises(FleetError, match=r"found 36 GPUs .* with 2 x 2 x 2 .*, expected a multiple of 8"):
+        TrainingCost.of(shape, gpu, 36, **sizes)
+
+
 @pytest.mark.parametrize("mfu", [0, -0.1, 1.1])
 def test_an_impossible_mfu(mfu):
     with pytest.raises(FleetError, match="found an MFU of"):

@@ -46,6 +46,10 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         mfu=table.trainer.mfu,
         passes=table.trainer.passes,
         optimizer_s=table.trainer.optimizer_s,
+        tensor_parallel=table.trainer.tensor_parallel,
+        pipeline_parallel=table.trainer.pipeline_parallel,
+        context_parallel=table.trainer.context_parallel,
+        layer_s=table.trainer.layer_s,
     )
     sized = _sized(config, table, split)
     workload = (table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens)
@@ -178,7 +182,12 @@ def _split(table: FleetConfig) -> _Split:
 def _tuned(kind: Device, table: RolloutFleet) -> Device:
     """The device with what a configuration says of its engine."""
     share = kind.prefill_flops / kind.peak_flops if table.prefill_mfu is None else table.prefill_mfu
-    return replace(kind, cpu_s=kind.cpu_s + table.step_s, prefill_flops=share * kind.peak_flops)
+    return replace(
+        kind,
+        cpu_s=kind.cpu_s + table.step_s,
+        prefill_flops=share * kind.peak_flops,
+        memory_share=kind.memory_share if table.memory_share is None else table.memory_share,
+    )
 
 
 def _check_lengths(config: RunConfig, split: _Split, decode: DecodeCost, tensor_parallel: int) -> None:

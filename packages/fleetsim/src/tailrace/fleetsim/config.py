@@ -35,6 +35,9 @@ class TrainerFleet(_Strict):
         passes: forward passes of experience preparation (old log-probabilities; 2 with a reference model).
         optimizer_s: seconds of an optimizer step beside its gradients.
         data_s: seconds to sample a batch and move it to the devices.
+        tensor_parallel, pipeline_parallel, context_parallel: their product is the number of devices that compute one sequence.
+        layer_s: seconds that a layer takes for each sequence beyond its arithmetic, in a forward pass (a backward pass takes
+            twice as long): kernels that are too small, and messages between the devices that compute it.
     """
 
     device: str = "H800"
@@ -43,6 +46,10 @@ class TrainerFleet(_Strict):
     passes: Annotated[int, Field(ge=0)] = 1
     optimizer_s: Seconds = 0.5
     data_s: Seconds = 1.9
+    tensor_parallel: Positive = 1
+    pipeline_parallel: Positive = 1
+    context_parallel: Positive = 1
+    layer_s: Seconds = 0.0
 
 
 class RolloutFleet(_Strict):
@@ -53,6 +60,8 @@ class RolloutFleet(_Strict):
         max_running: trajectories in one decode batch (max_num_seqs).
         step_s: seconds of every decode step that the device's own constants do not have: the engine around it.
         prefill_mfu: share of peak arithmetic in prefill; the device's own figure if None.
+        memory_share: share of a device's memory that the engine may use (vLLM: `gpu_memory_utilization`); the device's own
+            figure if None. An engine that shares its devices with a trainer or a judge has less.
         prefix_cached: share of a context whose prefill is saved when a multi-turn trajectory comes back.
         start_s: seconds for a replica to start.
         restart_s: seconds to replace one that died: a machine, the engine, its relay (Laminar, section 8.5: 252 s).
@@ -65,6 +74,7 @@ class RolloutFleet(_Strict):
     max_running: Positive = 1024
     step_s: Seconds = 0.0
     prefill_mfu: Annotated[float, Field(gt=0, le=1)] | None = None
+    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     prefix_cached: Share = 0.0
     start_s: Seconds = 0.0
     restart_s: Seconds = 252.0

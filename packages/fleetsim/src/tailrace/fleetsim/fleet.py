@@ -39,11 +39,11 @@ class Prefill(Protocol):
 class FleetTraining(Protocol):
     """The cost of training on all the trainer's devices."""
 
-    def preparation_s(self, tokens: int, square_tokens: float) -> float:
+    def preparation_s(self, tokens: int, square_tokens: float, sequences: int = 0) -> float:
         """Seconds of the forward passes before a mini-batch; the second argument is the sum of its squared lengths."""
         ...
 
-    def update_s(self, tokens: int, square_tokens: float, optimizer_steps: int = 1) -> float:
+    def update_s(self, tokens: int, square_tokens: float, optimizer_steps: int = 1, sequences: int = 0) -> float:
         """Seconds of the gradients of a batch or a part of it, and of its optimizer steps."""
         ...
 

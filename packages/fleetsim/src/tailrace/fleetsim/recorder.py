@@ -19,6 +19,7 @@ class Totals:
     prefill_s: float = 0.0
     pulling_s: float = 0.0
     kv_share_s: float = 0.0
+    running_s: float = 0.0
     generated_tokens: float = 0.0
     preemptions: int = 0
     trainer_busy_s: float = 0.0

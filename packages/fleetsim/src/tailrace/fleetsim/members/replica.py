@@ -383,5 +383,6 @@ class Replica:
         totals.decode_s += engine.decode_s
         totals.prefill_s += engine.prefill_s
         totals.kv_share_s += engine.kv_share_s
+        totals.running_s += engine.running_s
         totals.generated_tokens += engine.tokens
         totals.preemptions += engine.preemptions

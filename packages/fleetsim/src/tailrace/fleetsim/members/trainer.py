@@ -176,17 +176,21 @@ class Trainer:
         """Seconds of the gradients of a part of a batch on all devices, without an optimizer step."""
         fleet = self.world.fleet
         total, squares = self.world.tokens.load(names)
-        preparing = fleet.training.preparation_s(total, squares)
+        preparing = fleet.training.preparation_s(total, squares, len(names))
         self.preparing_s += preparing
         data_s = fleet.data_s * len(names) / (fleet.spec.batch_groups * fleet.needed)
-        return data_s + preparing + fleet.training.update_s(total, squares, 0)
+        return data_s + preparing + fleet.training.update_s(total, squares, 0, len(names))
 
     def _compute(self, mini_batches: tuple[tuple[str, ...], ...], data_s: float) -> float:
         fleet, tokens = self.world.fleet, self.world.tokens
-        loads = [tokens.load(names) for names in mini_batches]
-        preparing = sum(fleet.training.preparation_s(total, squares) for total, squares in loads)
+        loads = [(*tokens.load(names), len(names)) for names in mini_batches]
+        preparing = sum(fleet.training.preparation_s(*load) for load in loads)
         self.preparing_s += preparing
-        return data_s + preparing + sum(fleet.training.update_s(total, squares) for total, squares in loads)
+        return (
+            data_s
+            + preparing
+            + sum(fleet.training.update_s(total, squares, 1, count) for total, squares, count in loads)
+        )
 
     def _done(self, order: int) -> None:
         cell = next((cell for cell, work in self._at_work.items() if work.order == order), -1)

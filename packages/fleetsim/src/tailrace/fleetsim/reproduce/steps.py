@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tailrace import contracts as c
+from tailrace.fleetsim.recorder import Totals
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 
@@ -25,8 +25,8 @@ class StepTimes:
         scored_s: from the end of the step before until the last score.
         step_s: from the end of the step before until its own.
         longest: response tokens of the longest trajectory that is trained on.
-        token_s: seconds per response token of such a trajectory, mean.
-        tensor_parallel: devices of the largest replica at its end.
+        token_s: seconds between two tokens of a trajectory (TPOT), mean over all that were generated, without time in a queue.
+        tensor_parallel: devices of the largest replica as it was first given work.
         preemptions: in all engines.
     """
 
@@ -49,9 +49,9 @@ class StepWatcher:
         self._finished: dict[str, tuple[float, int]] = {}
         self._scored: dict[str, float] = {}
         self._batch: list[str] = []
-        self._kind = ""
+        self._kind, self._tp = "", 0
         self._since_s = 0.0
-        self._preempted = 0
+        self._before = Totals()
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """One instant."""
@@ -64,8 +64,8 @@ class StepWatcher:
             elif type(event) is c.Stepped:
                 self._stepped(now)
         for command in commands:
-            if type(command) is c.Route and not self._kind:
-                self._kind = self._round_kind()
+            if type(command) is c.Route and not self._tp:
+                self._kind, self._tp = self._begun()
             elif type(command) is c.Accumulate:
                 self._batch += command.trajectories
             elif type(command) is c.Step:
@@ -77,9 +77,7 @@ class StepWatcher:
     def _stepped(self, now: float) -> None:
         assert self.simulation is not None
         batch, since_s = self._batch, self._since_s
-        models = self.simulation.models
-        known = models.world.tokens.trajectories
-        preempted = models.world.recorder.totals(now).preemptions
+        before, totals = self._before, self.simulation.models.world.recorder.totals(now)
         self.steps.append(
             StepTimes(
                 kind=self._kind,
@@ -87,18 +85,17 @@ class StepWatcher:
                 scored_s=max(self._scored[name] for name in batch) - since_s,
                 step_s=now - since_s,
                 longest=max(self._finished[name][1] for name in batch),
-                token_s=statistics.fmean(
-                    (self._finished[name][0] - known[name].begun_s) / self._finished[name][1] for name in batch
-                ),
-                tensor_parallel=max(replica.tp for replica in models.replicas.values() if replica.up),
-                preemptions=preempted - self._preempted,
+                token_s=(totals.running_s - before.running_s) / (totals.generated_tokens - before.generated_tokens),
+                tensor_parallel=self._tp,
+                preemptions=totals.preemptions - before.preemptions,
             )
         )
         for name in batch:
             del self._finished[name], self._scored[name]
-        self._batch, self._kind, self._since_s, self._preempted = [], "", now, preempted
+        self._batch, self._kind, self._tp, self._since_s, self._before = [], "", 0, now, totals
 
-    def _round_kind(self) -> str:
+    def _begun(self) -> tuple[str, int]:
+        """The kind of the round that begins, and the devices of the largest replica."""
         assert self.simulation is not None
-        found = self.simulation.controller.rounds.view()
-        return "" if found is None else found.kind
+        found, replicas = self.simulation.controller.rounds.view(), self.simulation.models.replicas.values()
+        return "" if found is None else found.kind, max(replica.tp for replica in replicas if replica.up)
