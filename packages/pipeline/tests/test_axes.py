@@ -39,6 +39,7 @@ OPTIONS = {
     ("training", "mini-batch"): [{"parts": 1}, {"parts": 2}, {"parts": 7}],
     ("training", "dynamic-batch"): [{"parts": 2}, {"parts": 7}],
     ("training", "streamed"): [{}, {"groups": 1}],
+    ("training", "single-fetch"): [{}, {"share": 1.0}],
     ("provisioning", "static"): [{"count": 1}, {"count": 3}],
 }
 

@@ -14,11 +14,14 @@ BATCH = 5
 
 
 def streamed(groups=2, cells=1, **changes):
-    changes = {"admission": policy("admission", "one-step"), **changes}
+    changes = {
+        "admission": policy("admission", "one-step"),
+        "training": policy("training", "streamed", groups=groups),
+        **changes,
+    }
     return Scripted(
         spec(
             sync=policy("sync", "barrier"),
-            training=policy("training", "streamed", groups=groups),
             batch_groups=BATCH,
             buffer_groups=20,
             replica_batch=20,
@@ -125,6 +128,25 @@ def test_only_free_cells_are_given_groups():
     assert parts(run.go(c.Tick(), leave=(c.Accumulate,))) == [(1, [0])]
 
 
+def test_a_single_fetch_takes_what_is_complete_when_cells_become_free_up_to_its_share():
+    run = begun(cells=2, training=policy("training", "single-fetch", share=0.6))  # 3 of 5 groups
+    run.controller.batches.free_cells = set()
+    complete(run, 0, 1, 2, 3)
+    run.controller.batches.free_cells = {0, 1}
+    assert parts(run.go(c.Tick(), leave=(c.Accumulate, c.Step))) == [(0, [0, 1]), (1, [2])]
+    assert parts(run.catch_up(c.Accumulate, leave=(c.Accumulate, c.Step))) == []  # group 3 waits for the batch
+    (step,) = of(c.Step, complete(run, 4))
+    assert [groups_of(part) for part in step.mini_batches] == [[3, 4]]
+
+
+def test_a_single_fetch_of_less_than_a_group_is_none():
+    run = begun(training=policy("training", "single-fetch", share=0.1))
+    assert parts(complete(run, 0)) == []
+    run.catch_up()
+    run.go(c.Tick())
+    assert run.view.finished
+
+
 def test_what_a_trainer_forgot_is_given_again():
     run = begun(groups=1, cells=2)
     complete(run, 0)
@@ -160,12 +182,17 @@ def test_a_part_over_the_bound_ends_the_run():
     assert "above the bound of 1" in run.view.failure
 
 
+def _fetch(draw):
+    share = draw.choice([None, None, 0.4, 1.0])
+    return {} if share is None else {"training": policy("training", "single-fetch", share=share)}
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_in_whatever_order_everything_comes(seed):
     """Groups complete, cells answer and the trainer dies in random order: every version has its five groups, once."""
     draw = random.Random(seed)
     admission = draw.choice(["one-step", "on-policy", "inherent"])
-    run = streamed(draw.randint(1, 3), draw.randint(1, 3), admission=policy("admission", admission))
+    run = streamed(draw.randint(1, 3), draw.randint(1, 3), admission=policy("admission", admission), **_fetch(draw))
     waits = (c.Route, c.Accumulate, c.Step)
     run.go(c.Tick(), leave=waits)
     for _ in range(400):

@@ -89,7 +89,7 @@ from tailrace.contracts.recovery import (
     StopReplica,
     Suspected,
 )
-from tailrace.contracts.rounds import AdmitsRounds, DrawsAgain, LaunchesRounds, LendsDevices, WatchesRounds
+from tailrace.contracts.rounds import AdmitsRounds, DrawsAgain, FetchesOnce, LaunchesRounds, LendsDevices, WatchesRounds
 from tailrace.contracts.trajectory import (
     Experience,
     FinishReason,
@@ -153,6 +153,7 @@ __all__ = [
     "Experience",
     "Fail",
     "Failure",
+    "FetchesOnce",
     "Finish",
     "FinishReason",
     "Finished",

@@ -48,6 +48,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         lends = lends and not {"admission", "training"} & set(policies)
         if lends:
             pipeline |= {"admission": {"name": "on-policy"}, "training": {"name": "streamed"}}
+            pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, fetches"), "training", policies)
         if pipeline["training"]["name"] == "dynamic-batch":  # its parts have a fixed size
             pipeline["training"] = {"name": newer.choice(("full-batch", "mini-batch"))}
     samples = pipeline["samples_per_prompt"] + pipeline["batching"].get("surplus_samples", 0)

@@ -50,6 +50,7 @@ NEWER = {
     "batching": ("tail-batching",),
     "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down"),
     "routing": ("skew-aware",),
+    "training": ("single-fetch",),
 }
 """Built-ins that are drawn apart from the others, so that the cases of most seeds are as they were before there were any."""
 SHARE_OF_NEWER = 0.15

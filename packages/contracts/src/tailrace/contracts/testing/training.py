@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 
 from tailrace.contracts.policies import AddsGradients, TrainingPolicy
+from tailrace.contracts.rounds import FetchesOnce
 
 
 def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int = 300) -> int:
-    """Check a training policy against the rules of `TrainingPolicy` and `AddsGradients`: each group is trained on once.
+    """Check a training policy against the rules of its protocols: each group is trained on once.
 
     Args:
         seed: the first case's seed; later cases count up.
@@ -29,6 +30,10 @@ def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int =
         assert streams, f"{policy!r} adds gradients, but streams is {streams}"
         assert isinstance(most, int), f"found groups_at_once={most!r}, expected a number"
         assert most >= 1, f"found groups_at_once={most}, expected at least 1"
+    if isinstance(policy, FetchesOnce):
+        share = policy.fetched_share
+        assert 0 < share <= 1, f"found fetched_share={share!r}, expected above 0 and at most 1"
+        assert policy.fetched_share == share, f"fetched_share is {share} and then {policy.fetched_share}"
     for case in range(seed, seed + cases):
         where = f"seed {case}, {policy!r}"
         random_numbers = random.Random(case)

@@ -4,7 +4,8 @@
     parts       waits for the next part of a batch: Accumulate ... Accumulate, then one Step for the last part
                 (stream generation: Laminar, section 2.3 and figure 3c)
     gradients   waits for groups and for cells of the trainer: Accumulate(cell) beside each other, which change no weights, then
-                one Step on the sum, once the batch is complete and no cell is at work (RollPacker, section 4.4)
+                one Step on the sum, once the batch is complete and no cell is at work (RollPacker, section 4.4); some policies
+                give groups early only once
 
 Accumulated groups stay part of the batch: admission keeps them trainable until the batch consumes them. If the trainer goes
 down, it loses what it accumulated; those groups are still complete and are given again.
@@ -68,7 +69,7 @@ class Batches:
     ) -> None:
         self._rounds = rounds
         self._spec, self._ledger, self._trainer, self._gate, self._outbox = spec, ledger, trainer, gate, outbox
-        self._at_once = _at_once(spec.training)
+        self._at_once, self._fetched = _at_once(spec.training), _fetched_share(spec.training)
         self.free_cells: Set[int] | None = None
         parts = _parts(spec.training, range(spec.batch_groups)) if spec.training.streams and not self._at_once else ()
         self._sizes = [len(part) for part in parts[:-1]]  # sizes of the parts that are accumulated
@@ -140,13 +141,17 @@ class Batches:
         trainer = self._trainer
         if not trainer.adding and self._step():
             return True
+        if self._fetched is not None and trainer.accumulated:
+            return False
         allowed = range(self._spec.cells) if self.free_cells is None else sorted(self.free_cells)
         cells = [cell for cell in allowed if cell not in trainer.adding]
         counts = self._ledger.counts
         now = (counts.completed, counts.filtered, counts.failed, trainer.version, len(trainer.accumulated))
         if not cells or not self._ledger.buffered or now == self._waits_at:
             return False
-        free, room = self._free(), self._rounds.due - len(trainer.accumulated)
+        due = self._rounds.due
+        most = due if self._fetched is None else int(self._fetched * due)
+        free, room = self._free(), most - len(trainer.accumulated)
         if not free or room < 1:
             self._waits_at = now
             return False
@@ -238,6 +243,16 @@ def _at_once(training: c.TrainingPolicy) -> int:
     if type(size) is not int or size < 1:
         raise answered("training", training, "groups_at_once", size, "a number of groups, at least 1")
     return size
+
+
+def _fetched_share(training: c.TrainingPolicy) -> float | None:
+    """Most groups that cells are given at one time before their batch is complete, as a share of it; None: as they come."""
+    if not isinstance(training, c.FetchesOnce):
+        return None
+    share = training.fetched_share
+    if not isinstance(share, float | int) or not 0 < share <= 1:
+        raise answered("training", training, "fetched_share", share, "a share of a batch, above 0 and at most 1")
+    return float(share)
 
 
 def _order(candidate: c.Candidate) -> int:

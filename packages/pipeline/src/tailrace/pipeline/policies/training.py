@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -83,6 +84,41 @@ class Streamed(FullBatch):
     def groups_at_once(self) -> int:
         """Most groups of one `Accumulate`."""
         return self.groups
+
+
+@dataclass(frozen=True, slots=True)
+class SingleFetch(FullBatch):
+    """Cells of the trainer fetch complete groups once, as they become free, and all others when the batch is complete.
+
+    What RollPacker's stream of groups is compared with (section 6.6, Table 4): what is complete after the one fetch waits.
+
+    Args:
+        share: most groups that are fetched early, as a share of the batch.
+
+    Raises:
+        PolicyError: `share` is not above 0 and at most 1.
+    """
+
+    share: Annotated[float, Tried((0.2, 0.5))] = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise PolicyError(f"found share={self.share}, expected above 0 and at most 1")
+
+    @property
+    def streams(self) -> bool:
+        """Yes: groups are given to the trainer before their batch is complete."""
+        return True
+
+    @property
+    def groups_at_once(self) -> int:
+        """No bound: there is only one fetch."""
+        return sys.maxsize
+
+    @property
+    def fetched_share(self) -> float:
+        """Most groups that are given early, as a share of the batch."""
+        return self.share
 
 
 @dataclass(frozen=True, slots=True)
