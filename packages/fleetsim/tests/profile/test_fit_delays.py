@@ -81,6 +81,12 @@ def test_delays(measured):
     assert (found.route_s, found.snapshot_s) == (0.06, 0.25)
 
 
+def test_the_seconds_of_a_score_are_not_counted_as_a_delay_too(measured):
+    measured.trajectories["0.0"].score_s, measured.trajectories["0.1"].score_s = 1.0, 0.2
+    found = fit_delays(measured, routes_s=0.06, computing=0.5, snapshot_s=0.25)
+    assert found.score_s == pytest.approx((0.2 + 0.4) / 2 - 0.1)
+
+
 def test_what_did_not_happen_takes_no_time():
     found = fit_delays(MeasuredRun(RunConfig(), cores=2, zero_s=0.0), 0.0, 1.0, 0.25)
     assert found.score_s == found.durable_s == found.start_replica_s == 0.0

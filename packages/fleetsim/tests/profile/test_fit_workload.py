@@ -9,8 +9,9 @@ from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_workload import fit_workload, growth, log_odds
 from tailrace.fleetsim.profile.run import OTHER_PROMPTS, MeasuredRun, MeasuredTrajectory, shortened
-from tailrace.pipeline.config.models import Choice, PipelineConfig, RunConfig
+from tailrace.pipeline.config.models import Choice, PipelineConfig, RunConfig, TrainerConfigModel
 from tailrace.pipeline.config.task import TaskConfig
+from tailrace.pipeline.run.build import check
 from tailrace.trajstore import MixOrder
 
 
@@ -97,10 +98,21 @@ def test_groups_of_a_mix_keep_their_source_and_the_seconds_of_their_scores():
     assert found.score_s[4] == (0.0, 0.25)
 
 
-def test_a_run_without_rounds_is_measured():
-    config = RunConfig(
-        pipeline=PipelineConfig(batching=Choice(name="tail-batching"), admission=Choice(name="on-policy"))
-    )
-    assert shortened(config, 5).pipeline.batching.name == "plain"
-    plain = RunConfig(pipeline=PipelineConfig(batching=Choice(name="redundant")))
+def test_a_run_without_rounds_and_with_one_process_to_train_is_measured():
+    rounds = {
+        "batching": Choice(name="tail-batching"),
+        "admission": Choice(name="on-policy"),
+        "training": Choice(name="streamed"),
+        "provisioning": Choice(name="scale-down"),
+    }
+    trainer = TrainerConfigModel(processes=2, cells=2, colocated=True, options={"lr": 1e-3})
+    task = TaskConfig(mix={"brief-chain-sum": 2, "programs": 1})
+    short = shortened(RunConfig(task=task, pipeline=PipelineConfig(**rounds), trainer=trainer), 5)
+    axes = ("batching", "admission", "training", "provisioning")
+    assert [getattr(short.pipeline, axis).name for axis in axes] == ["plain", "on-policy", "full-batch", "static"]
+    assert (short.trainer.processes, short.trainer.cells, short.trainer.colocated) == (1, 1, False)
+    assert short.trainer.options == {"lr": 1e-3}
+    check(short)
+    plain = RunConfig(pipeline=PipelineConfig(batching=Choice(name="redundant"), training=Choice(name="mini-batch")))
     assert shortened(plain, 5).pipeline.batching.name == "redundant"
+    assert shortened(plain, 5).pipeline.training.name == "mini-batch"

@@ -1,13 +1,15 @@
 """A whole run on a machine that was measured."""
 
 import pytest
-from profile_machine import machine
+from profile_machine import FLAT, machine
 
+from tailrace import contracts as c
 from tailrace.fleetsim import simulate
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.profile.machine import SharingPart
+from tailrace.fleetsim.profile.machine import SharingPart, WorkloadPart
 from tailrace.fleetsim.profile.machine_file import machine_toml
+from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.config.target import configuration
 
 SMALL = (
@@ -32,8 +34,6 @@ def settings(tmp_path):
 
 @pytest.mark.parametrize("app", ["laminar", "staleflow"])
 def test_a_run_ends_with_all_its_evaluations(app, settings):
-    from tailrace.fleetsim.simulator import Simulation
-
     simulation = Simulation(build_fleet(configuration(app, settings=settings()), seed=3))
     simulation.run()
     evaluated = simulation.controller.view.evaluations
@@ -76,11 +76,57 @@ def test_a_model_takes_precedence(settings):
     assert "Qwen2.5-7B" in build_fleet(configuration("laminar", settings=settings(*more))).description
 
 
+def test_processes_of_the_trainer_divide_its_work_and_need_their_cores(settings):
+    sharing = SharingPart(cores=8, others=0.0, trainer_cores=1.5)
+    one, two = (
+        build_fleet(configuration("laminar", settings=settings(f"trainer.processes={count}", sharing=sharing)))
+        for count in (1, 2)
+    )
+    assert two.training.update_s(1000, 1e5, 0) == pytest.approx(one.training.update_s(1000, 1e5, 0) / 2)
+    assert two.training.update_s(0, 0.0) == one.training.update_s(0, 0.0)  # each steps on all weights
+    assert (one.trainer_cores, two.trainer_cores) == (1.5, 3.0)
+
+
+MIX = "task.mix={brief-chain-sum = 2, programs = 1}"
+
+
+def test_rounds_of_a_mix_on_devices_that_change_hands(settings):
+    """The first source is quick, the second takes long: short rounds hold their shares of both."""
+    groups = tuple(
+        (0, 10, tuple(base + number % 3 for number in range(4)), (1.0, 0.0, 1.0, 0.0)) for base in (10, 12, 150, 180)
+    )
+    workload = WorkloadPart(
+        groups=groups, sources=(0, 0, 1, 1), score_s=((0.0,) * 4,) * 2 + ((0.05,) * 4,) * 2, signal=FLAT, length=FLAT
+    )
+    names = ("pipeline.prompts_per_step=6", "pipeline.steps=8", "evaluation.every=0", MIX)
+    found = settings(*names, workload=workload)
+    kinds = []
+
+    class Steps:
+        def observe(self, now, events, commands, run):
+            kinds.extend(command.round for command in commands if isinstance(command, c.Step))
+
+        def tick(self, now, executor):
+            pass
+
+    simulation = Simulation(build_fleet(configuration("rollpacker", settings=found)), observers=[Steps()])
+    simulation.run()
+    assert simulation.controller.failure is None
+    assert simulation.controller.view.step == 8
+    assert {"short", "long"} == set(kinds)
+    lent = [command for _, _, sent in simulation.log.instants for command in sent if isinstance(command, c.Lend)]
+    assert lent
+
+
+def test_a_mix_needs_a_profile_of_one(settings):
+    with pytest.raises(FleetError, match=r"found 2 sources of prompts and a profile of 1, .*: tailrace profile"):
+        simulate("laminar", settings=settings(MIX))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ("rollout.max_tokens=5000", "room for 4096 tokens; expected at most that"),
-        ("trainer.processes=2", "expected 1: it was measured with one"),
     ],
 )
 def test_what_cannot_be_is_one_line(change, message, settings):

@@ -50,7 +50,11 @@ def fit_delays(measured: MeasuredRun, routes_s: float, computing: float, snapsho
             scored[event.trajectory] = now + measured.zero_s
     ends = [end for samples in measured.replicas.values() for end in samples.finished]
     last = _typical([reported[name] - at for name, at, idle in ends if idle and name in reported])
-    rewards = [scored[name] - at for name, at, _ in ends if name in scored and _trained(measured, name)]
+    rewards = [
+        scored[name] - at - measured.trajectories[name].score_s  # a simulated score has its own seconds
+        for name, at, _ in ends
+        if name in scored and _trained(measured, name)
+    ]
     return DelaysPart(
         route_s=routes_s,
         report_s=max(0.001, 2 * last),

@@ -72,7 +72,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
             machine.decode.kv_capacity_tokens,
         ),
         prefill=PrefillCost.fitted(machine.prefill.per_token_s, 0.0, machine.prefill.per_trajectory_s),
-        training=training_cost(machine),
+        training=training_cost(machine, config.trainer.processes),
         weights=weights(config, machine),
         rollout=rollout_fleet(config, machine),
         delays=delays(machine),
@@ -86,7 +86,8 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
         goal=table.goal or Goal(steps=spec.steps),
         cores=free_cores(machine),
         replica_cores=machine.sharing.replica_cores if machine.sharing is not None else 1.0,
-        trainer_cores=machine.sharing.trainer_cores if machine.sharing is not None else 1.0,
+        trainer_cores=(machine.sharing.trainer_cores if machine.sharing is not None else 1.0)
+        * config.trainer.processes,
         warm_up=warm_up(table, spec),
         failures=failures(table, 1, 1, seed),
         scoring=scoring_pools(table, config.reward),
@@ -113,11 +114,20 @@ def measured_workload(config: RunConfig, machine: MachineProfile, seed: int) -> 
     return MeasuredWorkload(part, seed=seed, max_tokens=config.rollout.max_tokens, order=order)
 
 
-def training_cost(machine: MachineProfile) -> TrainingCost:
-    """The cost of an update. This trainer prepares no experience, since log-probabilities come from the engine."""
+def training_cost(machine: MachineProfile, processes: int = 1) -> TrainingCost:
+    """The cost of an update. This trainer prepares no experience, since log-probabilities come from the engine.
+
+    Args:
+        processes: of the trainer, each on cores or a device as one was measured with. They divide the tokens of a batch evenly;
+            what they send each other is not counted.
+    """
     part = machine.training
     return TrainingCost.fitted(
-        part.per_token_s, part.per_square_token_s, backward=0.0, passes=0.0, optimizer_s=part.fixed_s
+        part.per_token_s / processes,
+        part.per_square_token_s / processes,
+        backward=0.0,
+        passes=0.0,
+        optimizer_s=part.fixed_s,
     )
 
 
@@ -168,8 +178,4 @@ def _check(config: RunConfig, machine: MachineProfile) -> None:
         raise FleetError(
             f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica on {machine.name} has "
             f"room for {machine.decode.kv_capacity_tokens} tokens; expected at most that"
-        )
-    if config.trainer.processes > 1:
-        raise FleetError(
-            f"found trainer.processes = {config.trainer.processes} and a profile, expected 1: it was measured with one"
         )

@@ -93,7 +93,8 @@ class DelaysPart(_Part):
         route_s: seconds from a command to a replica until its engine has it.
         report_s: twice the mean time, in seconds, from the last token of a replica's last trajectory to its report.
         snapshot_s: seconds between two reports of a replica's load.
-        score_s: seconds from the report of a trajectory to its reward. Includes the later reports of busy replicas.
+        score_s: seconds from the report of a trajectory to its reward, without those of its score. Includes the later reports
+            of busy replicas.
         checkpoint_s: seconds for which the trainer stalls for a checkpoint.
         durable_s: seconds until a checkpoint is durable.
         start_replica_s, start_trainer_s: seconds until a replica or the trainer is up.

@@ -167,16 +167,24 @@ def measure(config: RunConfig, directory: RunDirectory, steps: int, progress: Pr
 def shortened(config: RunConfig, steps: int) -> RunConfig:
     """The same run with fewer steps, without the controls and without scripted faults.
 
-    And without rounds, since a round sees only what is quick: the groups to be measured are all that the model generates.
+    And without rounds, since a round sees only what is quick: the groups to be measured are all that the model generates. With
+    them goes what belongs to rounds, devices that change hands and gradients of parts of a batch. The trainer is one process,
+    whose updates of whole batches are timed; a simulation of several divides a batch among them.
     """
     from tailrace.pipeline.run.build import build_spec
 
+    spec = build_spec(config)
     update: dict[str, Any] = {"steps": min(steps, config.pipeline.steps)}
-    if isinstance(build_spec(config).batching.open(), c.LaunchesRounds):
+    if isinstance(spec.batching.open(), c.LaunchesRounds):
         update["batching"] = Choice(name="plain")
+    if isinstance(spec.provisioning, c.WatchesRounds):
+        update["provisioning"] = Choice(name="static")
+    if isinstance(spec.training, c.AddsGradients):
+        update["training"] = Choice(name="full-batch")
     pipeline = config.pipeline.model_copy(update=update)
+    trainer = config.trainer.model_copy(update={"processes": 1, "cells": 1, "colocated": False})
     evaluation = config.evaluation.model_copy(update={"controls": False})
-    return config.model_copy(update={"pipeline": pipeline, "evaluation": evaluation, "faults": ()})
+    return config.model_copy(update={"pipeline": pipeline, "trainer": trainer, "evaluation": evaluation, "faults": ()})
 
 
 def measured_roles(deployment: Deployment, seed: int) -> Deployment:
@@ -200,8 +208,7 @@ def _collect(measured: MeasuredRun, executor: Executor) -> None:
     deadlines = measured.config.deadlines
     trainer = executor.host.caller(TRAINER)
     groups = sorted({max(1, round(share * measured.config.pipeline.prompts_per_step)) for share in SHARES})
-    if measured.config.trainer.processes == 1:  # with more processes, every rank would have to take part
-        trainer.call("measure_sizes", groups, REPEATS, timeout_s=deadlines.step_s)
+    trainer.call("measure_sizes", groups, REPEATS, timeout_s=deadlines.step_s)
     measured.trainer = trainer.call("samples", timeout_s=deadlines.score_s)
     for role, name in executor.members:
         if role == REPLICA:
