@@ -13,8 +13,8 @@ from tailrace.fleetsim.reproduce import Found, Measure, Point, Toml
 from tailrace.fleetsim.reproduce.steps import StepTimes
 from tailrace.pipeline.run.build import build_spec
 from tailrace.rollpacker.paper.points import (
+    MODELS,
     VERL,
-    Model,
     planned,
     point,
     pressure,
@@ -44,7 +44,7 @@ def measures(*, quick: bool) -> dict[str, Measure]:
 
 
 def _pressed(tp: int, *, quick: bool) -> Point:
-    at = point(VERL, Model("Qwen2.5-14B", 16, tp, LIMIT), quick=quick, kind="math")
+    at = point(VERL, replace(MODELS["14B"], gpus=16, parallel=tp, limit=LIMIT), quick=quick, kind="math")
     return replace(at, settings=(*at.settings, *pressure()))
 
 

@@ -13,6 +13,7 @@ value = PARAMETERS.value
 
 VERL, ROLLPACKER, ONE_STEP = "rollpacker-synchronous", "rollpacker", "rollpacker-one-step"
 KINDS = ("code", "math", "judge")
+TRAINING = tuple(f"fleet.trainer.{dimension}_parallel" for dimension in ("tensor", "pipeline", "context"))
 PROMPTS, SAMPLES, FACTOR = 128, 8, 1.25
 FIXED_S = {"code": 30.0, "math": 2.0, "judge": 60.0}
 LEAST_S = 2.0
@@ -36,20 +37,22 @@ class Model:
         gpus: devices.
         parallel: tensor parallelism of a replica.
         limit: most tokens of a response.
+        training: tensor, pipeline and context parallelism of the trainer.
     """
 
     shape: str
     gpus: int
     parallel: int
     limit: int
+    training: tuple[int, int, int]
 
 
 MODELS = {
-    "7B": Model("Qwen2.5-7B", 16, 1, 8192),
-    "14B": Model("Qwen2.5-14B", 32, 2, 16384),
-    "32B": Model("Qwen2.5-32B", 64, 2, 32768),
+    "7B": Model("Qwen2.5-7B", 16, 1, 8192, (2, 1, 1)),
+    "14B": Model("Qwen2.5-14B", 32, 2, 16384, (2, 2, 2)),
+    "32B": Model("Qwen2.5-32B", 64, 2, 32768, (4, 1, 4)),
 }
-PRESSURE = Model("Qwen3-8B", 8, 1, 32768)
+PRESSURE = Model("Qwen3-8B", 8, 1, 32768, (2, 1, 1))
 """Section 4.2: a model that thinks for long, on devices whose KV caches it fills."""
 
 
@@ -78,6 +81,7 @@ def point(
         ("pipeline.prompts_per_replica", groups_at_once(prompts, devices // at.parallel, system)),
         *_lengths(at),
         *_costs(),
+        *zip(TRAINING, at.training, strict=True),
         ("fleet.workload.scoring", _scoring(kind)),
         ("pipeline.steps", PERIOD * (SHORT_PERIODS if quick else PERIODS)),
         ("fleet.warm_up", 0),
@@ -143,8 +147,9 @@ def _lengths(model: Model) -> list[Setting]:
 
 
 def pressure(scale: float = 1.0) -> list[Setting]:
-    """The lengths that fill KV caches (section 4.2), under a limit of 32k."""
+    """The lengths that fill KV caches (section 4.2), under a limit of 32k, and the memory that there is for them."""
     return [
+        ("fleet.rollout.memory_share", value("pressure.memory_share")),
         ("fleet.workload.response.median", scale * value("pressure.response.median")),
         ("fleet.workload.response.sigma", value("pressure.response.sigma")),
         ("fleet.workload.correlation", value("pressure.correlation")),
@@ -154,8 +159,7 @@ def pressure(scale: float = 1.0) -> list[Setting]:
 def _costs() -> list[Setting]:
     return [
         ("fleet.rollout.step_s", value("step_s")),
-        ("fleet.rollout.prefill_mfu", value("prefill_mfu")),
-        ("fleet.trainer.mfu", value("mfu")),
+        ("fleet.trainer.layer_s", value("layer_s")),
         ("fleet.scoring.code.workers", int(value("code.workers"))),
     ]
 
@@ -193,8 +197,18 @@ def one_off(*, quick: bool) -> Point:
 
 
 def planned(at: Point) -> Point:
-    """A point whose replicas change their tensor parallelism with their preemptions."""
-    return at.over(pipeline__provisioning__name="adaptive-tp", fleet__rollout__resize_s=RESIZE_S)
+    """A point whose replicas change their tensor parallelism with their preemptions.
+
+    Both kinds of rounds begin with the point's own: what the planner's profile found best is the paper's configuration
+    (section 6: 1, 2 and 2), and section 6.4 says with which size its runs begin.
+    """
+    size = _setting(at, "fleet.rollout.tensor_parallel")
+    return at.over(
+        pipeline__provisioning__name="adaptive-tp",
+        pipeline__provisioning__short=size,
+        pipeline__provisioning__long=size,
+        fleet__rollout__resize_s=RESIZE_S,
+    )
 
 
 def scaled_down(at: Point, trigger: float | None = None) -> Point:
@@ -213,6 +227,11 @@ def scaled_down(at: Point, trigger: float | None = None) -> Point:
         pipeline__provisioning__max_tokens=_setting(at, "rollout.max_tokens"),
         **named,
     )
+
+
+def single_fetch(at: Point, share: float) -> Point:
+    """A point whose trainer fetches complete groups once in a round, at most a share of the batch (section 6.6, Table 4)."""
+    return at.over(pipeline__training=Toml(f'{{ name = "single-fetch", share = {share} }}'))
 
 
 def without_scale_down(at: Point) -> Point:

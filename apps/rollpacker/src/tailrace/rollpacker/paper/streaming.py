@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from tailrace.fleetsim.reproduce import Found, Measure, Point
-from tailrace.rollpacker.paper.points import ROLLPACKER, point, scaled_down, without_scale_down
+from tailrace.rollpacker.paper.points import ROLLPACKER, point, scaled_down, single_fetch, without_scale_down
 from tailrace.rollpacker.paper.rounds import rollout_s
 from tailrace.rollpacker.paper.speed import step_s
 
@@ -19,9 +19,14 @@ def measures(*, quick: bool) -> dict[str, Measure]:
     adaptive = point(ROLLPACKER, "7B", quick=quick, kind="math")
     triggers = {f"{share:.0%}".replace("%", " %"): scaled_down(adaptive, share) for share in (0.2, 0.3, 0.4)}
     table = {"adaptive": adaptive, "none": without_scale_down(adaptive), **triggers}
+    fetched = [single_fetch(adaptive, share) for share in (0.2, 0.3, 0.4, 0.5)]
     moving = adaptive.over(probe="moves")
     return {
         "RP-ST-T3": Measure(list(table.values()), lambda lab: [_ordered(lab, table)]),
+        "RP-ST-T4": Measure(
+            [adaptive, *fetched],
+            lambda lab: [step_s(lab, at, "long") / step_s(lab, adaptive, "long") for at in fetched],
+        ),
         "RP-ST-mig": Measure(
             [adaptive, table["none"], moving],
             lambda lab: [
