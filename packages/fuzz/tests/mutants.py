@@ -25,6 +25,7 @@ from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.weights import Weights
 from tailrace.pipeline.policies.tail_batching import InRounds
+from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.repack import RoundRobin
 from tailrace.rollout import TailRounds
 from tailrace.rollout.order import Order
@@ -231,10 +232,16 @@ def _a_step_beside_a_cell_at_work(patch):
     patch.setattr(Batches, "_add", hasty)
 
 
+def _a_late_route_that_begins_what_was_dropped(patch):
+    """The store takes what a replica begins, whenever it was routed."""
+    patch.setattr(Dropped, "wanted", lambda dropped, refs, seq: refs)
+
+
 MUTANTS = {
     "a queue that is lost": Mutant(_a_queue_that_is_lost, (ONCE,)),
     "a deferred prompt that is done": Mutant(_a_deferred_prompt_that_is_done, (ONCE,)),
     "work on devices that are lent": Mutant(_work_on_devices_that_are_lent, (SHARED,)),
+    "a late route that begins what was dropped": Mutant(_a_late_route_that_begins_what_was_dropped, (ONCE,)),
     "a group streamed twice": Mutant(_a_group_streamed_twice, (ONCE,)),
     "a step beside a cell at work": Mutant(_a_step_beside_a_cell_at_work, (ONCE,)),
     "a gate that admits without checking": Mutant(_a_gate_that_admits_without_checking, (BOUND,)),

@@ -17,6 +17,7 @@ FIRST = {
     "a poll without deadline": 97,
     "an answer of a dead incarnation believed": 165,
     "a route sent before its discard": 296,
+    "a late route that begins what was dropped": 74,
 }
 # Shrinking repeats their runs, which are long.
 LONG = {"a chain that keeps a dead relay", "a route sent before its discard", "a poll without deadline"}

@@ -44,7 +44,7 @@ def test_work_that_runs_already_is_a_loud_error():
 
 def test_a_source_that_answers_something_else_is_a_loud_error():
     class Wrong(MemorySource):
-        def begin(self, replica, version, refs):
+        def begin(self, replica, version, refs, seq):
             return [Resume("other", (1,), ())]
 
     with Harness(Wrong(prompts(1))) as h:

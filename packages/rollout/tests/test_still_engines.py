@@ -118,11 +118,11 @@ def test_a_source_that_hangs_is_not_the_engines_standstill():
     gate, asked = threading.Event(), threading.Event()
 
     class Slow(MemorySource):
-        def begin(self, replica, version, refs):
+        def begin(self, replica, version, refs, seq):
             if any(ref.trajectory == "1" for ref in refs):
                 asked.set()
                 assert gate.wait(DEADLINE_S)
-            return super().begin(replica, version, refs)
+            return super().begin(replica, version, refs, seq)
 
     with serving(Gated(), Slow(prompts(2))) as h:
         h.engine.then = lambda: h.worker.submit(route(3, "1"))

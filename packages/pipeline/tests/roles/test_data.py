@@ -23,7 +23,7 @@ def ref(name, prompt, group=0, **fields):
 
 
 def finish(role, *names, owner="r0#1", version=0, reward=1.0):
-    role.begin(owner, version, [ref(name, index) for index, name in enumerate(names)])
+    role.begin(owner, version, [ref(name, index) for index, name in enumerate(names)], seq=9)
     deltas = [PartialDelta(name, 0, version, (5, 6), (-1.0, -2.0), STOP) for name in names]
     assert role.append(owner, deltas) == []
     if reward is not None:
@@ -31,8 +31,8 @@ def finish(role, *names, owner="r0#1", version=0, reward=1.0):
 
 
 def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
-    role.begin("r0#1", 0, [ref("e-like-an-evaluation", 7, group=3), ref("7.0", 8, group=7)])
-    role.begin("r0#1", 0, [ref("x", 7, group=900, purpose=Purpose.EVAL, mode="forced")])
+    role.begin("r0#1", 0, [ref("e-like-an-evaluation", 7, group=3), ref("7.0", 8, group=7)], seq=9)
+    role.begin("r0#1", 0, [ref("x", 7, group=900, purpose=Purpose.EVAL, mode="forced")], seq=9)
     names = ["e-like-an-evaluation", "7.0", "x"]
     role.append("r0#1", [PartialDelta(name, 0, 0, (5,), (-1.0,), STOP) for name in names])
     items = {item.trajectory: item for item in role.to_score(names)}
@@ -45,16 +45,28 @@ def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
 
 def test_discards_are_answered(role, gather):
     finish(role, "a", "b")
-    role.begin("r0#1", 0, [ref("c", 2), ref("d", 3)])
+    role.begin("r0#1", 0, [ref("c", 2), ref("d", 3)], seq=9)
     role.append("r0#1", [PartialDelta(name, 0, 0, (5, 6, 7), (-1.0,) * 3) for name in ("c", "d")])
     role.submit([Abort(3, ("a", "c", "unknown"), ("r0",), Reason(Why.SURPLUS_GROUP)), Abort(4, ())])
     assert gather(role, lambda events: len(events) == 2, "two answers") == [Discarded(3, 3), Discarded(4)]
     assert role.append("r0#1", [PartialDelta("c", 3, 0, (5,), (-1.0,))]) == ["c"]
     assert [item.trajectory for item in role.to_score(["a", "b", "c", "unknown"])] == ["b"]
     role.set_rewards({"a": 1.0})  # it came too late
-    role.begin("r1#1", 0, [ref("a", 0)])
+    role.begin("r1#1", 0, [ref("a", 0)], seq=9)
     role.set_rewards({"a": 1.0})  # it was begun anew meanwhile
     assert role.ready() == {"held": ("b",), "partial": {"d": (0, 3), "a": (0, 0)}}
+
+
+def test_a_route_that_arrives_after_its_abort_begins_nothing(role, gather):
+    """The replica was cut off: otherwise the tokens of "a" would stay in the store, which has dropped them already."""
+    role.submit([Abort(8, ("a",), ("r0",), Reason(Why.SURPLUS_SAMPLE))])
+    gather(role, lambda events: events == [Discarded(8)], "its answer")
+    assert [resume.trajectory for resume in role.begin("r0#1", 0, [ref("a", 0), ref("b", 1)], seq=7)] == ["b"]
+    assert role.append("r0#1", [PartialDelta("a", 0, 0, (5,), (-1.0,))]) == ["a"]
+    assert role.ready()["partial"] == {"b": (0, 0)}
+    assert [resume.trajectory for resume in role.begin("r1#1", 0, [ref("a", 0)], seq=9)] == ["a"]  # it begins anew
+    assert role.begin("r0#1", 0, [ref("a", 0)], seq=7) == []
+    assert role.append("r1#1", [PartialDelta("a", 0, 0, (5,), (-1.0,))]) == []  # and is still its own
 
 
 def test_what_it_cannot_do_breaks_it(role, gather):
@@ -84,7 +96,7 @@ def test_restarted_over_its_store_it_keeps_everything(data_arguments):
     role = DataRole(**data_arguments)
     finish(role, "trained", "scored")
     finish(role, "unscored", reward=None)
-    role.begin("r0#1", 3, [ref("running", 0)])
+    role.begin("r0#1", 3, [ref("running", 0)], seq=9)
     role.append("r0#1", [PartialDelta("running", 0, 3, (5, 6, 7), (-1.0,) * 3)])
     role.consume(["trained"], 4)
     role.close()
@@ -104,7 +116,7 @@ def test_a_run_that_starts_again_rolls_back_and_fences_everybody_off(data_argume
     finish(role, "kept", "again")
     role.consume(["kept"], 1)
     role.consume(["again"], 2)
-    role.begin("r0#1", 1, [ref("running", 0)])
+    role.begin("r0#1", 1, [ref("running", 0)], seq=9)
     role.close()
     role = DataRole(**data_arguments)
     assert role.ready(1) == {"held": ("again",), "partial": {"running": (1, 0)}}
@@ -123,7 +135,7 @@ role = DataRole(**pickle.loads(bytes.fromhex(sys.argv[1])))
 role.ready()
 for number in range(10**6):
     name = f"t{number}"
-    role.begin("r0#1", 0, [TrajectoryRef(name, number, 0, prompt=number)])
+    role.begin("r0#1", 0, [TrajectoryRef(name, number, 0, prompt=number)], seq=9)
     role.append("r0#1", [PartialDelta(name, 0, 0, (5, 6), (-1.0, -1.0))])
     print("partial", name, flush=True)
     role.append("r0#1", [PartialDelta(name, 2, 0, (7,), (-1.0,), FinishReason.STOP)])

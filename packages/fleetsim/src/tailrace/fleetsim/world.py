@@ -14,6 +14,7 @@ from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.injuries import Injuries
 from tailrace.fleetsim.recorder import Metered, Recorder
 from tailrace.fleetsim.tokens import Tokens
+from tailrace.pipeline.roles.dropped import Dropped
 
 
 class Pulsing(Protocol):
@@ -31,7 +32,7 @@ class Pulsing(Protocol):
 class World:
     """One fleet at work.
 
-    `disk` are the checkpoints.
+    `disk` are the checkpoints, `dropped` what the store dropped last.
 
     Args:
         fleet: the fleet.
@@ -59,6 +60,7 @@ class World:
         self.pulsing: list[Pulsing] = []
         self.recorder = Recorder(self.tokens, self.meters, fleet.warm_up, fleet.batches or fleet.spec.steps)
         self.disk: dict[int, None] = {}
+        self.dropped = Dropped()
         self._durable = [0]
         self._trained: dict[int, list[str]] = {}
         self.time.pulse = self._pulse

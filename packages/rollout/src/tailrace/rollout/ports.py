@@ -12,8 +12,12 @@ from tailrace.contracts import PartialDelta, Resume, Sampling, TrajectoryRef
 class TrajectorySource(Protocol):
     """The trajectory store for a replica. `begin` and `append` are called from different threads."""
 
-    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef]) -> Sequence[Resume]:
-        """Take trajectories over for a replica. Trajectories that were dropped are left out of the answer."""
+    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef], seq: int) -> Sequence[Resume]:
+        """Take trajectories over for a replica.
+
+        Args:
+            seq: number of the `Route`. Trajectories that were dropped by a later command are left out of the answer.
+        """
         ...
 
     def append(self, replica: str, deltas: Sequence[PartialDelta]) -> Sequence[str]:

@@ -184,7 +184,7 @@ class ReplicaWork:
 
     def _begin(self, route: Route, version: int) -> Sequence[Resume]:
         with self._standstill.elsewhere():
-            resumes = self._source.begin(self._replica, version, route.trajectories)
+            resumes = self._source.begin(self._replica, version, route.trajectories, route.seq)
         ids = [resume.trajectory for resume in resumes]
         unasked = set(ids) - {ref.trajectory for ref in route.trajectories}
         if unasked or len(set(ids)) < len(ids):

@@ -207,6 +207,7 @@ class Replica:
             refs = tuple([ref for ref in refs if self._aborted_by.get(ref.trajectory, 0) < command.seq])
             self._routed_by.update(dict.fromkeys([ref.trajectory for ref in refs], command.seq))
             self._aborted_by = {name: seq for name, seq in self._aborted_by.items() if seq > command.seq}
+            refs = tuple(self.world.dropped.wanted(refs, command.seq))  # the store begins no others
         complete = self.tokens.complete_of(refs)
         if complete:
             refs = tuple([ref for ref in refs if ref.trajectory not in complete])
@@ -240,7 +241,6 @@ class Replica:
         self.flush()
         self.tokens.dropped(self.id, names)
         if self.world.reorders:
-            self.tokens.forget(names)  # the store may have dropped them before they were begun here
             self._aborted_by.update(dict.fromkeys(names, command.seq))
         self.idle_now()
         self.schedule(now)

@@ -40,10 +40,13 @@ class Data:
         for command in commands:
             if isinstance(command, c.Abort):
                 self._world.tokens.forget(command.trajectories)
+                if self._world.reorders:
+                    self._world.dropped.note(command.trajectories, command.seq)
                 self._member.say([c.Discarded(command.seq)])
 
     def die(self) -> None:
         self._member = None
+        self._world.dropped.forget()
 
     def hang(self) -> None:
         """See `Model`."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from tailrace.contracts import (
@@ -26,6 +27,7 @@ from tailrace.contracts import (
     TrajectoryRef,
 )
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.roles.dropped import Dropped
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
 from tailrace.pipeline.roles.worker import Worker
 from tailrace.reward import ScoreItem
@@ -58,6 +60,8 @@ class DataRole:
         self._store = TrajectoryStore(store, mixed_versions=mixed_versions, open_timeout_s=_OPEN_S)
         self._prompts = Prompts(**prompts)
         self._verifier = verifier
+        self._dropped = Dropped()
+        self._lock = Lock()  # a trajectory is begun either before it is dropped or not at all
         self._worker = Worker("discards", self._carry_out)
 
     # ---- for the executor -----------------------------------------------------------------------------------------
@@ -86,6 +90,8 @@ class DataRole:
     def adopt(self) -> None:
         """Prepare for another controller."""
         self._worker.forget()
+        with self._lock:
+            self._dropped.forget()
 
     def close(self) -> None:
         """Close the store."""
@@ -95,16 +101,22 @@ class DataRole:
     def _carry_out(self, command: Command) -> None:
         if not isinstance(command, Abort):
             raise RoleError(f"the data role got {type(command).__name__} {command.seq}, expected Abort")
-        tokens = self._store.partial_tokens(command.trajectories)
-        self._store.discard(command.trajectories, command.reason.why.value)
+        with self._lock:
+            self._dropped.note(command.trajectories, command.seq)
+            tokens = self._store.partial_tokens(command.trajectories)
+            self._store.discard(command.trajectories, command.reason.why.value)
         self._worker.put(Discarded(command.seq, tokens))
 
     # ---- for replicas ---------------------------------------------------------------------------------------------
 
-    def begin(self, owner: str, version: int, refs: Sequence[TrajectoryRef]) -> list[Resume]:
-        """Give trajectories to a replica, with their prompts and tokens; of this version only, unless versions mix."""
-        items = [
-            Assignment(
+    def begin(self, owner: str, version: int, refs: Sequence[TrajectoryRef], seq: int) -> list[Resume]:
+        """Give trajectories to a replica, with their prompts and tokens; of this version only, unless versions mix.
+
+        Args:
+            seq: number of the `Route`. Trajectories that were dropped since it was given are left out.
+        """
+        items = {
+            ref.trajectory: Assignment(
                 trajectory=ref.trajectory,
                 group=ref.group,
                 prompt_tokens=self._prompts.encode(ref),
@@ -112,8 +124,10 @@ class DataRole:
                 metadata={"prompt": ref.prompt, "mode": ref.mode},
             )
             for ref in refs
-        ]
-        return self._store.begin(owner, version, items)
+        }
+        with self._lock:
+            wanted = self._dropped.wanted(refs, seq)
+            return self._store.begin(owner, version, [items[ref.trajectory] for ref in wanted])
 
     def append(self, owner: str, deltas: Sequence[PartialDelta]) -> list[str]:
         """Store new tokens. Returns the trajectories that no longer belong to the owner."""

@@ -36,9 +36,9 @@ class _Source:
     def __init__(self, data: Caller, owner: str, timeout_s: float) -> None:
         self._data, self._owner, self._timeout_s = data, owner, timeout_s
 
-    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef]) -> Sequence[Resume]:
+    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef], seq: int) -> Sequence[Resume]:
         del replica
-        return list(self._data.call("begin", self._owner, version, list(refs), timeout_s=self._timeout_s))
+        return list(self._data.call("begin", self._owner, version, list(refs), seq, timeout_s=self._timeout_s))
 
     def append(self, replica: str, deltas: Sequence[PartialDelta]) -> Sequence[str]:
         del replica

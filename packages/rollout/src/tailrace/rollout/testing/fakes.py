@@ -143,7 +143,7 @@ class MemorySource:
         self._lock = threading.Lock()
         self.kept = {trajectory: _Kept(tuple(prompt)) for trajectory, prompt in prompts.items()}
 
-    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef]) -> list[Resume]:  # noqa: ARG002 - the port's
+    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef], seq: int) -> list[Resume]:  # noqa: ARG002 - the port's
         """Hand trajectories over to a replica."""
         with self._lock:
             resumes = []
