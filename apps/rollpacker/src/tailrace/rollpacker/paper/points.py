@@ -167,7 +167,8 @@ def _costs() -> list[Setting]:
 def parts(model: str, *, quick: bool) -> list[Point]:
     """RollPacker with its parts one after the other (Table 2): tail batching, reward scheduler, planner, stream trainer.
 
-    The planner and scale-down are both policies of provisioning, of which a run has one: the last has no planner.
+    Planner and scale-down are policies of one axis, and each is alone here (`adaptive-tp-scale-down` is both): the last has no
+    planner.
     """
     whole = point(ROLLPACKER, model, quick=quick)
     scored = without_stream(whole)
