@@ -109,6 +109,16 @@ def test_a_barrier_is_what_replicas_wait_for_that_pull_together():
     assert causes.OTHERS in {span.label for span in timeline.spans if span.doing is Doing.IDLE}
 
 
+def test_who_waits_for_scores_alone_is_said_to():
+    on_policy = {"admission": "on-policy", "sync": "barrier", "routing": "least-loaded", "relocation": "none"}
+    simulation = simulated(configured(on_policy, delays={"reward_s": 3.0}))
+    spans = [span for span in seen(simulation).spans if span.label == causes.SCORING]
+    assert {span.role for span in spans} == {"replica", "trainer"}
+    scored = [now for now, events, _ in simulation.log.instants if any(isinstance(e, c.Scored) for e in events)]
+    for span in spans:
+        assert any(span.start_s < at <= span.end_s for at in scored)
+
+
 def test_a_resumed_driver_is_marked_and_every_member_starts_anew(tmp_path):
     _, simulation = a_run(tmp_path / "run", crash_at_step=2)
     timeline = seen(simulation)

@@ -16,6 +16,7 @@ ADMITTED = "every prompt of the run is admitted"
 BUFFER_FULL = "buffer full: the trainer is behind"
 POOL_EMPTY = "the pool is empty: the trainer is behind"
 ELSEWHERE = "the pool is empty: what is left runs on other replicas"
+SCORING = "every response is generated, and scores are awaited"
 REFUSED = "admission: nothing may start before the trainer is further"
 HELD_BACK = "held back: no replica gains enough"
 BEHIND = "behind the newest weights, which would bring it no work yet"
@@ -36,6 +37,8 @@ def idle_cause(replica: PastMember, history: History) -> str:
     if replica.version is None:
         relays = any(key[0] == RELAY and member.health is Health.UP for key, member in history.members.items())
         return NOT_YET if relays else NO_RELAY
+    if _only_scores(history):
+        return SCORING
     open_ = history.generating + history.buffered
     left = spec.steps * spec.batch_groups + spec.batching.surplus_groups - history.started + history.dropped
     if left <= 0 and not (mixes and history.pending):
@@ -57,6 +60,15 @@ def waiting_cause(history: History) -> str:
     """Why a trainer that is up has no batch."""
     if history.step >= history.spec.steps:
         return DONE
+    if _only_scores(history):
+        return SCORING
     if history.step == 0:
         return FIRST_BATCH
     return HELD_FOR_LATER if history.buffered >= history.spec.batch_groups else NO_BATCH
+
+
+def _only_scores(history: History) -> bool:
+    """Whether groups are open, of which no response is being generated or about to be."""
+    return (
+        history.generating > 0 and not history.pending and not any(member.holds for member in history.members.values())
+    )
