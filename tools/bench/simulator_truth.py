@@ -8,6 +8,7 @@
                          start-up, first batches and what follows training (the controls are left out) do not count.
     mean staleness       over the same batches, by the versions that generated each trajectory.
     repacks              replicas emptied by relocation, over the whole run.
+    long rounds          of the whole run, where batching knows rounds.
 
 All of them are what `tailrace compare` shows of a simulation and of a run.
 
@@ -38,7 +39,8 @@ from tailrace.fleetsim.watch import watch
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.report import Figures, measured, read_record
+from tailrace.report import Figures, Record, measured, read_record
+from tailrace.report.fold.folds import Folds
 
 NO_CONTROLS = "evaluation.controls=false"
 THROUGHPUT_LIMIT, STALENESS_LIMIT, REPACK_LIMIT = 0.15, 0.5, 2.0
@@ -90,9 +92,12 @@ def compared(app: str, profile: Path, options: argparse.Namespace, scratch: Path
     """Simulate, run, print the table."""
     settings = (*options.settings, NO_CONTROLS)
     config = configuration(app, settings=(*settings, f'fleet.profile="{profile}"'))
-    simulated = [watch(config, seed=seed, keep_events=False).figures for seed in range(options.seeds)]
-    runs = [real_run(app, settings, scratch / f"{app}-{number}") for number in range(options.repeats)]
+    watched = [watch(config, seed=seed, keep_events=False) for seed in range(options.seeds)]
+    records = [real_run(app, settings, scratch / f"{app}-{number}") for number in range(options.repeats)]
+    simulated, runs = [one.figures for one in watched], [measured(record, app) for record in records]
     verdicts = verdicts_of(simulated, runs, config)
+    if watched[0].folds.rounds.used:
+        verdicts.append(long_rounds([one.folds for one in watched], [record.folds for record in records]))
     print(table(app, simulated, runs, verdicts), flush=True)
     return [
         {
@@ -105,7 +110,7 @@ def compared(app: str, profile: Path, options: argparse.Namespace, scratch: Path
     ]
 
 
-def real_run(app: str, settings: tuple[str, ...], root: Path) -> Figures:
+def real_run(app: str, settings: tuple[str, ...], root: Path) -> Record:
     command = [*tailrace("run"), app, "--run-dir", str(root), "--plain", *with_settings(settings)]
     began = time.monotonic()
     with (root.parent / f"{root.name}.txt").open("w+") as output:
@@ -119,12 +124,21 @@ def real_run(app: str, settings: tuple[str, ...], root: Path) -> Figures:
         output.seek(0)
         if process.returncode:
             sys.exit(f"{' '.join(command)} ended with status {process.returncode}:\n{output.read()[-2000:]}")
-    figures = measured(read_record(RunDirectory.open(root)), app)
+    record = read_record(RunDirectory.open(root))
     print(
         f"{app}: ran in {time.monotonic() - began:.0f} s beside {others.cores:.2f} cores' worth of other programs",
         flush=True,
     )
-    return figures
+    return record
+
+
+def long_rounds(simulated: list[Folds], runs: list[Folds]) -> Verdict:
+    """Long rounds: the means are to be the same once rounded."""
+    sides = [
+        fmean(sum(one.kind == "long" for one in fold.rounds.rounds) for fold in side) for side in (simulated, runs)
+    ]
+    ours, real = sides
+    return Verdict("long rounds", ours, real, abs(round(ours) - round(real)), 0.0)
 
 
 def verdicts_of(simulated: list[Figures], runs: list[Figures], config: RunConfig) -> list[Verdict]:

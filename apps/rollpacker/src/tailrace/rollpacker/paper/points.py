@@ -87,7 +87,11 @@ def point(
         ("fleet.warm_up", 0),
     ]
     if system == ROLLPACKER:
-        settings.append(("pipeline.provisioning.max_tokens", at.limit))
+        settings += [
+            ("pipeline.provisioning.max_tokens", at.limit),
+            ("pipeline.provisioning.short", at.parallel),
+            ("pipeline.provisioning.long", at.parallel),
+        ]
     return Point(PACKAGE, system, tuple(settings), probe="steps")
 
 
@@ -165,11 +169,7 @@ def _costs() -> list[Setting]:
 
 
 def parts(model: str, *, quick: bool) -> list[Point]:
-    """RollPacker with its parts one after the other (Table 2): tail batching, reward scheduler, planner, stream trainer.
-
-    Planner and scale-down are policies of one axis, and each is alone here (`adaptive-tp-scale-down` is both): the last has no
-    planner.
-    """
+    """RollPacker with its parts one after the other (Table 2): tail batching, reward scheduler, planner, stream trainer."""
     whole = point(ROLLPACKER, model, quick=quick)
     scored = without_stream(whole)
     return [staged_scores(scored), scored, planned(scored), whole]
@@ -178,9 +178,9 @@ def parts(model: str, *, quick: bool) -> list[Point]:
 def rlhfuse(model: str, *, quick: bool) -> Point:
     """RLHFuse as it was strengthened: scores as responses finish, and the stream trainer (section 6.1).
 
-    Each batch is a round of all its prompts, without speculation, since devices are lent within rounds.
+    It has no planner. Each batch is a round of all its prompts, without speculation, since devices are lent within rounds.
     """
-    whole = fixed_timeouts(point(ROLLPACKER, model, quick=quick))
+    whole = scaled_down(fixed_timeouts(point(ROLLPACKER, model, quick=quick)))
     return whole.over(pipeline__batching__prompt_factor=1.0, pipeline__batching__sample_factor=1.0)
 
 
