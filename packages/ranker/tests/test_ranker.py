@@ -26,7 +26,7 @@ from tailrace.ranker.measures import measure
 from tailrace.ranker.methods import Setting
 from tailrace.ranker.splits import halves, hold_out
 from tailrace.ranker.testing import made_examples
-from tailrace.ranker.trials import try_methods
+from tailrace.ranker.trials import measured, try_methods
 
 FIGURES = {"recall20", "recall10", "recall5", "ceiling20", "tau_b", "coverage90"}
 
@@ -314,3 +314,18 @@ def test_a_correction_by_hand():
     assert correction(Prediction(5, 30, 7)) == Prediction(10, 90, 7)
     assert [has_enough(examples[:count]) for count in (12, 13)] == [False, True]
     assert Correction(0.01, 0.01)(Prediction(5, 30, 7)) == Prediction(1, 1, 7)
+
+
+def test_measuring_ends_in_time_with_a_random_part():
+    now = [0.0]
+
+    class Slow(Says):
+        def predict(self, prompts):
+            now[0] += len(prompts)
+            return super().predict(prompts)
+
+    examples = [Example("a" * size, (size,)) for size in range(1, 2001)]
+    figures = measured(Slow(), examples, Deadline(900.0, lambda: now[0]))
+    assert now[0] == 3 * 256
+    assert figures["recall20"] == 1.0
+    assert measured(Slow(), examples[:1], Deadline(1e-6, lambda: now[0]))["recall20"] == 1.0

@@ -138,7 +138,7 @@ class LengthRanker:
         figures = (
             measured_with_samples(chosen, others, aside, setting)
             if chosen.needs_samples
-            else measured(predictor, aside)
+            else measured(predictor, aside, setting.deadline)
         )
         return cls._finished(name, chosen, predictor, figures, known, aside, setting, budget_s)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tailrace.contracts import MissingExtraError
+from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.errors import OptionError, RankerError
 from tailrace.ranker.example import Example
 from tailrace.ranker.measures import mean_measures, measure
 from tailrace.ranker.methods import Method, Predictor, Setting, load_method, method_names
+from tailrace.ranker.prediction import Prediction
 from tailrace.ranker.splits import halves
 
 _SIMPLEST_FIRST = (
@@ -27,6 +30,7 @@ _SIMPLEST_FIRST = (
 
 LEARNING = 0.85
 """Of a method's time; the rest is for measuring it."""
+_AT_ONCE = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,7 @@ def try_methods(
             continue
         part = LEARNING if method.quick else LEARNING / (len(order) - at)
         its = dataclasses.replace(setting, deadline=setting.deadline.part(part))
+        its_end = setting.deadline.part(part / LEARNING)
         setting.progress({"method": name, "phase": "training"})
         began = setting.deadline.now()
         try:
@@ -116,7 +121,7 @@ def try_methods(
             left_out[name] = str(error)
             continue
         train_s = setting.deadline.now() - began
-        trial = Trial(name, method, predictor, known or measured(predictor, held), train_s)
+        trial = Trial(name, method, predictor, known or measured(predictor, held, its_end), train_s)
         setting.progress(
             {"method": name, "phase": "tried", "recall20": trial.held_back["recall20"], "train_s": train_s}
         )
@@ -124,9 +129,28 @@ def try_methods(
     return Trials(tuple(tried[name] for name in methods if name in tried), left_out)
 
 
-def measured(predictor: Predictor, examples: Sequence[Example]) -> dict[str, float]:
-    """The figures of a predictor on these examples, see `measure`."""
-    return measure(predictor.predict([example.prompt for example in examples]), examples)
+def measured(predictor: Predictor, examples: Sequence[Example], deadline: Deadline | None = None) -> dict[str, float]:
+    """The figures of a predictor on these examples, see `measure`.
+
+    Args:
+        predictor: predicts them.
+        examples: at least one.
+        deadline: after which those count that were predicted by then, in a random but fixed order; None for all.
+    """
+    order = list(range(len(examples)))
+    random.Random(0).shuffle(order)
+    chosen: list[Example] = []
+    predictions: list[Prediction] = []
+    slowest = 0.0
+    for first in range(0, len(order), _AT_ONCE):
+        began = deadline.now() if deadline else 0.0
+        if predictions and deadline and not deadline.allows(slowest):
+            break
+        part = [examples[at] for at in order[first : first + _AT_ONCE]]
+        predictions += predictor.predict([example.prompt for example in part])
+        chosen += part
+        slowest = max(slowest, deadline.now() - began if deadline else 0.0)
+    return measure(predictions, chosen)
 
 
 def measured_with_samples(

@@ -125,6 +125,7 @@ def fit_encoder(method: EncoderOptions, examples: Sequence[Example], setting: Se
             model = backbone_of(setting.init)
             backbone, pretrained = Causal(model), configuration(model)
         network = Reader(backbone, features, method.dropout)
+    network.to(next(backbone.parameters()).device)
     predictor = EncoderPredictor(method, network, codec, Scale.of(examples), pretrained)
     predictor.learn(examples, setting)
     return predictor
@@ -145,7 +146,7 @@ def restored(method: EncoderOptions, files: Mapping[str, bytes]) -> EncoderPredi
             backbone = Causal(build_backbone(about["pretrained"]))
     except (TypeError, ValueError) as error:
         raise DamagedRankerError(f"{_ABOUT}: found no encoder ({error}), expected what was saved") from error
-    network = Reader(backbone, torch.zeros(1, COUNT), method.dropout)
+    network = Reader(backbone, torch.zeros(1, COUNT), method.dropout).to(next(backbone.parameters()).device)
     load_weights(network, files, _WEIGHTS)
     codec = TextCodec.restored(file_of(files, _TOKENIZER), method.most_tokens)
     return EncoderPredictor(method, network, codec, scale, about["pretrained"])

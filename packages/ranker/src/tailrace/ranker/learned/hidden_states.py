@@ -64,8 +64,9 @@ class Policy:
                 if found and deadline and not deadline.allows(slowest):
                     break
                 ids, there = padded(rows[first : first + _ROWS_AT_ONCE])
-                states = model(input_ids=ids, attention_mask=there.long(), use_cache=False).last_hidden_state
-                found.append(states[torch.arange(len(ids)), there.sum(1) - 1].float())
+                inputs = {"input_ids": ids.to(model.device), "attention_mask": there.long().to(model.device)}
+                states = model(**inputs, use_cache=False).last_hidden_state
+                found.append(states[torch.arange(len(ids)), there.sum(1) - 1].float().cpu())
                 slowest = max(slowest, deadline.now() - began if deadline else 0.0)
         return torch.cat(found).clone()
 

@@ -104,8 +104,11 @@ class Reader(nn.Module):
         self.head = Head(width + features.shape[1], width, dropout, F.pad(features, (width, 0)))
 
     def forward(self, ids: Tensor, there: Tensor, features: Tensor) -> Tensor:
-        """Outputs [n, OUTPUTS]."""
-        return self.head(torch.cat([self.backbone(ids, there), features], dim=1))
+        """Outputs [n, OUTPUTS] on the CPU, wherever the network is."""
+        place = self.head.out.weight.device
+        vectors = self.backbone(ids.to(place), there.to(place))
+        outputs: Tensor = self.head(torch.cat([vectors, features.to(place)], dim=1))
+        return outputs.cpu()
 
 
 def padded(rows: list[list[int]]) -> tuple[Tensor, Tensor]:

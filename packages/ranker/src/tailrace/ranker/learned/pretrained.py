@@ -33,6 +33,11 @@ def causal_lm(directory: Path) -> Any:
     return _loaded(AutoModelForCausalLM, directory)
 
 
+def device_of_pretrained() -> torch.device:
+    """Where a given model computes: the GPU if there is one. Small models from scratch stay on the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def build_backbone(config: dict[str, Any]) -> Any:
     """The model of a `configuration`, without its head and with any weights.
 
@@ -41,7 +46,7 @@ def build_backbone(config: dict[str, Any]) -> Any:
     """
     from transformers import AutoModel
 
-    return AutoModel.from_config(_config(config))
+    return AutoModel.from_config(_config(config)).to(device_of_pretrained())
 
 
 def build_causal_lm(config: dict[str, Any]) -> Any:
@@ -83,4 +88,4 @@ def _loaded(kind: Any, directory: Path) -> Any:
     finally:
         if bars:
             logging.enable_progress_bar()
-    return model.eval()
+    return model.to(device_of_pretrained()).eval()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - its usual name
 
 from tailrace.ranker.censoring import all_samples
 from tailrace.ranker.contents import file_of, from_json, to_json
@@ -18,7 +19,7 @@ from tailrace.ranker.learned.fitting import Plan, fit_network
 from tailrace.ranker.learned.network import padded
 from tailrace.ranker.learned.options import SftOptions
 from tailrace.ranker.learned.outputs import load_weights, saved_weights
-from tailrace.ranker.learned.pretrained import build_causal_lm, causal_lm, configuration
+from tailrace.ranker.learned.pretrained import build_causal_lm, causal_lm, configuration, device_of_pretrained
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.methods import Setting
 from tailrace.ranker.prediction import Prediction
@@ -69,10 +70,9 @@ class SftPredictor:
         """Lengths [n, shares]. The prompt is read once; digits follow it by its cache, once for each share."""
         ids, there = padded(rows)
         length = there.sum(1)
-        read = self._model(input_ids=ids, attention_mask=there.long(), use_cache=True, logits_to_keep=0)
-        first = read.logits[torch.arange(len(rows)), length - 1][:, self._digits].log_softmax(1)
+        states, cache = self._read(ids, there.long())
+        first = self._digit_logprobs(states[torch.arange(len(rows)), length - 1])
         count = len(_SHARES)
-        cache = read.past_key_values
         cache.batch_repeat_interleave(count)
         mask = there.long().repeat_interleave(count, 0)
         positions = length.repeat_interleave(count)
@@ -82,15 +82,9 @@ class SftPredictor:
             if chosen.shape[1] == 0:
                 return first.repeat_interleave(count, 0)
             mask = torch.cat([mask, torch.ones(len(mask), 1, dtype=mask.dtype)], dim=1)
-            written = self._model(
-                input_ids=self._digits[chosen[:, -1:]],
-                attention_mask=mask,
-                position_ids=(positions + chosen.shape[1] - 1)[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            )
-            logs: Tensor = written.logits[:, -1, self._digits].log_softmax(1)
-            return logs
+            place = (positions + chosen.shape[1] - 1)[:, None].to(self._model.device)
+            states, _ = self._read(self._digits[chosen[:, -1:]], mask, position_ids=place, past_key_values=cache)
+            return self._digit_logprobs(states[:, -1])
 
         shares = torch.tensor(_SHARES).repeat(len(rows))
         return quantile(next_digit, shares, self._places).reshape(len(rows), count)
@@ -138,11 +132,24 @@ class SftPredictor:
         """Log-probabilities [n, places, 10] of each digit, given the prompt and the digits before."""
         written = self._digits[digits[:, :-1]].tolist()  # the last one is not followed by any
         ids, there = padded([row + more for row, more in zip(rows, written, strict=True)])
-        logits = self._model(input_ids=ids, attention_mask=there.long(), use_cache=False).logits
+        states, _ = self._read(ids, there.long(), use_cache=False)
         ends = torch.tensor([len(row) - 1 for row in rows])
         places = ends[:, None] + torch.arange(self._places)
-        chosen: Tensor = logits[torch.arange(len(rows))[:, None], places][..., self._digits]
-        return chosen.log_softmax(2)
+        return self._digit_logprobs(states[torch.arange(len(rows))[:, None], places])
+
+    def _read(self, ids: Tensor, mask: Tensor, **more: Any) -> tuple[Tensor, Any]:
+        """States of the last layer [n, T, hidden], and the cache."""
+        device = self._model.device
+        inputs = {"input_ids": ids.to(device), "attention_mask": mask.to(device), "use_cache": True, **more}
+        read = self._model.base_model(**inputs)
+        return read.last_hidden_state, read.past_key_values
+
+    def _digit_logprobs(self, states: Tensor) -> Tensor:
+        """Log-probabilities [..., 10] of the digits among each other, on the CPU; no other token is computed."""
+        head = self._model.get_output_embeddings()
+        bias = getattr(head, "bias", None)
+        logits = F.linear(states, head.weight[self._digits], None if bias is None else bias[self._digits])
+        return logits.cpu().log_softmax(-1)
 
     def files(self) -> dict[str, bytes]:
         """The weights, the tokenizer, and what they are."""
@@ -186,6 +193,8 @@ def restored(method: SftOptions, files: Mapping[str, bytes]) -> SftPredictor:
     codec = TextCodec.restored(file_of(files, _TOKENIZER), method.most_tokens)
     try:
         model = build_causal_lm(about["model"])
+        if about["pretrained"]:
+            model.to(device_of_pretrained())
         load_weights(model, files, _WEIGHTS)
         return SftPredictor(method, model, codec, int(about["places"]), int(about["most"]), bool(about["pretrained"]))
     except (KeyError, TypeError, ValueError, ModelError) as error:
