@@ -35,8 +35,8 @@ class EncoderOptions:
     vocabulary: int = 2048
     most_tokens: int = 512
     loss: Literal["pairwise", "listmle"] = "pairwise"
-    epochs: int = 20
-    batch: int = 64
+    epochs: int = 12
+    batch: int = 16
     lr: float = 1e-3
     init_lr: float = 3e-5
 
@@ -113,7 +113,7 @@ class SftOptions:
     vocabulary: int = 2048
     most_tokens: int = 512
     epochs: int = 20
-    batch: int = 64
+    batch: int = 16
     lr: float = 2e-3
     init_lr: float = 3e-5
 

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sft(SftOptions):
-    """Ranks by the median of the lengths that a fine-tuned causal language model would write.
+    """Ranks by the lengths that a fine-tuned causal language model would write: the mean of ln tokens, up to the longest seen.
 
     The length stands behind the prompt in decimal digits, as many for each, so that digit by digit the model gives the whole
-    distribution: its quantiles are read off exactly, where the paper decodes one number. A truncated sample is learned as
+    distribution: its quantiles are read off exactly, where the paper decodes one number, and the mean is that of five of
+    them. The median alone would not tell prompts apart of which most responses are truncated. A truncated sample is learned as
     "at least so many", whose probability the same digits give.
 
     With `Setting.init` the model is that one, fine-tuned; otherwise a small Qwen3 of this shape, from scratch: the defaults
