@@ -37,6 +37,8 @@ def spec(**changes):
 class Scripted:
     """Drives a controller.
 
+    `lengths` has what the ranker predicts, by prompt; it has nothing for others.
+
     `machines` says where members stand, by role and id; `held` and `partial` what the data role says when it comes up.
     `left` are commands that nobody answered.
     """
@@ -48,6 +50,7 @@ class Scripted:
         self.left = []
         self._serves = {}
         self.machines, self.held, self.partial = {}, (), {}
+        self.lengths = {}
         self.reward = lambda name: float(len(name) % 2)
 
     @property
@@ -123,6 +126,13 @@ class Scripted:
                 return [c.Interrupted(replica, name, 5, seq) for name in names]
             case c.Score(trajectories=names):
                 return [c.Scored(name, self.reward(name), seq) for name in names]
+            case c.Predict(prompts=prompts):
+                return [
+                    c.Predicted(prompt, self.lengths[prompt], seq)
+                    if prompt in self.lengths
+                    else c.PredictionFailed(prompt, "found nan tokens", seq)
+                    for prompt in prompts
+                ]
             case c.Abort():
                 return [c.Discarded(seq)]
             case c.Accumulate(version=version, trajectories=names, cell=cell):

@@ -1,4 +1,4 @@
-"""Predicted lengths reach the routing policy whenever they come, and nothing waits for them."""
+"""Lengths are asked for ahead and reach the routing policy whenever they come, and nothing waits for them."""
 
 import math
 
@@ -16,7 +16,7 @@ LENGTHS = [610, 9_200, 580, 720, 640, 8_100, 500, 690, 550, 660]  # of prompts 0
 
 
 def pipeline(**changes):
-    """Three replicas, and ten groups of two in a batch."""
+    """Three replicas, ten groups of two in a batch, and a ranker."""
     return spec(
         **{
             "admission": policy("admission", "on-policy"),
@@ -27,13 +27,16 @@ def pipeline(**changes):
             "replica_batch": 64,
             "buffer_groups": 20,
             "steps": 1,
+            "ranker": True,
         }
         | changes
     )
 
 
-def predicted(lengths=LENGTHS, first=0):
-    return [c.Predicted(first + prompt, tokens) for prompt, tokens in enumerate(lengths)]
+def scripted(lengths=LENGTHS, **changes):
+    run = Scripted(pipeline(**changes))
+    run.lengths = dict(enumerate(lengths))
+    return run
 
 
 def routed(run):
@@ -49,29 +52,47 @@ def prompts(run):
     return [[prompt for prompt, _ in given] for _, given in sorted(routed(run).items())]
 
 
-def replayed(run, pipeline):
+def reasons(run):
+    return {why for given in routed(run).values() for _, why in given}
+
+
+def asked(commands):
+    """The prompts of all questions among commands."""
+    return [prompt for command in of(c.Predict, commands) for prompt in command.prompts]
+
+
+def held(run):
+    """Prompts of which the controller still knows something."""
+    known = run.controller.ledger.predictions
+    return {*known.tokens, *known.asked}
+
+
+def replayed(run):
     """A controller that is told what a run's was, and gives the same commands; no one is asked for predictions."""
-    controller = Controller(pipeline)
+    controller = Controller(run.controller.spec)
     for now, events, commands in run.calls:
         assert controller.handle_all(events, now) == commands
-    return controller
+    assert controller.state() == run.controller.state()
+
+
+# ---- what a prediction decides ----------------------------------------------------------------------------------------
 
 
 def test_what_is_predicted_ahead_decides_where_a_prompt_runs():
-    run = Scripted(pipeline())
-    run.go(*predicted(), c.Tick(), leave=(c.Route,))
+    run = scripted()
+    run.go(c.Tick(), leave=(c.Route,))
     assert sorted(prompts(run)) == [[1, 1], [3, 3, 7, 7, 9, 9, 4, 4, 0, 0, 2, 2, 8, 8, 6, 6], [5, 5]]
     assert {why for _, why in routed(run)[of(c.Route, run.given)[0].replica]} == {Why.LONG_TAIL}
-    assert replayed(run, pipeline()).state() == run.controller.state()
+    replayed(run)
 
 
 def test_a_prediction_that_comes_late_counts_for_what_still_waits():
-    run = Scripted(pipeline(replica_batch=2))
-    run.go(c.Tick(), leave=(c.Route,))
+    run = scripted(replica_batch=2)
+    run.go(c.Tick(), leave=(c.Route, c.Predict))
     first = sorted(prompts(run))
     assert [len(given) for given in first] == [2, 2, 2]
-    assert {why for given in routed(run).values() for _, why in given} == {Why.UNPREDICTED}
-    assert run.go(*predicted()) == []  # nothing is decided for a prediction's sake
+    assert reasons(run) == {Why.UNPREDICTED}
+    assert run.catch_up(c.Predict, leave=(c.Route,)) == []  # nothing is decided for a prediction's sake
     views = {view.trajectory: view for replica in run.controller.fleet.up() for view in replica.assigned.values()}
     assert {view.predicted for view in views.values()} == {610, 9_200, 580}  # those that run already
     run.catch_up(leave=(c.Route,))
@@ -79,18 +100,20 @@ def test_a_prediction_that_comes_late_counts_for_what_still_waits():
     later = [each for given in routed(run).values() for each in given if each[0] in waiting]
     assert (5, Why.LONG_TAIL) in later
     assert not any(why is Why.UNPREDICTED for _, why in later)
-    assert replayed(run, pipeline(replica_batch=2)).state() == run.controller.state()
+    replayed(run)
 
 
 def test_a_later_prediction_replaces_an_earlier_one():
-    run = Scripted(pipeline())
-    run.go(*predicted([8_000] * 10), *predicted(), c.Tick(), leave=(c.Route,))
+    run = scripted([8_000] * 10)
+    run.go(c.Tick(), leave=(c.Pull, c.Route))
+    run.go(*(c.Predicted(prompt, tokens) for prompt, tokens in enumerate(LENGTHS)), leave=(c.Pull, c.Route))
+    run.catch_up(c.Pull, leave=(c.Route,))
     assert sorted(prompts(run))[0] == [1, 1]
 
 
 def test_what_goes_back_to_the_pool_keeps_its_prediction_and_takes_a_new_one():
-    run = Scripted(pipeline(sync=policy("sync", "interrupting")))
-    run.go(*predicted(), c.Tick(), leave=(c.Route,))
+    run = scripted(sync=policy("sync", "interrupting"))
+    run.go(c.Tick(), leave=(c.Route,))
     holder = next(name for name, given in routed(run).items() if given[0][0] == 1)
     others = [replica.id for replica in run.controller.fleet.up() if replica.id != holder]
     for name in others:  # nobody else can take it
@@ -103,21 +126,9 @@ def test_what_goes_back_to_the_pool_keeps_its_prediction_and_takes_a_new_one():
     assert waiting[1].predicted == 50.0
 
 
-@pytest.mark.parametrize("known", [(), (0, 3, 4), tuple(range(40))])
-def test_a_run_ends_with_any_of_them_and_forgets_those_of_prompts_that_are_done(known):
-    run = Scripted(pipeline(steps=3))
-    run.go(*(c.Predicted(prompt, 100.0 + 900 * (prompt % 7)) for prompt in known), c.Tick())
-    for _ in range(20):
-        run.later(1.0)
-    assert run.view.finished
-    assert run.view.counts.trained == 30
-    still = {group.prompt for group in run.controller.ledger.groups.values()}  # the last checkpoint is not durable yet
-    assert set(run.controller.ledger.predictions) == set(known) & (still | set(range(30, 40)))
-
-
 def test_an_evaluation_has_prompts_of_its_own():
-    run = Scripted(pipeline(evaluation=EvaluationPlan(size=2, every=1)))
-    run.go(*predicted(), c.Tick(), leave=(c.Route,))
+    run = scripted(evaluation=EvaluationPlan(size=2, every=1))
+    run.go(c.Tick(), leave=(c.Route,))
     states = run.controller.ledger.trajectories.values()
     views = [(state, run.controller.ledger.view(state)) for state in states]
     assert {view.predicted for state, view in views if state.purpose is c.Purpose.EVAL} == {None}
@@ -126,6 +137,187 @@ def test_an_evaluation_has_prompts_of_its_own():
 
 @pytest.mark.parametrize("tokens", [0.0, -3.0, math.nan, math.inf])
 def test_a_length_that_cannot_be_is_refused(tokens):
-    run = Scripted(pipeline())
+    run = scripted()
     with pytest.raises(ControllerError, match=r"tokens predicted for prompt 4, expected a finite number of at least 1"):
         run.go(c.Predicted(4, tokens))
+
+
+# ---- asking -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_ranker_nobody_is_asked():
+    run = scripted(ranker=False)
+    run.go(c.Tick())
+    assert "ranker" not in {start.role for start in of(c.Start, run.given)}
+    assert asked(run.given) == []
+    assert reasons(run) == {Why.UNPREDICTED}
+
+
+def test_prompts_are_asked_for_before_they_are_launched_each_once_and_no_more_than_may_be_open():
+    run = scripted([100.0] * 200, steps=6, admission=policy("admission", "inherent"))
+    run.go(c.Tick(), leave=(c.Route,))
+    launched = {group.prompt for group in run.controller.ledger.groups.values()}
+    assert launched == set(range(20))  # `buffer_groups`
+    assert set(asked(run.given)) == set(range(40))
+    while not run.view.finished:
+        run.later(1.0, leave=(c.Route,))
+        run.catch_up(leave=(c.Route,))
+        ahead = len(asked(run.given)) - run.view.counts.admitted
+        assert ahead <= 20
+    assert run.view.counts.trained == 60
+    assert sorted(asked(run.given)) == list(range(60))  # no more than the run launches
+    assert Why.UNPREDICTED not in reasons(run)
+    replayed(run)
+
+
+def test_a_source_that_cannot_look_ahead_has_its_prompts_asked_for_once_they_are_launched():
+    class Blind:
+        """A source without `ahead`."""
+
+        def __init__(self, source):
+            self._source = source
+
+        def __getattr__(self, name):
+            if name == "ahead":
+                raise AttributeError(name)
+            return getattr(self._source, name)
+
+    run = scripted()
+    run.controller.predictions._source = Blind(run.controller.source)
+    run.go(c.Tick(), leave=(c.Route,))
+    assert asked(run.given) == list(range(10))
+    assert Why.UNPREDICTED not in reasons(run)  # the answers came before the weights
+
+
+def test_a_prompt_that_comes_again_is_not_asked_for_again():
+    batching = policy("batching", "plain", samples=2, deferrals=1)
+    run = scripted(
+        [300.0] * 100, batching=batching, admission=policy("admission", "inherent"), steps=3, scoring_attempts=1
+    )
+    run.go(c.Tick(), leave=(c.Score,))
+    first = next(iter(of(c.Score, run.left))).trajectories[0]
+    run.go(c.ScoringFailed(first, "the sandbox is away"), leave=(c.Score,))
+    assert run.view.counts.deferred == 1
+    for _ in range(30):
+        run.catch_up()
+        run.later(1.0)
+    assert run.view.finished
+    counts = {prompt: asked(run.given).count(prompt) for prompt in asked(run.given)}
+    assert set(counts.values()) == {1}
+
+
+# ---- a ranker that is late, dead or wrong ------------------------------------------------------------------------------
+
+
+def test_a_ranker_that_died_is_asked_again_for_what_is_missing():
+    run = scripted()
+    run.go(c.Tick(), leave=(c.Route, c.Predict, c.Pull))
+    before = asked(run.given)
+    assert before == list(range(10))
+    run.go(*(c.Predicted(prompt, LENGTHS[prompt]) for prompt in (0, 1, 2)), leave=(c.Route, c.Pull))
+    run.forget(c.Predict)
+    run.down("ranker", leave=(c.Route, c.Predict, c.Pull))
+    assert [restart.role for restart in of(c.Restart, run.given)] == ["ranker"]
+    assert asked(run.given)[len(before) :] == list(range(3, 10))
+    run.catch_up(c.Predict, leave=(c.Route, c.Pull))
+    run.catch_up(c.Pull, leave=(c.Route,))
+    assert sorted(prompts(run))[0] == [1, 1]
+    replayed(run)
+
+
+def test_while_the_ranker_is_down_the_run_goes_on_without_it():
+    run = scripted(steps=2)
+    run.go(c.Tick(), leave=("ranker",))
+    for _ in range(5):
+        run.later(1.0)
+    assert run.view.finished
+    assert run.view.counts.trained == 20
+    assert reasons(run) == {Why.UNPREDICTED}
+    assert held(run) == set()
+
+
+def test_a_ranker_that_always_dies_is_given_up_and_not_the_run():
+    run = scripted(steps=2)
+    run.go(c.Tick(), leave=(c.Predict, c.Route))
+    restarts = run.controller.spec.recovery.max_restarts
+    for _ in range(restarts + 1):
+        run.forget(c.Predict)
+        run.down("ranker", leave=(c.Predict, c.Route))
+    assert len(of(c.Restart, run.given)) == restarts
+    assert run.controller.members.get("ranker") is None
+    run.catch_up(c.Route)
+    for _ in range(5):
+        run.later(1.0)
+    assert run.view.finished
+    assert run.controller.failure is None
+    replayed(run)
+
+
+def test_one_that_says_something_in_between_is_restarted_again_and_again():
+    run = scripted()
+    run.go(c.Tick(), leave=(c.Route,))
+    for _ in range(10):
+        run.down("ranker", leave=(c.Route,))
+        run.go(c.Predicted(0, 12.0), leave=(c.Route,))
+    assert run.controller.members.get("ranker").restarts == 10
+
+
+def test_what_a_ranker_has_no_length_for_is_regular_and_not_asked_for_again():
+    run = scripted(LENGTHS[:5], steps=2)
+    run.go(c.Tick(), leave=(c.Route,))
+    found = {prompt: why for given in routed(run).values() for prompt, why in given}
+    assert {prompt for prompt, why in found.items() if why is Why.UNPREDICTED} == set(range(5, 10))
+    run.catch_up()
+    for _ in range(5):
+        run.later(1.0)
+    assert sorted(asked(run.given)) == list(range(20))
+    replayed(run)
+
+
+def test_after_a_crash_of_the_driver_the_ranker_is_asked_for_what_is_missing():
+    run = scripted()
+    run.go(c.Tick(), leave=(c.Route, c.Predict))
+    run.left.clear()
+    run.go(c.Resumed((0,)), leave=(c.Route,))
+    assert asked(run.given).count(4) == 2
+    assert run.controller.ledger.predictions.get(4) == LENGTHS[4]
+    replayed(run)
+
+
+# ---- what is kept -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [(), (0, 3, 4), tuple(range(40))])
+def test_a_run_ends_with_any_of_them_and_forgets_those_of_prompts_that_are_done(known):
+    run = scripted(steps=3)
+    run.lengths = {prompt: 100.0 + 900 * (prompt % 7) for prompt in known}
+    run.go(c.Tick())
+    for _ in range(20):
+        run.later(1.0)
+    assert run.view.finished
+    assert run.view.counts.trained == 30
+    still = {group.prompt for group in run.controller.ledger.groups.values()}  # the last checkpoint is not durable yet
+    assert held(run) <= still
+    assert set(run.controller.ledger.predictions.tokens) == set(known) & still
+    replayed(run)
+
+
+def test_a_prediction_that_comes_after_its_prompt_was_done_is_forgotten_too():
+    run = scripted(steps=3)
+    run.go(c.Tick(), leave=(c.Predict,))
+    for _ in range(20):
+        run.later(1.0, leave=(c.Predict,))
+    assert run.view.counts.trained == 30
+    done = set(range(30)) - {group.prompt for group in run.controller.ledger.groups.values()}
+    assert done
+    run.lengths = dict.fromkeys(range(30), 70.0)
+    run.catch_up()
+    assert not held(run) & done
+    replayed(run)
+
+
+def test_a_prediction_that_nobody_asked_for_is_not_kept():
+    run = scripted()
+    run.go(c.Tick(), leave=(c.Route,))
+    run.go(c.Predicted(1_000, 70.0), leave=(c.Route,))
+    assert 1_000 not in held(run)

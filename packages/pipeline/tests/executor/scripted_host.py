@@ -8,9 +8,17 @@ from tailrace.pipeline.executor.deployment import Deadlines, Deployment
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.seam import RoleSpec
 
-ROLES = ("data", "scorer", "relay", "trainer", "replica")
+ROLES = ("data", "scorer", "relay", "trainer", "replica", "ranker")
 LIMITS = Deadlines(
-    start_s=20.0, step_s=30.0, publish_s=40.0, pull_s=50.0, score_s=60.0, suspect_s=5.0, silent_s=10.0, close_s=3.0
+    start_s=20.0,
+    step_s=30.0,
+    publish_s=40.0,
+    pull_s=50.0,
+    score_s=60.0,
+    suspect_s=5.0,
+    silent_s=10.0,
+    close_s=3.0,
+    predict_s=70.0,
 )
 
 

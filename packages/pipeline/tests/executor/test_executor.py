@@ -177,12 +177,15 @@ LATE = [
     (c.Abort(3, ("1.0",)), "data", 60, "the store to delete dropped trajectories", c.Discarded(3)),
     (c.Score(3, ("1.0",)), "scorer", 60, "trajectories to be scored", c.Scored("1.0", 1.0, 3)),
     (c.Score(3, ("1.0",)), "scorer", 60, "trajectories to be scored", c.ScoringFailed("1.0", "broke", 3)),
+    (c.Predict(3, (7,)), "ranker", 70, "lengths to be predicted", c.Predicted(7, 200.0, 3)),
+    (c.Predict(3, (7,)), "ranker", 70, "lengths to be predicted", c.PredictionFailed(7, "found nan tokens", 3)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "role", "limit_s", "what", "answer"), LATE)
 def test_every_command_has_a_deadline_and_its_answer_ends_it(run, command, role, limit_s, what, answer):
-    members = dict(zip(EVERYBODY, run.up(*EVERYBODY), strict=True))
+    everybody = (*EVERYBODY, ("ranker", "0"))
+    members = dict(zip(everybody, run.up(*everybody), strict=True))
     member = members[role, "r0" if role == "replica" else "0"]
     run.give(command)
     for each in members.values():
@@ -198,7 +201,8 @@ def test_every_command_has_a_deadline_and_its_answer_ends_it(run, command, role,
 
 @pytest.mark.parametrize(("command", "role", "limit_s", "what", "answer"), LATE)
 def test_one_that_lives_and_does_not_answer_in_time_is_down(run, command, role, limit_s, what, answer):
-    members = dict(zip(EVERYBODY, run.up(*EVERYBODY), strict=True))
+    everybody = (*EVERYBODY, ("ranker", "0"))
+    members = dict(zip(everybody, run.up(*everybody), strict=True))
     run.give(command)
     for each in members.values():
         each.takes()
@@ -237,6 +241,20 @@ def test_the_deadline_of_scoring_counts_from_the_last_outcome(run):
     assert [type(event) for event in run.controller.news()] == [c.Scored, c.Scored, c.Discarded]
     run.pass_time(20.0)
     assert [type(event) for event in run.controller.news()] == [c.Down]
+
+
+def test_the_deadline_of_predicting_counts_from_the_last_answer_and_ends_with_the_ranker(run):
+    (ranker,) = run.up(("ranker", "0"))
+    run.give(c.Predict(3, (0, 1)), c.Predict(4, (2,)))
+    ranker.takes()
+    run.pass_time(50.0)
+    ranker.says(c.Predicted(0, 100.0, 3))
+    run.pass_time(50.0)
+    assert [type(event) for event in run.controller.news()] == [c.Predicted]
+    run.pass_time(30.0)
+    assert [type(event) for event in run.controller.news()] == [c.Down]
+    run.pass_time(100.0)
+    assert run.controller.news() == []
 
 
 def test_a_member_that_is_silent_is_suspected_and_then_taken_for_gone(run):

@@ -3,6 +3,7 @@
 Standard library only. A type is here when two packages need it.
 """
 
+from tailrace.contracts.ahead import LooksAhead
 from tailrace.contracts.clock import Clock
 from tailrace.contracts.codec import decode, encode
 from tailrace.contracts.commands import (
@@ -15,6 +16,7 @@ from tailrace.contracts.commands import (
     Interrupt,
     Lend,
     Place,
+    Predict,
     Publish,
     Pull,
     Resize,
@@ -39,6 +41,7 @@ from tailrace.contracts.events import (
     Finished,
     Interrupted,
     Predicted,
+    PredictionFailed,
     Published,
     Pulled,
     PullFailed,
@@ -165,6 +168,7 @@ __all__ = [
     "Interrupted",
     "Launch",
     "LaunchesRounds",
+    "LooksAhead",
     "Lend",
     "LendReplica",
     "LendsDevices",
@@ -178,7 +182,9 @@ __all__ = [
     "Placements",
     "PluginError",
     "Pool",
+    "Predict",
     "Predicted",
+    "PredictionFailed",
     "Progress",
     "PromptFate",
     "ProvisioningPolicy",

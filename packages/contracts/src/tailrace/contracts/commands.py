@@ -145,6 +145,17 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Predict:
+    """Predict the lengths of the responses to prompts of the stream. Answered by `Predicted` or `PredictionFailed` for each.
+
+    Nothing waits for the answers but the deadline of the ranker.
+    """
+
+    seq: int
+    prompts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Accumulate:
     """Train on complete groups of the batch that makes `version` before the batch is complete. Answered by `Accumulated`.
 
@@ -278,6 +289,7 @@ Command = (
     | Publish
     | Checkpoint
     | Score
+    | Predict
     | Accumulate
     | Step
     | Start

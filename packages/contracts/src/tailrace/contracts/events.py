@@ -248,6 +248,20 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True)
+class PredictionFailed:
+    """The ranker has no length for a prompt, or one that cannot be. It is not asked again: what it knows stays the same.
+
+    Args:
+        prompt: index in the prompt stream.
+        reason: what was found, in words.
+    """
+
+    prompt: int
+    reason: str
+    answers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """A member of a role has been silent for longer than it should."""
 
@@ -324,6 +338,7 @@ Event = (
     | Stepped
     | Discarded
     | Predicted
+    | PredictionFailed
     | Down
     | Up
     | Suspect

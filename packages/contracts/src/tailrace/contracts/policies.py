@@ -354,7 +354,8 @@ class RecoveryPolicy(Protocol):
 
         It answers for every role, also one that it does not know, every cause and every count. It does not evict the last
         member of a role (`failure.others` is 0), nor a machine that is unknown. A member that fails again and again without
-        work in between, on whatever machine, is in the end evicted or fails the run, and the last of its role fails it.
+        work in between, on whatever machine, is in the end evicted or fails the run, and the last of its role fails it. But
+        the last ranker may be evicted, since nothing waits for it.
         """
         ...
 

@@ -136,7 +136,7 @@ class RecoveryAction(StrEnum):
 
     RESTART: a fresh member takes its place.
     REPLACE: a fresh member takes its place, on another machine if there is one.
-    EVICT: it is not restarted, and others do its work.
+    EVICT: it is not restarted, and others do its work, or nobody does a ranker's.
     EVICT_MACHINE: its machine is no longer used; all members there are replaced elsewhere.
     FAIL: the run ends as failed.
     """

@@ -1,6 +1,6 @@
 """Axis recovery: who is suspected, and what restarts when a member of a role fails. Entry-point group ``tailrace.recovery``.
 
-Roles: ``replica``, ``relay``, ``scorer``, ``trainer``, ``data``.
+Roles: ``replica``, ``relay``, ``scorer``, ``trainer``, ``data``, ``ranker``.
 """
 
 from __future__ import annotations
@@ -13,22 +13,24 @@ from typing import Annotated
 from tailrace.contracts import Failure, FleetView, Health, Reason, RecoveryAction, Suspected, Tried, Why
 from tailrace.faulttol.errors import RecoveryError
 
-ROLES = ("replica", "relay", "scorer", "trainer", "data")
-_REPLACEABLE = ("replica", "relay", "scorer")
+ROLES = ("replica", "relay", "scorer", "trainer", "data", "ranker")
+_REPLACEABLE = ("replica", "relay", "scorer", "ranker")
+DISPENSABLE = ("ranker",)  # nothing waits for it
 
 
 @dataclass(frozen=True, slots=True)
 class Isolate:
     """Contain a failure in its role (Laminar, sections 3.3 and 4.3). Plugin ``isolate``.
 
-    While one member is down, the others continue. A replica, relay or scorer is restarted in its place. If it fails again and
-    again without doing work in between, it is evicted and others do its work. The trainer is restarted from its last durable
-    checkpoint, the data role with its store. A member that cannot be replaced, or one of an unknown role, fails the run.
+    While one member is down, the others continue. A replica, relay, scorer or ranker is restarted in its place. If it fails
+    again and again without doing work in between, it is evicted and others do its work; nobody has to do a ranker's. The
+    trainer is restarted from its last durable checkpoint, the data role with its store. A member that cannot be replaced, or
+    one of an unknown role, fails the run.
     A replica whose engine stands still inside its living process is suspected; heartbeats alone would not notice it.
 
     Args:
-        max_restarts: restarts of a replica, relay or scorer without work in between. After that it is evicted, or the run
-            fails if it is the last of its role. The paper tries one.
+        max_restarts: restarts of a replica, relay, scorer or ranker without work in between. After that it is evicted,
+            or the run fails if it is the last of its role, but for a ranker. The paper tries one.
         trainer_restarts: restarts of the trainer without work in between, before the run fails.
         data_restarts: restarts of the data role without work in between, before the run fails.
         window_s: seconds after which a failure no longer counts.
@@ -59,11 +61,11 @@ class Isolate:
                 raise RecoveryError(f"found {field.name}={value}, expected {expected}")
 
     def on_down(self, failure: Failure) -> RecoveryAction:
-        """Restart the member while it has restarts left; then evict it if there are others, else fail."""
+        """Restart the member while it has restarts left; then evict it if others do its work or nobody needs it, else fail."""
         limit = self.allowed(failure.role)
         if failure.failures > limit:
-            others_can = failure.role in _REPLACEABLE and failure.others > 0
-            return RecoveryAction.EVICT if others_can else RecoveryAction.FAIL
+            goes_on = failure.role in DISPENSABLE or (failure.role in _REPLACEABLE and failure.others > 0)
+            return RecoveryAction.EVICT if goes_on else RecoveryAction.FAIL
         if failure.machine and 0 < self.machine_failures <= failure.machine_failures:
             return RecoveryAction.EVICT_MACHINE
         return RecoveryAction.RESTART

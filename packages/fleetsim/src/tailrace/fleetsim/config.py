@@ -86,6 +86,7 @@ class DelayConfig(_Strict):
 
     Args:
         reward_s: seconds until a finished trajectory has its reward.
+        predict_s: seconds until the ranker has answered.
         report_s: finished trajectories are reported at multiples of this.
         snapshot_s: replicas report their load so often.
         checkpoint_s: seconds until a checkpoint is durable.
@@ -106,6 +107,7 @@ class DelayConfig(_Strict):
     trainer_restart_s: Seconds = 120.0
     relay_restart_s: Seconds = 0.0
     data_restart_s: Seconds = 0.0
+    predict_s: Seconds = 0.0
 
 
 class ScoringPool(_Strict):

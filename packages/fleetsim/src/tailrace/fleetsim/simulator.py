@@ -16,6 +16,7 @@ from tailrace.fleetsim.failures import RandomFailures
 from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.host import MessageTransport, VirtualHost
 from tailrace.fleetsim.log import InstantLog
+from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import Replica
 from tailrace.fleetsim.members.stores import Data, ScorerModel
@@ -24,7 +25,7 @@ from tailrace.fleetsim.world import World
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import RunFailedError
-from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
+from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.executor.seam import RoleSpec
 
@@ -39,7 +40,7 @@ class Models:
         self.world = world
         self.relays = Relays(world)
         self.trainer = self.new_trainer()
-        self.data, self.scorer = self.new_data(), self.new_scorer()
+        self.data, self.scorer, self.ranker = self.new_data(), self.new_scorer(), self.new_ranker()
         self.replicas: dict[str, Replica] = {}
 
     def new_trainer(self) -> Trainer:
@@ -53,6 +54,10 @@ class Models:
     def new_scorer(self) -> ScorerModel:
         """The scorer, not started."""
         return ScorerModel(self.world)
+
+    def new_ranker(self) -> RankerModel:
+        """The ranker, not started; only a pipeline with one starts it."""
+        return RankerModel(self.world)
 
     def new_replica(self, name: str) -> Replica:
         """A replica, not started."""
@@ -69,6 +74,7 @@ class Models:
         return {
             DATA: lambda _: self.data,
             SCORER: lambda _: self.scorer,
+            RANKER: lambda _: self.ranker,
             TRAINER: lambda _: self.trainer,
             RELAY: self.relays.relay,
             REPLICA: self.replica,

@@ -102,7 +102,7 @@ class Case(_Strict):
         max_tokens: of a response.
         scoring_failures: share of scorings that fail.
         refusals: share of prompts that engines refuse.
-        predictions: share of prompts for which a length is predicted: ahead, late, again, and never right but by chance.
+        predictions: share of prompts that a ranker has a length for: late, twice, and right by chance; 0: there is no ranker.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
     """
@@ -209,6 +209,7 @@ class Case(_Strict):
             checkpoint_every=self.checkpoint_every,
             scoring_attempts=self.scoring_attempts,
             failed_groups_limit=self.failed_groups_limit,
+            ranker=self.predictions > 0,
             evaluation=EvaluationPlan(evaluation.size, evaluation.every, first=("greedy",), last=("greedy",)),
         )
 

@@ -92,6 +92,10 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["refusals"] = refusals.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.3])
     if pipeline["routing"]["name"] in NEWER["routing"]:
         content["predictions"] = Random(f"tailrace fuzz {seed}, predictions").choice([0.0, 0.4, 1.0, 1.0])
+    if content.get("predictions"):
+        ranker = Random(f"tailrace fuzz {seed}, what breaks the ranker")
+        many = ranker.choice([0, 0, 1, 3])
+        content["faults"] += tuple([_of_the_ranker(ranker, pipeline["steps"], step_s) for _ in range(many)])
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2}
@@ -217,6 +221,12 @@ _KINDS: tuple[tuple[BreakKind, int], ...] = (
     (BreakKind.REPLAY, 2),
     (BreakKind.CRASH, 2),
 )
+
+
+def _of_the_ranker(random: Random, steps: int, step_s: float) -> dict[str, Any]:
+    kind, at_step = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), random.randint(0, steps - 1)
+    after_s = round(random.random() * step_s, 3)
+    return {"kind": kind, "role": "ranker", "member": "0", "at_step": at_step, "after_s": after_s}
 
 
 def _fault(

@@ -8,9 +8,10 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tailrace import contracts as c
+from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import Replica
-from tailrace.fleetsim.members.stores import Data, ScorerModel
+from tailrace.fleetsim.members.stores import ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.simulator import Models
 from tailrace.fleetsim.world import World
@@ -78,30 +79,32 @@ class FuzzTrainer(Trainer):
 
 PREDICTED_WITHIN_S = 10.0
 MOST_PREDICTED = 400  # tokens: twice what any case allows
-ROUNDS_AHEAD = 3  # of what a run trains on: some prompts come again, and some never
+UNANSWERED = 0.02  # of the prompts that it is asked for
+REFUSED = 0.1
 
 
-class FuzzData(Data):
-    """A data role beside which lengths are predicted: each at a time of its own after a start, so some twice and some late."""
+class FuzzRanker(RankerModel):
+    """A ranker that is right by chance alone, answers each prompt at a time of its own, some twice, and some not at all.
+
+    Args:
+        random: draws what it says.
+        share: share of the prompts that it has a length for.
+    """
 
     def __init__(self, world: World, random: Random, share: float) -> None:
         super().__init__(world)
         self._random, self._share = random, share
 
-    def begin(self, member: VirtualMember) -> None:
-        super().begin(member)
-        world, random = self._world, self._random
-        spec = world.fleet.spec
-        for prompt in range(ROUNDS_AHEAD * spec.steps * spec.batch_groups if self._share else 0):
-            if random.random() < self._share:
-                after_s = random.choice([0.0, random.random() * PREDICTED_WITHIN_S])
-                what = (member, c.Predicted(prompt, float(random.randint(1, MOST_PREDICTED))))
-                world.time.at(world.time.now() + after_s, self._predict, what)
-
-    def _predict(self, what: tuple[VirtualMember, c.Predicted]) -> None:
-        member, predicted = what
-        if member is self._member:
-            member.say([predicted])
+    def predict(self, command: c.Predict) -> None:
+        random = self._random
+        for prompt in command.prompts:
+            for _ in range(random.choice([1, 1, 1, 2])):
+                if random.random() < UNANSWERED:  # its deadline passes, and another ranker takes its place
+                    continue
+                answer: c.Event = c.PredictionFailed(prompt, "found nan tokens", command.seq)
+                if random.random() < self._share * (1 - REFUSED):
+                    answer = c.Predicted(prompt, float(random.randint(1, MOST_PREDICTED)), command.seq)
+                self.later(random.choice([0.0, random.random() * PREDICTED_WITHIN_S]), [answer])
 
 
 class FuzzScorer(ScorerModel):
@@ -139,7 +142,7 @@ class FuzzModels(Models):
         breaks: share of scorings that fail.
         refuses: whether engines refuse a prompt.
         predicting: draws what is predicted.
-        predictions: share of prompts for which something is.
+        predictions: share of the prompts that a ranker has a length for.
     """
 
     def __init__(
@@ -161,8 +164,8 @@ class FuzzModels(Models):
     def new_trainer(self) -> FuzzTrainer:
         return FuzzTrainer(self.world, self.relays, self._lineage)
 
-    def new_data(self) -> FuzzData:
-        return FuzzData(self.world, self._predicting, self._predictions)
+    def new_ranker(self) -> FuzzRanker:
+        return FuzzRanker(self.world, self._predicting, self._predictions)
 
     def new_scorer(self) -> FuzzScorer:
         return FuzzScorer(self.world, self._random, self._breaks)

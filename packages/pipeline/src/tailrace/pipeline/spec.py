@@ -80,6 +80,7 @@ class PipelineSpec:
         scoring_attempts: how often a failing verifier is tried before the group is reported as failed.
         failed_groups_limit: number of groups whose verifier failed that ends the run, since the verifier is then wrong, not a
             response; and of groups that engines refused with no complete one between them.
+        ranker: whether a ranker predicts the lengths of responses, for policies that use them.
     """
 
     admission: AdmissionPolicy
@@ -108,3 +109,4 @@ class PipelineSpec:
     scoring_attempts: int = 3
     failed_groups_limit: int = 64
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
+    ranker: bool = False

@@ -14,7 +14,7 @@ from tailrace.pipeline.controller.weights import PULL_ATTEMPTS
 PROGRESS = "nothing waits for ever"
 
 # these come by themselves, or go round in circles
-_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Suspect, c.Struck, c.Activity, c.Predicted)
+_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Suspect, c.Struck, c.Activity, c.Predicted, c.PredictionFailed)
 MOST_INSTANTS = 30_000
 MANY = 100  # failures of one member, which no recovery that goes on and on takes for the end
 

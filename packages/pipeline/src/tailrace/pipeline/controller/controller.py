@@ -13,7 +13,6 @@ The same calls with the same events give the same commands, byte for byte. So re
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, Final, cast
@@ -30,8 +29,9 @@ from tailrace.pipeline.controller.groups import Groups
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.lending import Lending
 from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.members import DATA, RELAY, SCORER, TRAINER, Members
+from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.plain_state import plain_state
 from tailrace.pipeline.controller.plugin_faults import blame
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.provisioning import Provisioning
@@ -70,12 +70,14 @@ class Controller:
         self.gate = spec.admission.gate(spec.batch_groups)
         self.gate.reset(first_version, {})
         self.source = spec.batching.open()
-        self.predictions = Predictions(self.ledger, self.fleet)
         self.outbox = Outbox(self.fleet)
         self.discards = Discards(self.ledger, self.outbox)
         self.scoring = Scoring(self.ledger, self.outbox, spec.scoring_attempts)
         self.rounds = Rounds(spec, self.source, self.gate, self.ledger, self.trainer)
         self.refill = Refill(spec, self.ledger, self.trainer, self.gate, self.source, self.rounds)
+        self.predictions = Predictions(
+            self.ledger, self.fleet, self.members, self.source, self.refill, self.outbox
+        )  # fmt: skip
         self.coordinator = Coordinator(
             spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.refill,
             self.discards, self.outbox,
@@ -93,7 +95,7 @@ class Controller:
         )  # fmt: skip
         self.round_history = RoundHistory(spec, self.rounds, self.fleet)
         self.lending = Lending(spec, self.fleet, self.trainer, self.coordinator, self.batches, self.outbox)
-        self.losses = Losses(self.ledger, self.fleet, self.trainer, self.scoring, self.coordinator)
+        self.losses = Losses(self.ledger, self.fleet, self.trainer, self.scoring, self.predictions, self.coordinator)
         self.provisioning = Provisioning(
             spec, self.members, self.fleet, self.trainer, self.coordinator, self.losses, self.round_history, self.lending,
             self.outbox,
@@ -117,6 +119,7 @@ class Controller:
             c.Durable: self._on_durable,
             c.ScoringFailed: self.failed_groups.scoring_failed,
             c.Refused: self.failed_groups.refused,
+            c.PredictionFailed: self.predictions.failed,
             c.Accumulated: self._on_accumulated,
             c.Stepped: self._on_stepped,
             c.Discarded: self.discards.done,
@@ -167,25 +170,15 @@ class Controller:
 
     def state(self) -> dict[str, Any]:
         """The whole state as plain data, for comparison."""
-        plain: dict[str, Any] = {
-            "ledger": dataclasses.asdict(self.ledger),
-            "members": self.members.plain(),
-            "fleet": self.fleet.plain(),
-            "trainer": dataclasses.asdict(self.trainer),
-            "evaluations": dataclasses.asdict(self.evaluations),
-        }
         parts = {
             "controller": self,
             "coordinator": self.coordinator,
             "scoring": self.scoring,
             "plan": self.provisioning,
             "failed groups": self.failed_groups,
+            "predictions": self.predictions,
         }
-        for name, part in parts.items():
-            plain[name] = {key: v for key, v in vars(part).items() if isinstance(v, int | float | str | None)}
-        plain["seq"], plain["gate"], plain["source"] = self.outbox.seq, self.gate.state(), self.source.state()
-        plain["discards"] = {seq: list(names) for seq, (names, _) in self.discards.pending.items()}
-        return plain
+        return plain_state(self, parts)
 
     # ---- events ---------------------------------------------------------------------------------------------------
 
@@ -210,7 +203,9 @@ class Controller:
 
     def _start(self, now: float) -> None:
         self.started, self.coordinator.last_plan_s = True, now
-        for role, id_ in ((DATA, "0"), (SCORER, "0"), *((RELAY, str(i)) for i in range(self.relays)), (TRAINER, "0")):
+        ranker = ((RANKER, "0"),) if self.spec.ranker else ()
+        relays = ((RELAY, str(i)) for i in range(self.relays))
+        for role, id_ in ((DATA, "0"), (SCORER, "0"), *relays, (TRAINER, "0"), *ranker):
             self.members.add(role, id_)
             place = c.Place(int(id_)) if role == RELAY else c.Place()
             self.outbox.send(c.Start, role=role, id=id_, place=place)
@@ -359,6 +354,8 @@ class Controller:
         if self.groups.freed or self.coordinator.due(kinds, now):
             self.groups.freed = False
             self.coordinator.run(now, stepped=c.Stepped in kinds)
+        if not self.trainer.done:
+            self.predictions.ask()
         if self.trainer.done:
             self._end()
 

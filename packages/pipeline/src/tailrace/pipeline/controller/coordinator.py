@@ -47,6 +47,7 @@ _PROGRESS = _ANSWERS | {
     c.Accumulated,
     c.Activity,
     c.Predicted,
+    c.PredictionFailed,
 }  # a snapshot follows, or nothing does
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.members import DATA, RELAY, TRAINER, Members, MemberState, down
+from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, TRAINER, Members, MemberState, down
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered, listed
 from tailrace.pipeline.controller.trainer_state import TrainerState
@@ -106,7 +106,7 @@ class Failures:
             self._restart(member, reason, avoid=elsewhere)
         elif action is _ACTIONS.EVICT_MACHINE and failure.machine:
             self._evict_machine(member, failure.machine, reason)
-        elif action is _ACTIONS.EVICT and failure.others:
+        elif action is _ACTIONS.EVICT and (failure.others or member.role == RANKER):  # nothing waits for a ranker
             if failure.cause is c.Cause.STILL:
                 self._outbox.send(c.Stop, role=member.role, id=member.id, reason=reason)
             del self._members.states[member.role, member.id]

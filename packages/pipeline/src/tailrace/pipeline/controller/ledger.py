@@ -22,6 +22,7 @@ from typing import Final
 
 from tailrace.contracts import Candidate, Launch, Pool, Purpose, TrajectoryRef, TrajectoryView
 from tailrace.pipeline.controller.pool import Waiting
+from tailrace.pipeline.controller.predicted_lengths import PredictedLengths
 from tailrace.pipeline.controller.states import Counts, GroupPhase, GroupState, Phase, TrajectoryState
 from tailrace.pipeline.errors import ControllerError
 
@@ -41,7 +42,7 @@ class Ledger:
     A trajectory has a state from the start of its group on. Before that all trajectories of a group are alike, and `unstarted`
     has the group of each. `moving` has the replica that each moves away from. `discarding` are those that start again once
     the store has dropped their tokens. `consumed` lists the groups of each version that training makes or made. `unfinished`
-    counts trajectories by the version whose weights they still need. `predictions` has predicted response tokens by prompt.
+    counts trajectories by the version whose weights they still need.
 
     Args:
         mixes_versions: whether a trajectory may continue under newer weights.
@@ -58,7 +59,7 @@ class Ledger:
     buffered: dict[int, None] = field(default_factory=dict)
     consumed: dict[int, list[int]] = field(default_factory=dict)
     unfinished: dict[int, int] = field(default_factory=dict)
-    predictions: dict[int, float] = field(default_factory=dict)
+    predictions: PredictedLengths = field(default_factory=PredictedLengths)
     generating: int = 0
     counts: Counts = field(default_factory=Counts)
 
@@ -168,9 +169,8 @@ class Ledger:
         """The policies' view of a running trajectory."""
         mixes = self.mixes_versions and state.purpose is _TRAIN
         version = self.groups[state.group].version if mixes else state.version
-        predicted = (
-            self.predictions.get(state.prompt) if state.purpose is _TRAIN else None
-        )  # evaluations number their own
+        own = state.purpose is _EVAL  # evaluations have a stream of prompts of their own
+        predicted = None if own else self.predictions.get(state.prompt)
         return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, predicted)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
@@ -315,7 +315,7 @@ class Ledger:
                 del self.consumed[made]
                 trajectories = self.trajectories
                 for index in settled:
-                    self.predictions.pop(self.groups[index].prompt, None)
+                    self.predictions.done(self.groups[index].prompt)
                     for name in self.groups.pop(index).members:
                         del trajectories[name]
                 ended += settled
@@ -330,7 +330,7 @@ class Ledger:
         if phase is GroupPhase.DEFERRED:
             self.counts.deferred += 1
         else:
-            self.predictions.pop(group.prompt, None)
+            self.predictions.done(group.prompt)
         if phase is GroupPhase.FILTERED:
             self.counts.filtered += 1
             self.counts.filtered_because[reason] = self.counts.filtered_because.get(reason, 0) + 1

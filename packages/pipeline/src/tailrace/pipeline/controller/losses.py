@@ -8,7 +8,8 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import RELAY, REPLICA, SCORER, TRAINER, MemberState
+from tailrace.pipeline.controller.members import RANKER, RELAY, REPLICA, SCORER, TRAINER, MemberState
+from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
@@ -18,10 +19,16 @@ class Losses:
     """Notes members that are gone, and what survived them."""
 
     def __init__(
-        self, ledger: Ledger, fleet: Replicas, trainer: TrainerState, scoring: Scoring, coordinator: Coordinator
+        self,
+        ledger: Ledger,
+        fleet: Replicas,
+        trainer: TrainerState,
+        scoring: Scoring,
+        predictions: Predictions,
+        coordinator: Coordinator,
     ) -> None:
         self._ledger, self._fleet, self._trainer = ledger, fleet, trainer
-        self._scoring, self._coordinator = scoring, coordinator
+        self._scoring, self._predictions, self._coordinator = scoring, predictions, coordinator
 
     def lost(self, member: MemberState) -> None:
         """Note that a member is gone with its state, except the data role's store, which survives."""
@@ -31,6 +38,8 @@ class Losses:
             self._trainer.went_down()
         elif member.role == SCORER:
             self._scoring.went_down()
+        elif member.role == RANKER:
+            self._predictions.went_down()
         elif member.role == RELAY:  # pulls that failed because of it say nothing about the replicas
             for replica in self._fleet.replicas.values():
                 replica.failed_pulls = 0

@@ -14,7 +14,7 @@ from typing import Any
 
 from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Up
 
-RELAY, TRAINER, REPLICA, DATA, SCORER = "relay", "trainer", "replica", "data", "scorer"
+RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 _UP = Health.UP
 
 

@@ -1,30 +1,93 @@
-"""Predicted lengths of responses: from events to the views of policies. Nothing waits for a prediction."""
+"""Predicted lengths of responses: asked for ahead of the launch, and from events to the views of policies.
+
+    prompts that may be launched soon ──Predict──► ranker ──Predicted──► ledger ──► what waits and runs, as policies see it
+                                                     │ down: the next one is asked for all that is missing
+
+Nothing waits for a prediction: what has none is routed without it, and its reason says so. The numbers are in the events, so a
+replay needs no ranker.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 
-from tailrace.contracts import Predicted
+from tailrace import contracts as c
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.members import RANKER, Members
+from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.refill import Refill
 from tailrace.pipeline.controller.states import GroupPhase
 from tailrace.pipeline.errors import ControllerError
 
+_COMMANDS = 8  # in which the prompts that may be launched soon are asked for, as launches go on
+
 
 class Predictions:
-    """Notes what is predicted in the ledger, which owns it, and brings the views up to date.
+    """Asks for predictions, notes them in the ledger, which owns them, and brings the views up to date.
 
     Args:
         ledger: what waits and runs.
         fleet: the replicas, whose views of what they run may be older than a prediction.
+        members: all members, the ranker among them if the run has one.
+        source: the batching source.
+        refill: says how much may be launched soon.
+        outbox: takes the commands.
     """
 
-    def __init__(self, ledger: Ledger, fleet: Replicas) -> None:
-        self._ledger, self._fleet = ledger, fleet
+    def __init__(
+        self,
+        ledger: Ledger,
+        fleet: Replicas,
+        members: Members,
+        source: c.BatchingSource,
+        refill: Refill,
+        outbox: Outbox,
+    ) -> None:
+        self._ledger, self._fleet, self._members = ledger, fleet, members
+        self._source, self._refill, self._outbox = source, refill, outbox
+        self.asked_at: int | None = None  # groups admitted when the ranker that is up was last asked
 
-    def heard(self, events: Iterable[Predicted]) -> None:
+    # ---- asking ---------------------------------------------------------------------------------------------------
+
+    def went_down(self) -> None:
+        """Note that the ranker is gone with all that it was asked. The next one is asked for what is missing."""
+        self._ledger.predictions.asked.clear()
+        self.asked_at = None
+
+    def ask(self) -> None:
+        """Ask the ranker, if it is up, for the prompts that wait or run, and for those that may be launched soon.
+
+        As many are asked for ahead as may be open at once, and as the run still launches. It happens as the ranker comes up,
+        and then each time that an eighth of them was launched, so that one command has many prompts.
+        """
+        if not self._members.is_up(RANKER):
+            return
+        source, admitted = self._source, self._ledger.counts.admitted
+        ahead = self._refill.soon if isinstance(source, c.LooksAhead) else 0
+        if self.asked_at is not None and admitted < self.asked_at + max(1, ahead // _COMMANDS):
+            return
+        self.asked_at = admitted
+        ledger, predictions = self._ledger, self._ledger.predictions
+        generating = [group.prompt for group in ledger.groups.values() if group.phase is GroupPhase.GENERATING]
+        coming = source.ahead(ahead) if isinstance(source, c.LooksAhead) and ahead else ()
+        wanted = [prompt for prompt in dict.fromkeys((*generating, *coming)) if predictions.missing(prompt)]
+        if wanted:
+            predictions.asked.update(dict.fromkeys(wanted))
+            self._outbox.send(c.Predict, prompts=tuple(wanted))
+
+    # ---- answers --------------------------------------------------------------------------------------------------
+
+    def failed(self, event: c.PredictionFailed) -> None:
+        """Leave a prompt without a prediction. It counts as asked for, so that the same ranker is not asked again."""
+        del event
+        self._worked()
+
+    def heard(self, events: Iterable[c.Predicted]) -> None:
         """Take in predictions that came together: of prompts that wait or run, and of prompts that are launched later.
+
+        One of a prompt that is done, or that nobody asked for and that is not open, changes nothing.
 
         Raises:
             ControllerError: a length is not a finite number of at least 1.
@@ -36,11 +99,15 @@ class Predictions:
                     f"found {event.tokens!r} tokens predicted for prompt {event.prompt}, expected a finite number of at least 1"
                 )
             new[event.prompt] = event.tokens
-        ledger = self._ledger
-        ledger.predictions |= new
+        self._worked()
+        ledger, predictions = self._ledger, self._ledger.predictions
+        open_prompts = set()
         for group in ledger.groups.values():
             tokens = new.get(group.prompt)
-            if tokens is None or group.phase is not GroupPhase.GENERATING:
+            if tokens is None:
+                continue
+            open_prompts.add(group.prompt)
+            if group.phase is not GroupPhase.GENERATING:
                 continue
             if group.version is None:
                 ledger.waiting.unstarted.predicted[group.index] = tokens
@@ -48,3 +115,11 @@ class Predictions:
                 ledger.waiting.predict(state.id, tokens)
                 if state.replica is not None:
                     self._fleet.replicas[state.replica].assigned.outdated()
+        for prompt, tokens in new.items():
+            if prompt in predictions.asked or prompt in open_prompts:
+                predictions.tokens[prompt] = tokens
+
+    def _worked(self) -> None:
+        ranker = self._members.get(RANKER)
+        if ranker is not None:
+            ranker.worked()

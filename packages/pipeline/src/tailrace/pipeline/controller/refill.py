@@ -58,14 +58,27 @@ class Refill:
         limits = [limit for limit in (self._gate.room, held_back) if limit is not None]
         return min(limits, default=self._spec.open_batches * self._spec.batch_groups)
 
+    @property
+    def soon(self) -> int:
+        """Groups that may be launched soon: as many as may be open at once, but no more than the run still launches."""
+        return max(0, min(self.open_limit, self._wanted - self._launched)) if not self._rounds.used else self.open_limit
+
+    @property
+    def _wanted(self) -> int:
+        return self._trainer.steps * self._spec.batch_groups + self._spec.batching.surplus_groups
+
+    @property
+    def _launched(self) -> int:
+        counts = self._ledger.counts
+        return counts.admitted - counts.filtered - counts.failed - counts.deferred
+
     def _wants_group(self) -> bool:
         """Whether there is room for a group, and a batch left that it may be part of."""
-        ledger, counts, spec = self._ledger, self._ledger.counts, self._spec
+        ledger = self._ledger
         self._rounds.tell()
-        held = 0 if spec.eviction is not None else len(ledger.buffered)
+        held = 0 if self._spec.eviction is not None else len(ledger.buffered)
         if ledger.generating + held >= self.open_limit:
             return False
         if self._rounds.used:
             return self._rounds.may_launch()
-        wanted = self._trainer.steps * spec.batch_groups + spec.batching.surplus_groups
-        return counts.admitted - counts.filtered - counts.failed - counts.deferred < wanted
+        return self._launched < self._wanted

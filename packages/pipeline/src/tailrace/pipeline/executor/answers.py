@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tailrace import contracts as c
-from tailrace.pipeline.executor.deployment import Deadlines
+from tailrace.pipeline.executor.deployment import RANKER, SCORER, Deadlines
+from tailrace.pipeline.executor.outcomes import Outcomes
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.waits import Waits
 
@@ -28,8 +29,9 @@ class Answers:
         self._waits, self._deadlines, self._down = waits, deadlines, down
         self._numbers: dict[int, tuple[int, Running]] = {}  # waits by the command's number
         self._publishing: int | None = None
-        self._unscored: dict[str, None] = {}
-        self._scoring: int | None = None
+        self._scores = Outcomes(waits, "trajectories to be scored", deadlines.score_s, down)
+        self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down)
+        self._of_role = {SCORER: self._scores, RANKER: self._lengths}
         self._heard: dict[type, Callable[[c.Event], None]] = dict.fromkeys(
             (c.Stepped, c.Accumulated, c.Durable, c.Pulled, c.PullFailed, c.Discarded), self._answered
         )
@@ -64,47 +66,40 @@ class Answers:
 
     def scoring(self, scorer: Running, names: Sequence[str], now: float) -> None:
         """Wait for the scores of trajectories. The deadline counts from the scorer's last outcome."""
-        self._unscored.update(dict.fromkeys(names))
-        if self._scoring is None:
-            self._scoring = self._waits.add(
-                "trajectories to be scored",
-                now,
-                self._deadlines.score_s,
-                None,
-                lambda _: None,
-                lambda error: self._down(scorer, error),
-                scorer,
-            )
+        self._scores.expect(scorer, names, now)
+
+    def predicting(self, ranker: Running, prompts: Sequence[int], now: float) -> None:
+        """Wait for predictions for prompts. The deadline counts from the ranker's last answer."""
+        self._lengths.expect(ranker, prompts, now)
 
     def dropped(self, names: Sequence[str]) -> None:
         """Stop waiting for the scores of trajectories."""
-        for name in names:
-            self._unscored.pop(name, None)
-        self._settle_scores()
+        self._scores.dropped(names)
 
     def heard(self, events: Sequence[c.Event], now: float) -> None:
         """End or renew waits after events of members."""
-        scored = False
+        scored: list[str] = []
+        predicted: list[int] = []
         for event in events:
             kind = type(event)
             if kind is c.Finished or kind is c.Snapshot:  # the most frequent events, which answer nothing else
                 continue
             if kind is c.Scored or kind is c.ScoringFailed:
-                self._unscored.pop(event.trajectory, None)  # type: ignore[union-attr]
-                scored = True
+                scored.append(event.trajectory)  # type: ignore[union-attr]
+            elif kind is c.Predicted or kind is c.PredictionFailed:
+                predicted.append(event.prompt)  # type: ignore[union-attr]
             elif kind in self._heard:
                 self._heard[kind](event)
         if scored:
-            if self._scoring is not None:
-                self._waits.renew(self._scoring, now, self._deadlines.score_s)
-            self._settle_scores()
+            self._scores.came(scored, now)
+        if predicted:
+            self._lengths.came(predicted, now)
 
     def forget(self, running: Running) -> None:
         """End all waits for a member that is gone."""
         self._numbers = {seq: entry for seq, entry in self._numbers.items() if entry[1] is not running}
-        if running.role == "scorer":
-            self._unscored.clear()
-            self._scoring = None
+        if running.role in self._of_role:
+            self._of_role[running.role].clear()
 
     def _add(self, running: Running, seq: int, what: str, timeout_s: float, now: float) -> None:
         number = self._waits.add(
@@ -126,8 +121,3 @@ class Answers:
         entry = self._numbers.pop(seq, None)
         if entry is not None:
             self._waits.settle(entry[0])
-
-    def _settle_scores(self) -> None:
-        if not self._unscored and self._scoring is not None:
-            self._waits.settle(self._scoring)
-            self._scoring = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from tailrace.pipeline.executor.seam import Host, RoleSpec
 
-DATA, SCORER, TRAINER, REPLICA, RELAY = "data", "scorer", "trainer", "replica", "relay"
+DATA, SCORER, TRAINER, REPLICA, RELAY, RANKER = "data", "scorer", "trainer", "replica", "relay", "ranker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,7 @@ class Deadlines:
         publish_s: deadline until a version is visible on a relay, or a checkpoint is durable.
         pull_s: deadline for a replica to load a version.
         score_s: deadline for the next outcome while trajectories are scored.
+        predict_s: deadline for the next answer while lengths are predicted.
         suspect_s, silent_s: silence after which a member is suspected, and after which it counts as dead.
         close_s: deadline for a role to clean up.
     """
@@ -34,11 +35,12 @@ class Deadlines:
     suspect_s: float = 10.0
     silent_s: float = 60.0
     close_s: float = 30.0
+    predict_s: float = 120.0
 
     @classmethod
     def all(cls, limit_s: float, *, suspect_s: float, silent_s: float) -> Deadlines:
         """Deadlines that are all `limit_s`, except those for silence."""
-        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, silent_s, limit_s)
+        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, silent_s, limit_s, limit_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tailrace.faulttol import Fault
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import DeadlineError, RunFailedError
-from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER, Deployment
+from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deployment
 from tailrace.pipeline.executor.injection import Injection
 from tailrace.pipeline.executor.membership import Key, Membership
 from tailrace.pipeline.executor.running import Running
@@ -76,6 +76,7 @@ class Executor:
             **dict.fromkeys((c.Publish, c.Checkpoint, c.Accumulate, c.Step), self._to_trainer),
             c.Abort: self._abort,
             c.Score: self._score,
+            c.Predict: self._predict,
             c.Start: self.membership.start,
             c.Restart: self.membership.restart,
             c.Resize: self.membership.resize,
@@ -296,3 +297,8 @@ class Executor:
         scorer = self._send((SCORER, "0"), command)
         if scorer is not None:
             self._answers.scoring(scorer, command.trajectories, self._time.now())
+
+    def _predict(self, command: c.Predict) -> None:
+        ranker = self._send((RANKER, "0"), command)
+        if ranker is not None:
+            self._answers.predicting(ranker, command.prompts, self._time.now())

@@ -70,6 +70,11 @@ class InOrder:
         prompt = self._deferred[0][0] if again else self._prompt
         return Launch(prompt, self._samples + self._surplus, self._samples)
 
+    def ahead(self, count: int) -> Sequence[int]:
+        """What comes again first, since it is near, then the next prompts of the stream."""
+        again = [prompt for prompt, _ in self._deferred[:count]]
+        return [*again, *range(self._prompt, self._prompt + count - len(again))]
+
     def launched(self, group: int, launch: Launch) -> None:
         """Go to the next prompt."""
         if launch.prompt < self._prompt:

@@ -175,6 +175,11 @@ class InRounds:
         draw = prompt if policy.draws else None
         return Launch(prompt, self._samples, policy.samples, self._number, kind, draw)
 
+    def ahead(self, count: int) -> Sequence[int]:
+        """What the open round has not launched yet, then the next prompts of the stream; a long round's were named before."""
+        pending = self._pending[:count]
+        return [*pending, *range(self._prompt, self._prompt + count - len(pending))]
+
     def launched(self, group: int, launch: Launch) -> None:
         """Note the group of a prompt of the open round."""
         del self._pending[0]

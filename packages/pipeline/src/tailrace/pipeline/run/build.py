@@ -247,7 +247,12 @@ def _check_faults(config: RunConfig) -> None:
     members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
     gathered = Gathered()
     for fault in build_faults(config):
-        known = members[fault.role]
+        known = members.get(fault.role, [])
+        if not known:
+            gathered.add(
+                f"key 'faults': {fault}: found no {fault.role} in this run, expected one of {', '.join(members)}"
+            )
+            continue
         if fault.member is not None and not {fault.member, f"r{fault.member}"} & set(known):
             gathered.add(
                 f"key 'faults': {fault}: found {fault.role} {fault.member!r}, expected one of {', '.join(known)}"

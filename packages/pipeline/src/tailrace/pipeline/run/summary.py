@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.run.figures import mean_counted, percentile
 from tailrace.pipeline.run.results import Measured, Quantity, Results, baseline, results_of
@@ -71,7 +71,7 @@ def summarise(
         "migrated_trajectories": run.evictions,
         "resumed_on_newer": counts.resumed_on_newer,
         "replica_restarts": run.replica_restarts,
-        "restarts": {role: run.restarts(role) for role in (TRAINER, DATA, SCORER, RELAY, REPLICA)},
+        "restarts": {role: run.restarts(role) for role in (TRAINER, DATA, SCORER, RANKER, RELAY, REPLICA)},
         "regenerated_trajectories": counts.regenerated_trajectories,
         "admitted_trajectories": counts.prompts * samples,
         "surplus_trajectories": counts.surplus_trajectories,

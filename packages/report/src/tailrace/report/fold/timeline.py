@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import DATA, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.report.fold.causes import NOT_YET, OTHERS, idle_cause, waiting_cause
 from tailrace.report.fold.hearing import Hears
 from tailrace.report.fold.history import History
@@ -42,7 +42,12 @@ class Doing(StrEnum):
 BUBBLES = frozenset({Doing.IDLE, Doing.WAITING})
 
 
-_HELD = {RELAY: "complete versions to pull from", DATA: "prompts and trajectories", SCORER: "trajectories are scored"}
+_HELD = {
+    RELAY: "complete versions to pull from",
+    DATA: "prompts and trajectories",
+    SCORER: "trajectories are scored",
+    RANKER: "lengths are predicted",
+}
 
 Key = tuple[str, str]
 """A member: its role and its id."""

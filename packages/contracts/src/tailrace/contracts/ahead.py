@@ -1,0 +1,21 @@
+"""What a batching source may also say: which prompts come, before it launches them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+
+@runtime_checkable
+class LooksAhead(Protocol):
+    """What a `BatchingSource` may also have, so that the lengths of its prompts are predicted before they are launched.
+
+    The prompts of any other source are predicted once they are launched.
+    """
+
+    def ahead(self, count: int) -> Sequence[int]:
+        """At most `count` prompts that it will probably launch next, in this order. Asking changes nothing.
+
+        A prompt that is not launched after all costs a prediction, one that is not named has it later: neither is an error.
+        """
+        ...
