@@ -112,7 +112,7 @@ class SftOptions:
     mlp: int = 384
     vocabulary: int = 2048
     most_tokens: int = 512
-    epochs: int = 20
+    epochs: int = 12
     batch: int = 16
     lr: float = 2e-3
     init_lr: float = 3e-5
