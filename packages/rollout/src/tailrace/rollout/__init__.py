@@ -1,5 +1,5 @@
-"""Rollout engines (vLLM, transformers continuous batching) behind one protocol, the replica worker that drives them, and the
-rounds of tail batching.
+"""Rollout engines (vLLM, transformers continuous batching) behind one protocol, the replica worker that drives them, the stream
+generation service, and the rounds of tail batching.
 
 Importing this package imports no engine; `build_engine` imports the one that it is asked for.
 """
@@ -20,7 +20,11 @@ from tailrace.rollout.errors import (
     RolloutError,
     RoundError,
     RouteConflictError,
+    ServiceDownError,
     SourceMismatchError,
+    UpdateFailedError,
+    UpdateRefusedError,
+    VersionTimeoutError,
     WeightsError,
 )
 from tailrace.rollout.generation import Generation, generate
@@ -29,6 +33,7 @@ from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.ports import SamplingRule, TrajectorySource, WeightSource
 from tailrace.rollout.replica import MonotonicClock, ReplicaWorker
 from tailrace.rollout.selection import build_engine, import_engine, keeps_seeds, select_engine
+from tailrace.rollout.service import Sample, StreamGenerationService
 from tailrace.rollout.tail_rounds import Round, TailRounds
 
 __all__ = [
@@ -53,10 +58,16 @@ __all__ = [
     "Round",
     "RoundError",
     "RouteConflictError",
+    "Sample",
     "SamplingRule",
+    "ServiceDownError",
     "SourceMismatchError",
+    "StreamGenerationService",
     "TailRounds",
     "TrajectorySource",
+    "UpdateFailedError",
+    "UpdateRefusedError",
+    "VersionTimeoutError",
     "WeightSource",
     "WeightsError",
     "build_engine",

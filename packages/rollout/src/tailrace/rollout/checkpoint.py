@@ -1,10 +1,10 @@
-"""The parameter names of a Hugging Face model directory, which a complete set of weights must have."""
+"""What a Hugging Face model directory says: the parameters that a complete set of weights must have, the tokens that end."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from tailrace.rollout.errors import ModelLoadError
 
@@ -37,6 +37,25 @@ def parameter_names(model_path: str) -> frozenset[str]:
     if config.get("tie_word_embeddings"):
         names.discard("lm_head.weight")
     return frozenset(names)
+
+
+def end_tokens(model_path: str) -> tuple[int, ...]:
+    """The end-of-sequence tokens of a model directory; empty if it names none.
+
+    Raises:
+        ModelLoadError: a configuration file exists and cannot be read.
+    """
+    found: Any = None
+    for name in ("generation_config.json", "config.json"):
+        path = Path(model_path) / name
+        if found is None and path.is_file():
+            try:
+                found = json.loads(path.read_text()).get("eos_token_id")
+            except (OSError, ValueError, AttributeError) as error:
+                raise ModelLoadError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (found,)
 
 
 def _header(file: BinaryIO) -> set[str]:

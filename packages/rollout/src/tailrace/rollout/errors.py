@@ -69,3 +69,19 @@ class CloseTimeoutError(RolloutError, TimeoutError):
 
 class RoundError(RolloutError, ValueError):
     """A number of tail batching is out of its range, or a call does not fit the open round. Nothing was changed."""
+
+
+class UpdateRefusedError(RolloutError, ValueError):
+    """A weight update is not newer than what is served, or is not the whole model. Nothing was changed."""
+
+
+class UpdateFailedError(RolloutError, RuntimeError):
+    """A replica could not load a complete update. All replicas serve the version before it."""
+
+
+class VersionTimeoutError(RolloutError, TimeoutError):
+    """The weight version that a request waits for did not arrive before the deadline."""
+
+
+class ServiceDownError(RolloutError, RuntimeError):
+    """The stream generation service is closed, or every replica has died more often than it may."""

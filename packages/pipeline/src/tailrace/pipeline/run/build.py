@@ -35,6 +35,7 @@ from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.sharing import check_shared
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
+from tailrace.rollout.checkpoint import end_tokens
 
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
@@ -342,14 +343,10 @@ def _trainer_config(config: RunConfig) -> Any:
 
 def stop_tokens(model: Path) -> tuple[int, ...]:
     """The end-of-sequence tokens of a model directory."""
-    found: Any = None
-    for name in ("generation_config.json", "config.json"):
-        path = model / name
-        if found is None and path.is_file():
-            found = json.loads(path.read_text()).get("eos_token_id")
-    if found is None:
+    found = end_tokens(str(model))
+    if not found:
         raise ConfigError(f"{model}: found no eos_token_id in its configuration, expected one: responses could not end")
-    return tuple(found) if isinstance(found, list) else (found,)
+    return found
 
 
 def _stream(config: RunConfig) -> dict[str, Any]:

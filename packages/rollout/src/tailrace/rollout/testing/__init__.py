@@ -11,9 +11,21 @@
 
 from typing import Any
 
+from tailrace.rollout.testing.fake_model import TensorFakeEngine, build_fake_engine, fake_weights, save_fake_model
 from tailrace.rollout.testing.fakes import FakeEngine, MemorySource, MemoryWeights, fake_token
 
-__all__ = ["EngineContract", "FakeEngine", "MemorySource", "MemoryWeights", "fake_token", "save_tiny_model"]
+__all__ = [
+    "EngineContract",
+    "FakeEngine",
+    "MemorySource",
+    "MemoryWeights",
+    "TensorFakeEngine",
+    "build_fake_engine",
+    "fake_token",
+    "fake_weights",
+    "save_fake_model",
+    "save_tiny_model",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,82 @@
+"""Prompts as tokens, and the order in which they start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from tailrace.contracts import extra
+from tailrace.rollout.errors import RequestError
+
+Prompt = str | Sequence[int]
+
+
+class Ranker(Protocol):
+    """Says which prompts will have the longest responses (`tailrace.ranker.LengthRanker` is one)."""
+
+    def rank(self, prompts: Sequence[str]) -> Sequence[int]:
+        """Positions of the prompts, longest first."""
+        ...
+
+
+class PromptReader:
+    """Encodes prompts and checks that they fit.
+
+    Args:
+        model: Hugging Face model directory; text needs its ``tokenizer.json``.
+        context: most tokens of a prompt and its response.
+    """
+
+    def __init__(self, model: Path, context: int) -> None:
+        self._path, self._context = model / "tokenizer.json", context
+        self._tokenizer: Any = None
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+        """The token ids of each prompt. Text is encoded as it stands, without a chat template or special tokens.
+
+        Raises:
+            RequestError: one is empty, fills the context or is text, and the model has no tokenizer.
+        """
+        encoded = []
+        for index, prompt in enumerate(prompts):
+            tokens = self._encode(index, prompt) if isinstance(prompt, str) else tuple(prompt)
+            if not tokens:
+                raise RequestError(f"prompt {index} is empty, expected at least one token")
+            if len(tokens) >= self._context:
+                raise RequestError(
+                    f"prompt {index} has {len(tokens)} tokens, expected fewer than the context of {self._context}"
+                )
+            encoded.append(tokens)
+        return encoded
+
+    def text(self, prompts: Sequence[Prompt]) -> list[str]:
+        """The text of each prompt, which a ranker reads.
+
+        Raises:
+            RequestError: one is given as ids, and the model has no tokenizer.
+        """
+        return [
+            prompt if isinstance(prompt, str) else self._load(index).decode(list(prompt), skip_special_tokens=False)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def _encode(self, index: int, prompt: str) -> tuple[int, ...]:
+        return tuple(self._load(index).encode(prompt, add_special_tokens=False).ids)
+
+    def _load(self, index: int) -> Any:
+        if self._tokenizer is None:
+            if not self._path.is_file():
+                raise RequestError(f"prompt {index}: found no {self._path}, expected token ids without a tokenizer")
+            with extra("tailrace-rollout", "transformers"):
+                from tokenizers import Tokenizer
+            self._tokenizer = Tokenizer.from_file(str(self._path))
+        return self._tokenizer
+
+
+def is_order(positions: object, count: int) -> bool:
+    """Whether these are all positions from 0 to `count`, once each."""
+    try:
+        return sorted(int(position) for position in positions) == list(range(count))  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return False

@@ -1,0 +1,137 @@
+"""A replica in a process of its own: an engine keeps global state and a thread of Python's, so two need two processes.
+
+service ── setup, commands with prompts and kept tokens ──► child (`replica_child`): ReplicaWorker
+        ◄── tokens, then the events about them ──────────── one pipe, so in that order
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from multiprocessing.connection import Connection
+
+from tailrace.contracts import EngineFactory, Event, Resume, Route, Sampling
+from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
+from tailrace.rollout.order import ReplicaCommand
+from tailrace.rollout.service.handle import ReplicaSetup
+
+_CHILD = "tailrace.rollout.service.replica_child"
+_STATUS_S = 0.5
+_CLOSE_S = 10.0
+
+
+class ReplicaProcess:
+    """A replica worker in a child process (a `ReplicaHandle`).
+
+    Args:
+        setup: how it is started.
+        build: builds the engine, in the child, which imports it by its name; None: the engine plugin that `setup` names.
+
+    Raises:
+        ReplicaCrashedError: the engine did not load; the message has its error.
+    """
+
+    def __init__(self, setup: ReplicaSetup, build: EngineFactory | None = None) -> None:
+        self._name, self._book = setup.name, setup.book
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(  # noqa: S603 - this Python, with words of ours
+                [sys.executable, "-m", _CHILD, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # engines print; the service's own output is for its caller
+            )
+        self._pipe = Connection(ours.detach())
+        self._sending = threading.Lock()
+        self._reason = ""
+        engine = setup.engine if build is None else build
+        sent = (setup.name, str(setup.model), engine, dict(setup.options), str(setup.weights.directory))
+        try:
+            self._send((*sent, setup.flush_s, setup.pull_timeout_s))
+            kind, what = self._pipe.recv()
+        except (OSError, EOFError) as error:
+            self._process.kill()
+            raise ReplicaCrashedError(
+                f"replica {self._name!r} ended while its engine loaded{self._status()}"
+            ) from error
+        if kind != "up":
+            self.close(_CLOSE_S)
+            raise ReplicaCrashedError(f"replica {self._name!r} did not start: {what}")
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def submit(self, command: ReplicaCommand) -> None:
+        """Send a command, with the prompts and tokens that it needs.
+
+        Raises:
+            ReplicaCrashedError: the process has ended.
+        """
+        resumes: list[tuple[Resume, Sampling]] = []
+        if isinstance(command, Route):
+            samplings = {ref.trajectory: self._book.sampling(ref) for ref in command.trajectories}
+            begun = self._book.begin(self._name, 0, command.trajectories)
+            resumes = [(resume, samplings[resume.trajectory]) for resume in begun]
+        try:
+            self._send((command, resumes))
+        except OSError as error:
+            raise ReplicaCrashedError(f"replica {self._name!r} has ended{self._status()}") from error
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """Events since the last call; waits for the first until the deadline.
+
+        Raises:
+            ReplicaCrashedError: the process has ended, and all its events have been returned.
+        """
+        events: list[Event] = []
+        deadline = time.monotonic() + timeout_s
+        try:
+            while not events and self._pipe.poll(max(0.0, deadline - time.monotonic())):
+                while self._pipe.poll(0):
+                    kind, what = self._pipe.recv()
+                    if kind == "tokens":
+                        self._book.append(self._name, what)  # of samples taken away meanwhile they are refused
+                    elif kind == "events":
+                        events += what
+                    else:
+                        self._reason = what
+                if time.monotonic() >= deadline:
+                    break
+        except (EOFError, OSError) as error:
+            if not events:
+                raise ReplicaCrashedError(f"replica {self._name!r} died{self._status()}") from error
+        return events
+
+    def close(self, timeout_s: float) -> None:
+        """End the process: in order if it still answers, else by a signal.
+
+        Raises:
+            CloseTimeoutError: it is there after the deadline all the same.
+        """
+        self._pipe.close()
+        for end in (None, self._process.kill):
+            if end is not None:
+                end()
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+        raise CloseTimeoutError(f"replica {self._name!r} (process {self.pid}) did not end within {timeout_s} s")
+
+    def _send(self, message: object) -> None:
+        with self._sending:
+            self._pipe.send(message)
+
+    def _status(self) -> str:
+        try:
+            status = self._process.wait(_STATUS_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        how = f"by signal {-status}" if status < 0 else f"with status {status}"
+        return f" {how}{': ' if self._reason else ''}{self._reason}"

@@ -1,0 +1,410 @@
+"""The stream generation service (StreamRL, section 3): `update(weights)` and `generate(prompts)`, each sample as it ends.
+
+    generate ──► Stream: waiting ──► least-loaded replica with a free slot ──► tokens in the Book ──► Sample ──► the reader
+    update ──► staged, checked ──► every replica loads it, nothing starts meanwhile ──► what was interrupted goes on under it
+
+Invariants:
+* An update is served by all replicas or none: no sample runs between the first load and the last.
+* Samples that a replica loses, by an update or its death, go on from their last token, before those that have not begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tailrace.contracts import FinishReason, Sampling
+from tailrace.rollout.checkpoint import end_tokens
+from tailrace.rollout.errors import (
+    OptionError,
+    RequestError,
+    ServiceDownError,
+    UpdateFailedError,
+    UpdateRefusedError,
+    VersionTimeoutError,
+)
+from tailrace.rollout.options import CacheShape
+from tailrace.rollout.service.book import Book
+from tailrace.rollout.service.handle import ReplicaSetup, StartReplica
+from tailrace.rollout.service.prompts import Prompt, PromptReader, Ranker, is_order
+from tailrace.rollout.service.replica_process import ReplicaProcess
+from tailrace.rollout.service.replicas import Replica, Replicas
+from tailrace.rollout.service.sample import Order, Sample
+from tailrace.rollout.service.staged_weights import StagedWeights, Weights
+from tailrace.rollout.service.stream import Key, Stream
+
+_LOG = logging.getLogger(__name__)
+_MAX_NUM_SEQS = 64
+_AHEAD = 4  # a replica has a quarter more samples than it runs at once, so that one that ends leaves no empty slot
+
+
+class StreamGenerationService:
+    """Generates samples on several replicas and yields each as it ends. It belongs to one event loop.
+
+    Start it with ``async with``, or let the first call do so; `close` ends its processes.
+
+    Args:
+        model: Hugging Face model directory with safetensors files; its weights are version 0.
+        replicas: how many engines, each in a process of its own.
+        ranker: with one, the prompts of a request start longest first; without, in the order given.
+        engine: name of the engine plugin.
+        options: engine options.
+        max_tokens: most response tokens where a request does not say; None: as many as the context has room for.
+        temperature: of sampling; 0 is greedy.
+        ahead: most samples of one request on replicas or unread; None: twice what all replicas take.
+        restarts: deaths of a replica, without a complete sample between them, after which it is given up.
+        still_s: seconds without a token after which an engine that has work is replaced.
+        flush_s: seconds between two batches of tokens of a replica.
+        pull_timeout_s: deadline of a load of weights.
+        rank_timeout_s: how long a request waits for the ranker before it starts in the order given.
+        start: starts a replica; for embedding and tests.
+
+    Raises:
+        OptionError: a number is out of range.
+        ModelLoadError: the model directory is incomplete.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        replicas: int = 2,
+        ranker: Ranker | None = None,
+        *,
+        engine: str = "auto",
+        options: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 1.0,
+        ahead: int | None = None,
+        restarts: int = 3,
+        still_s: float = 120.0,
+        flush_s: float = 0.02,
+        pull_timeout_s: float = 120.0,
+        rank_timeout_s: float = 10.0,
+        start: StartReplica = ReplicaProcess,
+    ) -> None:
+        if replicas < 1:
+            raise OptionError(f"replicas: found {replicas}, expected at least 1")
+        self._model, self._count, self._ranker = Path(model), replicas, ranker
+        options = dict(options or {})
+        longest = CacheShape.read(str(model)).max_len
+        self._context = min(options.get("max_model_len") or longest, longest)
+        self._reader = PromptReader(self._model, self._context)
+        self._sampling = Sampling(temperature, max_tokens or self._context, end_tokens(str(model)))
+        running = int(options.get("max_num_seqs") or _MAX_NUM_SEQS)
+        self._slots = running + max(1, running // _AHEAD)
+        self._window = ahead or 2 * self._slots * replicas
+        self._directory = Path(tempfile.mkdtemp(prefix="tailrace-service-"))
+        try:
+            self._weights = StagedWeights(self._model, self._directory)
+        except BaseException:
+            shutil.rmtree(self._directory)
+            raise
+        self._book = Book()
+        setup = ReplicaSetup(
+            "", self._model, engine, options, self._book, self._weights, flush_s=flush_s, pull_timeout_s=pull_timeout_s
+        )
+        self._fleet: Callable[[], Replicas] = lambda: Replicas(
+            setup, replicas, start, self, restarts=restarts, still_s=still_s
+        )
+        self._pull_timeout_s, self._rank_timeout_s = pull_timeout_s, rank_timeout_s
+        self._replicas: Replicas | None = None
+        self._starting: asyncio.Task[Replicas] | None = None
+        self._updating = asyncio.Lock()
+        self._newer = asyncio.Condition()
+        self._streams: list[Stream] = []  # in the order in which they came
+        self._where: dict[str, Stream] = {}  # by sample, from its order to its end
+        self._serial = itertools.count()
+        self._error: ServiceDownError | None = None
+        self._unranked = 0
+
+    # ------------------------------------------------------------------------------------------------ what one calls
+
+    @property
+    def version(self) -> int:
+        """The weight version that is served; 0 is the model as it was given."""
+        return 0 if self._replicas is None else self._replicas.version
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its response."""
+        return self._context
+
+    @property
+    def weights(self) -> StagedWeights:
+        """Where updates are written and checked."""
+        return self._weights
+
+    def status(self) -> dict[str, Any]:
+        """Version, replicas, and how many samples wait, run and are unread."""
+        replicas = self._replicas.all if self._replicas is not None else []
+        return {
+            "version": self.version,
+            "replicas": [
+                {"name": one.name, "version": one.version, "running": len(one.in_flight), "given_up": one.given_up}
+                for one in replicas
+            ],
+            "samples": {
+                "running": sum(len(stream.running) for stream in self._streams),
+                "unread": sum(stream.unread for stream in self._streams),
+                "left": sum(stream.left for stream in self._streams),
+            },
+            "unranked": self._unranked,
+        }
+
+    async def start(self) -> None:
+        """Start the replicas, if they are not; returns when all serve version 0.
+
+        Raises:
+            RolloutError: a replica does not start.
+            ServiceDownError: the service was closed.
+        """
+        self._check()
+        if self._starting is None:
+            self._starting = asyncio.create_task(self._start())
+        self._replicas = await asyncio.shield(self._starting)
+
+    async def update(self, weights: Weights, version: int) -> None:
+        """Replace the weights. Samples in flight go on under the new ones; each token has its own version.
+
+        Args:
+            weights: all parameters of the model, by name, on any device. Read before this returns.
+            version: above the one that is served.
+
+        Raises:
+            UpdateRefusedError: it is not newer, or not the whole model. Nothing was changed.
+            UpdateFailedError: a replica could not load it. All serve the version before.
+        """
+        await self.update_with(lambda: self._weights.stage(weights, version), version)
+
+    async def update_with(self, stage: Callable[[], object], version: int) -> None:
+        """Like `update`, with a function that stages the version (`StagedWeights.stage`, `accept`), called in a thread."""
+        await self.start()
+        # shielded: one who is cancelled while replicas load does not leave them with two versions
+        await asyncio.shield(asyncio.create_task(self._update(stage, version)))
+
+    async def generate(
+        self,
+        prompts: Sequence[Prompt],
+        samples: int = 1,
+        *,
+        max_tokens: int | None = None,
+        at_least_version: int = 0,
+        version_timeout_s: float = 600.0,
+    ) -> AsyncIterator[Sample]:
+        """Yield each sample of each prompt as it ends. Leaving the loop (`aclose`) stops what is left.
+
+        A reader that is slow slows generation down: at most `ahead` samples are on replicas or unread.
+
+        Args:
+            prompts: text or token ids.
+            samples: of each prompt.
+            max_tokens: most response tokens.
+            at_least_version: nothing starts under older weights.
+            version_timeout_s: how long to wait for that version.
+
+        Raises:
+            RequestError: a prompt or a number is out of range.
+            VersionTimeoutError: the version did not come.
+            ServiceDownError: no replica is left.
+        """
+        stream = await self.open(
+            prompts,
+            samples,
+            max_tokens=max_tokens,
+            at_least_version=at_least_version,
+            version_timeout_s=version_timeout_s,
+        )
+        try:
+            async for sample in stream.read():
+                yield sample
+        finally:
+            self.cancel(stream)
+
+    async def open(
+        self,
+        prompts: Sequence[Prompt],
+        samples: int = 1,
+        *,
+        max_tokens: int | None = None,
+        at_least_version: int = 0,
+        version_timeout_s: float = 600.0,
+        have: Collection[Key] = (),
+    ) -> Stream:
+        """Begin a request whose reader may come back (`Stream.resume`). It must be ended with `cancel`.
+
+        Args:
+            have: prompt and sample of what the reader has already, which is not generated.
+
+        Raises: as `generate`.
+        """
+        if samples < 1 or (max_tokens is not None and max_tokens < 1):
+            raise RequestError(f"found samples={samples}, max_tokens={max_tokens}, expected at least 1")
+        encoded = self._reader.encode(prompts)
+        await self.start()
+        await self._reach(at_least_version, version_timeout_s)
+        order = await self._rank(prompts)
+        sampling = replace(self._sampling, max_tokens=max_tokens or self._sampling.max_tokens)
+        had = set(have)
+        orders = [
+            Order(self._id(), index, sample, encoded[index], sampling)
+            for index in order
+            for sample in range(samples)
+            if (index, sample) not in had
+        ]
+        self._check()
+        stream = Stream(
+            orders,
+            window=self._window,
+            fresh=lambda old: replace(old, id=self._id()),
+            changed=self.room,
+        )
+        self._streams.append(stream)
+        self.room()
+        return stream
+
+    def cancel(self, stream: Stream) -> None:
+        """End a request: what runs of it is stopped, what is unread is dropped."""
+        if stream not in self._streams:
+            return
+        self._streams.remove(stream)
+        ids = {id_ for id_, where in self._where.items() if where is stream}
+        self._forget(ids)
+        stream.fail(ServiceDownError("the request was cancelled"))
+        if self._replicas is not None:
+            self._replicas.abort(ids)
+        self.room()
+
+    async def close(self) -> None:
+        """End every request and every replica."""
+        self.down(ServiceDownError("the service is closed"))
+        if self._starting is not None:
+            started = (await asyncio.gather(self._starting, return_exceptions=True))[0]
+            if isinstance(started, Replicas):
+                await started.close()
+        await asyncio.to_thread(shutil.rmtree, self._directory, True)
+
+    async def __aenter__(self) -> StreamGenerationService:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # ------------------------------------------------------------------------------------------ what replicas report
+
+    def finished(self, id_: str, finish: FinishReason) -> None:
+        """A sample is complete."""
+        stream = self._where.pop(id_)
+        stream.deliver(id_, self._book.take(id_, finish))
+
+    def refused(self, id_: str, reason: str) -> None:
+        """The engine does not take a sample: its request ends."""
+        stream = self._where[id_]
+        stream.fail(RequestError(reason))
+        self.cancel(stream)
+
+    def returned(self, ids: Sequence[str]) -> None:
+        """Samples go back to the head of their queue; what their replica still sends is refused."""
+        self._book.release(ids)
+        for stream in {id(self._where[id_]): self._where[id_] for id_ in ids}.values():
+            stream.put_back(set(ids))
+
+    def room(self) -> None:
+        """Give waiting samples to replicas with free slots."""
+        if self._replicas is None or self._error is not None:
+            return
+        given: dict[str, tuple[Replica, list[Order]]] = {}
+        while (replica := self._replicas.least_loaded(self._slots)) is not None:
+            stream = next((one for one in self._streams if one.wants()), None)
+            if stream is None:
+                break
+            order = stream.take()
+            if order.id not in self._where:
+                self._where[order.id] = stream
+                self._book.open(order)
+            replica.in_flight.add(order.id)
+            given.setdefault(replica.name, (replica, []))[1].append(order)
+        for replica, orders in given.values():
+            self._replicas.route(replica, orders)
+
+    def down(self, error: ServiceDownError) -> None:
+        """No replica is left, or the service closes: every request ends."""
+        self._error = self._error or error
+        for stream in self._streams:
+            stream.fail(self._error)
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    async def _start(self) -> Replicas:
+        replicas = self._fleet()
+        await replicas.start()
+        return replicas
+
+    async def _update(self, stage: Callable[[], object], version: int) -> None:
+        async with self._updating:
+            self._check()
+            before = self.version
+            if version <= before:
+                raise UpdateRefusedError(f"found an update to version {version}, expected one above {before}")
+            await asyncio.to_thread(stage)
+            assert self._replicas is not None
+            failed = await self._replicas.pull(version, self._pull_timeout_s)
+            self._weights.forget(version if failed else before)
+            if failed:
+                raise UpdateFailedError(f"{failed[0]}; version {before} is served")
+        async with self._newer:
+            self._newer.notify_all()
+
+    async def _reach(self, version: int, timeout_s: float) -> None:
+        if version <= self.version:
+            return
+        try:
+            async with asyncio.timeout(timeout_s), self._newer:
+                await self._newer.wait_for(lambda: self.version >= version or self._error is not None)
+        except TimeoutError as error:
+            raise VersionTimeoutError(
+                f"version {version} did not come within {timeout_s} s; version {self.version} is served"
+            ) from error
+
+    async def _rank(self, prompts: Sequence[Prompt]) -> Sequence[int]:
+        """The order in which prompts start. A ranker that is late or wrong costs the order, not the request."""
+        as_given = range(len(prompts))
+        if self._ranker is None or len(prompts) < 2:
+            return as_given
+        try:
+            texts = self._reader.text(prompts)
+            order = await asyncio.wait_for(asyncio.to_thread(self._ranker.rank, texts), self._rank_timeout_s)
+            if is_order(order, len(prompts)):
+                return [int(position) for position in order]
+            problem = "it does not rank each prompt once"
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        self._unranked += len(prompts)
+        _LOG.warning("%d prompts start in the order given, since the ranker failed: %s", len(prompts), problem)
+        return as_given
+
+    def _forget(self, ids: Collection[str]) -> None:
+        for id_ in ids:
+            del self._where[id_]
+        self._book.drop(ids)
+
+    def _id(self) -> str:
+        return str(next(self._serial))
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
