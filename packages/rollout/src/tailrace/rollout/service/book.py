@@ -63,8 +63,9 @@ class Book:
             order.prompt, order.sample, tuple(kept.tokens), tuple(kept.logprobs), tuple(kept.versions), finish
         )
 
-    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef]) -> list[Resume]:  # noqa: ARG002 - the port's
-        """Give samples to a replica. Those that were dropped are left out."""
+    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef], seq: int) -> list[Resume]:
+        """Give samples to a replica. Those that were dropped are left out: no later request has their ids."""
+        del version, seq
         with self._lock:
             resumes = []
             for ref in refs:

@@ -36,8 +36,8 @@ class _Here:
     def put(self, resumes: Sequence[tuple[Resume, Sampling]]) -> None:
         self._resumes.update({resume.trajectory: (resume, sampling) for resume, sampling in resumes})
 
-    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef]) -> list[Resume]:
-        del replica, version
+    def begin(self, replica: str, version: int, refs: Sequence[TrajectoryRef], seq: int) -> list[Resume]:
+        del replica, version, seq
         return [self._resumes[ref.trajectory][0] for ref in refs if ref.trajectory in self._resumes]
 
     def sampling(self, ref: TrajectoryRef) -> Sampling:

@@ -75,7 +75,7 @@ class ReplicaProcess:
         resumes: list[tuple[Resume, Sampling]] = []
         if isinstance(command, Route):
             samplings = {ref.trajectory: self._book.sampling(ref) for ref in command.trajectories}
-            begun = self._book.begin(self._name, 0, command.trajectories)
+            begun = self._book.begin(self._name, 0, command.trajectories, command.seq)
             resumes = [(resume, samplings[resume.trajectory]) for resume in begun]
         try:
             self._send((command, resumes))
