@@ -1,23 +1,15 @@
-"""Prompts as tokens, and the order in which they start."""
+"""Prompts as tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tailrace.contracts import extra
 from tailrace.rollout.errors import RequestError
 
 Prompt = str | Sequence[int]
-
-
-class Ranker(Protocol):
-    """Says which prompts will have the longest responses (`tailrace.ranker.LengthRanker` is one)."""
-
-    def rank(self, prompts: Sequence[str]) -> Sequence[int]:
-        """Positions of the prompts, longest first."""
-        ...
 
 
 class PromptReader:
@@ -72,11 +64,3 @@ class PromptReader:
                 from tokenizers import Tokenizer
             self._tokenizer = Tokenizer.from_file(str(self._path))
         return self._tokenizer
-
-
-def is_order(positions: object, count: int) -> bool:
-    """Whether these are all positions from 0 to `count`, once each."""
-    try:
-        return sorted(int(position) for position in positions) == list(range(count))  # type: ignore[attr-defined]
-    except (TypeError, ValueError):
-        return False

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -34,14 +33,14 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.options import CacheShape
 from tailrace.rollout.service.book import Book
 from tailrace.rollout.service.handle import ReplicaSetup, StartReplica
-from tailrace.rollout.service.prompts import Prompt, PromptReader, Ranker, is_order
+from tailrace.rollout.service.prompts import Prompt, PromptReader
+from tailrace.rollout.service.ranking import Ranker, Ranking
 from tailrace.rollout.service.replica_process import ReplicaProcess
 from tailrace.rollout.service.replicas import Replica, Replicas
 from tailrace.rollout.service.sample import Order, Sample
 from tailrace.rollout.service.staged_weights import StagedWeights, Weights
 from tailrace.rollout.service.stream import Key, Stream
 
-_LOG = logging.getLogger(__name__)
 _MAX_NUM_SEQS = 64
 _AHEAD = 4  # a replica has a quarter more samples than it runs at once, so that one that ends leaves no empty slot
 
@@ -92,11 +91,12 @@ class StreamGenerationService:
     ) -> None:
         if replicas < 1:
             raise OptionError(f"replicas: found {replicas}, expected at least 1")
-        self._model, self._count, self._ranker = Path(model), replicas, ranker
+        self._model = Path(model)
         options = dict(options or {})
         longest = CacheShape.read(str(model)).max_len
         self._context = min(options.get("max_model_len") or longest, longest)
         self._reader = PromptReader(self._model, self._context)
+        self._ranking = Ranking(ranker, self._reader, rank_timeout_s)
         self._sampling = Sampling(temperature, max_tokens or self._context, end_tokens(str(model)))
         running = int(options.get("max_num_seqs") or _MAX_NUM_SEQS)
         self._slots = running + max(1, running // _AHEAD)
@@ -114,7 +114,7 @@ class StreamGenerationService:
         self._fleet: Callable[[], Replicas] = lambda: Replicas(
             setup, replicas, start, self, restarts=restarts, still_s=still_s
         )
-        self._pull_timeout_s, self._rank_timeout_s = pull_timeout_s, rank_timeout_s
+        self._pull_timeout_s = pull_timeout_s
         self._replicas: Replicas | None = None
         self._starting: asyncio.Task[Replicas] | None = None
         self._updating = asyncio.Lock()
@@ -123,7 +123,6 @@ class StreamGenerationService:
         self._where: dict[str, Stream] = {}  # by sample, from its order to its end
         self._serial = itertools.count()
         self._error: ServiceDownError | None = None
-        self._unranked = 0
 
     # ------------------------------------------------------------------------------------------------ what one calls
 
@@ -156,7 +155,7 @@ class StreamGenerationService:
                 "unread": sum(stream.unread for stream in self._streams),
                 "left": sum(stream.left for stream in self._streams),
             },
-            "unranked": self._unranked,
+            "unranked": self._ranking.unranked,
         }
 
     async def start(self) -> None:
@@ -250,7 +249,7 @@ class StreamGenerationService:
         encoded = self._reader.encode(prompts)
         await self.start()
         await self._reach(at_least_version, version_timeout_s)
-        order = await self._rank(prompts)
+        order = await self._ranking.order(prompts)
         sampling = replace(self._sampling, max_tokens=max_tokens or self._sampling.max_tokens)
         had = set(have)
         orders = [
@@ -379,23 +378,6 @@ class StreamGenerationService:
             raise VersionTimeoutError(
                 f"version {version} did not come within {timeout_s} s; version {self.version} is served"
             ) from error
-
-    async def _rank(self, prompts: Sequence[Prompt]) -> Sequence[int]:
-        """The order in which prompts start. A ranker that is late or wrong costs the order, not the request."""
-        as_given = range(len(prompts))
-        if self._ranker is None or len(prompts) < 2:
-            return as_given
-        try:
-            texts = self._reader.text(prompts)
-            order = await asyncio.wait_for(asyncio.to_thread(self._ranker.rank, texts), self._rank_timeout_s)
-            if is_order(order, len(prompts)):
-                return [int(position) for position in order]
-            problem = "it does not rank each prompt once"
-        except Exception as error:
-            problem = f"{type(error).__name__}: {error}"
-        self._unranked += len(prompts)
-        _LOG.warning("%d prompts start in the order given, since the ranker failed: %s", len(prompts), problem)
-        return as_given
 
     def _forget(self, ids: Collection[str]) -> None:
         for id_ in ids:
