@@ -1,5 +1,6 @@
 """Routing by predicted length: who runs the tail, in which order, what stands until another split is clearly faster."""
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -49,6 +50,28 @@ def by_replica(placements):
 )
 def test_contract(policy):
     assert check_routing_policy(policy) > 300
+
+
+def test_a_replica_has_to_do_what_is_left_of_what_it_holds():
+    """r0 holds more tokens in all than r1, but they are nearly there; then what is left of what was just placed counts."""
+    running = {"r0": (900.0, 50.0), "r1": (600.0, 400.0)}
+    views = [
+        dataclasses.replace(
+            replica(name, [predicted]),
+            trajectories={f"{name}/0": TrajectoryView(f"{name}/0", 900, 1, 800, False, predicted, left)},
+        )
+        for name, (predicted, left) in running.items()
+    ]
+    waits = [TrajectoryView(f"g{n}", n, 1, 100, False, 500.0, 450.0) for n in range(2)]
+    policy = dataclasses.replace(POLICY, alpha=0.0)
+    assert by_replica(policy.route(cycle(views, resumed=waits))) == {"r0": ["g0"], "r1": ["g1"]}
+    unknown = [dataclasses.replace(view, trajectories=_without_left(view)) for view in views]
+    assert by_replica(policy.route(cycle(unknown, resumed=waits))) == {"r1": ["g0"], "r0": ["g1"]}
+
+
+def _without_left(replica_view):
+    views = replica_view.trajectories.items()
+    return {name: dataclasses.replace(view, left=None) for name, view in views}
 
 
 @pytest.mark.parametrize("part", range(4))

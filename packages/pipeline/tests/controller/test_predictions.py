@@ -1,6 +1,7 @@
 """Lengths are asked for ahead and reach the routing policy whenever they come, and nothing waits for them."""
 
 import math
+from statistics import NormalDist
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -142,6 +143,58 @@ def test_a_length_that_cannot_be_is_refused(tokens):
         run.go(c.Predicted(4, tokens))
 
 
+@pytest.mark.parametrize("p90", [99.0, math.nan, math.inf])
+def test_a_quantile_that_cannot_be_is_refused(p90):
+    run = scripted()
+    with pytest.raises(
+        ControllerError, match=r"0.9-quantile of .* for prompt 4, expected a finite number of at least its"
+    ):
+        run.go(c.Predicted(4, 100.0, p90=p90))
+
+
+# ---- what is left -----------------------------------------------------------------------------------------------------
+
+
+def mean_left(p50, p90, generated):
+    """E[L - t | L > t] of the log-normal law with these quantiles, summed up in small steps."""
+    law = NormalDist(math.log(p50), math.log(p90 / p50) / NormalDist().inv_cdf(0.9))
+    steps = 200_000
+    low = law.cdf(math.log(generated)) if generated else 0.0
+    lengths = (math.exp(law.inv_cdf(low + (1 - low) * (step + 0.5) / steps)) for step in range(steps))
+    return sum(lengths) / steps - generated
+
+
+def left_of(run, trajectory):
+    """What every view of a trajectory says is left of it."""
+    levels = [level[trajectory] for level in run.controller.ledger.levels.values() if trajectory in level]
+    held = [replica.assigned[trajectory] for replica in run.controller.fleet.up() if trajectory in replica.assigned]
+    assert len(levels) + len(held) == 1
+    return (*levels, *held)[0].left
+
+
+def test_what_is_left_is_the_mean_of_what_is_longer_wherever_a_trajectory_is():
+    run = scripted(sync=policy("sync", "interrupting"), steps=2)
+    run.go(c.Tick(), leave=(c.Pull, c.Route))
+    assert left_of(run, "0.0") is None  # a median alone says nothing of what is left after it
+    run.go(c.Predicted(0, 600.0, p90=2_000.0), leave=(c.Pull, c.Route))
+    assert left_of(run, "0.0") == pytest.approx(mean_left(600.0, 2_000.0, 0), rel=1e-2)  # its group waits
+    run.catch_up(c.Pull, leave=(c.Route,))
+    assert left_of(run, "0.0") == pytest.approx(mean_left(600.0, 2_000.0, 0), rel=1e-2)  # it runs
+    for generated in (300, 600, 5_000):
+        state = run.controller.ledger.trajectories["0.0"]
+        run.go(c.Interrupted(state.replica, "0.0", generated), leave=(c.Pull, c.Route))
+        left = left_of(run, "0.0")
+        assert left == pytest.approx(mean_left(600.0, 2_000.0, generated), rel=2e-2)
+        assert left > max(1.0, 600.0 - generated)
+        if run.controller.ledger.trajectories["0.0"].replica is None:
+            run.later(1.0, leave=(c.Pull, c.Route))
+        assert run.controller.ledger.trajectories["0.0"].replica is not None
+        assert left_of(run, "0.0") == left
+    run.go(c.Predicted(0, 600.0), leave=(c.Pull, c.Route))
+    assert left_of(run, "0.0") is None  # what is known of it now
+    replayed(run)
+
+
 # ---- asking -----------------------------------------------------------------------------------------------------------
 
 
@@ -280,7 +333,7 @@ def test_after_a_crash_of_the_driver_the_ranker_is_asked_for_what_is_missing():
     run.left.clear()
     run.go(c.Resumed((0,)), leave=(c.Route,))
     assert asked(run.given).count(4) == 2
-    assert run.controller.ledger.predictions.get(4) == LENGTHS[4]
+    assert run.controller.ledger.predictions.tokens[4] == LENGTHS[4]
     replayed(run)
 
 

@@ -239,12 +239,14 @@ class Predicted:
 
     Args:
         prompt: index in the prompt stream.
-        tokens: response tokens that one trajectory is expected to have, at least 1. It replaces an earlier prediction.
+        tokens: response tokens that half of its trajectories do not exceed, at least 1. It replaces an earlier prediction.
+        p90: tokens that nine of ten do not exceed, at least `tokens`; None if that is not predicted.
     """
 
     prompt: int
     tokens: float
     answers: int | None = None
+    p90: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

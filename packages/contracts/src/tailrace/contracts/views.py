@@ -51,6 +51,8 @@ class TrajectoryView:
         tokens: known prompt and response tokens so far.
         exact: all its tokens must come from `version`; otherwise any newer version may continue it (partial rollout).
         predicted: response tokens that are predicted for it in all, at least 1; None if nothing is predicted.
+        left: response tokens that are expected to come yet, at least 1: E[L - t | L > t] for the t tokens that are known, since
+            it has not ended with them. None if no quantiles are predicted.
     """
 
     trajectory: str
@@ -59,6 +61,7 @@ class TrajectoryView:
     tokens: int = 0
     exact: bool = False
     predicted: float | None = None
+    left: float | None = None
 
 
 Pool = Mapping[int | None, Mapping[str, TrajectoryView]]
@@ -72,15 +75,16 @@ class Unstarted(Mapping[str, TrajectoryView]):
     """Groups that have not started, in order of arrival: the last level of a pool.
 
     It is a mapping like every other level, but creates each view when it is read. A policy that places whole groups reads
-    `groups` instead: there may be tens of thousands of trajectories, and those of one group are all alike. `predicted` has the
-    response tokens that are predicted for each trajectory of a group, if there is a prediction.
+    `groups` instead: there may be tens of thousands of trajectories, and those of one group are all alike. `predicted` and
+    `left` have what a view of each trajectory of a group has, if there is a prediction.
     """
 
-    __slots__ = ("_index", "_sizes", "groups", "predicted")
+    __slots__ = ("_index", "_sizes", "groups", "left", "predicted")
 
     def __init__(self) -> None:
         self.groups: dict[int, Sequence[str]] = {}
         self.predicted: dict[int, float] = {}
+        self.left: dict[int, float] = {}
         self._sizes: dict[int, int] = {}
         self._index: dict[str, int] | None = None
 
@@ -89,13 +93,21 @@ class Unstarted(Mapping[str, TrajectoryView]):
         """Trajectories of the smallest group; 0 if there is none."""
         return min(self._sizes, default=0)
 
-    def add(self, group: int, members: Sequence[str], predicted: float | None = None) -> None:
-        """Add a group that has not started, with the response tokens predicted for each of its trajectories."""
+    def add(
+        self, group: int, members: Sequence[str], predicted: float | None = None, left: float | None = None
+    ) -> None:
+        """Add a group that has not started, with what is predicted for each of its trajectories."""
         self.groups[group] = members
-        if predicted is not None:
-            self.predicted[group] = predicted
+        self.predict(group, predicted, left)
         self._sizes[len(members)] = self._sizes.get(len(members), 0) + 1
         self._index = None
+
+    def predict(self, group: int, predicted: float | None, left: float | None) -> None:
+        """Set what is predicted for each trajectory of a group, in place of what was."""
+        for known, tokens in ((self.predicted, predicted), (self.left, left)):
+            known.pop(group, None)
+            if tokens is not None:
+                known[group] = tokens
 
     def remove(self, group: int) -> None:
         """Remove a group that starts or is dropped.
@@ -105,6 +117,7 @@ class Unstarted(Mapping[str, TrajectoryView]):
         """
         size = len(self.groups.pop(group))
         self.predicted.pop(group, None)
+        self.left.pop(group, None)
         self._sizes[size] -= 1
         if not self._sizes[size]:
             del self._sizes[size]
@@ -114,7 +127,7 @@ class Unstarted(Mapping[str, TrajectoryView]):
         if self._index is None:
             self._index = {name: group for group, members in self.groups.items() for name in members}
         group = self._index[trajectory]
-        return TrajectoryView(trajectory, group, predicted=self.predicted.get(group))
+        return TrajectoryView(trajectory, group, predicted=self.predicted.get(group), left=self.left.get(group))
 
     def __repr__(self) -> str:
         return f"Unstarted({self.groups!r})"
@@ -138,9 +151,9 @@ class _Views(ValuesView[TrajectoryView]):
     def __iter__(self) -> Iterator[TrajectoryView]:
         waiting = self._waiting
         for group, members in waiting.groups.items():
-            predicted = waiting.predicted.get(group)
+            predicted, left = waiting.predicted.get(group), waiting.left.get(group)
             for name in members:
-                yield TrajectoryView(name, group, predicted=predicted)
+                yield TrajectoryView(name, group, predicted=predicted, left=left)
 
 
 @record

@@ -103,7 +103,9 @@ class FuzzRanker(RankerModel):
                     continue
                 answer: c.Event = c.PredictionFailed(prompt, "found nan tokens", command.seq)
                 if random.random() < self._share * (1 - REFUSED):
-                    answer = c.Predicted(prompt, float(random.randint(1, MOST_PREDICTED)), command.seq)
+                    tokens = float(random.randint(1, MOST_PREDICTED))
+                    p90 = random.choice([None, tokens, tokens * (1 + random.random())])
+                    answer = c.Predicted(prompt, tokens, command.seq, p90)
                 self.later(random.choice([0.0, random.random() * PREDICTED_WITHIN_S]), [answer])
 
 

@@ -12,6 +12,8 @@ the paper leaves a choice:
   at a time, in order of arrival, and longest first within it;
 * what no length is predicted for is none of the longest, and as long as the median of the others;
 * lengths that equal the limit between the classes are none of the longest. So predictions that are all alike give no tail;
+* a replica has to do what is left on average of what it holds, E[L - t | L > t], where quantiles are predicted; the class of a
+  trajectory is that of its whole length;
 * a replica without work takes the longest that waits, of either class. A class whose replicas are full waits.
 """
 
@@ -76,11 +78,11 @@ class SkewAware(Costed):
         resumed, fresh = _waiting(cycle)
         if not replicas or not (resumed or _have_room(replicas, fresh)):
             return ()
-        running = [[view.predicted for view in replica.trajectories.values()] for replica in replicas]
+        running = [list(replica.trajectories.values()) for replica in replicas]
         lengths = [view.predicted for view in resumed]
         for group in fresh:
             lengths += [group.predicted] * len(group.members)
-        rolling = [*lengths, *(length for held in running for length in held)]
+        rolling = [*lengths, *(view.predicted for held in running for view in held)]
         known = sorted((length for length in rolling if length is not None), reverse=True)
         if not known:
             return [Placement(each.trajectory, each.replica, _UNPREDICTED) for each in LeastLoaded().route(cycle)]
@@ -90,27 +92,27 @@ class SkewAware(Costed):
     def _part(
         self,
         replicas: Sequence[ReplicaView],
-        running: Sequence[Sequence[float | None]],
+        running: Sequence[Sequence[TrajectoryView]],
         known: Sequence[float],
         count: int,
     ) -> _Part:
         """Which lengths are the tail, and which replicas run it.
 
         Args:
-            running: predictions of what each replica holds.
+            running: what each replica holds.
             known: all predictions of what waits and runs, longest first.
             count: trajectories that wait and run, predicted or not.
         """
         median, wanted = known[len(known) // 2], tail_count(count, self.alpha)
         limit = known[wanted] if wanted < len(known) else 0.0
         tail = bisect_left(known, -limit, key=lambda length: -length)
-        work = [[median if length is None else length for length in held] for held in running]
+        work = [[_left(view, median) for view in held] for held in running]
         if not tail or len(replicas) == 1:
             return _Part(math.inf, median, (), range(len(replicas)), replicas, [sum(held) for held in work])
         of_tail, of_regular = Share(tail, known[len(known) // 10], known[0]), Share(count - tail, median)
         kind = self._decoding(replicas, median)
         best_s, split, _ = best_split(kind, of_tail, of_regular, len(replicas))
-        shares = [_tail_share(held, limit, sum(all_of_it)) for held, all_of_it in zip(running, work, strict=True)]
+        shares = [_tail_share(held, limit, left) for held, left in zip(running, work, strict=True)]
         standing = sum([share > 0.5 for share in shares])
         if standing in splits(of_tail, of_regular, len(replicas)):
             stands_s = max(split_times(kind, of_tail, of_regular, len(replicas), standing))
@@ -136,11 +138,12 @@ class SkewAware(Costed):
 
 @dataclass(frozen=True, slots=True)
 class _Fresh:
-    """A group that has not started, and the response tokens predicted for each of its trajectories."""
+    """A group that has not started, and what is predicted for each of its trajectories: `predicted` and `left` of its view."""
 
     group: int
     members: Sequence[str]
     predicted: float | None
+    left: float | None
     batch: int
 
 
@@ -152,7 +155,7 @@ class _Part:
         median: tokens that stand for what is not predicted.
         tail: indices of the tail's replicas, ascending.
         regular: indices of the others, ascending.
-        work: tokens predicted for what each replica holds.
+        work: tokens that are left of what each replica holds.
     """
 
     def __init__(
@@ -194,30 +197,30 @@ class _Part:
 
 
 class _Work(Loads):
-    """The replicas of a class, by the tokens that are predicted for what they hold."""
+    """The replicas of a class, by the tokens that are left of what they hold."""
 
     def __init__(self, replicas: Sequence[ReplicaView], work: Sequence[float]) -> None:
-        self.work, self.length = list(work), 0.0
+        self.work, self.left = list(work), 0.0
         super().__init__(replicas)
         self.versions = {view.version for view in replicas if view.version is not None}
 
-    def take_one(self, versions: Sequence[int], length: float) -> str | None:
-        """The replica that has least to do and serves one of the versions, for a trajectory of a length; None if none does."""
+    def take_one(self, versions: Sequence[int], left: float) -> str | None:
+        """The replica that has least to do and serves one of the versions, for a trajectory; None if none does."""
         here = [version for version in versions if version in self.versions]
-        self.length = length
+        self.left = left
         return self.anywhere(here) if here else None
 
-    def take_group(self, versions: Sequence[int], count: int, length: float) -> tuple[str, int] | None:
+    def take_group(self, versions: Sequence[int], count: int, left: float) -> tuple[str, int] | None:
         """The open replica with room that has least to do, and its version, for a group; None if there is none."""
-        self.length = length
+        self.left = left
         return self.with_room([version for version in versions if version in self.versions], count)
 
-    def take_dry(self, versions: Sequence[int], count: int, length: float) -> tuple[str, int] | None:
+    def take_dry(self, versions: Sequence[int], count: int, left: float) -> tuple[str, int] | None:
         """An open replica without any work, and its version."""
         for index, view in enumerate(self.replicas):
             version = view.version
             if view.open and not self.held[index] and version is not None and version in versions:
-                self.length = length
+                self.left = left
                 self.give(index, count)
                 return view.replica, version
         return None
@@ -226,7 +229,7 @@ class _Work(Loads):
         return self.work[index], self.replicas[index].kv, index, self.held[index]
 
     def give(self, index: int, count: int) -> None:
-        self.work[index] += count * self.length
+        self.work[index] += count * self.left
         super().give(index, count)
 
 
@@ -238,17 +241,19 @@ def _waiting(cycle: Cycle) -> tuple[list[TrajectoryView], list[_Fresh]]:
         if version is not None:
             resumed += queue.values()
             continue
-        predicted = _predictions(queue)
+        predicted, left = _predictions(queue)
         for group, members in by_group(queue)[0].items():
             batch = group // max(1, cycle.progress.batch_groups)
-            fresh.append(_Fresh(group, members, predicted.get(group), batch))
+            fresh.append(_Fresh(group, members, predicted.get(group), left.get(group), batch))
     return resumed, fresh
 
 
-def _predictions(queue: Mapping[str, TrajectoryView]) -> Mapping[int, float]:
+def _predictions(queue: Mapping[str, TrajectoryView]) -> tuple[Mapping[int, float], Mapping[int, float]]:
+    """What views of groups have as `predicted` and as `left`."""
     if isinstance(queue, Unstarted):
-        return queue.predicted
-    return {view.group: view.predicted for view in queue.values() if view.predicted is not None}
+        return queue.predicted, queue.left
+    predicted = {view.group: view.predicted for view in queue.values() if view.predicted is not None}
+    return predicted, {view.group: view.left for view in queue.values() if view.left is not None}
 
 
 def _have_room(replicas: Sequence[ReplicaView], fresh: Sequence[_Fresh]) -> bool:
@@ -259,9 +264,17 @@ def _have_room(replicas: Sequence[ReplicaView], fresh: Sequence[_Fresh]) -> bool
     )
 
 
-def _tail_share(held: Sequence[float | None], limit: float, work: float) -> float:
-    """The tail's share of the tokens that a replica holds; a half if it holds nothing."""
-    return sum([length for length in held if length is not None and length > limit]) / work if work else 0.5
+def _left(view: TrajectoryView | _Fresh, median: float) -> float:
+    """Tokens that a trajectory, or each of a group, still costs its replica; the median of the others if nothing is known."""
+    if view.left is not None:
+        return view.left
+    return median if view.predicted is None else view.predicted
+
+
+def _tail_share(held: Sequence[TrajectoryView], limit: float, left: Sequence[float]) -> float:
+    """The tail's share of the tokens that a replica has to generate yet; a half if it holds nothing."""
+    of_tail = [tokens for view, tokens in zip(held, left, strict=True) if (view.predicted or 0.0) > limit]
+    return sum(of_tail) / sum(left) if left else 0.5
 
 
 def _largest(shares: Sequence[float], count: int) -> set[int]:
@@ -285,7 +298,7 @@ def _place_resumed(part: _Part, versions: Sequence[int], resumed: Sequence[Traje
         allowed = [view.version] if view.exact else versions[bisect_left(versions, view.version) :]
         own, other = part.of(view.predicted)
         for work, reason in ((own, part.reason(view.predicted)), (other, CHOSEN)):
-            replica = work.take_one(allowed, part.length(view.predicted))
+            replica = work.take_one(allowed, _left(view, part.median))
             if replica is not None:
                 yield Placement(view.trajectory, replica, reason)
                 break
@@ -306,14 +319,14 @@ def _place_fresh(
         return [version for version in allowed if admits.allows(version)]
 
     for group in fresh:
-        found = part.of(group.predicted)[0].take_group(allowed, len(group.members), part.length(group.predicted))
+        found = part.of(group.predicted)[0].take_group(allowed, len(group.members), _left(group, part.median))
         if found is None:
             left.append(group)
         else:
             allowed = place(group, found, part.reason(group.predicted))
     for group in left:
         for work in (part.tail, part.regular):
-            found = work.take_dry(allowed, len(group.members), part.length(group.predicted))
+            found = work.take_dry(allowed, len(group.members), _left(group, part.median))
             if found is not None:
                 numbers = {} if group.predicted is None else {"predicted": group.predicted}
                 allowed = place(group, found, Reason(Why.DRY, "", numbers))

@@ -37,14 +37,15 @@ class RankerModel:
 
     def predict(self, command: c.Predict) -> None:
         """Answer for all prompts of a command together, after the fleet's `delays.predict_s`."""
-        answers = [c.Predicted(prompt, self.tokens(prompt), command.seq) for prompt in command.prompts]
-        self.later(self._world.fleet.delays.predict_s, answers)
+        self.later(self._world.fleet.delays.predict_s, [self.length(prompt, command.seq) for prompt in command.prompts])
 
-    def tokens(self, prompt: int) -> float:
-        """Mean response tokens of a prompt's samples."""
+    def length(self, prompt: int, answers: int) -> c.Predicted:
+        """The answer for a prompt: the mean response tokens of its samples, and those of the longest."""
         tokens = self._world.tokens
         group = tokens.workload.group(prompt, tokens.samples)
-        return max(1.0, sum([turn[0] for sample in group for turn in sample.turns]) / len(group))
+        lengths = [sum([turn[0] for turn in sample.turns]) for sample in group]
+        mean = max(1.0, sum(lengths) / len(lengths))
+        return c.Predicted(prompt, mean, answers, max(mean, max(lengths)))
 
     def later(self, after_s: float, answers: Sequence[c.Event]) -> None:
         """Say something after a while, if it is still alive then."""

@@ -82,7 +82,7 @@ class Ledger:
         self.groups[group] = GroupState(
             group, members, launch.prompt, launch.needed, round=launch.round, kind=launch.kind, draw=launch.draw
         )
-        self.waiting.unstarted.add(group, members, self.predictions.get(launch.prompt))
+        self.waiting.unstarted.add(group, members, *self.predictions.of(launch.prompt, 0))
         self.unstarted.update(dict.fromkeys(members, group))
         self.generating += 1
         self.counts.admitted += 1
@@ -170,8 +170,8 @@ class Ledger:
         mixes = self.mixes_versions and state.purpose is _TRAIN
         version = self.groups[state.group].version if mixes else state.version
         own = state.purpose is _EVAL  # evaluations have a stream of prompts of their own
-        predicted = None if own else self.predictions.get(state.prompt)
-        return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, predicted)
+        predicted = (None, None) if own else self.predictions.of(state.prompt, state.tokens)
+        return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, *predicted)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
         """Make a trajectory that left its replica unfinished pending again."""
@@ -367,8 +367,8 @@ class Ledger:
         if exact:
             assert state.version is not None
             version = state.version
-        predicted = self.predictions.get(state.prompt)
-        self.waiting.add(version, TrajectoryView(state.id, state.group, version, state.tokens, exact, predicted))
+        predicted = self.predictions.of(state.prompt, state.tokens)
+        self.waiting.add(version, TrajectoryView(state.id, state.group, version, state.tokens, exact, *predicted))
 
     def _needed(self, state: TrajectoryState, count: int) -> None:
         """Count that an unfinished trajectory needs its version (count 1) or no longer does (-1)."""

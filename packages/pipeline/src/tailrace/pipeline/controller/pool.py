@@ -58,9 +58,9 @@ class Waiting:
             del self.queues[version]
         return view
 
-    def predict(self, trajectory: str, tokens: float) -> None:
-        """Set the response tokens predicted for a trajectory; nothing happens if it does not wait here by itself."""
+    def predict(self, trajectory: str, tokens: float | None, left: float | None) -> None:
+        """Set the response tokens predicted for a trajectory, in all and from now on, if it waits here by itself."""
         version = self.level_of.get(trajectory)
         if version is not None:
             queue = self.queues[version]
-            queue[trajectory] = dataclasses.replace(queue[trajectory], predicted=tokens)
+            queue[trajectory] = dataclasses.replace(queue[trajectory], predicted=tokens, left=left)

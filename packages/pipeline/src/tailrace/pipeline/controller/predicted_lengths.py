@@ -4,22 +4,40 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tailrace.ranker import Prediction, remaining_tokens
+
 
 @dataclass(slots=True)
 class PredictedLengths:
     """Of prompts that are open, or may be launched soon. A prompt that is done is forgotten, and stays so.
 
     Args:
-        tokens: predicted response tokens by prompt.
+        tokens: median of the response tokens by prompt.
+        p90: their 0.9-quantile by prompt, where it is predicted.
         asked: prompts that the ranker that is up was asked for, whether it has answered or not.
     """
 
     tokens: dict[int, float] = field(default_factory=dict)
+    p90: dict[int, float] = field(default_factory=dict)
     asked: dict[int, None] = field(default_factory=dict)
 
-    def get(self, prompt: int) -> float | None:
-        """Response tokens predicted for each trajectory of a prompt; None if nothing is predicted."""
-        return self.tokens.get(prompt)
+    def of(self, prompt: int, generated: int) -> tuple[float | None, float | None]:
+        """`predicted` and `left` of the view of a trajectory that has so many response tokens and has not ended.
+
+        What is left is the mean of the lengths above `generated`, less that. It is not the median less that: who has generated
+        the median is not about to end, but is one of the longer half.
+        """
+        p50, p90 = self.tokens.get(prompt), self.p90.get(prompt)
+        if p50 is None or p90 is None:
+            return p50, None
+        return p50, remaining_tokens(Prediction(p50, p90, p50), generated)
+
+    def predict(self, prompt: int, tokens: float, p90: float | None) -> None:
+        """Set what is predicted for a prompt, in place of what was."""
+        self.tokens[prompt] = tokens
+        self.p90.pop(prompt, None)
+        if p90 is not None:
+            self.p90[prompt] = p90
 
     def missing(self, prompt: int) -> bool:
         """Whether nothing is predicted for a prompt, and nobody was asked who could still answer."""
@@ -28,4 +46,5 @@ class PredictedLengths:
     def done(self, prompt: int) -> None:
         """Forget a prompt that is not launched again. An answer that is still under way finds nobody who asked."""
         self.tokens.pop(prompt, None)
+        self.p90.pop(prompt, None)
         self.asked.pop(prompt, None)

@@ -90,36 +90,40 @@ class Predictions:
         One of a prompt that is done, or that nobody asked for and that is not open, changes nothing.
 
         Raises:
-            ControllerError: a length is not a finite number of at least 1.
+            ControllerError: a length is not a finite number of at least 1, or `p90` is below the median.
         """
-        new: dict[int, float] = {}
-        for event in events:
-            if not (event.tokens >= 1 and math.isfinite(event.tokens)):
-                raise ControllerError(
-                    f"found {event.tokens!r} tokens predicted for prompt {event.prompt}, expected a finite number of at least 1"
-                )
-            new[event.prompt] = event.tokens
+        new = {event.prompt: _checked(event) for event in events}
         self._worked()
         ledger, predictions = self._ledger, self._ledger.predictions
-        open_prompts = set()
-        for group in ledger.groups.values():
-            tokens = new.get(group.prompt)
-            if tokens is None:
-                continue
-            open_prompts.add(group.prompt)
+        found = [group for group in ledger.groups.values() if group.prompt in new]
+        open_prompts = {group.prompt for group in found}
+        for prompt, event in new.items():
+            if prompt in predictions.asked or prompt in open_prompts:
+                predictions.predict(prompt, event.tokens, event.p90)
+        for group in found:
             if group.phase is not GroupPhase.GENERATING:
                 continue
             if group.version is None:
-                ledger.waiting.unstarted.predicted[group.index] = tokens
+                ledger.waiting.unstarted.predict(group.index, *predictions.of(group.prompt, 0))
             for state in group.states:
-                ledger.waiting.predict(state.id, tokens)
+                ledger.waiting.predict(state.id, *predictions.of(group.prompt, state.tokens))
                 if state.replica is not None:
                     self._fleet.replicas[state.replica].assigned.outdated()
-        for prompt, tokens in new.items():
-            if prompt in predictions.asked or prompt in open_prompts:
-                predictions.tokens[prompt] = tokens
 
     def _worked(self) -> None:
         ranker = self._members.get(RANKER)
         if ranker is not None:
             ranker.worked()
+
+
+def _checked(event: c.Predicted) -> c.Predicted:
+    if not (event.tokens >= 1 and math.isfinite(event.tokens)):
+        raise ControllerError(
+            f"found {event.tokens!r} tokens predicted for prompt {event.prompt}, expected a finite number of at least 1"
+        )
+    if event.p90 is not None and not (event.p90 >= event.tokens and math.isfinite(event.p90)):
+        raise ControllerError(
+            f"found a 0.9-quantile of {event.p90!r} tokens predicted for prompt {event.prompt}, expected a finite number of at "
+            f"least its median, {event.tokens!r}"
+        )
+    return event

@@ -94,7 +94,8 @@ def _running(random_numbers: random.Random, name: str, version: int | None) -> T
     exact = random_numbers.random() < 0.1
     oldest = version if exact else random_numbers.randint(OLDEST, version)
     group, tokens = 1000 + random_numbers.randrange(9), random_numbers.randrange(3000)
-    return TrajectoryView(name, group, oldest, tokens, exact, _predicted(random_numbers))
+    predicted = _predicted(random_numbers)
+    return TrajectoryView(name, group, oldest, tokens, exact, predicted, _left(group, predicted, tokens))
 
 
 def _predicted(random_numbers: random.Random) -> float | None:
@@ -102,6 +103,11 @@ def _predicted(random_numbers: random.Random) -> float | None:
     return random_numbers.choice(
         [None, None, 1.0, 250.0, 250.0, 900.0, 8_000.0, round(random_numbers.uniform(1, 4e3), 1)]
     )
+
+
+def _left(group: int, predicted: float | None, tokens: int) -> float | None:
+    """What is left of a trajectory, where its ranker says more than a median: of every other group."""
+    return None if predicted is None or group % 2 else max(1.0, 1.2 * predicted - 0.5 * tokens)
 
 
 def random_cycle(
@@ -121,7 +127,8 @@ def random_cycle(
         exact, tokens = random_numbers.random() < 0.2, random_numbers.choice([0, 100, 2000])
         predicted = _predicted(random_numbers)
         for member in range(random_numbers.choice([1, 2, 4, 8])):
-            view = TrajectoryView(f"group-{group}-{member}", group, version, tokens + member, exact, predicted)
+            left = _left(group, predicted, 0 if version is None else tokens + member)
+            view = TrajectoryView(f"group-{group}-{member}", group, version, tokens + member, exact, predicted, left)
             queues.setdefault(version, {})[view.trajectory] = view
     order = sorted(queues, key=lambda version: (version is None, version or 0))
     return Cycle(
