@@ -85,3 +85,15 @@ class VersionTimeoutError(RolloutError, TimeoutError):
 
 class ServiceDownError(RolloutError, RuntimeError):
     """The stream generation service is closed, or every replica has died more often than it may."""
+
+
+class LimitError(RolloutError, ValueError):
+    """A request over HTTP is larger than the service takes."""
+
+
+class UnknownRequestError(RolloutError, LookupError):
+    """A reader wants to resume a request that the service does not have, or no longer."""
+
+
+class ServeError(RolloutError, OSError):
+    """The service cannot listen at an address."""

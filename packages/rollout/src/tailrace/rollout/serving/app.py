@@ -1,0 +1,185 @@
+"""The three paths of the service: ``POST /v1/generate``, ``POST /v1/update``, ``GET /v1/status``.
+
+A refusal is one line, ``{"error": ..., "type": ...}``, with a status of 4xx; once samples have been sent, it is the last line.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailrace.contracts import TailraceError, extra
+from tailrace.rollout.errors import (
+    LimitError,
+    RequestError,
+    ServiceDownError,
+    UnknownRequestError,
+    UpdateFailedError,
+    UpdateRefusedError,
+    VersionTimeoutError,
+)
+from tailrace.rollout.service import Sample, StreamGenerationService
+from tailrace.rollout.serving.limits import Limits, read_generate, read_update, read_version
+from tailrace.rollout.serving.requests import Requests
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+RELAY_TOKEN = "TAILRACE_RELAY_TOKEN"  # noqa: S105 - the name of a variable, the same as for a relay
+_RELAY_S = 60.0
+_STATUS: dict[type[TailraceError], int] = {
+    UnknownRequestError: 404,
+    VersionTimeoutError: 408,
+    UpdateRefusedError: 409,
+    LimitError: 413,
+    UpdateFailedError: 503,
+    ServiceDownError: 503,
+}
+
+
+class TokenError(RequestError):
+    """A request over HTTP does not have the service's token."""
+
+
+def build_app(service: StreamGenerationService, token: str, limits: Limits) -> Starlette:
+    """The ASGI application of a service.
+
+    Args:
+        service: what generates; whoever runs the application starts and closes it.
+        token: the bearer token that every request must have.
+        limits: sizes beyond which a request is refused.
+
+    Raises:
+        MissingExtraError: the extra ``serve`` is not installed.
+    """
+    with extra("tailrace-rollout", "serve"):
+        from starlette.applications import Starlette
+        from starlette.responses import JSONResponse, StreamingResponse
+        from starlette.routing import Route
+    requests = Requests(service, limits)
+    secret = f"Bearer {token}".encode()
+
+    def guarded(handle: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                shown = request.headers.get("authorization", "").encode("latin-1")
+                if not hmac.compare_digest(shown, secret):
+                    raise TokenError("found no or another token, expected 'Authorization: Bearer TOKEN'")
+                return await handle(request)
+            except TailraceError as error:
+                status = 401 if isinstance(error, TokenError) else _STATUS.get(type(error), 400)
+                return JSONResponse(_said(error), status_code=status)
+
+        return answer
+
+    async def generate(request: Request) -> Response:
+        id_ = await requests.open(read_generate(await _body(request, limits.body_bytes), limits))
+        return StreamingResponse(
+            _lines(requests, id_), media_type="application/x-ndjson", headers={"X-Request-Id": id_}
+        )
+
+    async def update(request: Request) -> Response:
+        if "version" in request.query_params:
+            version = read_version(request.query_params["version"])
+            await _update_from_body(service, request, version, limits.update_bytes)
+        else:
+            body = read_update(await _body(request, limits.body_bytes))
+            version = body.version
+            await service.update_with(lambda: _stage_from_relay(service, body.relay, version), version)
+        return JSONResponse({"version": version})
+
+    async def status(request: Request) -> Response:
+        del request
+        return JSONResponse(service.status())
+
+    return Starlette(
+        routes=[
+            Route("/v1/generate", guarded(generate), methods=["POST"]),
+            Route("/v1/update", guarded(update), methods=["POST"]),
+            Route("/v1/status", guarded(status), methods=["GET"]),
+        ]
+    )
+
+
+async def _lines(requests: Requests, id_: str) -> AsyncIterator[bytes]:
+    try:
+        async with aclosing(requests.read(id_)) as samples:  # type: ignore[type-var]
+            async for sample in samples:
+                yield _line(_shown(sample))
+    except TailraceError as error:
+        yield _line(_said(error))
+
+
+async def _body(request: Request, limit: int) -> bytes:
+    return b"".join([chunk async for chunk in _chunks(request, limit)])
+
+
+async def _chunks(request: Request, limit: int) -> AsyncIterator[bytes]:
+    told = request.headers.get("content-length", "0")
+    size = int(told) if told.isdecimal() else 0
+    if size <= limit:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > limit:
+                break
+            yield chunk
+        else:
+            return
+    raise LimitError(f"found a body of {size} bytes or more, expected at most {limit}")
+
+
+async def _update_from_body(service: StreamGenerationService, request: Request, version: int, limit: int) -> None:
+    if version <= service.version:  # told before the body is read; told again when its turn comes
+        raise UpdateRefusedError(f"found an update to version {version}, expected one above {service.version}")
+    number, name = tempfile.mkstemp(dir=service.weights.directory, prefix="body-")
+    path = Path(name)
+    try:
+        with os.fdopen(number, "wb") as file:
+            async for chunk in _chunks(request, limit):
+                file.write(chunk)
+
+        def stage() -> None:
+            path.rename(service.weights.incoming(version))
+            service.weights.accept(version)
+
+        await service.update_with(stage, version)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _stage_from_relay(service: StreamGenerationService, relay: str, version: int) -> None:
+    token = os.environ.get(RELAY_TOKEN)
+    if not token:
+        raise RequestError(f"found no {RELAY_TOKEN} in the service's environment, expected the secret of its relays")
+    with extra("tailrace-rollout", "serve"):
+        from tailrace.paramserver import RelayReader
+    with RelayReader(relay, token=token) as reader, reader.lease(version, timeout_s=_RELAY_S) as weights:
+        service.weights.stage(weights, version)
+
+
+def _shown(sample: Sample) -> dict[str, Any]:
+    return {
+        "prompt": sample.prompt,
+        "sample": sample.sample,
+        "tokens": sample.tokens,
+        "logprobs": sample.logprobs,
+        "versions": sample.versions,
+        "finish": sample.finish,
+    }
+
+
+def _said(error: TailraceError) -> dict[str, str]:
+    return {"error": " ".join(str(error).split()), "type": type(error).__name__}
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode() + b"\n"

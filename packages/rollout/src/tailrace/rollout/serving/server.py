@@ -1,0 +1,89 @@
+"""Listens, starts the service, says where it is, and serves until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tailrace.contracts import extra, need_extra
+from tailrace.rollout.errors import ServeError
+from tailrace.rollout.service import StreamGenerationService
+from tailrace.rollout.serving.app import build_app
+from tailrace.rollout.serving.limits import Limits
+
+_CLOSE_S = 3
+_LOOK_S = 0.05
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens at an address; port 0 takes a free one. Call it before anything is started.
+
+    Raises:
+        MissingExtraError: the extra ``serve`` is not installed.
+        ServeError: the address is in use, or not of this machine.
+    """
+    need_extra("tailrace-rollout", "serve", "starlette", "uvicorn")
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ServeError(f"cannot listen at {host}:{port}: {reason}; expected a free port of this machine") from error
+
+
+async def serve(
+    service: StreamGenerationService,
+    listener: socket.socket,
+    ready: Callable[[str, Path], object],
+    *,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+) -> None:
+    """Start the service, serve it until SIGINT or SIGTERM, and close it.
+
+    Args:
+        service: not started yet.
+        listener: from `listen`; it is closed.
+        ready: is told the URL and the file with the token, when requests are answered.
+        limits: sizes beyond which a request is refused.
+
+    Raises:
+        RolloutError: a replica does not start.
+    """
+    with extra("tailrace-rollout", "serve"):
+        import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield  # uvicorn would raise the signal again at the end, before the service is closed
+
+    with listener:
+        async with service:
+            token, token_file = secrets.token_urlsafe(32), service.weights.directory / "token"
+            with os.fdopen(os.open(token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+                file.write(token)
+            app = build_app(service, token, limits)
+            server = Server(
+                uvicorn.Config(
+                    app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_CLOSE_S
+                )
+            )
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, setattr, server, "should_exit", True)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            try:
+                while not server.started and not serving.done():
+                    await asyncio.sleep(_LOOK_S)
+                host, port = listener.getsockname()[:2]
+                ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", token_file)
+                await serving
+            finally:
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    loop.remove_signal_handler(number)
