@@ -105,12 +105,14 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(owner, 
 def test_a_cluster_with_a_process_that_lives_is_used(sessions):
     session = sessions(f"session_{os.getpid()}_x", alive=False)
     assert session in ray_session.left_sessions()
-    raylet = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", str(session)])
+    waits = "import time; print(flush=True); time.sleep(60)"
+    raylet = subprocess.Popen([sys.executable, "-c", waits, str(session)], stdout=subprocess.PIPE)
     try:
+        raylet.stdout.readline()  # it runs, so its command line can be read
         assert session not in ray_session.left_sessions()
     finally:
         raylet.kill()
-        raylet.wait()
+        raylet.communicate()
     assert session in ray_session.left_sessions()
 
 

@@ -15,7 +15,7 @@ from tailrace.report.fold.marks import MarkKind
 
 from .conftest import STALEFLOW, configured, simulated
 
-ROLES = ("replica", "trainer", "data", "relay", "scorer")
+ROLES = ("replica", "trainer", "data", "relay", "scorer", "ranker")
 
 
 def folded(simulation):
