@@ -122,6 +122,13 @@ CASES = {
         LengthRanker.train(made_examples(5), "encoder")
         """,
     ),
+    "rollout[serve]": (
+        ["starlette"],
+        """
+        from tailrace.rollout.serving import listen
+        listen("127.0.0.1", 0)
+        """,
+    ),
     "ranker[lexical]": (
         ["numpy"],
         """

@@ -20,7 +20,15 @@ HEAVY = (
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["run", "--help"], ["simulate", "--help"], ["--version"], ["plugins"], ["sandbox", "--help"]],
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["simulate", "--help"],
+        ["--version"],
+        ["plugins"],
+        ["sandbox", "--help"],
+        ["serve", "--help"],
+    ],
 )
 def test_nothing_heavy_is_loaded(arguments):
     code = (

@@ -19,6 +19,7 @@ from tailrace.cli import (
     rank_commands,
     run_commands,
     sandbox_commands,
+    serve_commands,
     simulated_commands,
 )
 from tailrace.cli.app import app
@@ -26,7 +27,15 @@ from tailrace.cli.complaints import complain, lines_of, one_line, show_source
 from tailrace.contracts import TailraceError
 
 # Each adds its own when it is imported.
-COMMANDS = (run_commands, simulated_commands, rank_commands, plugin_commands, judge_commands, sandbox_commands)
+COMMANDS = (
+    run_commands,
+    simulated_commands,
+    rank_commands,
+    plugin_commands,
+    judge_commands,
+    sandbox_commands,
+    serve_commands,
+)
 UsageError: type[Exception] = typer.BadParameter.__mro__[
     1
 ]  # typer carries its own copy of click, whose names are private

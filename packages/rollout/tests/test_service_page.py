@@ -1,0 +1,28 @@
+"""The program of docs/stream-generation-alone.md runs as it stands, on a real engine."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from tailrace.rollout.testing import save_tiny_model
+
+PAGE = Path(__file__).parents[3] / "docs" / "stream-generation-alone.md"
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the documents are not beside the package")
+def test_the_program_runs(tmp_path):
+    [program] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert len(program.splitlines()) < 40
+    save_tiny_model(tmp_path / "model", seed=3)
+    # the fastest engine takes minutes to start twice on a small machine; the page's words are the same for each
+    program = program.replace("path/to/model", str(tmp_path / "model")).replace(
+        "replicas=2", 'replicas=2, engine="transformers"'
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert re.fullmatch(r"48 samples, \d+ of them across an update; the next 3 under 3\n", ran.stdout), ran.stdout
