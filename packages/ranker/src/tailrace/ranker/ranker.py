@@ -259,6 +259,16 @@ class LengthRanker:
         figures = measure(self.predict([example.prompt for example in known]), known)
         return {**figures, "ceiling20": ceiling20(known, self._setting.seed)}
 
+    def drifted(self, examples: Sequence[Example]) -> bool:
+        """Whether recall or coverage on recent examples has left its band, so that an update is due.
+
+        Raises:
+            ExampleError: there are no examples.
+        """
+        known = check_examples(examples)
+        figures = measure(self.predict([example.prompt for example in known]), known)
+        return self._band.left_by(figures["recall20"], figures["coverage90"], prompts_of(known))
+
     def save(self, directory: str | Path) -> None:
         """Write the ranker: tensors and JSON with checksums, nothing that runs when it is read.
 

@@ -283,6 +283,19 @@ class RewardConfig(_Strict):
     """the verifier `judge`"""
 
 
+class RankerConfig(_Strict):
+    """The ranker, which predicts the lengths of responses for policies that use them; without this table there is none."""
+
+    method: str = "auto"
+    """what is trained: auto (the best of several), or a plugin of tailrace.predictor"""
+    path: FilePath | None = None
+    """a ranker that `tailrace rank` saved, to begin with; none: one is trained on the run's own finished responses"""
+    prompts: Annotated[int, Field(ge=5)] = 64
+    """prompts with finished responses after which it is trained, and then each time looks whether it must learn anew"""
+    budget_s: Seconds = 60.0
+    """seconds that one training or update may take"""
+
+
 class DeadlineConfig(_Strict):
     """Deadlines of everything that a run waits for, in seconds."""
 
@@ -296,6 +309,8 @@ class DeadlineConfig(_Strict):
     """deadline for a replica to pull a version"""
     score_s: Seconds = 300.0
     """deadline from one outcome of the scorer to the next"""
+    predict_s: Seconds = 120.0
+    """deadline from one answer of the ranker to the next"""
     suspect_s: Seconds = 10.0
     """silence after which a member is suspected"""
     silent_s: Seconds = 60.0
@@ -321,6 +336,8 @@ class RunConfig(_Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     relay: RelayConfig = RelayConfig()
     reward: RewardConfig = RewardConfig()
+    ranker: RankerConfig | None = None
+    """predicted lengths of responses"""
     executor: ExecutorConfig = ExecutorConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     faults: tuple[str, ...] = ()

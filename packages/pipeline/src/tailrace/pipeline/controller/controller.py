@@ -237,6 +237,8 @@ class Controller:
 
     def _on_activity(self, event: c.Activity) -> None:
         self.members.says(event)
+        if event.role == RANKER:
+            self.predictions.learned(event)
         if event.still_s > 0:
             self.failures.stands_still(self.now)
 

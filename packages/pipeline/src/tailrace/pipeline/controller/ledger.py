@@ -115,6 +115,7 @@ class Ledger:
     def start(self, group: GroupState, version: int) -> None:
         """Fix the version of a group whose first trajectory is about to be routed. Call `pool_rest` afterwards."""
         group.version = version
+        self.counts.unpredicted += len(group.members) * (group.prompt not in self.predictions.tokens)
         self._leaves_unstarted(group)
         group.states = group.fresh()
         group.rewards = [None] * len(group.members)
@@ -169,8 +170,7 @@ class Ledger:
         """The policies' view of a running trajectory."""
         mixes = self.mixes_versions and state.purpose is _TRAIN
         version = self.groups[state.group].version if mixes else state.version
-        own = state.purpose is _EVAL  # evaluations have a stream of prompts of their own
-        predicted = (None, None) if own else self.predictions.of(state.prompt, state.tokens)
+        predicted = (None, None) if state.purpose is _EVAL else self.predictions.of(state.prompt, state.tokens)
         return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, *predicted)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:

@@ -49,6 +49,8 @@ class Predictions:
         self._source, self._refill, self._outbox = source, refill, outbox
         self.asked_at: int | None = None  # groups admitted when the ranker that is up was last asked
 
+        self.updates = 0  # of rankers, in the whole run
+
     # ---- asking ---------------------------------------------------------------------------------------------------
 
     def went_down(self) -> None:
@@ -83,6 +85,10 @@ class Predictions:
         """Leave a prompt without a prediction. It counts as asked for, so that the same ranker is not asked again."""
         del event
         self._worked()
+
+    def learned(self, event: c.Activity) -> None:
+        """Count what a ranker says that it has learned anew."""
+        self.updates += event.phase == "updated"
 
     def heard(self, events: Iterable[c.Predicted]) -> None:
         """Take in predictions that came together: of prompts that wait or run, and of prompts that are launched later.

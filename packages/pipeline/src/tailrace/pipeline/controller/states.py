@@ -99,6 +99,7 @@ class Counts:
     """Totals over the run, in groups unless named otherwise.
 
     `deferred` counts groups that ended while their prompt comes again later, as another group.
+    `unpredicted` counts trajectories that started before a length was predicted for them.
     `filtered_because` and `failed_because` split `filtered` and `failed` by reason. `failed_words` has what was said of the
     first group that failed for each reason.
     """
@@ -114,6 +115,7 @@ class Counts:
     regenerated_trajectories: int = 0
     resumed_on_newer: int = 0
     surplus_trajectories: int = 0
+    unpredicted: int = 0
     filtered_because: dict[str, int] = field(default_factory=dict)
     failed_because: dict[str, int] = field(default_factory=dict)
     failed_words: dict[str, str] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from tailrace.pipeline.controller.evaluations import EvaluationResult, Evaluatio
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import REPLICA, Members
+from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.states import Counts
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
@@ -25,6 +26,7 @@ class _Parts(Protocol):
     trainer: TrainerState
     evaluations: Evaluations
     coordinator: Coordinator
+    predictions: Predictions
     gate: c.AdmissionGate
     finished: bool
     failure: str | None
@@ -75,6 +77,11 @@ class RunView:
     def step(self) -> int:
         """Batches trained on."""
         return self._parts.trainer.step
+
+    @property
+    def ranker_updates(self) -> int:
+        """How often a ranker has learned anew after its first training."""
+        return self._parts.predictions.updates
 
     @property
     def version(self) -> int:

@@ -28,6 +28,7 @@ from tailrace.contracts import (
 )
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.dropped import Dropped
+from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
 from tailrace.pipeline.roles.worker import Worker
 from tailrace.reward import ScoreItem
@@ -61,6 +62,7 @@ class DataRole:
         self._prompts = Prompts(**prompts)
         self._verifier = verifier
         self._dropped = Dropped()
+        self._lengths = FinishedLengths()
         self._lock = Lock()  # a trajectory is begun either before it is dropped or not at all
         self._worker = Worker("discards", self._carry_out)
 
@@ -141,6 +143,9 @@ class DataRole:
         for experience in self._store.finished(ids):
             ref = _ref(experience)
             prompt = self._prompts.prompt(ref)
+            if ref.purpose is Purpose.TRAIN:
+                name, tokens = experience.trajectory, len(experience.tokens)
+                self._lengths.note(name, prompt.prompt, tokens, experience.oldest_version)
             items.append(
                 ScoreItem(
                     trajectory=experience.trajectory,
@@ -159,6 +164,16 @@ class DataRole:
             # The trajectory was dropped and started again or forgotten, so the reward came too late.
             with suppress(TrajectoryStateError, UnknownTrajectoryError):
                 self._store.set_reward(trajectory, reward)
+
+    # ---- for the ranker -------------------------------------------------------------------------------------------
+
+    def prompt_texts(self, prompts: Sequence[int]) -> list[str]:
+        """The texts of prompts of the stream."""
+        return [self._prompts.prompt(TrajectoryRef("", 0, 0, Purpose.TRAIN, prompt=at)).prompt for at in prompts]
+
+    def finished_lengths(self, after: int) -> list[FinishedLength]:
+        """Responses of training that finished after the one with this number, the last ones at least."""
+        return self._lengths.since(after)
 
     # ---- for the trainer ------------------------------------------------------------------------------------------
 

@@ -18,12 +18,13 @@ from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.controller.rounds import check_rounds
 from tailrace.pipeline.errors import ConfigError, PolicyError
-from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
+from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import SamplingTable
+from tailrace.pipeline.roles.ranker import RankerRole
 from tailrace.pipeline.roles.relay import RelayRole
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.scorer import ScorerRole
@@ -32,6 +33,7 @@ from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
+from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.sharing import check_shared
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
@@ -102,6 +104,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
         evaluation=plan,
+        ranker=config.ranker is not None and not controls,
     )
     try:
         check_rounds(spec)
@@ -130,6 +133,7 @@ def check(config: RunConfig) -> None:
         _trainer_config,
         _backend,
         check_scoring,
+        check_ranker,
     )
     for part in parts:
         with gathered.check():
@@ -184,6 +188,10 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     rendezvous = directory.root.absolute() / "rendezvous"
     if config.trainer.processes > 1:
         rendezvous.mkdir(exist_ok=True)
+    ranker = {}
+    if config.ranker is not None:
+        settings = ranker_settings(config, prepared.model, directory.root.absolute() / "ranker")
+        ranker[RANKER] = RoleSpec(RankerRole, settings, environment=CPU_ENVIRONMENT)
     scorer = {"verifiers": prepared.verifiers, **score_settings(config, prepared.verifiers)}
     return Deployment(
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
@@ -202,6 +210,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
                 environment=CPU_ENVIRONMENT,
                 nice=config.rollout.nice,
             ),
+            **ranker,
         },
         trainer_ranks=config.trainer.processes,
         trainer_cells=config.trainer.cells,
@@ -244,6 +253,8 @@ def build_faults(config: RunConfig) -> list[Fault]:
 def _check_faults(config: RunConfig) -> None:
     """Check that the scripted faults name members of the run's start, and steps before its end."""
     members = {role: ["0"] for role in (DATA, SCORER, TRAINER)}
+    if config.ranker is not None:
+        members[RANKER] = ["0"]
     members[RELAY] = [str(index) for index in range(config.relay.count)]
     members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
     gathered = Gathered()

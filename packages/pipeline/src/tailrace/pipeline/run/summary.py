@@ -86,6 +86,8 @@ def summarise(
             "failed_words": dict(sorted(counts.failed_words.items())),
             "lost": lost_groups,
         },
+        "unpredicted": None if config.ranker is None else counts.unpredicted,
+        "ranker_updates": None if config.ranker is None else run.ranker_updates,
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
         "lost_trajectories": counts.prompts * samples - settled,

@@ -20,7 +20,7 @@ from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import RunFailedError
-from tailrace.pipeline.executor.deployment import RELAY, REPLICA, TRAINER
+from tailrace.pipeline.executor.deployment import RANKER, RELAY, REPLICA, TRAINER
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.testing.observers import Damages, Kills, Watching
@@ -166,6 +166,24 @@ class ExecutorContract(RealRuns):
         assert [role for role, _ in self.downs(tmp_path)] == ["scorer", "scorer"]
         assert run.counts.failed == 0
         assert events_of(tmp_path, c.ScoringFailed) == []
+
+    @pytest.mark.parametrize("fault", ["ranker@step2", "hang:ranker@step2"])
+    def test_a_ranker_that_dies_or_hangs_holds_nobody_up(self, tmp_path: Path, model: Path, fault: str) -> None:
+        """It learns from what finishes, and is asked before it has; its successor goes on with what it has learned.
+
+        The run may end before one that hangs has been silent for long enough.
+        """
+        routing = policy("routing", "skew-aware", k1=0.0, k2=0.0, k3=4e-4, k4=0.01)
+        run = self.run(tmp_path, model, spec=make_spec(ranker=True, routing=routing, steps=3 * STEPS), faults=[fault])
+        downs = [role for role, _ in self.downs(tmp_path)]
+        assert downs == [RANKER] or (fault.startswith("hang") and downs == [])
+        assert run.restarts(RANKER) == len(downs)
+        answers = events_of(tmp_path, c.Predicted)
+        assert all(event.p90 >= event.tokens >= 1 for event in answers)
+        learned = [event.phase for event in events_of(tmp_path, c.Activity) if event.role == RANKER]
+        assert "trained" in learned or not downs
+        assert events_of(tmp_path, c.PredictionFailed)
+        assert run.counts.unpredicted > 0
 
     def test_a_prompt_that_an_engine_refuses_fails_its_group_alone(self, tmp_path: Path, model: Path) -> None:
         """No replica dies of it, and the run goes on with the others; a held-out prompt counts neither way."""

@@ -18,11 +18,12 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.contracts.plugins import load
 from tailrace.pipeline.controller.controller import Controller
-from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
+from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.prompts import DecodingMode, SamplingTable
+from tailrace.pipeline.roles.ranker import RankerRole
 from tailrace.pipeline.roles.relay import RelayRole
 from tailrace.pipeline.roles.replica import ReplicaRole
 from tailrace.pipeline.roles.scorer import ScorerRole
@@ -223,12 +224,21 @@ def make_deployment(
         "verifier": "exact",
         "mixed_versions": mixed_versions,
     }
+    ranker = {
+        "saved": root / "ranker",
+        "path": None,
+        "method": "prompt-length",
+        "prompts": GROUPS,
+        "budget_s": 30.0,
+        "max_tokens": 64,
+    }
     return Deployment(
         name=name or f"tailrace-{secrets.token_hex(6)}",
         token="contract-suite-shared-token",  # noqa: S106 - a test's own secret
         roles={
             DATA: RoleSpec(DataRole, data),
             SCORER: RoleSpec(ScorerRole, {"verifiers": ["exact"]}),
+            RANKER: RoleSpec(RankerRole, ranker),
             RELAY: RoleSpec(RelayRole, {"transfer": transfer}),
             TRAINER: RoleSpec(TrainerRole, trainer),
             REPLICA: RoleSpec(FakeReplicaRole, replica),

@@ -1,0 +1,204 @@
+"""The ranker: predicts the lengths of responses, and learns from those that finish in the run (StreamRL, section 5.2).
+
+    Predict ──► texts (data role) ──► LengthRanker.predict ──► Predicted, or PredictionFailed for what has no length
+                                            ▲
+    responses that finished (data role) ────┴─ a thread: train once, then update when recall or coverage leaves its band
+
+It answers while it learns, with what it knew before. What it has learned is saved, so that its successor goes on from there.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tailrace.contracts import Activity, Command, Event, Predict, Predicted, PredictionFailed
+from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.finished_lengths import FinishedLength
+from tailrace.pipeline.roles.worker import Worker
+from tailrace.ranker import DamagedRankerError, Example, LengthRanker, Prediction, PredictionError
+
+TRAINED, UPDATED = "trained", "updated"
+"""Phases of the ranker's activity: what it has just done."""
+
+_CLOSE_S = 5.0
+_log = logging.getLogger(__name__)
+
+
+class RankerRole:
+    """Predicts, and learns beside that.
+
+    Args:
+        data: the data role.
+        saved: directory of what it learns in this run, one directory each time; it need not exist.
+        path: directory of a ranker to begin with; None: it is trained on responses of this run.
+        method: what is trained, see `tailrace.ranker.method_names`; ``"auto"`` tries several.
+        prompts: different prompts with new finished responses after which it is trained, or looks whether it has drifted.
+        budget_s: seconds that one training or update may take.
+        max_tokens: most tokens of a response: one with so many was cut.
+        policy: directory of the model that generates the responses, for methods that read it.
+        seed: of training.
+        data_timeout_s: how long the data role may be gone before a restarted one must answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Caller,
+        saved: Path,
+        path: Path | None,
+        method: str,
+        prompts: int,
+        budget_s: float,
+        max_tokens: int,
+        policy: Path | None = None,
+        seed: int = 0,
+        data_timeout_s: float = 180.0,
+    ) -> None:
+        self._data, self._data_timeout_s, self._saved = data, data_timeout_s, saved
+        self._method, self._prompts, self._budget_s = method, prompts, budget_s
+        self._max_tokens, self._policy, self._seed = max_tokens, policy, seed
+        self._ranker = _newest(saved, policy)
+        if self._ranker is None and path is not None:
+            self._ranker = LengthRanker.load(path, policy=policy)
+        self._seen = 0
+        self._new: list[FinishedLength] = []
+        self._learning: threading.Thread | None = None
+        self._learned = 0
+        self._worker = Worker("predictions", self._carry_out)
+
+    # ---- for the executor -----------------------------------------------------------------------------------------
+
+    def ready(self) -> dict[str, Any]:
+        """Returns once the role is up."""
+        return {}
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Answer each `Predict`."""
+        self._worker.submit(commands)
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """Answers and what was learned since the last call; waits up to `timeout_s` seconds for the first."""
+        return self._worker.events(timeout_s)
+
+    def adopt(self) -> None:
+        """Prepare for another controller."""
+        self._worker.forget()
+
+    def close(self) -> None:
+        """Answer nothing more. What is being learned is lost."""
+        self._worker.close(_CLOSE_S)
+
+    # ---- predictions, in the worker's thread ----------------------------------------------------------------------
+
+    def _carry_out(self, command: Command) -> None:
+        if not isinstance(command, Predict):
+            raise RoleError(f"the ranker got {type(command).__name__} {command.seq}, expected Predict")
+        self._look()
+        ranker, known = self._ranker, len({length.prompt for length in self._new})
+        if ranker is None:
+            why = f"found finished responses to {known} prompts, expected {self._prompts} to learn from"
+            self._worker.put(*(PredictionFailed(prompt, why, command.seq) for prompt in command.prompts))
+            return
+        texts = self._data.call("prompt_texts", command.prompts, timeout_s=self._data_timeout_s)
+        answers = zip(command.prompts, _predict(ranker, texts), strict=True)
+        self._worker.put(*(_event(prompt, found, command.seq) for prompt, found in answers))
+
+    # ---- learning -------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Take over what has finished since, and begin to learn if it is enough."""
+        fresh = self._data.call("finished_lengths", self._seen, timeout_s=self._data_timeout_s)
+        if fresh:
+            self._seen = fresh[-1].number
+            self._new += fresh
+        busy = self._learning is not None and self._learning.is_alive()
+        if busy or len({length.prompt for length in self._new}) < self._prompts:
+            return
+        examples, self._new = _examples(self._new, self._max_tokens), []
+        self._learning = threading.Thread(target=self._learn, args=(examples,), name="learning", daemon=True)
+        self._learning.start()
+
+    def _learn(self, examples: Sequence[Example]) -> None:
+        try:
+            ranker = self._ranker
+            if ranker is None:
+                newer, did = self._train(examples), TRAINED
+            elif ranker.drifted(examples):
+                newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
+                newer.update(examples)
+            else:
+                return
+            _save(newer, self._saved)
+            self._ranker = newer
+            self._learned += 1
+            self._worker.put(Activity("ranker", "0", did, self._learned))
+        except BaseException as error:
+            # Not swallowed: `events` raises this error.
+            self._worker.fail(error)
+
+    def _train(self, examples: Sequence[Example]) -> LengthRanker:
+        return LengthRanker.train(
+            examples, method=self._method, seed=self._seed, budget_s=self._budget_s, policy=self._policy
+        )
+
+
+def _save(ranker: LengthRanker, saved: Path) -> None:
+    """Save a ranker beside the last one, which stays until the one after: this process may be killed at any time."""
+    numbers = _numbers(saved)
+    ranker.save(saved / str(numbers[0] + 1 if numbers else 1))
+    for old in numbers[1:]:
+        shutil.rmtree(saved / str(old))
+
+
+def _newest(saved: Path, policy: Path | None) -> LengthRanker | None:
+    """The newest ranker that was saved completely; None if there is none."""
+    for number in _numbers(saved):
+        try:
+            return LengthRanker.load(saved / str(number), policy=policy)
+        except DamagedRankerError as error:
+            _log.warning("%s/%d is not used: %s", saved, number, error)
+    return None
+
+
+def _numbers(saved: Path) -> list[int]:
+    """Numbers of the rankers in a directory, newest first."""
+    return sorted([int(each.name) for each in saved.glob("[0-9]*")], reverse=True) if saved.exists() else []
+
+
+def _examples(lengths: Sequence[FinishedLength], max_tokens: int) -> list[Example]:
+    """One example for each prompt and version, in the order of their first responses."""
+    of: dict[tuple[str, int], list[int]] = {}
+    for length in lengths:
+        of.setdefault((length.prompt, length.version), []).append(length.tokens)
+    return [
+        Example(prompt, tuple(tokens), tuple([each >= max_tokens for each in tokens]), version=version)
+        for (prompt, version), tokens in of.items()
+    ]
+
+
+def _predict(ranker: LengthRanker, texts: Sequence[str]) -> list[Prediction | PredictionError]:
+    """A prediction for each text, or why there is none: one that cannot be does not cost the others theirs."""
+    try:
+        return list(ranker.predict(texts))
+    except PredictionError as error:
+        if len(texts) == 1:
+            return [error]
+        return [each for text in texts for each in _predict(ranker, [text])]
+
+
+def _event(prompt: int, found: Prediction | PredictionError, seq: int) -> Event:
+    if isinstance(found, PredictionError):
+        return PredictionFailed(prompt, str(found), seq)
+    if not (found.p50 >= 1 and math.isfinite(found.p50) and found.p90 >= found.p50 and math.isfinite(found.p90)):
+        return PredictionFailed(
+            prompt, f"found p50 {found.p50} and p90 {found.p90} tokens, expected 1 <= p50 <= p90", seq
+        )
+    return Predicted(prompt, found.p50, seq, found.p90)

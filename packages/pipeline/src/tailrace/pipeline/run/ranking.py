@@ -1,0 +1,53 @@
+"""How the ranker of a run is started, from table ``[ranker]``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tailrace.contracts import expected_one_of
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import ConfigError
+
+
+def check_ranker(config: RunConfig) -> None:
+    """Check that the ranker's method is installed, and that its directory holds a ranker.
+
+    Raises:
+        ConfigError: it is not, or does not.
+    """
+    if config.ranker is None:
+        return
+    from tailrace.ranker import LengthRanker, RankerError, method_names
+
+    names = ("auto", *method_names())
+    if config.ranker.method not in names:
+        raise ConfigError(
+            f"key 'ranker.method': found {config.ranker.method!r}, {expected_one_of(config.ranker.method, names)}"
+        )
+    if config.ranker.path is not None:
+        try:
+            LengthRanker.load(config.ranker.path)
+        except RankerError as error:
+            raise ConfigError(f"key 'ranker.path': {error}") from error
+
+
+def ranker_settings(config: RunConfig, model: Path, saved: Path) -> dict[str, Any]:
+    """Arguments of `RankerRole`, but for the data role.
+
+    Args:
+        model: directory of the model that the run begins with.
+        saved: directory of what the ranker learns in the run.
+    """
+    assert config.ranker is not None
+    table = config.ranker
+    return {
+        "saved": saved,
+        "path": None if table.path is None else table.path.absolute(),
+        "method": table.method,
+        "prompts": table.prompts,
+        "budget_s": table.budget_s,
+        "max_tokens": config.rollout.max_tokens,
+        "policy": model.absolute(),
+        "seed": config.seed,
+    }

@@ -1,0 +1,190 @@
+"""The ranker as an executor calls it, with real rankers that learn in moments, and a data role that says what finished."""
+
+import math
+import random
+
+import pytest
+
+from tailrace.contracts import Activity, Predict, Predicted, PredictionFailed
+from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
+from tailrace.pipeline.roles.ranker import RankerRole
+from tailrace.ranker import Example, LengthRanker, Prediction, PredictionError
+
+PROMPTS = 20
+
+
+class Data:
+    """What the ranker needs of the data role: prompt `n` is `n + 1` words long, and `finished` what has finished."""
+
+    def __init__(self):
+        self.lengths = FinishedLengths()
+
+    def prompt_texts(self, prompts):
+        return [text(prompt) for prompt in prompts]
+
+    def finished_lengths(self, after):
+        return self.lengths.since(after)
+
+    def finish(self, tokens_of, prompts=range(PROMPTS), version=0):
+        for prompt in prompts:
+            for sample in range(4):
+                tokens = tokens_of(prompt) + sample
+                self.lengths.note(f"{version}.{prompt}.{sample}", text(prompt), tokens, version)
+
+
+def text(prompt):
+    return " ".join(["word"] * (prompt + 1))
+
+
+@pytest.fixture
+def data():
+    return Data()
+
+
+@pytest.fixture
+def make(caller, data, tmp_path):
+    roles = []
+    caller.role = data
+
+    def start(**options):
+        given = {
+            "saved": tmp_path / "saved",
+            "path": None,
+            "method": "prompt-length",
+            "prompts": PROMPTS,
+            "budget_s": 30.0,
+        }
+        roles.append(RankerRole(**{"data": caller, "max_tokens": 4_000, **given, **options}))
+        return roles[-1]
+
+    yield start
+    for role in roles:
+        role.close()
+
+
+def asks(role, gather, prompts=range(PROMPTS), seq=1):
+    """The answers to one question, by prompt, and what else was said."""
+    role.submit([Predict(seq, tuple(prompts))])
+    events = gather(role, lambda events: len(answers(events)) >= len(prompts), "answers")
+    return answers(events), [event for event in events if isinstance(event, Activity)]
+
+
+def answers(events):
+    return {event.prompt: event for event in events if isinstance(event, Predicted | PredictionFailed)}
+
+
+def learns(role, gather, what):
+    gather(role, lambda events: what in [event.phase for event in events if isinstance(event, Activity)], what)
+
+
+def trained(lengths_of=lambda prompt: 10 * (prompt + 1)):
+    examples = [Example(text(n), tuple(lengths_of(n) + sample for sample in range(4))) for n in range(40)]
+    return LengthRanker.train(examples, method="prompt-length", seed=0)
+
+
+def test_it_begins_with_a_ranker_that_was_saved(make, gather, tmp_path):
+    ranker = trained()
+    ranker.save(tmp_path / "given")
+    found, _ = asks(make(path=tmp_path / "given"), gather, prompts=[3, 30, 17], seq=7)
+    expected = ranker.predict([text(3), text(30), text(17)])
+    assert list(found.values()) == [
+        Predicted(prompt, each.p50, 7, each.p90) for prompt, each in zip([3, 30, 17], expected, strict=True)
+    ]
+
+
+def test_without_one_it_has_no_length_until_enough_has_finished_and_then_it_learns(make, data, gather):
+    role = make()
+    data.finish(lambda prompt: 10 * (prompt + 1), prompts=range(PROMPTS - 1))
+    found, _ = asks(role, gather)
+    assert {event.reason for event in found.values()} == {
+        f"found finished responses to {PROMPTS - 1} prompts, expected {PROMPTS} to learn from"
+    }
+    data.finish(lambda prompt: 10 * (prompt + 1), prompts=[PROMPTS - 1])
+    role.submit([Predict(2, (0,))])
+    learns(role, gather, "trained")
+    found, _ = asks(role, gather, prompts=[0, PROMPTS - 1], seq=3)
+    assert found[0].tokens < found[PROMPTS - 1].tokens
+
+
+def test_it_learns_anew_when_its_predictions_are_off_and_only_then(make, data, gather, tmp_path):
+    trained().save(tmp_path / "given")
+    role = make(path=tmp_path / "given")
+    data.finish(lambda prompt: 10 * (prompt + 1))
+    asks(role, gather)
+    role._learning.join(30)
+    before, activity = asks(role, gather, seq=2)
+    assert activity == []  # all is as it was predicted
+    data.finish(lambda prompt: 90 * (prompt + 1), version=1)
+    role.submit([Predict(3, (0,))])
+    learns(role, gather, "updated")
+    after, _ = asks(role, gather, seq=4)
+    assert after[PROMPTS - 1].tokens > 3 * before[PROMPTS - 1].tokens
+
+
+def test_its_successor_goes_on_with_what_it_has_learned_even_if_it_died_while_it_saved(make, data, gather, tmp_path):
+    role = make()
+    data.finish(lambda prompt: 10 * (prompt + 1))
+    asks(role, gather)
+    role._learning.join(30)
+    before, _ = asks(role, gather, seq=2)
+    role.close()
+    (tmp_path / "saved" / "2" / "predictor").mkdir(parents=True)  # and no more
+    after, _ = asks(make(), gather, seq=2)
+    assert after == before
+    assert all(isinstance(event, Predicted) for event in after.values())
+
+
+class Wrong:
+    """A ranker that raises for one prompt, and says for others what cannot be."""
+
+    def predict(self, texts):
+        if any(each == text(1) for each in texts):
+            raise PredictionError("found p50 nan")
+        return [_as_it_is({0: 5.0, 2: math.nan, 3: 0.5, 4: math.inf}[each.count(" ")]) for each in texts]
+
+
+def _as_it_is(p50):
+    """A prediction that was never checked."""
+    prediction = Prediction(1.0, 1.0, 0.0)
+    for name in ("p50", "p90"):
+        object.__setattr__(prediction, name, p50)
+    return prediction
+
+
+def test_what_cannot_be_is_refused_and_costs_the_others_nothing(make, gather):
+    role = make()
+    role._ranker = Wrong()
+    found, _ = asks(role, gather, prompts=range(5))
+    assert {prompt: type(event) for prompt, event in found.items()} == {
+        0: Predicted, 1: PredictionFailed, 2: PredictionFailed, 3: PredictionFailed, 4: PredictionFailed,
+    }  # fmt: skip
+    assert found[1].reason == "found p50 nan"
+    assert found[3].reason == "found p50 0.5 and p90 0.5 tokens, expected 1 <= p50 <= p90"
+
+
+def test_what_breaks_it_is_raised(make, gather):
+    role = make()
+    role.submit(["not a command"])
+    with pytest.raises((RoleError, AttributeError)):
+        gather(role, lambda _: False, "an error")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_finished_lengths_are_handed_out_once_each_and_the_last_ones_are_kept(seed):
+    draw, kept, noted, seen, got = random.Random(seed), FinishedLengths(7), [], 0, []
+    for _ in range(40):
+        for _ in range(draw.randint(0, 5)):
+            name = f"t{draw.randint(0, 200)}"
+            again = name in [each for each, _ in noted[-7:]]
+            kept.note(name, "a prompt", 3, 1)
+            if not again:
+                noted.append((name, len(noted) + 1))
+        fresh = kept.since(seen)
+        assert [each.number for each in fresh] == [number for _, number in noted if number > seen][-7:], f"seed {seed}"
+        seen, got = (fresh[-1].number if fresh else seen), [*got, *fresh]
+    assert len({each.number for each in got}) == len(got)
+    assert FinishedLengths().since(5) == []  # the data role began anew
+    other = FinishedLengths()
+    other.note("t", "a prompt", 3, 1)
+    assert other.since(5) == [FinishedLength(1, "a prompt", 3, 1)]
