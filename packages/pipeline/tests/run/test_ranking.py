@@ -8,7 +8,6 @@ from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.ranker import Example, LengthRanker
 
-
 TASK = {"task": {"name": "short-chain-sum"}}
 
 
