@@ -318,6 +318,15 @@ def test_a_process_that_does_not_start_says_why(model):
     run(scenario)
 
 
+def test_a_process_that_does_not_start_in_time_is_ended(model):
+    async def scenario():
+        with pytest.raises(ReplicaCrashedError, match=r"did not start within 0\.001 s"):
+            async with StreamGenerationService(model, 1, engine="transformers", start_timeout_s=0.001):
+                pass
+
+    run(scenario)
+
+
 def test_with_a_ranker_the_longest_start_first(model):
     async def scenario():
         started = []

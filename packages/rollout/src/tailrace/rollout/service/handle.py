@@ -26,6 +26,7 @@ class ReplicaSetup:
         weights: weight versions.
         flush_s: seconds between two batches of tokens.
         pull_timeout_s: deadline of a load of weights.
+        start_timeout_s: deadline of a process's start, until its engine is loaded.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ReplicaSetup:
     weights: StagedWeights
     flush_s: float
     pull_timeout_s: float
+    start_timeout_s: float
 
 
 class ReplicaHandle(Protocol):

@@ -31,7 +31,7 @@ class ReplicaProcess:
         build: builds the engine, in the child, which imports it by its name; None: the engine plugin that `setup` names.
 
     Raises:
-        ReplicaCrashedError: the engine did not load; the message has its error.
+        ReplicaCrashedError: the engine did not load, and the message has its error; or not before the deadline.
     """
 
     def __init__(self, setup: ReplicaSetup, build: EngineFactory | None = None) -> None:
@@ -51,6 +51,10 @@ class ReplicaProcess:
         sent = (setup.name, str(setup.model), engine, dict(setup.options), str(setup.weights.directory))
         try:
             self._send((*sent, setup.flush_s, setup.pull_timeout_s))
+            if not self._pipe.poll(setup.start_timeout_s):
+                self._process.kill()
+                self.close(_CLOSE_S)
+                raise ReplicaCrashedError(f"replica {self._name!r} did not start within {setup.start_timeout_s} s")
             kind, what = self._pipe.recv()
         except (OSError, EOFError) as error:
             self._process.kill()

@@ -63,6 +63,7 @@ class StreamGenerationService:
         still_s: seconds without a token after which an engine that has work is replaced.
         flush_s: seconds between two batches of tokens of a replica.
         pull_timeout_s: deadline of a load of weights.
+        start_timeout_s: deadline of a replica's start, until its engine is loaded.
         rank_timeout_s: how long a request waits for the ranker before it starts in the order given.
         start: starts a replica; for embedding and tests.
 
@@ -86,6 +87,7 @@ class StreamGenerationService:
         still_s: float = 120.0,
         flush_s: float = 0.02,
         pull_timeout_s: float = 120.0,
+        start_timeout_s: float = 600.0,
         rank_timeout_s: float = 10.0,
         start: StartReplica = ReplicaProcess,
     ) -> None:
@@ -109,7 +111,7 @@ class StreamGenerationService:
             raise
         self._book = Book()
         setup = ReplicaSetup(
-            "", self._model, engine, options, self._book, self._weights, flush_s=flush_s, pull_timeout_s=pull_timeout_s
+            "", self._model, engine, options, self._book, self._weights, flush_s, pull_timeout_s, start_timeout_s
         )
         self._fleet: Callable[[], Replicas] = lambda: Replicas(
             setup, replicas, start, self, restarts=restarts, still_s=still_s

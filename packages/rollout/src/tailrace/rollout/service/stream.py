@@ -51,11 +51,6 @@ class Stream:
         self.error: Exception | None = None
 
     @property
-    def open(self) -> bool:
-        """Whether samples are left to generate."""
-        return self.error is None and bool(self._waiting or self.running)
-
-    @property
     def left(self) -> int:
         """Samples that the reader has not got yet."""
         return len(self._left)
