@@ -327,6 +327,20 @@ def test_what_a_ranker_has_no_length_for_is_regular_and_not_asked_for_again():
     replayed(run)
 
 
+def test_a_ranker_that_has_learned_is_asked_again_for_what_it_had_no_length_for():
+    run = scripted(LENGTHS[:5])
+    run.go(c.Tick(), leave=(c.Route, c.Pull))
+    run.lengths = dict(enumerate(LENGTHS))
+    first = asked(run.given)
+    run.go(c.Activity("ranker", "0", "trained", 1), leave=(c.Route, c.Pull))
+    assert asked(run.given)[len(first) :] == list(range(5, 10))
+    run.go(c.Activity("ranker", "0", "updated", 2), leave=(c.Route, c.Pull))
+    assert run.view.ranker_updates == 1
+    run.catch_up(c.Pull, leave=(c.Route,))
+    assert Why.UNPREDICTED not in reasons(run)
+    replayed(run)
+
+
 def test_after_a_crash_of_the_driver_the_ranker_is_asked_for_what_is_missing():
     run = scripted()
     run.go(c.Tick(), leave=(c.Route, c.Predict))

@@ -251,7 +251,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class PredictionFailed:
-    """The ranker has no length for a prompt, or one that cannot be. It is not asked again: what it knows stays the same.
+    """The ranker has no length for a prompt, or one that cannot be. It is asked again once it has learned.
 
     Args:
         prompt: index in the prompt stream.

@@ -82,13 +82,16 @@ class Predictions:
     # ---- answers --------------------------------------------------------------------------------------------------
 
     def failed(self, event: c.PredictionFailed) -> None:
-        """Leave a prompt without a prediction. It counts as asked for, so that the same ranker is not asked again."""
+        """Leave a prompt without a prediction. It counts as asked for until the ranker has learned."""
         del event
         self._worked()
 
     def learned(self, event: c.Activity) -> None:
-        """Count what a ranker says that it has learned anew."""
+        """A ranker has learned: count it if that was anew, and ask it for what it had no length for before."""
         self.updates += event.phase == "updated"
+        known = self._ledger.predictions
+        known.asked = {prompt: None for prompt in known.asked if prompt in known.tokens}
+        self.asked_at = None
 
     def heard(self, events: Iterable[c.Predicted]) -> None:
         """Take in predictions that came together: of prompts that wait or run, and of prompts that are launched later.
