@@ -130,7 +130,8 @@ def accuracies(rows: Mapping[tuple[str, int], Mapping[str, Any]]) -> dict[str, d
     found: dict[str, dict[str, list[float]]] = {}
     for (system, _), row in sorted(rows.items()):
         for source, values in row["accuracy"].items():
-            named = {f"{system} before": values["before"], f"{system} after": values["after"], **values["controls"]}
+            controls = values["controls"] if system == WHOLE else {}
+            named = {f"{system} before": values["before"], f"{system} after": values["after"], **controls}
             for name, value in named.items():
                 if value is not None:
                     found.setdefault(source, {}).setdefault(name, []).append(value)
