@@ -14,6 +14,7 @@ from tailrace.fuzz.policies import (
     NONE,
     POLICIES,
     Policies,
+    admits_rounds,
     as_it_is,
     draw_newer,
     draw_policy,
@@ -37,13 +38,15 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     pipeline = _pipeline(random, policies)
     # The rest of a seed's case is as it was before there were any.
     newer = Random(f"tailrace fuzz {seed}, newer policies")
-    pipeline |= draw_newer(newer, "batching", policies)
+    if "admission" not in policies or admits_rounds(Choice(**pipeline["admission"]), policies):
+        pipeline |= draw_newer(newer, "batching", policies)
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, newer routing"), "routing", policies)
     lends = False
     if launches_rounds(Choice(**pipeline["batching"]), policies):
         sizes = Random(f"tailrace fuzz {seed}, sizes of replicas")
         pipeline |= draw_newer(sizes, "provisioning", policies, share=0.5)  # elsewhere it does nothing
-        pipeline["admission"] = {"name": newer.choice(ADMIT_ROUNDS)}
+        if "admission" not in policies:
+            pipeline["admission"] = {"name": newer.choice(ADMIT_ROUNDS)}
         lends = lends_devices(Choice(**pipeline["provisioning"]), policies)
         lends = lends and not {"admission", "training"} & set(policies)
         if lends:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tailrace.contracts import (
+    AdmitsRounds,
     Cause,
     Failure,
     LaunchesRounds,
@@ -129,6 +130,11 @@ def as_it_is(axis: str, policies: Policies) -> Any | None:
 def launches_rounds(batching: Choice, policies: Policies = NONE) -> bool:
     """Whether a batching policy launches groups in rounds."""
     return isinstance(make_policy("batching", batching, policies=policies).open(), LaunchesRounds)
+
+
+def admits_rounds(admission: Choice, policies: Policies = NONE) -> bool:
+    """Whether an admission policy knows rounds, whose batches differ in size."""
+    return isinstance(make_policy("admission", admission, policies=policies).gate(1), AdmitsRounds)
 
 
 def lends_devices(provisioning: Choice, policies: Policies = NONE) -> bool:

@@ -44,6 +44,7 @@ class Training:
         self.trained: dict[str, int] = {}
         self.dropped: set[str] = set()
         self.ended: set[int] = set()  # groups that end their prompt, untrained
+        self.postponed = 0  # groups whose prompt comes again, since no verifier scored it
         self.lags: dict[int, int] = {}
         self.updates: dict[
             int, bool
@@ -206,6 +207,7 @@ class Training:
         ordered = {name for batch in self.ordered.values() for name in batch}
         if command.reason.why in _DONE:
             self.ended |= {int(name.partition(".")[0]) for name in command.trajectories}
+        self.postponed += command.reason.why is c.Why.NOT_SCORED_YET
         for name in command.trajectories:
             if name in self.trained or name in ordered:
                 raise InvariantError(ONCE, f"{name} is dropped though it was trained on")
@@ -255,7 +257,7 @@ class Training:
             )
         unscored, refused = (counts.failed_because.get(why, 0) for why in (c.Why.NOT_SCORED, c.Why.REFUSED))
         if (
-            ((unscored or (counts.deferred and not self._rounds)) and not self.broken)
+            ((unscored or self.postponed) and not self.broken)
             or refused > len(self.refused)
             or unscored + refused != counts.failed
         ):

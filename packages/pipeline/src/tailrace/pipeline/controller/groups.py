@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
@@ -110,7 +111,7 @@ class Groups:
         phase = GroupPhase.FAILED if end in _FAILURES else GroupPhase.FILTERED
         if self._source.ended(group, end) is c.PromptFate.AGAIN:
             phase = GroupPhase.DEFERRED
-            reason = c.Reason(_DEFERRED.get(reason.why, reason.why), numbers=reason.numbers)
+            reason = replace(reason, why=_DEFERRED.get(reason.why, reason.why))
         members = self._ledger.drop(group, phase, reason.why)
         self._gate.drop(group)
         self.freed = True
