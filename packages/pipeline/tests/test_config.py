@@ -11,7 +11,8 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.build import build_faults, build_spec, check
+from tailrace.pipeline.run.build import build_spec, check
+from tailrace.pipeline.run.scripted_faults import build_faults
 
 
 def test_later_layers_win_and_the_rest_stays():

@@ -22,7 +22,8 @@ from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import Choice, CostModelConfig, RunConfig
 from tailrace.pipeline.config.policies import load_policy
-from tailrace.pipeline.run.build import build_faults, build_spec
+from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.scripted_faults import build_faults
 
 BEYOND = 1_000  # batches that a steady run would still have before it; it stops long before
 

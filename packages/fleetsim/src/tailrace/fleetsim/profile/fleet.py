@@ -16,7 +16,8 @@ from tailrace.fleetsim.profile.paged_engine import PagedEngine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
 from tailrace.fleetsim.quantities import failures, needed, parts, samples, scoring_pools, warm_up
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.run.build import build_faults, build_spec
+from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.scripted_faults import build_faults
 from tailrace.trajstore import MixOrder
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import AddsGradients, DrawsAgain, PluginError
-from tailrace.faulttol import Fault, FaulttolError, parse_fault
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
@@ -35,6 +34,7 @@ from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
+from tailrace.pipeline.run.scripted_faults import check_faults
 from tailrace.pipeline.run.sharing import check_shared
 from tailrace.pipeline.spec import AXES, EvaluationPlan, PipelineSpec
 from tailrace.rollout.checkpoint import end_tokens
@@ -125,7 +125,7 @@ def check(config: RunConfig) -> None:
     parts = (
         build_spec,
         prepare.check,
-        _check_faults,
+        check_faults,
         _check_transfer,
         selected_engine,
         _engine_options,
@@ -236,45 +236,6 @@ def holding(deployment: Deployment, held: Path) -> Deployment:
 def build_host(config: RunConfig) -> LocalHost | RayHost:
     """The host on which the roles run."""
     return LocalHost() if config.executor.name == "local" else RayHost(config.executor.ray_address)
-
-
-def build_faults(config: RunConfig) -> list[Fault]:
-    """The scripted faults.
-
-    Raises:
-        ConfigError: a fault is not valid.
-    """
-    try:
-        return [parse_fault(text) for text in config.faults]
-    except FaulttolError as error:
-        raise ConfigError(f"key 'faults': {error}") from error
-
-
-def _check_faults(config: RunConfig) -> None:
-    """Check that the scripted faults name members of the run's start, and steps before its end."""
-    members = {role: ["0"] for role in (DATA, SCORER, TRAINER)}
-    if config.ranker is not None:
-        members[RANKER] = ["0"]
-    members[RELAY] = [str(index) for index in range(config.relay.count)]
-    members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
-    gathered = Gathered()
-    for fault in build_faults(config):
-        known = members.get(fault.role, [])
-        if not known:
-            gathered.add(
-                f"key 'faults': {fault}: found no {fault.role} in this run, expected one of {', '.join(members)}"
-            )
-            continue
-        if fault.member is not None and not {fault.member, f"r{fault.member}"} & set(known):
-            gathered.add(
-                f"key 'faults': {fault}: found {fault.role} {fault.member!r}, expected one of {', '.join(known)}"
-            )
-        if fault.at_step is not None and fault.at_step >= config.pipeline.steps:
-            gathered.add(
-                f"key 'faults': {fault}: found step {fault.at_step}, expected one below pipeline.steps = "
-                f"{config.pipeline.steps}, with which the run ends"
-            )
-    gathered.done()
 
 
 def selected_engine(config: RunConfig) -> str:

@@ -20,7 +20,7 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.hosts.real_time import RealTime
 from tailrace.pipeline.run.ahead import start_ahead
-from tailrace.pipeline.run.build import build_deployment, build_faults, build_host, build_spec, check, holding
+from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.garbage import GarbageCollection
@@ -30,6 +30,7 @@ from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.run.round_figures import round_figures
 from tailrace.pipeline.run.score_figures import score_figures
+from tailrace.pipeline.run.scripted_faults import build_faults
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.summary import summarise
 from tailrace.trainer import checkpoints
