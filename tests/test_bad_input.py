@@ -99,6 +99,14 @@ def sizes(options):
 
 
 RUN = ["run", "c.toml"]
+
+
+def pools(*tables, sites=""):
+    """A preparation: the configuration with pools of replicas, and relays at other sites."""
+    text = "".join(f"\n[[rollout.pools]]\n{table}\n" for table in tables) + f"\n[relay.sites]\n{sites}\n"
+    return write("c.toml", CONFIG + text)
+
+
 CODE = {"entry_point": "f", "tests": [{"args": [1], "expected": 2}]}
 
 
@@ -200,6 +208,40 @@ KINDS = {
     "engine-unknown": (settings("rollout.engine=vlm"), None, ["rollout.engine", "vllm"]),
     "engine-option-unknown": (settings("rollout.options.max_seqs=3"), None, ["max_seqs", "max_num_seqs"]),
     "no-replica": (settings("rollout.replicas=0"), None, ["rollout.replicas", "0"]),
+    "site-unknown": (
+        RUN,
+        pools('name = "far"\ncount = 2\nsite = "wst"', sites="west = 1"),
+        ["c.toml", "rollout.pools.0.site", "unknown site 'wst'", "did you mean 'west'"],
+    ),
+    "site-where-there-is-none": (
+        RUN,
+        pools('name = "far"\ncount = 2\nsite = "west"'),
+        ["rollout.pools.0.site", "'west'", "relay.sites"],
+    ),
+    "site-without-relays": (RUN, pools(sites="west = 0"), ["relay.sites.west", "0"]),
+    "pool-without-replicas": (RUN, pools('name = "far"\ncount = 0'), ["rollout.pools.0.count", "0"]),
+    "pools-of-other-replicas": (
+        RUN,
+        pools('name = "far"\ncount = 3'),
+        ["rollout.replicas", "rollout.pools", "found 2 replicas and 3 in the pools"],
+    ),
+    "pools-of-one-name": (RUN, pools('name = "far"', 'name = "far"'), ["rollout.pools", "found 2", "'far'"]),
+    "pool-engine-option-unknown": (
+        RUN,
+        pools('name = "far"\ncount = 2\noptions = {max_seqs = 3}'),
+        ["rollout.pools.0.options", "max_seqs", "did you mean 'max_num_seqs'"],
+    ),
+    "pool-of-two-sizes": (
+        RUN,
+        pools('name = "far"\ncount = 2\ntp = 2\noptions = {tensor_parallel_size = 1}'),
+        ["rollout.pools.0.tp", "tensor_parallel_size", "found both"],
+    ),
+    "pool-key-unknown": (RUN, pools('name = "far"\ncont = 2'), ["rollout.pools.0.cont", "did you mean 'count'"]),
+    "pool-of-a-device-that-is-not-here": (
+        RUN,
+        pools('name = "far"\ncount = 2\ndevice = "H20"'),
+        ["rollout.pools.0.device", "'H20'", "no GPU here"],
+    ),
     "executor-unknown": (settings("executor.name=slurm"), None, ["executor.name", "slurm"]),
     "transport-unknown": (settings("relay.transport=rdma"), None, ["relay.transport", "rdma", "tcp"]),
     "codec-unknown": (settings("relay.codec=zip"), None, ["relay.codec", "zip", "delta"]),

@@ -42,9 +42,9 @@ def show_plan(
             f"{pipeline.steps:,} of {pipeline.prompts_per_step:,} prompts x {pipeline.samples_per_prompt:,} responses",
         ),
         ("trains on", f"{trajectories:,} responses of at most {rollout.max_tokens:,} tokens"),
-        ("replicas", f"{rollout.replicas:,} with {select_engine(rollout.engine)}"),
+        ("replicas", f"{rollout.replicas:,} with {select_engine(rollout.engine)}{_pools(config)}"),
         ("trainer", f"{config.trainer.backend}, {config.trainer.processes:,} process(es)"),
-        ("relays", f"{config.relay.count:,}, transport {config.relay.transport}, codec {config.relay.codec}"),
+        ("relays", f"{_relays(config)}, transport {config.relay.transport}, codec {config.relay.codec}"),
         ("runs on", _host(config)),
         ("policies", ", ".join(f"{axis} {getattr(pipeline, axis).name}" for axis in AXES)),
         ("faults", ", ".join(config.faults) or "none scripted"),
@@ -53,6 +53,17 @@ def show_plan(
         table.add_row(name, value)
     console.print(table)
     console.print("Nothing was started or written. Without --dry-run this runs.")
+
+
+def _pools(config: RunConfig) -> str:
+    pools = [f"{pool.count:,} {pool.name}{f' at {pool.site}' if pool.site else ''}" for pool in config.rollout.pools]
+    return f": {', '.join(pools)}" if pools else ""
+
+
+def _relays(config: RunConfig) -> str:
+    return ", ".join(
+        [f"{config.relay.count:,}", *(f"{count:,} at {site}" for site, count in config.relay.sites.items())]
+    )
 
 
 def _prompts(config: RunConfig, counts: Mapping[str, PromptCounts]) -> str:

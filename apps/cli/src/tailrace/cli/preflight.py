@@ -14,6 +14,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import registered
 from tailrace.pipeline.run import build
 from tailrace.pipeline.run.data_check import check_data
+from tailrace.pipeline.run.pools import replica_gpus
 from tailrace.pipeline.run.prompt_reading import FoundPrompts
 from tailrace.reward.verifiers import is_reference
 
@@ -88,11 +89,16 @@ def check_devices(config: RunConfig) -> None:
         "rollout.options.device": config.rollout.options.get("device"),
     }
     key = next((key for key, device in asked.items() if str(device).startswith("cuda")), None)
-    gpus = config.rollout.replicas * config.executor.replica_gpus
-    gpus += config.trainer.processes * config.executor.trainer_gpus
-    if key is None and not gpus:
+    kinds = {f"rollout.pools.{place}.device": pool.device for place, pool in enumerate(config.rollout.pools)}
+    kind = next((name for name, device in kinds.items() if device), None)
+    gpus = replica_gpus(config) + config.trainer.processes * config.executor.trainer_gpus
+    if key is None and kind is None and not gpus:
         return
     here = _gpus_here()
+    if kind is not None and not here:
+        raise NotHereError(
+            f"key {kind!r}: found {kinds[kind]!r} and no GPU here, expected none; --ray-address joins a cluster"
+        )
     if key is not None and not here:
         raise NotHereError(f"key {key!r}: found {asked[key]!r} and no CUDA device here, expected 'cpu' or 'auto'")
     if gpus > here:

@@ -115,11 +115,14 @@ class Publish:
 
     Args:
         relays: addresses of the live relays, by id.
+        sites: the site of each relay, by id, that is not at the trainer's. One relay of each site receives a version over
+            the slow link, and passes it on there (StreamRL, section 6).
     """
 
     seq: int
     version: int
     relays: dict[str, str] = field(default_factory=dict)
+    sites: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,12 +200,17 @@ class Place:
     """Where a member may stand.
 
     Args:
-        index: number of the machine, for a role with one member on each machine; None leaves the choice to the host.
+        index: number of the machine at its site, for a role with one member on each machine; None leaves the choice to the
+            host.
         avoid: machines that must not be used, since the run has given them up.
+        site: the site (datacenter) of the machine; empty for the trainer's.
+        pool: for a replica, the pool whose engine options it has; empty where all replicas are alike.
     """
 
     index: int | None = None
     avoid: tuple[str, ...] = ()
+    site: str = ""
+    pool: str = ""
 
 
 @dataclass(frozen=True, slots=True)

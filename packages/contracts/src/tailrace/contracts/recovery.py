@@ -34,6 +34,8 @@ class MemberView:
         in_flight: for a replica, the number of trajectories that it holds.
         devices: names of the devices that it stands on; empty if the host does not say.
         tp: for a replica, the devices that its engine spans (tensor parallelism).
+        pool: for a replica, the pool of equal replicas that it belongs to; empty where all are alike.
+        site: its datacenter; empty for the trainer's.
     """
 
     role: str
@@ -46,6 +48,8 @@ class MemberView:
     in_flight: int = 0
     devices: tuple[str, ...] = ()
     tp: int = 1
+    pool: str = ""
+    site: str = ""
 
 
 @record
@@ -163,10 +167,12 @@ class StartReplica:
 
     Args:
         tp: devices that its engine spans (tensor parallelism); None: as many as those of the run's start.
+        pool: the pool that it joins; None: the first that has fewer replicas than the run was given for it, or else the last.
     """
 
     reason: Reason = field(default_factory=lambda: Reason(Why.PLANNED))
     tp: int | None = None
+    pool: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,8 @@ class ReplicaView:
         preemptions: times since it started that its engine took a trajectory's KV cache away, at the last snapshot.
         cells: the trainer's cells that stand on its devices, wholly or in part; empty where they have their own.
         trajectories: the trajectories in flight, in order of routing.
+        pool: the pool of equal replicas that it belongs to; empty where all are alike.
+        site: its datacenter; empty for the trainer's.
     """
 
     replica: str
@@ -196,6 +198,8 @@ class ReplicaView:
     trajectories: Mapping[str, TrajectoryView] = field(default_factory=dict)
     preemptions: int = 0
     cells: tuple[int, ...] = ()
+    pool: str = ""
+    site: str = ""
 
 
 @dataclass(frozen=True, slots=True)

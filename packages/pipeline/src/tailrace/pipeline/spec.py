@@ -52,6 +52,25 @@ AXES = ("admission", "batching", "routing", "sync", "relocation", "training", "p
 
 
 @dataclass(frozen=True, slots=True)
+class ReplicaPool:
+    """Replicas that are alike: of one engine configuration, at one site.
+
+    Args:
+        name: its name, unique in a run.
+        count: replicas at the start.
+        site: its site; empty for the trainer's.
+        tp: devices that each replica's engine spans, until it is resized.
+        replica_batch: most trajectories that each replica generates at once.
+    """
+
+    name: str
+    count: int
+    site: str = ""
+    tp: int = 1
+    replica_batch: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineSpec:
     """The policies and quantities of a `Controller`.
 
@@ -81,6 +100,8 @@ class PipelineSpec:
         failed_groups_limit: number of groups whose verifier failed that ends the run, since the verifier is then wrong, not a
             response; and of groups that engines refused with no complete one between them.
         ranker: whether a ranker predicts the lengths of responses, for policies that use them.
+        pools: pools of unequal replicas; empty if all replicas have `tp` and `replica_batch`, at the trainer's site.
+        relay_sites: the site of each relay, by its number; empty if all are at the trainer's, as those beyond its end are.
     """
 
     admission: AdmissionPolicy
@@ -110,3 +131,9 @@ class PipelineSpec:
     failed_groups_limit: int = 64
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     ranker: bool = False
+    pools: tuple[ReplicaPool, ...] = ()
+    relay_sites: tuple[str, ...] = ()
+
+    def relay_site(self, relay: int) -> str:
+        """The site of a relay, by its number; empty for the trainer's."""
+        return self.relay_sites[relay] if relay < len(self.relay_sites) else ""

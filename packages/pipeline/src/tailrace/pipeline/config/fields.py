@@ -12,6 +12,11 @@ Seconds = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
+def as_tuple(value: Any) -> Any:
+    """A list of TOML as a tuple."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def _as_path(value: Any) -> Any:
     return Path(value) if isinstance(value, str) else value
 

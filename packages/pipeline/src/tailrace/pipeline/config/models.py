@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from tailrace.pipeline.config.fields import FilePath, Positive, Seconds
+from tailrace.pipeline.config.fields import FilePath, Positive, Seconds, as_tuple
+from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.config.task import TaskConfig
 
 
@@ -147,7 +148,9 @@ class RolloutConfig(_Strict):
     engine: str = "auto"
     """vllm, transformers or another plugin of tailrace.engine; auto takes vLLM where it is installed"""
     replicas: Positive = 2
-    """replicas at the start"""
+    """replicas at the start; with `pools` it may be left out: as many as those have"""
+    pools: Annotated[tuple[PoolConfig, ...], BeforeValidator(as_tuple)] = ()
+    """unequal replicas, as tables [[rollout.pools]] with `name`, `count` and what is their own; none: all replicas are alike"""
     nice: Annotated[int, Field(ge=0, le=19)] = 0
     """niceness of replicas, 0 to 19: lowers their CPU priority if they share cores with the trainer"""
     temperature: float = Field(default=1.0, gt=0)
@@ -158,6 +161,17 @@ class RolloutConfig(_Strict):
     """decoding time for the policies that plan with it; `tailrace fit-cost RUN` fits it"""
     options: dict[str, Any] = {}
     """options of the engine, see `tailrace.rollout.EngineOptions`"""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_pools(cls, table: Any) -> Any:
+        """The replicas of all pools, where their number is left out. What is no pool is left to the fields' own checks."""
+        pools = table.get("pools") if isinstance(table, dict) else None
+        if not isinstance(pools, list | tuple) or not pools or "replicas" in table:
+            return table
+        counts = [pool.get("count", 1) if isinstance(pool, dict) else None for pool in pools]
+        known = [count for count in counts if type(count) is int and count > 0]
+        return {**table, "replicas": sum(known)} if len(known) == len(counts) else table
 
 
 class TrainerConfigModel(_Strict):
@@ -197,7 +211,9 @@ class RelayConfig(_Strict):
     """The relays that hold weight versions, and how weights travel between trainer, relays and replicas."""
 
     count: Positive = 1
-    """relays; one for each machine of a cluster, more on one machine to try the chain"""
+    """relays at the trainer's site; one for each machine of a cluster, more on one machine to try the chain"""
+    sites: dict[str, Positive] = {}
+    """relays at each other site, by its name: { west = 2 }; one of them receives each version over the link, for all there"""
     host: str = "127.0.0.1"
     """the address that relays listen on; node: each machine's own in the Ray cluster"""
     transport: str = "shm"

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from tailrace.pipeline.config.fields import FilePath, Positive, Share
+from tailrace.pipeline.config.fields import FilePath, Positive, Share, as_tuple
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 class SourceConfig(_Strict):
@@ -41,7 +37,7 @@ class TaskConfig(_Strict):
     """several generated tasks instead of `name`, each with its share of the prompts: { long-chain-sum = 2, programs = 1 }"""
     train: FilePath | None = None
     """prompts to train on: a JSON Lines, CSV or Parquet file, or a Hugging Face dataset as hf:NAME:SPLIT"""
-    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(_as_tuple)] = ()
+    sources: Annotated[tuple[SourceConfig, ...], BeforeValidator(as_tuple)] = ()
     """several files or datasets to train on instead of `train`, each a table with `path`, `share` and what else is its own"""
     held_out: FilePath | None = None
     """prompts to evaluate on: a file like `train`; none: no evaluation"""

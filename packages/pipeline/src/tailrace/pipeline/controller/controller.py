@@ -206,9 +206,8 @@ class Controller:
         ranker = ((RANKER, "0"),) if self.spec.ranker else ()
         relays = ((RELAY, str(i)) for i in range(self.relays))
         for role, id_ in ((DATA, "0"), (SCORER, "0"), *relays, (TRAINER, "0"), *ranker):
-            self.members.add(role, id_)
-            place = c.Place(int(id_)) if role == RELAY else c.Place()
-            self.outbox.send(c.Start, role=role, id=id_, place=place)
+            member = self.members.add(role, id_, site=self.spec.relay_site(int(id_)) if role == RELAY else "")
+            self.outbox.send(c.Start, role=role, id=id_, place=member.place())
         self.provisioning.plan(now)
         self.evaluations.at(self.trainer.version, 0, self.trainer.steps)
 

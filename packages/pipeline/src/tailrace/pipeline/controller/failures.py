@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, TRAINER, Members, MemberState, down
+from tailrace.pipeline.controller.members import DATA, RANKER, TRAINER, Members, MemberState, down
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered, listed
 from tailrace.pipeline.controller.trainer_state import TrainerState
@@ -144,9 +144,8 @@ class Failures:
         self._members.starts_anew(member)
         member.restarts += 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
-        index = int(member.id) if member.role == RELAY else None
         member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
-        place = c.Place(index, member.avoids)
+        place = member.place()
         self._outbox.send(
             c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason, tp=member.own_tp
         )

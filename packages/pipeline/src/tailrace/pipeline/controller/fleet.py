@@ -92,6 +92,8 @@ class ReplicaState:
             self.assigned,
             self.preemptions,
             self.cells,
+            self.member.pool,
+            self.member.site,
         )
         if not opens(view):
             object.__setattr__(view, "open", False)  # the view is not in use yet

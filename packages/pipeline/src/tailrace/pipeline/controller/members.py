@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Up
+from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Up
 
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 _UP = Health.UP
@@ -22,7 +22,8 @@ _UP = Health.UP
 class MemberState:
     """One member. `failures` are the times of its failures since it last did its work, `avoids` machines it may not use.
 
-    A replica spans `tp` devices; `own_tp` is the same number if it is not that of the run's start.
+    A replica spans `tp` devices; `own_tp` is the same number if it is not that of its pool at the run's start. `site` is empty
+    at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site.
     """
 
     role: str
@@ -38,11 +39,18 @@ class MemberState:
     avoids: tuple[str, ...] = ()
     tp: int = 1
     own_tp: int | None = None
+    site: str = ""
+    pool: str = ""
+    index: int | None = None
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
         if self.failures:
             self.failures.clear()
+
+    def place(self) -> Place:
+        """Where it may stand."""
+        return Place(self.index, self.avoids, self.site, self.pool)
 
     def view(self, in_flight: int) -> MemberView:
         """The member's view for policies."""
@@ -56,6 +64,8 @@ class MemberState:
             self.slowest_s,
             in_flight,
             tp=self.tp,
+            pool=self.pool,
+            site=self.site,
         )
 
 
@@ -70,9 +80,11 @@ class Members:
     machines: dict[str, MachineView] = field(default_factory=dict)
     failed: list[tuple[float, str, str]] = field(default_factory=list)
 
-    def add(self, role: str, id_: str) -> MemberState:
+    def add(self, role: str, id_: str, *, site: str = "", pool: str = "") -> MemberState:
         """Add a member that is starting."""
-        state = self.states[role, id_] = MemberState(role, id_)
+        state = self.states[role, id_] = MemberState(role, id_, site=site, pool=pool)
+        if role == RELAY:
+            state.index = sum(other.site == site for other in self.of(RELAY)) - 1
         return state
 
     def get(self, role: str, id_: str = "0") -> MemberState | None:
@@ -143,11 +155,20 @@ class Members:
         """Addresses of the relays that are up, by id."""
         return {state.id: state.address for state in self.of(RELAY) if state.health is _UP}
 
+    def sites(self) -> dict[str, str]:
+        """The sites of the relays that are up and not at the trainer's, by id."""
+        return {state.id: state.site for state in self.of(RELAY) if state.health is _UP and state.site}
+
     def sources(self, replica: str) -> tuple[str, ...]:
-        """Addresses of the relays that are up, best first for a replica: on its machine first, then the others in turn."""
+        """Addresses of the relays that are up, best first for a replica: on its machine first, then the others in turn.
+
+        Relays of other sites are left out while one of its own site is up: a version that is on its way there would cross the
+        slow link once more.
+        """
+        here = self.states[REPLICA, replica]
         up = [state for state in self.of(RELAY) if state.health is _UP]
+        up = [state for state in up if state.site == here.site] or up
         if len(up) > 1:
-            here = self.states[REPLICA, replica]
             index = [state.id for state in self.of(REPLICA)].index(replica) % len(up)
             up = up[index:] + up[:index]  # spreads replicas over the relays
             up.sort(key=lambda relay: relay.machine != here.machine)

@@ -12,6 +12,7 @@ from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import REPLICA, Members, MemberState
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered, listed
+from tailrace.pipeline.controller.replica_pools import pool_for
 from tailrace.pipeline.controller.round_history import RoundHistory
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
@@ -83,7 +84,7 @@ class Provisioning:
         actions = listed("provisioning", policy, "plan", policy.plan(self.view()), _ACTIONS)
         for action in actions:
             if isinstance(action, c.StartReplica):
-                self._start(action.reason, action.tp)
+                self._start(action)
             elif self._members.get(REPLICA, action.replica) is None:
                 raise answered("provisioning", policy, "plan", action, "a start, or a replica to stop or to resize")
             elif isinstance(action, c.StopReplica):
@@ -110,18 +111,23 @@ class Provisioning:
     def start(self, replicas: int) -> None:
         """Start further replicas that the user asked for."""
         for _ in range(replicas):
-            self._start(c.Reason(c.Why.PLANNED))
+            self._start(c.StartReplica())
         self._start_waiting()
 
-    def _start(self, reason: c.Reason, tp: int | None = None) -> None:
+    def _start(self, action: c.StartReplica) -> None:
+        here = [member.pool for member in self._members.of(REPLICA)]
+        pool = pool_for(self._spec, here, action.pool)
+        if pool is None:
+            expected = f"one of the pools {', '.join(pool.name for pool in self._spec.pools) or '(the run has none)'}"
+            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
         name = f"r{self.started}"
         self.started += 1
-        member = self._members.add(REPLICA, name)
+        member = self._members.add(REPLICA, name, site=pool.site, pool=pool.name)
         member.avoids = self._members.given_up
-        self._spans(member, self._spec.tp if tp is None else tp)
-        self._fleet.add(member, self._spec.replica_batch)
+        self._spans(member, pool.tp if action.tp is None else action.tp)
+        self._fleet.add(member, pool.replica_batch)
         self._lending.spans(name)
-        self._starting[name] = reason
+        self._starting[name] = action.reason
 
     def _lend(self, action: c.LendReplica) -> None:
         replica = self._fleet.replicas[action.replica]
@@ -144,8 +150,7 @@ class Provisioning:
                 del self._resizing[name]
                 self._losses.lost(member)
                 self._members.starts_anew(member)
-                place = c.Place(avoid=member.avoids)
-                self._outbox.send(c.Resize, replica=name, tp=member.tp, place=place, reason=reason)
+                self._outbox.send(c.Resize, replica=name, tp=member.tp, place=member.place(), reason=reason)
         self._start_waiting()
 
     def restarted(self) -> None:
@@ -160,7 +165,7 @@ class Provisioning:
         for name, reason in self._starting.items():
             member = self._members.get(REPLICA, name)
             if member is not None:
-                place = c.Place(avoid=member.avoids)
+                place = member.place()
                 self._outbox.send(c.Start, role=REPLICA, id=name, place=place, reason=reason, tp=member.own_tp)
         self._starting.clear()
 
@@ -192,4 +197,5 @@ class Provisioning:
             self._coordinator.empty(replica, c.Why.RESIZING)
 
     def _spans(self, member: MemberState, tp: int) -> None:
-        member.tp, member.own_tp = tp, None if tp == self._spec.tp else tp
+        pool = pool_for(self._spec, (), member.pool)
+        member.tp, member.own_tp = tp, None if pool is not None and tp == pool.tp else tp

@@ -49,7 +49,7 @@ class Weights:
         if trainer.up and (relays or trainer.staged):
             version = trainer.publishing if trainer.staged and trainer.making is not None else trainer.version
             trainer.publishing, trainer.staged = max(trainer.publishing, version), True
-            self._outbox.send(c.Publish, version=version, relays=relays)
+            self._outbox.send(c.Publish, version=version, relays=relays, sites=self._members.sites())
 
     def checkpoint(self) -> None:
         """Save the trainer's state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,19 @@ class Deadlines:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolReplicas:
+    """How the replicas of a pool are started.
+
+    Args:
+        role: their role, as `Deployment.roles` has it for replicas that are all alike.
+        tp: devices of the engine for which `role` says what it needs.
+    """
+
+    role: RoleSpec
+    tp: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Deployment:
     """All roles of a run.
 
@@ -57,6 +71,7 @@ class Deployment:
         deadlines: the executor's deadlines.
         adopting: arguments of `adopt`, by role, for members that stay up from an earlier run.
         tp: devices of a replica's engine for which `roles` says what it needs.
+        pools: the replicas of each pool that differ from `roles`, by its name.
     """
 
     name: str
@@ -68,8 +83,18 @@ class Deployment:
     deadlines: Deadlines = field(default_factory=Deadlines)
     adopting: dict[str, dict[str, Any]] = field(default_factory=dict)
     tp: int = 1
+    pools: Mapping[str, PoolReplicas] = field(default_factory=dict)
 
-    def role(self, host: Host, role: str, id_: str, incarnation: int, rank: int = 0, tp: int | None = None) -> RoleSpec:
+    def role(
+        self,
+        host: Host,
+        role: str,
+        id_: str,
+        incarnation: int,
+        rank: int = 0,
+        tp: int | None = None,
+        pool: str = "",
+    ) -> RoleSpec:
         """How to start a member.
 
         Args:
@@ -78,16 +103,18 @@ class Deployment:
             id_: the member's id.
             incarnation: counts the starts of this member, from 1.
             rank: rank of a trainer's process.
-            tp: devices that a replica's engine spans; None: as `roles` says.
+            tp: devices that a replica's engine spans; None: as `roles` or its pool says.
+            pool: the pool of a replica; empty where all are alike.
         """
-        spec = self.roles[role]
+        replicas = self.pools.get(pool) if role == REPLICA else None
+        spec = self.roles[role] if replicas is None else replicas.role
         own: dict[str, Any] = {}
         if role != DATA and role != RELAY:
             own["data"] = host.caller(DATA)
         if role == REPLICA:
             own |= {"replica": id_, "incarnation": incarnation, "token": self.token}
             if tp is not None:
-                spec = self._spanning(spec, tp)
+                spec = _spanning(spec, tp, self.tp if replicas is None else replicas.tp)
         elif role == RELAY:
             own |= {"name": f"{self.name}-{id_}", "token": self.token}
         elif role == TRAINER:
@@ -99,11 +126,12 @@ class Deployment:
                 own["followers"] = [host.caller(TRAINER, rank_id(id_, other)) for other in range(1, self.trainer_ranks)]
         return dataclasses.replace(spec, arguments={**spec.arguments, **own})
 
-    def _spanning(self, spec: RoleSpec, tp: int) -> RoleSpec:
-        """A replica whose engine spans `tp` devices."""
-        factor = tp / self.tp
-        arguments = {**spec.arguments, "tp": tp}
-        return dataclasses.replace(spec, arguments=arguments, cpus=spec.cpus * factor, gpus=spec.gpus * factor)
+
+def _spanning(spec: RoleSpec, tp: int, own_tp: int) -> RoleSpec:
+    """A replica whose engine spans `tp` devices, from one that spans `own_tp`."""
+    factor = tp / own_tp
+    arguments = {**spec.arguments, "tp": tp}
+    return dataclasses.replace(spec, arguments=arguments, cpus=spec.cpus * factor, gpus=spec.gpus * factor)
 
 
 def rank_id(leader: str, rank: int) -> str:

@@ -93,7 +93,7 @@ class Membership:
         for rank in range(self.deployment.trainer_ranks if role == TRAINER else 1):
             key = (role, rank_id(id_, rank))
             incarnation = self.incarnations[key] = self.incarnations.get(key, 0) + 1
-            spec = self.deployment.role(self._host, role, id_, incarnation, rank, command.tp)
+            spec = self.deployment.role(self._host, role, id_, incarnation, rank, command.tp, command.place.pool)
             member = self._host.spawn(role, key[1], incarnation, spec, command.place)
             running = self.running[key] = Running(role, key[1], member, self._sent, id_)
             running.failed = partial(self.failed, running)

@@ -98,6 +98,7 @@ class RoleSpec:
         gpus: number of GPUs.
         environment: environment variables of the role's process.
         nice: niceness of the role's process, 0 to 19.
+        device: kind of its GPUs; empty for any.
     """
 
     factory: Callable[..., Any]
@@ -106,6 +107,7 @@ class RoleSpec:
     gpus: float = 0.0
     environment: Mapping[str, str] = field(default_factory=dict)
     nice: int = 0
+    device: str = ""
 
 
 class HostTime(Protocol):

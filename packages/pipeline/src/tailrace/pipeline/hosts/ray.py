@@ -20,6 +20,7 @@ from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray_death import cause_of_death
+from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
 from tailrace.pipeline.hosts.real_time import RealTime
 
 _THREADS_PER_MEMBER = 8
@@ -293,6 +294,8 @@ class RayHost:
         }
         if place.index is not None or place.avoid:
             options |= self._placed(place, incarnation)
+        elif selector := labels_of(place.site, spec.device, self.sites()):
+            options["label_selector"] = selector
         if spec.environment:
             options["runtime_env"] = {"env_vars": dict(spec.environment)}
         return options
@@ -303,10 +306,14 @@ class RayHost:
     def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        alive = sorted(node["NodeID"] for node in self._ray.nodes() if node["Alive"])
+        alive = sorted(machines_at(place.site, self._ray.nodes()))
         fit = [node for node in alive if node not in place.avoid] or alive
         index = incarnation if place.index is None else place.index
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(fit[index % len(fit)], soft=True)}
+
+    def sites(self) -> dict[str, int]:
+        """Machines of the cluster at each site other than the trainer's, by the label `site`."""
+        return labelled_sites(self._ray.nodes())
 
     def caller(self, role: str, id_: str = "0") -> RayCaller:
         """A caller of the member that has the name at the time of a call."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+from tailrace.contracts import Publish
 from tailrace.paramserver import (
     ParamServerError,
     RelayGroup,
@@ -58,22 +59,21 @@ class Publishing:
         self._rank = RankPublisher(token, transfer, shards, self._on_published)
         self._group = RelayGroup({}, token=token, timeout_s=None, on_master=self._retarget)
 
-    def publish(self, seq: int, version: int, relays: Mapping[str, str], weights: Callable[[], Weights] | None) -> None:
-        """Copy weights, or offer the staged ones again, to the live relays.
+    def publish(self, command: Publish, weights: Callable[[], Weights] | None) -> None:
+        """Copy weights, or offer the staged ones again, to the live relays. Each version crosses to each other site once.
 
         Args:
-            seq: number of the command.
-            version: the version.
-            relays: addresses of the live relays by id.
+            command: the version, and the live relays with their sites.
             weights: returns the weights, or this rank's part; None if the version is staged already.
         """
+        version = command.version
         self._numbers.pop(version, None)
-        self._numbers[version] = seq
+        self._numbers[version] = command.seq
         while len(self._numbers) > _REMEMBERED:
             del self._numbers[next(iter(self._numbers))]
         if weights is not None:
             self._rank.publish(version, weights())
-        self._follow(relays)
+        self._follow(command.relays, command.sites)
         if weights is None:
             self._group.follow(self._retarget)  # contacts the master again and asks what it lacks
 
@@ -86,12 +86,12 @@ class Publishing:
         self._group.close()
         self._rank.close()
 
-    def _follow(self, relays: Mapping[str, str]) -> None:
+    def _follow(self, relays: Mapping[str, str], sites: Mapping[str, str]) -> None:
         for name in self._relays.keys() - relays.keys():
             self._group.leave(name)
         for name, address in relays.items():
             if self._relays.get(name) != address:
-                self._group.join(address, name=name)
+                self._group.join(address, name=name, site=sites.get(name, ""))
         self._relays = dict(relays)
 
     def _retarget(self, address: str) -> None:

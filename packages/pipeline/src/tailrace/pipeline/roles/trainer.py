@@ -303,7 +303,7 @@ class TrainerRole:
         if fresh and self._held is None:
             self._require(command.version, "publish")
         if self._publishing is not None:
-            self._publishing.publish(command.seq, command.version, command.relays, self._weights if fresh else None)
+            self._publishing.publish(command, self._weights if fresh else None)
         elif self._follower is not None and fresh:
             self._follower.publish(command.version, self._weights())
         elif self._follower is not None:

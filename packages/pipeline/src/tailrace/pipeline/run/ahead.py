@@ -11,13 +11,14 @@ from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, 
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, selected_engine
+from tailrace.pipeline.run.pools import relay_count
 
 
 def start_ahead(host: RayHost, config: RunConfig) -> None:
     """Start the first members of a run. What they import must be importable on the cluster."""
     from tailrace.rollout import import_engine
 
-    for role, ids in ((DATA, ["0"]), (SCORER, ["0"]), (RELAY, [str(index) for index in range(config.relay.count)])):
+    for role, ids in ((DATA, ["0"]), (SCORER, ["0"]), (RELAY, [str(index) for index in range(relay_count(config))])):
         for id_ in ids:
             gpus = config.executor.scorer_gpus if role == SCORER else 0.0
             host.prepare(role, id_, RoleSpec(_nothing, gpus=gpus))
@@ -33,7 +34,8 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
         nice=config.rollout.nice,
     )
     first = None
-    for index in range(config.rollout.replicas):  # the others find bytecode and warm files
+    alike = 0 if config.rollout.pools else config.rollout.replicas
+    for index in range(alike):  # the others find bytecode and warm files
         done = host.prepare(REPLICA, f"r{index}", replica, after=first)
         first = first or done
 

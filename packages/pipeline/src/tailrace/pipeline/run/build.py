@@ -31,6 +31,7 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.pools import check_pools, pool_replicas, relay_sites, replica_pools, tensor_parallel
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
@@ -95,9 +96,9 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         batch_groups=pipeline.prompts_per_step,
         cells=config.trainer.cells,
         colocated=config.trainer.colocated,
-        cell_devices=max(1, config.rollout.replicas * _tensor_parallel(config) // config.trainer.cells),
+        cell_devices=max(1, config.rollout.replicas * tensor_parallel(config.rollout.options) // config.trainer.cells),
         replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
-        tp=_tensor_parallel(config),
+        tp=tensor_parallel(config.rollout.options),
         buffer_groups=pipeline.buffer_prompts,
         open_batches=pipeline.open_batches,
         cycle_s=pipeline.cycle_s,
@@ -105,6 +106,8 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         keep_checkpoints=config.checkpoint.keep,
         evaluation=plan,
         ranker=config.ranker is not None and not controls,
+        pools=replica_pools(config),
+        relay_sites=relay_sites(config),
     )
     try:
         check_rounds(spec)
@@ -129,6 +132,7 @@ def check(config: RunConfig) -> None:
         _check_transfer,
         selected_engine,
         _engine_options,
+        check_pools,
         _check_seeds,
         _trainer_config,
         _backend,
@@ -193,6 +197,13 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         settings = ranker_settings(config, prepared.model, directory.root.absolute() / "ranker")
         ranker[RANKER] = RoleSpec(RankerRole, settings, environment=CPU_ENVIRONMENT)
     scorer = {"verifiers": prepared.verifiers, **score_settings(config, prepared.verifiers)}
+    replica = RoleSpec(
+        ReplicaRole,
+        replica_arguments,
+        gpus=config.executor.replica_gpus,
+        environment=CPU_ENVIRONMENT,
+        nice=config.rollout.nice,
+    )
     return Deployment(
         name="tailrace-" + hashlib.sha256(str(directory.root.absolute()).encode()).hexdigest()[:10],
         token=token,
@@ -203,20 +214,15 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             TRAINER: RoleSpec(
                 TrainerRole, trainer_arguments, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT
             ),
-            REPLICA: RoleSpec(
-                ReplicaRole,
-                replica_arguments,
-                gpus=config.executor.replica_gpus,
-                environment=CPU_ENVIRONMENT,
-                nice=config.rollout.nice,
-            ),
+            REPLICA: replica,
             **ranker,
         },
         trainer_ranks=config.trainer.processes,
         trainer_cells=config.trainer.cells,
         rendezvous=rendezvous,
         deadlines=Deadlines(**deadlines),
-        tp=_tensor_parallel(config),
+        tp=tensor_parallel(config.rollout.options),
+        pools=pool_replicas(config, replica),
     )
 
 
@@ -335,15 +341,9 @@ def _cost_model(config: RunConfig) -> dict[str, Any]:
     return {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
 
 
-def _tensor_parallel(config: RunConfig) -> int:
-    """Devices that a replica spans at the start; what is no number of devices is refused with the other engine options."""
-    size = config.rollout.options.get("tensor_parallel_size", 1)
-    return size if isinstance(size, int) and size > 0 else 1
-
-
 def _devices(config: RunConfig) -> dict[str, Any]:
     """What a policy may want to know of replicas: the devices that each spans, and the model's heads, which those divide."""
-    found: dict[str, Any] = {"tp": _tensor_parallel(config)}
+    found: dict[str, Any] = {"tp": tensor_parallel(config.rollout.options)}
     path, small = config.model.path, config.model.small
     if path is not None and (path / "config.json").is_file():
         with contextlib.suppress(ValueError, AttributeError):  # a file that is damaged is named with the model

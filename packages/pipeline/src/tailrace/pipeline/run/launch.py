@@ -26,6 +26,7 @@ from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.garbage import GarbageCollection
 from tailrace.pipeline.run.imports import keep_bytecode
 from tailrace.pipeline.run.metrics import MetricsObserver
+from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.run.round_figures import round_figures
@@ -127,10 +128,10 @@ class _Launch:
         config, directory = self.config, self.directory
         check(config)
         began = directory.began_with()
-        controller, faults = Controller(build_spec(began), relays=config.relay.count), build_faults(config)
+        controller, faults = Controller(build_spec(began), relays=relay_count(config)), build_faults(config)
         past = replay(controller, directory.events)  # so that an unusable log is reported before minutes of preparation
         if past is None:  # nothing was decided yet, so everything may be as it is now
-            controller = Controller(build_spec(config), relays=config.relay.count)
+            controller = Controller(build_spec(config), relays=relay_count(config))
         elif not controller.finished or config.pipeline.steps > controller.view.steps:
             self._check_checkpoints(controller)
         keep_bytecode(cache_directory())
@@ -139,6 +140,8 @@ class _Launch:
         host = build_host(config)
         try:
             if isinstance(host, RayHost):
+                if config.executor.ray_address is not None:  # one machine may stand for several sites, a cluster not
+                    check_labels(config, host.sites())
                 start_ahead(host, config)
             prepared = prepare(config, directory, self._preparing)
             deployment = build_deployment(config, prepared, directory, token=new_token())
@@ -231,7 +234,7 @@ class _Launch:
         executor.deployment = holding(executor.deployment, directory)
         control = Controller(
             build_spec(self.config, controls=True),
-            relays=self.config.relay.count,
+            relays=relay_count(self.config),
             first_version=controller.view.last_version + 1,
         )
         self.directory.control_events.unlink(missing_ok=True)

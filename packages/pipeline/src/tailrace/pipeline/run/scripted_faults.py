@@ -7,6 +7,7 @@ from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.run.pools import relay_count
 
 
 def build_faults(config: RunConfig) -> list[Fault]:
@@ -30,7 +31,7 @@ def check_faults(config: RunConfig) -> None:
     members = {role: ["0"] for role in (DATA, SCORER, TRAINER)}
     if config.ranker is not None:
         members[RANKER] = ["0"]
-    members[RELAY] = [str(index) for index in range(config.relay.count)]
+    members[RELAY] = [str(index) for index in range(relay_count(config))]
     members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
     gathered = Gathered()
     for fault in build_faults(config):

@@ -1,0 +1,132 @@
+"""Pools of replicas and sites of relays: what a configuration's `[[rollout.pools]]` and `[relay.sites]` become."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from tailrace.contracts import expected_one_of
+from tailrace.pipeline.config.gathered import Gathered
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.options import read_options
+from tailrace.pipeline.config.pools import PoolConfig
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.executor.deployment import PoolReplicas
+from tailrace.pipeline.executor.seam import RoleSpec
+from tailrace.pipeline.spec import ReplicaPool
+
+_TP = "tensor_parallel_size"
+
+
+def tensor_parallel(options: Mapping[str, Any]) -> int:
+    """Devices that a replica spans at the start; what is no number of devices is refused with the other engine options."""
+    size = options.get(_TP, 1)
+    return size if isinstance(size, int) and size > 0 else 1
+
+
+def engine_options(config: RunConfig, pool: PoolConfig) -> dict[str, Any]:
+    """The engine options of a pool: its own over those of all replicas."""
+    size = {} if pool.tp is None else {_TP: pool.tp}
+    return {**config.rollout.options, **pool.options, **size}
+
+
+def replica_pools(config: RunConfig) -> tuple[ReplicaPool, ...]:
+    """The pools of a pipeline; empty if all replicas are alike, at the trainer's site."""
+    pipeline = config.pipeline
+    return tuple(
+        ReplicaPool(
+            pool.name,
+            pool.count,
+            pool.site,
+            tensor_parallel(engine_options(config, pool)),
+            (pool.prompts_per_replica or pipeline.prompts_per_replica) * pipeline.samples_per_prompt,
+        )
+        for pool in config.rollout.pools
+    )
+
+
+def pool_replicas(config: RunConfig, role: RoleSpec) -> dict[str, PoolReplicas]:
+    """How the replicas of each pool are started, from how those would be that are all alike."""
+    found = {}
+    own_tp = tensor_parallel(config.rollout.options)
+    for pool in config.rollout.pools:
+        options = engine_options(config, pool)
+        tp = tensor_parallel(options)
+        arguments = {**role.arguments, "options": {**role.arguments["options"], **options}}
+        gpus = role.gpus * tp / own_tp
+        own = dataclasses.replace(role, arguments=arguments, gpus=gpus, device=pool.device)
+        found[pool.name] = PoolReplicas(own, tp)
+    return found
+
+
+def replica_gpus(config: RunConfig) -> float:
+    """GPUs of all replicas at the start."""
+    pools, each, own_tp = replica_pools(config), config.executor.replica_gpus, tensor_parallel(config.rollout.options)
+    return sum(pool.count * each * pool.tp / own_tp for pool in pools) if pools else config.rollout.replicas * each
+
+
+def relay_sites(config: RunConfig) -> tuple[str, ...]:
+    """The site of each relay, the trainer's first; empty if all are there."""
+    others = [site for site, count in config.relay.sites.items() for _ in range(count)]
+    return (*[""] * config.relay.count, *others) if others else ()
+
+
+def relay_count(config: RunConfig) -> int:
+    """Relays at all sites."""
+    return config.relay.count + sum(config.relay.sites.values())
+
+
+def check_pools(config: RunConfig) -> None:
+    """Check names, sites, sizes and engine options of all pools.
+
+    Raises:
+        ConfigError: one is wrong; a line for each.
+    """
+    from tailrace.rollout import EngineOptions
+
+    pools, sites = config.rollout.pools, config.relay.sites
+    gathered = Gathered()
+    if "" in sites:
+        gathered.add("key 'relay.sites': found a site without a name, expected those that are not the trainer's")
+    for name, count in Counter(pool.name for pool in pools).items():
+        if count > 1 or not name:
+            gathered.add(f"key 'rollout.pools': found {count} with the name {name!r}, expected one name for each")
+    for place, pool in enumerate(pools):
+        key = f"rollout.pools.{place}"
+        if pool.site and pool.site not in sites:
+            known = (
+                expected_one_of(pool.site, list(sites)) if sites else "expected a site of 'relay.sites'; it has none"
+            )
+            gathered.add(f"key '{key}.site': found the unknown site {pool.site!r}, {known}")
+        if pool.tp is not None and _TP in pool.options:
+            gathered.add(f"keys '{key}.tp' and '{key}.options.{_TP}': found both, expected one of them")
+        with gathered.check():
+            read_options(EngineOptions, {**config.rollout.options, **pool.options}, f"key '{key}.options'")
+    total = sum(pool.count for pool in pools)
+    if pools and total != config.rollout.replicas:
+        gathered.add(
+            f"keys 'rollout.replicas' and 'rollout.pools': found {config.rollout.replicas} replicas and {total} in the pools, "
+            "expected as many, or no 'rollout.replicas'"
+        )
+    if pools and config.trainer.colocated:
+        gathered.add("keys 'trainer.colocated' and 'rollout.pools': found both, expected replicas that are all alike")
+    gathered.done()
+
+
+def check_labels(config: RunConfig, sites: Mapping[str, int]) -> None:
+    """Check that a cluster has machines at every site of a run.
+
+    Args:
+        sites: machines of the cluster by the site that their label says; those without one are not counted.
+
+    Raises:
+        ConfigError: a site has none.
+    """
+    missing = [site for site in config.relay.sites if not sites.get(site)]
+    if missing:
+        raise ConfigError(
+            f"key 'relay.sites': found no machine with the label site={missing[0]} in the cluster, expected one: "
+            f"ray start --labels site={missing[0]}; found the sites {', '.join(sorted(sites)) or 'none'}"
+        )

@@ -1,0 +1,33 @@
+"""Which machines of a Ray cluster a member may stand on, from labels alone."""
+
+from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
+
+
+def machine(id_, site=None, alive=True, **labels):
+    return {"NodeID": id_, "Alive": alive, "Labels": {**labels, **({} if site is None else {"site": site})}}
+
+
+CLUSTER = [machine("a"), machine("b"), machine("x", "west"), machine("y", "west"), machine("z", "east", alive=False)]
+
+
+def test_living_machines_are_counted_by_their_label():
+    assert labelled_sites(CLUSTER) == {"west": 2}
+    assert labelled_sites([{"NodeID": "a", "Alive": True}]) == {}
+
+
+def test_a_member_stands_on_machines_of_its_site_and_the_trainers_are_those_without_a_label():
+    assert machines_at("west", CLUSTER) == ["x", "y"]
+    assert machines_at("", CLUSTER) == ["a", "b"]
+
+
+def test_one_machine_stands_for_all_sites_where_none_has_a_label():
+    assert machines_at("west", CLUSTER[:2]) == ["a", "b"]
+    assert labels_of("west", "", {}) == {}
+
+
+def test_labels_are_asked_for_as_ray_writes_them():
+    sites = {"west": 2, "east": 1}
+    assert labels_of("west", "", sites) == {"site": "west"}
+    assert labels_of("", "", sites) == {"site": "!in(east,west)"}
+    assert labels_of("", "H20", {}) == {"ray.io/accelerator-type": "H20"}
+    assert labels_of("west", "H20", sites) == {"site": "west", "ray.io/accelerator-type": "H20"}
