@@ -12,6 +12,7 @@ from tailrace.cli.errors import NotHereError
 from tailrace.cli.model_files import count_parameters
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.pools import relay_count
 
 _PROCESS_BYTES = 100e6  # of a member's own process, before it loads anything
 _TRAINER_BYTES = 16  # for each parameter: weight, gradient and two moments in 32 bits
@@ -55,7 +56,7 @@ def check_disk(config: RunConfig, root: Path) -> None:
 
 
 def _needed_memory(config: RunConfig) -> float:
-    replicas, relays = config.rollout.replicas, config.relay.count
+    replicas, relays = config.rollout.replicas, relay_count(config)
     processes = _FEWEST_MEMBERS + replicas + relays + config.trainer.processes
     need = _PROCESS_BYTES * (processes if config.executor.name == "ray" else 1)
     if _GPU.exists():  # the model may be in the memory of devices

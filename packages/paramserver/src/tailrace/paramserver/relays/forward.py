@@ -6,7 +6,7 @@
 
 Chunks go on as they arrive, so a chain of any length takes hardly longer than one hop (Laminar, Appendix C). A next hop
 that fails costs this relay nothing: the error is kept for `status`, and delivery is tried again after `retry`, and at
-growing intervals without it.
+growing intervals without it. What the next hop has acknowledged is kept as the base of its next delta while there is room.
 """
 
 from __future__ import annotations
@@ -175,6 +175,8 @@ class Forwarder:
             channel = self._open()
             sealed = publication.sealed  # it may have been revealed while we connected
             whole = self._send(channel, leased[0], publication, sealed)
+            if whole and self._means.codecs:
+                self._table.keep_base(key, self.address)
         except VersionRetired:  # the next hop holds newer ones
             whole, sealed = True, False
         except VersionSuperseded:  # the next hop has no slot, and a writer here needs this one

@@ -17,12 +17,14 @@ class Lease:
         holder: the reader's name, for messages.
         deadline: clock time after which a writer may take the slot anyway.
         process: the reader's process where its pid means something to the relay.
+        yields: whether it gives way to a writer that finds no other slot, so that nobody waits for it.
     """
 
     id: int
     holder: str
     deadline: float = math.inf
     process: ProcessId | None = None
+    yields: bool = False
 
     def dead(self, now: float) -> bool:
         """Whether a writer need not respect it any more."""
@@ -48,6 +50,21 @@ class LeaseBook:
         for lease in [lease for lease in self.held.values() if lease.dead(now)]:
             del self.held[lease.id]
 
+    @property
+    def binding(self) -> bool:
+        """Whether a writer has to wait for any of them."""
+        return any(not lease.yields for lease in self.held.values())
+
+    @property
+    def hold(self) -> int:
+        """How firmly the slot is held: 0 not at all, 1 by leases that yield, 2 by others."""
+        return 2 if self.binding else int(bool(self.held))
+
+    def yield_all(self) -> None:
+        """Forget the leases that yield: a writer takes the slot."""
+        for lease in [lease for lease in self.held.values() if lease.yields]:
+            del self.held[lease.id]
+
     def holders(self) -> str:
-        """The holders of leases, for a message."""
-        return ", ".join(sorted(lease.holder for lease in self.held.values()))
+        """The holders of leases for whom a writer waits, for a message."""
+        return ", ".join(sorted(lease.holder for lease in self.held.values() if not lease.yields))

@@ -12,6 +12,7 @@ from tailrace.paramserver.relays.shelf import HELD, PASSED_ON, Shelf
 from tailrace.paramserver.relays.slot import Publication, Slot, SlotState
 
 _lease_ids = itertools.count(1)
+_MOST_BASES = 16  # relays for which one is kept; those of relays that are gone for good are pushed out
 
 
 class Reading(Shelf):
@@ -70,6 +71,28 @@ class Reading(Shelf):
                 if slot.state in HELD and slot.publication and slot.publication.manifest.key == key:
                     return slot, self._grant(slot, holder)
             return None
+
+    def keep_base(self, key: tuple[int, int], address: str) -> None:
+        """Keep a version that another relay has acknowledged, as the base of the deltas that it is sent next.
+
+        It stays until that relay acknowledges another one, or a writer finds no other slot. So the base never runs ahead of
+        what the receiver has said that it holds, and outlasts versions that did not reach it.
+
+        Args:
+            key: the version.
+            address: the relay's address.
+        """
+        with self.changed:
+            leased = self.lease_base(key, f"base for {address}")
+            if leased is None:
+                return
+            leased[1].yields = True
+            given_up = [self._bases.pop(address)] if address in self._bases else []
+            self._bases[address] = leased
+            if len(self._bases) > _MOST_BASES:
+                given_up.append(self._bases.pop(next(iter(self._bases))))
+            for slot, lease in given_up:
+                self.release(slot, lease)
 
     def bases(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
         """Other versions of the same layout that are here, newest first."""

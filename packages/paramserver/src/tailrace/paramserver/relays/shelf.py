@@ -6,6 +6,7 @@ from tailrace.paramserver.errors import RelayUnreachable
 from tailrace.paramserver.machine.host import HOST
 from tailrace.paramserver.machine.protocol import HostInterface, Segments
 from tailrace.paramserver.machine.segments import MAX_SLOTS
+from tailrace.paramserver.relays.leases import Lease
 from tailrace.paramserver.relays.memory import Block, Staging
 from tailrace.paramserver.relays.slot import Slot, SlotState
 
@@ -45,6 +46,7 @@ class Shelf:
         self._owner, self._now = owner, machine.now
         self._partial_s, self._takeover_s = partial_s, takeover_s
         self._retired: dict[tuple[int, int], None] = {}
+        self._bases: dict[str, tuple[Slot, Lease]] = {}  # by the relay that acknowledged it
         self._closed = False
 
     def complete_slots(self) -> list[Slot]:
@@ -80,7 +82,7 @@ class Shelf:
                 "receiving": extents(SlotState.RECEIVING),
                 "partial": extents(SlotState.PARTIAL),
                 "sealed": [p.manifest.version for slot, p in busy if slot.state is SlotState.SEALED],
-                "leases": {str(p.manifest.version): slot.leases.holders() for slot, p in busy if slot.leases.held},
+                "leases": {str(p.manifest.version): slot.leases.holders() for slot, p in busy if slot.leases.binding},
             }
 
     def close(self) -> None:

@@ -15,10 +15,11 @@ def make_room(
 ) -> Slot | None:
     """The slot for a version; None if only sealed versions, which may still be revealed, could make room.
 
-    It is an empty slot if there is one, else that of the oldest interrupted transfer, else that of the oldest visible version.
-    It is never that of the newest visible version, which readers may need at any moment, or of an interrupted transfer of a
-    newer version, whose chunks would have to be sent again. A sealed version makes room only for one that replaces it, from a
-    trainer that restarted from an earlier checkpoint, or once a newer version is visible.
+    It is an empty slot if there is one, else that of the oldest interrupted transfer, else that of a visible version: of those
+    that are held least firmly (see `LeaseBook.hold`) the oldest. It is never that of the newest visible version, which readers
+    may need at any moment, or of an interrupted transfer of a newer version, whose chunks would have to be sent again. A sealed
+    version makes room only for one that replaces it, from a trainer that restarted from an earlier checkpoint, or once a newer
+    version is visible.
 
     Args:
         follow: another relay forwards the version, which is visible there. A sealed earlier version then makes room too,
@@ -39,7 +40,7 @@ def make_room(
     if newest is not None and manifest.stamp < newest.stamp and no_place:
         raise VersionRetired(f"version {manifest.version} comes after version {newest.version}, which supersedes it")
     if empty:
-        return min(empty, key=lambda slot: len(slot.leases.held))
+        return min(empty, key=lambda slot: slot.leases.hold)
     if older_partial:
         return older_partial[0]
     sealed = sorted((slot for slot in slots if slot.state is SlotState.SEALED), key=lambda slot: slot.stamp)
@@ -48,7 +49,7 @@ def make_room(
         if slot.stamp < manifest.stamp and (manifest.version <= slot.version or overtaken):
             return slot
     if len(visible) > 1:
-        return visible[0]
+        return min(visible[:-1], key=lambda slot: slot.leases.hold)
     if partial:
         if partial[0].publication is not None and partial[0].publication.progress_at < idle_since:
             return partial[0]

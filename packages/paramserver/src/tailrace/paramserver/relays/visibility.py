@@ -207,7 +207,8 @@ class Visibility(Shelf):
     def _wait_for_leases(self, slot: Slot, manifest: Manifest, deadline: float, timeout_s: float) -> None:
         while True:
             slot.leases.reclaim_dead(self._now())
-            if not slot.leases.held:
+            if not slot.leases.binding:
+                slot.leases.yield_all()
                 return
             if not self._wait(min(deadline, self._now() + _LIVENESS_POLL_S)) and self._now() >= deadline:
                 raise SlotBusy(

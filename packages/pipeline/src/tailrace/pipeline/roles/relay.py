@@ -33,11 +33,21 @@ class RelayRole:
         name: the relay's name, unique on the machine; its shared-memory segments bear it.
         token: shared secret of the run's peers.
         transfer: the transport and codec, and the address to listen on.
+        slots: versions that it holds, at least 2.
     """
 
-    def __init__(self, *, name: str, token: str, transfer: WeightTransfer = WeightTransfer()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        *,
+        name: str,
+        token: str,
+        transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
+        slots: int = 2,
+    ) -> None:
         # If a relay of this name still lives, it is this member's last incarnation; replace it.
-        self._process = RelayProcess.start(name, host=transfer.address, token=token, replace=True, **transfer.sending())
+        self._process = RelayProcess.start(
+            name, host=transfer.address, token=token, replace=True, slots=slots, **transfer.sending()
+        )
         self._probe = RelayReader(self._process.address, token=token, same_host=False, stall_s=_PROBE_S)
         self._closed = threading.Event()
 

@@ -31,7 +31,14 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
-from tailrace.pipeline.run.pools import check_pools, pool_replicas, relay_sites, replica_pools, tensor_parallel
+from tailrace.pipeline.run.pools import (
+    check_pools,
+    pool_replicas,
+    relay_sites,
+    relay_slots,
+    replica_pools,
+    tensor_parallel,
+)
 from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
@@ -210,7 +217,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         roles={
             DATA: RoleSpec(DataRole, data),
             SCORER: RoleSpec(ScorerRole, scorer, gpus=config.executor.scorer_gpus),
-            RELAY: RoleSpec(RelayRole, {"transfer": transfer}),
+            RELAY: RoleSpec(RelayRole, {"transfer": transfer, "slots": relay_slots(config)}),
             TRAINER: RoleSpec(
                 TrainerRole, trainer_arguments, gpus=config.executor.trainer_gpus, environment=CPU_ENVIRONMENT
             ),

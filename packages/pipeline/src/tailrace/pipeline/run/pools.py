@@ -78,6 +78,11 @@ def relay_count(config: RunConfig) -> int:
     return config.relay.count + sum(config.relay.sites.values())
 
 
+def relay_slots(config: RunConfig) -> int:
+    """Versions that each relay holds: with sites one more, so that the base of the next delta outlasts a link that is slow."""
+    return 3 if config.relay.sites else 2
+
+
 def check_pools(config: RunConfig) -> None:
     """Check names, sites, sizes and engine options of all pools.
 
