@@ -75,6 +75,14 @@ class Hosts:
             finally:
                 _enter(before.fileno())
 
+    def cut(self, index: int) -> None:
+        """Let a host's link carry nothing in either direction. Nobody is told: what is sent is lost."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{index}", "down")
+
+    def heal(self, index: int) -> None:
+        """End a cut."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{index}", "up")
+
     def received_bytes(self, index: int) -> int:
         """Bytes that a host's link has taken in so far, headers included."""
         answer = _run("ip", "-n", self._names[index], "-s", "-j", "link", "show", "eth0")
