@@ -2,15 +2,18 @@
 
 import re
 import shlex
+import tomllib
 from fnmatch import fnmatch
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from tailrace.cli.main import main
+from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.changes import MAY_CHANGE
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.pools import check_pools
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -54,3 +57,10 @@ def test_the_operators_page_shows_what_a_change_is_refused_with(capsys, tmp_path
     command, *printed = section.split("```console\n$ tailrace ")[1].split("```")[0].strip().splitlines()
     assert main(shlex.split(command)) == 2
     assert capsys.readouterr().err.splitlines() == printed
+
+
+def test_the_page_on_weights_shows_pools_that_a_run_takes():
+    shown = (DOCS / "weights.md").read_text().split("```toml\n")[1].split("```")[0]
+    config = validate([("weights.md", tomllib.loads(shown))])
+    check_pools(config)
+    assert config.rollout.replicas == 3

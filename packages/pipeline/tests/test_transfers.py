@@ -2,6 +2,7 @@
 
 import pytest
 
+from tailrace.contracts import Pull
 from tailrace.paramserver import ParamServerError, relay_status
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.controller.controller import Controller
@@ -12,7 +13,16 @@ from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run.build import check
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.testing.small_run import LOG, check_run, make_deployment, make_files, make_spec
+from tailrace.pipeline.spec import RolloutPool
+from tailrace.pipeline.testing.small_run import (
+    LOG,
+    check_run,
+    commands_of,
+    make_deployment,
+    make_files,
+    make_spec,
+    policy,
+)
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 
@@ -67,6 +77,27 @@ def test_a_run_uses_the_codec_that_it_is_told(transfers, model, codec):
         else:  # three versions of few bytes more than their matrices have
             share = counts["bytes_received"] / (3 * sum(file.stat().st_size for file in model.glob("*.safetensors")))
             assert share < {"bf16": 0.6, "fp8": 0.5}[codec]
+
+
+def test_a_run_over_two_sites_sends_each_version_across_once(tmp_path, model):
+    pools = (RolloutPool("near", 1, replica_batch=4), RolloutPool("far", 2, "west", replica_batch=2))
+    provisioning = policy("provisioning", "static", count=3)
+    spec = make_spec(steps=3, pools=pools, relay_sites=("", "west", "west"), provisioning=provisioning)
+    controller = Controller(spec, relays=3)
+    deployment = make_deployment(tmp_path, model, transfer=WeightTransfer(codec="none"))
+    executor = Executor(LocalHost(), deployment)
+    try:
+        with EventLog(tmp_path / LOG) as log:
+            executor.run(controller, log)
+        check_run(controller, executor, tmp_path)
+        addresses = {id_: running.address for (role, id_), running in executor.members.items() if role == RELAY}
+        counts = [relay_status(addresses[str(index)], token=deployment.token).transfers for index in range(3)]
+    finally:
+        executor.close()
+    assert counts[0]["bytes_sent"] == counts[1]["bytes_received"] == counts[2]["bytes_received"] > 0
+    near = {pull.replica: pull.sources for pull in commands_of(tmp_path, Pull) if pull.sources}
+    assert near["r0"] == (addresses["0"],)
+    assert {source for name in ("r1", "r2") for source in near[name]} == {addresses["1"], addresses["2"]}
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from scripted import Scripted, of, policy, spec
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.replica_pools import pool_for
-from tailrace.pipeline.spec import ReplicaPool
+from tailrace.pipeline.spec import RolloutPool
 
-NEAR = ReplicaPool("near", 1, tp=2, replica_batch=4)
-FAR = ReplicaPool("far", 2, "west", tp=1, replica_batch=2)
+NEAR = RolloutPool("near", 1, tp=2, replica_batch=4)
+FAR = RolloutPool("far", 2, "west", tp=1, replica_batch=2)
 HELD = (c.Step,)
 
 
@@ -127,5 +127,5 @@ def test_which_pool_a_new_replica_joins(members, wanted, name):
 
 
 def test_without_pools_a_replica_has_the_runs_own_sizes():
-    assert pool_for(spec(tp=2), ["", ""]) == ReplicaPool("", 0, tp=2, replica_batch=4)
+    assert pool_for(spec(tp=2), ["", ""]) == RolloutPool("", 0, tp=2, replica_batch=4)
     assert pool_for(spec(), [], "near") is None

@@ -10,7 +10,7 @@ from tailrace.pipeline.executor.deployment import REPLICA, Deployment
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.pools import check_labels, check_pools, pool_replicas, relay_count, replica_gpus
-from tailrace.pipeline.spec import ReplicaPool
+from tailrace.pipeline.spec import RolloutPool
 
 NEAR = {"name": "near", "tp": 2, "options": {"max_num_seqs": 8}}
 FAR = {"name": "far", "count": 3, "site": "west", "device": "H20", "prompts_per_replica": 2}
@@ -25,7 +25,7 @@ def test_pools_come_with_their_own_sizes_and_count_as_the_runs_replicas():
     config = configured(NEAR, FAR)
     check_pools(config)
     spec = build_spec(config)
-    assert spec.pools == (ReplicaPool("near", 1, "", 2, 16 * 8), ReplicaPool("far", 3, "west", 1, 2 * 8))
+    assert spec.pools == (RolloutPool("near", 1, "", 2, 16 * 8), RolloutPool("far", 3, "west", 1, 2 * 8))
     assert config.rollout.replicas == spec.provisioning.count == 4
     assert spec.relay_sites == ("", "", "west", "west")
     assert relay_count(config) == 4

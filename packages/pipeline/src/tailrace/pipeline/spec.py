@@ -52,7 +52,7 @@ AXES = ("admission", "batching", "routing", "sync", "relocation", "training", "p
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaPool:
+class RolloutPool:
     """Replicas that are alike: of one engine configuration, at one site.
 
     Args:
@@ -131,7 +131,7 @@ class PipelineSpec:
     failed_groups_limit: int = 64
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     ranker: bool = False
-    pools: tuple[ReplicaPool, ...] = ()
+    pools: tuple[RolloutPool, ...] = ()
     relay_sites: tuple[str, ...] = ()
 
     def relay_site(self, relay: int) -> str:

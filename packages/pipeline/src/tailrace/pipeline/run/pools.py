@@ -15,7 +15,7 @@ from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import PoolReplicas
 from tailrace.pipeline.executor.seam import RoleSpec
-from tailrace.pipeline.spec import ReplicaPool
+from tailrace.pipeline.spec import RolloutPool
 
 _TP = "tensor_parallel_size"
 
@@ -32,11 +32,11 @@ def engine_options(config: RunConfig, pool: PoolConfig) -> dict[str, Any]:
     return {**config.rollout.options, **pool.options, **size}
 
 
-def replica_pools(config: RunConfig) -> tuple[ReplicaPool, ...]:
+def replica_pools(config: RunConfig) -> tuple[RolloutPool, ...]:
     """The pools of a pipeline; empty if all replicas are alike, at the trainer's site."""
     pipeline = config.pipeline
     return tuple(
-        ReplicaPool(
+        RolloutPool(
             pool.name,
             pool.count,
             pool.site,
