@@ -1,10 +1,14 @@
 """The trainer's publications and real relays at two sites: one of each site receives, whoever dies."""
 
+import os
+import signal
+
 import pytest
 
 from tailrace.contracts import Publish
-from tailrace.paramserver import RelayReader, relay_status
+from tailrace.paramserver import PublishTimeout, RelayGroup, RelayReader, RelayUnreachable, relay_status
 from tailrace.pipeline.roles.publishing import Publishing
+from tailrace.pipeline.roles.site_arrivals import SiteArrivals
 from tailrace.pipeline.roles.transfer import WeightTransfer
 
 NBYTES = 100_000
@@ -24,14 +28,21 @@ class Sites:
             broke=self.broken.append,
         )
 
-    def publish(self, version):
-        """A version, at the relays that live; returns once all of them show it."""
+    def offer(self, version):
         living = {relay.name: relay.address for relay in self.relays if relay.alive()}
         sites = {name: "west" for name in living if name != self.relays[0].name}
         self.role.publish(Publish(version, version, living, sites), lambda: [("w", bytes([version]) * NBYTES)])
-        for address in living.values():
-            with RelayReader(address, token=self.token) as reader, reader.lease(version, timeout_s=30) as held:
-                assert bytes(held.raw()["w"].data) == bytes([version]) * NBYTES
+
+    def publish(self, version):
+        """A version, at the relays that live; returns once all of them show it."""
+        self.offer(version)
+        for relay in self.relays:
+            if relay.alive():
+                with (
+                    RelayReader(relay.address, token=self.token) as reader,
+                    reader.lease(version, timeout_s=30) as held,
+                ):
+                    assert bytes(held.raw()["w"].data) == bytes([version]) * NBYTES
         assert self.broken == []
 
     def status(self, index):
@@ -73,7 +84,7 @@ def test_one_relay_receives_for_all_of_its_site(sites, beyond):
         over.publish(version)
     assert over.sent() - before == 2 * NBYTES  # however many replicas stand beyond the link
     assert sorted(over.chain()) == list(range(1, 1 + beyond))
-    assert over.published == [1, 2, 3]
+    over.until(lambda: over.published == [1, 2, 3], "the controller to hear of all versions")
 
 
 def test_another_of_the_site_receives_once_the_receiver_is_dead(sites):
@@ -86,3 +97,36 @@ def test_another_of_the_site_receives_once_the_receiver_is_dead(sites):
     before = over.sent()
     over.publish(3)
     assert over.sent() - before == NBYTES
+
+
+def test_a_version_may_be_pulled_once_every_site_that_lives_has_it(sites):
+    over = sites(2)
+    over.publish(1)
+    over.until(lambda: over.published == [1], "the controller to hear of version 1")
+    os.kill(over.relays[1].pid, signal.SIGSTOP)  # as behind a cut link
+    over.offer(2)
+    over.until(lambda: over.status(0).versions[-1] == 2, "version 2 at the trainer's site")
+    assert over.published == [1]
+    over.until(lambda: over.published == [1, 2], "the site to count as dead")
+    os.kill(over.relays[1].pid, signal.SIGCONT)
+    over.until(lambda: over.status(1).versions[-1] == 2, "the site to catch up")
+    for version in (3, 4):
+        over.offer(version)
+        over.until(lambda v=version: v in over.published, f"version {version} everywhere")
+        assert over.status(1).versions[-1] == version
+    assert over.published == [1, 2, 3, 4]
+
+
+def test_a_site_is_not_waited_for_without_end(token, spawn, until):
+    relays, told = {"home": spawn(), "far": spawn()}, []
+    addresses = {name: relay.address for name, relay in relays.items()}
+    with RelayGroup(addresses, token=token, sites={"far": "west"}) as group:
+        arrivals = SiteArrivals(group, told.append, patience_s=0.05)
+        for version in (3, 4):  # of which no relay will ever have one
+            arrivals.expect(version)
+        until(lambda: told == [3, 4], "the end of both waits")
+        with pytest.raises(PublishTimeout, match="version 4 did not reach the sites the trainer's, west in 0.01 s"):
+            group.wait_sites(4, 0.01)
+    arrivals.close(5.0)
+    with pytest.raises(RelayUnreachable, match="closed"):
+        group.wait_sites(4, 5.0)

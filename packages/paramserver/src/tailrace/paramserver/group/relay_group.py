@@ -245,6 +245,31 @@ class RelayGroup:
                     raise PublishTimeout(f"version {version} did not reach {', '.join(late)} in {timeout_s:.3g} s")
                 self._changed.wait(remaining)
 
+    def wait_sites(self, version: int, timeout_s: float) -> None:
+        """Wait until each site where a relay lives has one that shows a version, or a newer one.
+
+        Raises:
+            PublishTimeout: not within `timeout_s`; names the sites that lack it.
+            RelayUnreachable: no relay lives, or the group is closed.
+        """
+        deadline = self._machine.now() + timeout_s
+        with self._changed:
+            while True:
+                newest: dict[str, int] = {}
+                for member in self._coordinator.living():
+                    shown = max((held for held, _ in member.report.versions), default=-1)
+                    newest[member.site] = max(shown, newest.get(member.site, -1))
+                if self._closed or not newest:
+                    raise RelayUnreachable("the group is closed" if self._closed else "no relay of the group lives")
+                late = sorted(site for site, shown in newest.items() if shown < version)
+                if not late:
+                    return
+                remaining = deadline - self._machine.now()
+                if remaining <= 0:
+                    sites = ", ".join(site or "the trainer's" for site in late)
+                    raise PublishTimeout(f"version {version} did not reach the sites {sites} in {timeout_s:.3g} s")
+                self._changed.wait(remaining)
+
     def join(self, address: str, *, name: str | None = None, site: str | None = None) -> None:
         """Take a relay in, at the tail: a new one, or one that came back at another address. Returns at once."""
         name = address if name is None else name

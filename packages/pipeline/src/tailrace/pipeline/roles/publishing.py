@@ -24,10 +24,12 @@ from tailrace.pipeline.errors import DeadlineError
 from tailrace.pipeline.executor.seam import Caller, MemberDeadError
 from tailrace.pipeline.roles.rank_publisher import HOPELESS, RankPublisher, Weights
 from tailrace.pipeline.roles.shards import Shards
+from tailrace.pipeline.roles.site_arrivals import SiteArrivals
 from tailrace.pipeline.roles.transfer import WeightTransfer
 
 _log = logging.getLogger(__name__)
 _FOLLOW_S = 30.0
+_CLOSE_S = 5.0
 _REMEMBERED = 16
 
 
@@ -37,7 +39,8 @@ class Publishing:
     Args:
         token: shared secret of the run's peers.
         transfer: the transport and codec.
-        published: called from another thread with a version that is visible and the number of the newest command for it.
+        published: called from another thread with a version that is visible, at each site where a relay lives, and the number
+            of the newest command for it.
         broke: called from another thread with an error that another relay cannot fix.
         shards: this rank's part of each version; None: all of it.
         followers: the other ranks, which are told the master relay's address.
@@ -58,6 +61,7 @@ class Publishing:
         self._relays: dict[str, str] = {}
         self._rank = RankPublisher(token, transfer, shards, self._on_published)
         self._group = RelayGroup({}, token=token, timeout_s=None, on_master=self._retarget)
+        self._arrivals: SiteArrivals | None = None  # of a run with several sites
 
     def publish(self, command: Publish, weights: Callable[[], Weights] | None) -> None:
         """Copy weights, or offer the staged ones again, to the live relays. Each version crosses to each other site once.
@@ -67,6 +71,8 @@ class Publishing:
             weights: returns the weights, or this rank's part; None if the version is staged already.
         """
         version = command.version
+        if command.sites and self._arrivals is None:
+            self._arrivals = SiteArrivals(self._group, self._tell)
         self._numbers.pop(version, None)
         self._numbers[version] = command.seq
         while len(self._numbers) > _REMEMBERED:
@@ -84,6 +90,8 @@ class Publishing:
     def close(self) -> None:
         """Leave the relays as they are."""
         self._group.close()
+        if self._arrivals is not None:
+            self._arrivals.close(_CLOSE_S)
         self._rank.close()
 
     def _follow(self, relays: Mapping[str, str], sites: Mapping[str, str]) -> None:
@@ -104,8 +112,14 @@ class Publishing:
 
     def _on_published(self, version: int, error: ParamServerError | None) -> None:
         self._group.published(version, error)  # which tries again if that can help
-        seq = self._numbers.get(version)
-        if error is None and seq is not None:
-            self._published(version, seq)
+        if error is None and self._arrivals is not None:
+            self._arrivals.expect(version)
+        elif error is None:
+            self._tell(version)
         elif isinstance(error, HOPELESS):
             self._broke(error)
+
+    def _tell(self, version: int) -> None:
+        seq = self._numbers.get(version)
+        if seq is not None:
+            self._published(version, seq)
