@@ -125,7 +125,7 @@ def test_a_site_is_not_waited_for_without_end(token, spawn, until):
         for version in (3, 4):  # of which no relay will ever have one
             arrivals.expect(version)
         until(lambda: told == [3, 4], "the end of both waits")
-        with pytest.raises(PublishTimeout, match="version 4 did not reach the sites the trainer's, west in 0.01 s"):
+        with pytest.raises(PublishTimeout, match=r"version 4 did not reach the sites the trainer's, west in 0.01 s"):
             group.wait_sites(4, 0.01)
     arrivals.close(5.0)
     with pytest.raises(RelayUnreachable, match="closed"):
