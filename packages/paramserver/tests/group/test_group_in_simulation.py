@@ -49,3 +49,19 @@ def test_relays_behind_a_cut_edge_fetch_round_it(how):
     assert not outcome.wrong, outcome.report()
     read = {who for at, who, what in outcome.log if what == "read version 0" and at < 60}
     assert {"reader0", "reader1"} <= read, outcome.report()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_deltas_to_another_site_under_random_faults(seed):
+    """The first relay is beside the trainer, all others beyond a slow link. What is read anywhere is exact.
+
+    Clocks agree: a trainer that restarts with one that is behind, beside a relay that restarted too, cannot know of later
+    stamps beyond the link before its next publication.
+    """
+    drawn = draw(1000 + seed)
+    beyond = tuple(f"10.0.{1 if index else 0}.{index + 1}" for index in range(len(drawn.hosts)))
+    clocks = (0.0,) * len(drawn.skews_s)
+    outcome = run_schedule(
+        replace(drawn, grouped=True, hosts=beyond, codecs=("delta",), alike=True, slots=3, skews_s=clocks)
+    )
+    assert not outcome.wrong, outcome.report()
