@@ -110,6 +110,6 @@ def test_every_case_is_a_command_of_tailrace_run(seed):
             axis
         )  # of the quick start's model
     assert type(spec.relocation) is type(expected.relocation)
-    for name in ("steps", "batch_groups", "replica_batch", "cycle_s", "checkpoint_every"):
+    for name in ("steps", "batch_groups", "replica_batch", "pools", "cycle_s", "checkpoint_every"):
         assert getattr(spec, name) == getattr(expected, name), name
     assert Controller(spec).refill.open_limit == Controller(expected).refill.open_limit

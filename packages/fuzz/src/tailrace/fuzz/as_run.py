@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tailrace.fuzz.case import Case
+from tailrace.fuzz.case import SITE, Case
 from tailrace.fuzz.faults import CaseFault
 from tailrace.fuzz.policies import POLICIES
 
@@ -56,13 +56,28 @@ def settings(case: Case) -> list[str]:
         "pipeline.buffer_prompts": pipeline.buffer_prompts or 4 * (pipeline.prompts_per_step + surplus),
         "rollout.replicas": case.replicas,
         "rollout.max_tokens": case.max_tokens,
-        "relay.count": case.relays,
+        **_sites(case),
         "rollout.cost_model": {name: getattr(case.costs, name) for name in ("k1", "k2", "k3", "k4")},
         "trainer": _shared(case),
         "checkpoint.every": case.checkpoint_every,
         "evaluation.every": case.evaluation.every,
     }
-    return [f"{key}={json.dumps(value)}" for key, value in _leaves("", values)]
+    return [f"{key}={_toml(value)}" for key, value in _leaves("", values)]
+
+
+def _sites(case: Case) -> dict[str, Any]:
+    """The relays and, where replicas are not all alike, their pools."""
+    far = sum(map(bool, case.relay_sites))
+    found: dict[str, Any] = {"relay.count": case.relays - far}
+    if case.pools:
+        samples = case.pipeline.samples_per_prompt
+        found["relay.sites"] = {SITE: max(1, far)}  # a real pool's site has a relay
+        found["rollout.pools"] = [
+            {"name": pool.name, "count": pool.count, "prompts_per_replica": pool.replica_batch // samples}
+            | ({"site": pool.site} if pool.site else {})
+            for pool in case.pools
+        ]
+    return found
 
 
 def _shared(case: Case) -> dict[str, Any]:
@@ -72,8 +87,17 @@ def _shared(case: Case) -> dict[str, Any]:
     return {"processes": case.cells, "cells": case.cells, "colocated": True}
 
 
+def _toml(value: Any) -> str:
+    """A value as TOML: JSON is, but for tables in a list."""
+    if isinstance(value, list):
+        return f"[{', '.join(_toml(one) for one in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(one)}" for key, one in value.items()) + "}"
+    return json.dumps(value)
+
+
 def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Dotted keys with what is no table: of that, JSON is TOML."""
+    """Dotted keys with what is no table."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(f"{prefix}{key}.", value)

@@ -22,11 +22,12 @@ from tailrace.fuzz.faults import BreakKind, CaseFault, Seconds
 from tailrace.fuzz.policies import NONE, POLICIES, Policies, make_policy
 from tailrace.pipeline.config.loading import explain
 from tailrace.pipeline.config.models import PipelineConfig
-from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
+from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec, RolloutPool
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 SIZES = (2, 4)  # devices of replicas that have been resized
+SITE = "west"  # of replicas that are not at the trainer's
 MOST_CALLS = 50  # of an environment whose configuration sets no limit
 
 
@@ -103,6 +104,8 @@ class Case(_Strict):
         scoring_failures: share of scorings that fail.
         refusals: share of prompts that engines refuse.
         predictions: share of prompts that a ranker has a length for: late, twice, and right by chance; 0: there is no ranker.
+        far: replicas at another site than the trainer's, a pool of their own with smaller batches; of several relays the last
+            one stands there too.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
     """
@@ -124,6 +127,7 @@ class Case(_Strict):
     scoring_failures: Share = 0.0
     refusals: Share = 0.0
     predictions: Share = 0.0
+    far: Annotated[int, Field(ge=0)] = 0
     cells: Positive = 1
     colocated: bool = False
     messages: MessagesCase = MessagesCase()
@@ -210,8 +214,25 @@ class Case(_Strict):
             scoring_attempts=self.scoring_attempts,
             failed_groups_limit=self.failed_groups_limit,
             ranker=self.predictions > 0,
+            pools=self.pools,
+            relay_sites=self.relay_sites,
             evaluation=EvaluationPlan(evaluation.size, evaluation.every, first=("greedy",), last=("greedy",)),
         )
+
+    @property
+    def pools(self) -> tuple[RolloutPool, ...]:
+        """The pools of replicas; empty if all are alike."""
+        far, samples = min(self.far, self.replicas - 1), self.pipeline.samples_per_prompt
+        if not far:
+            return ()
+        prompts = self.pipeline.prompts_per_replica
+        near = RolloutPool("near", self.replicas - far, replica_batch=prompts * samples)
+        return near, RolloutPool("far", far, SITE, replica_batch=max(1, prompts // 2) * samples)
+
+    @property
+    def relay_sites(self) -> tuple[str, ...]:
+        """The site of each relay; empty if all are at the trainer's."""
+        return ("",) * (self.relays - 1) + (SITE,) if self.pools and self.relays > 1 else ()
 
     def fleet(self, policies: Policies = NONE) -> SimulatedFleet:
         """What it runs on, pipeline included.

@@ -99,9 +99,10 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         ranker = Random(f"tailrace fuzz {seed}, what breaks the ranker")
         many = ranker.choice([0, 0, 1, 3])
         content["faults"] += tuple([_of_the_ranker(ranker, pipeline["steps"], step_s) for _ in range(many)])
+    content["far"] = Random(f"tailrace fuzz {seed}, sites").choice([0, 0, 0, 1, 2])
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
-        content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2}
+        content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
     return Case.model_validate(content)
 
 

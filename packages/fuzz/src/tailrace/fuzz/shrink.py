@@ -187,6 +187,10 @@ def _fewer_replicas(case: Case) -> Iterator[Case | None]:
             yield _with(case, replicas=count, faults=tuple(faults))
 
 
+def _no_pools(case: Case) -> Iterator[Case | None]:
+    yield _with(case, far=0)
+
+
 def _plainer_faults(case: Case) -> Iterator[Case | None]:
     for index, fault in enumerate(case.faults):
         first: dict[str, Any] = {"member": "r0"} if fault.role == REPLICA else {}
@@ -208,6 +212,7 @@ _SIMPLER: Sequence[Callable[[Case], Iterator[Case | None]]] = (
     _no_scoring_failures,
     _no_refusals,
     _no_predictions,
+    _no_pools,
     _less_around,
     _fewer("steps", 1),
     _fewer_replicas,
