@@ -1,6 +1,6 @@
 """A real run over two groups of Ray nodes: trainer in one datacenter, all replicas in the other, and a cut of the link.
 
-Each group is a Ray node in a network namespace of its own; the far one has the label `site=west`. Ray's control, samples and
+Each group is a Ray node in a network namespace of its own; the far one has the label `tailrace-site=west`. Ray's control, samples and
 weights cross the limited link. It is the quick start of Laminar with `[[rollout.pools]]` at the other site.
 """
 
@@ -140,7 +140,13 @@ def _nodes(hosts: Hosts) -> Iterator[str]:
     common = ["--num-cpus=32", "--num-gpus=0", "--disable-usage-stats", "--block"]
     head = [ray, "start", "--head", f"--port={_PORT}", f"--node-ip-address={hosts.addresses[HOME]}"]
     head += ["--include-dashboard=false"]
-    far = [ray, "start", f"--address={address}", f"--node-ip-address={hosts.addresses[FAR]}", "--labels=site=west"]
+    far = [
+        ray,
+        "start",
+        f"--address={address}",
+        f"--node-ip-address={hosts.addresses[FAR]}",
+        "--labels=tailrace-site=west",
+    ]
     started: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="sites-ray-") as root:
         try:

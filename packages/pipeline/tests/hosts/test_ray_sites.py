@@ -1,10 +1,10 @@
 """Which machines of a Ray cluster a member may stand on, from labels alone."""
 
-from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
+from tailrace.pipeline.hosts.ray_sites import SITE, labelled_sites, labels_of, machines_at
 
 
 def machine(id_, site=None, alive=True, **labels):
-    return {"NodeID": id_, "Alive": alive, "Labels": {**labels, **({} if site is None else {"site": site})}}
+    return {"NodeID": id_, "Alive": alive, "Labels": {**labels, **({} if site is None else {SITE: site})}}
 
 
 CLUSTER = [machine("a"), machine("b"), machine("x", "west"), machine("y", "west"), machine("z", "east", alive=False)]
@@ -27,7 +27,7 @@ def test_one_machine_stands_for_all_sites_where_none_has_a_label():
 
 def test_labels_are_asked_for_as_ray_writes_them():
     sites = {"west": 2, "east": 1}
-    assert labels_of("west", "", sites) == {"site": "west"}
-    assert labels_of("", "", sites) == {"site": "!in(east,west)"}
+    assert labels_of("west", "", sites) == {SITE: "west"}
+    assert labels_of("", "", sites) == {SITE: "!in(east,west)"}
     assert labels_of("", "H20", {}) == {"ray.io/accelerator-type": "H20"}
-    assert labels_of("west", "H20", sites) == {"site": "west", "ray.io/accelerator-type": "H20"}
+    assert labels_of("west", "H20", sites) == {SITE: "west", "ray.io/accelerator-type": "H20"}

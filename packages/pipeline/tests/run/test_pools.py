@@ -66,7 +66,7 @@ def test_each_pools_replicas_have_their_engine_and_devices_and_are_resized_from_
 def test_every_site_needs_a_machine_in_a_cluster():
     config = configured(NEAR, FAR)
     check_labels(config, {"west": 1, "east": 2})
-    with pytest.raises(ConfigError, match=r"no machine with the label site=west .* found the sites east"):
+    with pytest.raises(ConfigError, match=r"no machine with the label tailrace-site=west .* found the sites east"):
         check_labels(config, {"east": 2})
     check_labels(configured(relay={}), {})
 

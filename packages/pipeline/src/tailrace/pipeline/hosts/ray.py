@@ -312,7 +312,7 @@ class RayHost:
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(fit[index % len(fit)], soft=True)}
 
     def sites(self) -> dict[str, int]:
-        """Machines of the cluster at each site other than the trainer's, by the label `site`."""
+        """Machines of the cluster at each site other than the trainer's, by the label `tailrace-site`."""
         return labelled_sites(self._ray.nodes())
 
     def caller(self, role: str, id_: str = "0") -> RayCaller:

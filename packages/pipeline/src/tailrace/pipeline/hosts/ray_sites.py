@@ -1,6 +1,6 @@
-"""Which machines of a Ray cluster a member may stand on, from the label `site` of each. Pure.
+"""Which machines of a Ray cluster a member may stand on, from the label `tailrace-site` of each. Pure.
 
-A machine at another site than the trainer's was started with ``ray start --labels site=NAME``. Where no machine has the label,
+A machine at another site than the trainer's was started with ``ray start --labels tailrace-site=NAME``. Where no machine has the label,
 as in a cluster that was started for one run, one machine stands for all sites.
 """
 
@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-SITE = "site"
+SITE = "tailrace-site"
 _DEVICE = "ray.io/accelerator-type"
 Machine = Mapping[str, Any]
 """A row of `ray.nodes()`."""

@@ -15,6 +15,7 @@ from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import PoolReplicas
 from tailrace.pipeline.executor.seam import RoleSpec
+from tailrace.pipeline.hosts.ray_sites import SITE
 from tailrace.pipeline.spec import RolloutPool
 
 _TP = "tensor_parallel_size"
@@ -132,6 +133,6 @@ def check_labels(config: RunConfig, sites: Mapping[str, int]) -> None:
     missing = [site for site in config.relay.sites if not sites.get(site)]
     if missing:
         raise ConfigError(
-            f"key 'relay.sites': found no machine with the label site={missing[0]} in the cluster, expected one: "
-            f"ray start --labels site={missing[0]}; found the sites {', '.join(sorted(sites)) or 'none'}"
+            f"key 'relay.sites': found no machine with the label {SITE}={missing[0]} in the cluster, expected one: "
+            f"ray start --labels {SITE}={missing[0]}; found the sites {', '.join(sorted(sites)) or 'none'}"
         )
