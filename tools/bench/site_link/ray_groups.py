@@ -1,7 +1,7 @@
 """A real run over two groups of Ray nodes: trainer in one datacenter, all replicas in the other, and a cut of the link.
 
-Each group is a Ray node in a network namespace of its own; the far one has the label `tailrace-site=west`. Ray's control, samples and
-weights cross the limited link. It is the quick start of Laminar with `[[rollout.pools]]` at the other site.
+Each group is a Ray node in a network namespace of its own; the far one has the label `tailrace-site=west`. Ray's control,
+samples and weights cross the limited link. It is the quick start of Laminar with `[[rollout.pools]]` at the other site.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which machines of a Ray cluster a member may stand on, from the label `tailrace-site` of each. Pure.
 
-A machine at another site than the trainer's was started with ``ray start --labels tailrace-site=NAME``. Where no machine has the label,
-as in a cluster that was started for one run, one machine stands for all sites.
+A machine at another site than the trainer's was started with ``ray start --labels tailrace-site=NAME``. Where no machine has
+the label, as in a cluster that was started for one run, one machine stands for all sites.
 """
 
 from __future__ import annotations
