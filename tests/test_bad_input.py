@@ -348,7 +348,12 @@ KINDS = {
         ["pipeline.batching", "Inherent", "on-policy or one-step"],
     ),
     "rounds-in-parts-of-a-fixed-size": (
-        settings("pipeline.batching=tail-batching", "pipeline.admission=on-policy", "pipeline.training=dynamic-batch"),
+        settings(
+            "pipeline.batching=tail-batching",
+            "pipeline.admission=on-policy",
+            "pipeline.training=dynamic-batch",
+            "pipeline.training.parts=2",
+        ),
         None,
         ["pipeline.batching", "DynamicBatch", "streamed"],
     ),

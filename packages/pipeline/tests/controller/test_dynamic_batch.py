@@ -1,4 +1,7 @@
-"""Training on parts: those of a batch are trained on before it is complete; a trainer that dies has forgotten them."""
+"""Training before a batch is complete: on parts, each an optimizer step, or on what fills the trainer, with one step.
+
+A trainer that dies has forgotten both.
+"""
 
 import pytest
 from scripted import Scripted, of, policy, spec
@@ -21,6 +24,29 @@ def in_parts(parts=3, **changes):
             **changes,
         )
     )
+
+
+def filled(tokens, **changes):
+    """A run whose trainer adds gradients once so many response tokens are complete. Each group has two of 3 tokens."""
+    run = Scripted(
+        spec(
+            admission=policy("admission", "one-step"),
+            sync=policy("sync", "barrier"),
+            training=policy("training", "dynamic-batch", tokens=tokens),
+            batch_groups=5,
+            buffer_groups=20,
+            replica_batch=20,
+            **changes,
+        )
+    )
+    run.go(c.Tick(), leave=(c.Route,))
+    return run
+
+
+def complete(run, *groups):
+    """These groups are complete; returns what the trainer is given."""
+    done = [c.Finished("r0", f"{group}.{sample}", 3) for group in groups for sample in range(2)]
+    return of((c.Accumulate, c.Step), run.go(*done, leave=(c.Accumulate, c.Step)))
 
 
 def at_the_first_part():
@@ -92,5 +118,61 @@ def test_the_parts_are_those_of_mini_batches():
     ]
     assert DynamicBatch(3).streams
     assert not MiniBatch(3).streams
+    assert not c.adds_gradients(DynamicBatch(3))
     with pytest.raises(PolicyError, match="parts=0"):
         DynamicBatch(0)
+
+
+def test_one_part_is_the_default_and_only_adds_gradients():
+    assert [list(part) for part in DynamicBatch().split(range(5))] == [list(range(5))]
+    assert c.adds_gradients(DynamicBatch())
+    with pytest.raises(PolicyError, match="tokens=0"):
+        DynamicBatch(tokens=0)
+
+
+def test_groups_wait_until_they_fill_the_trainer_and_the_rest_goes_with_the_step():
+    run = filled(tokens=11)
+    assert complete(run, 1) == []  # 6 tokens
+    (first,) = complete(run, 0)  # 12
+    assert (first.update, first.trajectories) == (False, ("1.0", "1.1", "0.0", "0.1"))
+    run.catch_up(c.Accumulate, leave=(c.Accumulate, c.Step))
+    assert complete(run, 3) == []
+    (step,) = complete(run, 2, 4)  # the batch is complete: what is left is not kept waiting, however little it is
+    assert step.mini_batches == (("3.0", "3.1", "2.0", "2.1", "4.0", "4.1"),)
+
+
+def test_what_is_complete_when_the_trainer_becomes_free_goes_at_once_whatever_its_number():
+    run = filled(tokens=6)
+    assert len(complete(run, 0)) == 1
+    assert complete(run, 1, 2, 3) == []  # the trainer is at work
+    (rest,) = of((c.Accumulate, c.Step), run.catch_up(c.Accumulate, leave=(c.Accumulate, c.Step)))
+    assert len(rest.trajectories) == 6
+
+
+def test_cells_share_what_is_complete_if_there_is_enough_for_each():
+    run = filled(tokens=12, cells=3)
+    given = complete(run, 0, 1, 2, 3)  # 24 tokens: two cells
+    assert [(command.cell, len(command.trajectories)) for command in given] == [(0, 4), (1, 4)]
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 13, 10_000])
+@pytest.mark.parametrize("cells", [1, 2])
+def test_whatever_fills_the_trainer_each_batch_is_trained_on_once(tokens, cells):
+    run = filled(tokens, cells=cells)
+    run.catch_up()
+    run.go(c.Tick())
+    assert run.view.finished
+    batches = {}
+    for command in of((c.Accumulate, c.Step), run.given):
+        names = command.trajectories if isinstance(command, c.Accumulate) else sum(command.mini_batches, ())
+        batches.setdefault(command.version, []).extend(names)
+    assert [len(names) for names in batches.values()] == [10, 10, 10]
+    assert len({name for names in batches.values() for name in names}) == 30
+
+
+def test_no_batch_is_launched_in_the_place_of_what_was_trained_on_early():
+    run = filled(tokens=1)
+    complete(run, 0)
+    run.catch_up(c.Accumulate, leave=(c.Accumulate, c.Step))
+    assert run.controller.trainer.accumulated == [0]
+    assert run.view.counts.admitted == 10  # two batches: the one that is trained on, and the next

@@ -227,6 +227,7 @@ def test_the_policy():
     assert Streamed(3).groups_at_once == 3
     assert isinstance(Streamed(), c.AddsGradients)
     assert Streamed().split(range(5)) == [range(5)]
-    assert not isinstance(policy("training", "dynamic-batch"), c.AddsGradients)
+    assert c.adds_gradients(Streamed())
+    assert not c.adds_gradients(policy("training", "full-batch"))
     with pytest.raises(PolicyError, match="groups=0"):
         Streamed(0)

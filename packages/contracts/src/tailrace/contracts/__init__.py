@@ -58,8 +58,8 @@ from tailrace.contracts.events import (
     Up,
 )
 from tailrace.contracts.extras import MissingExtraError, extra, need_extra
+from tailrace.contracts.gradients import AddsGradients, FetchesOnce, FillsCells, adds_gradients
 from tailrace.contracts.policies import (
-    AddsGradients,
     AdmissionGate,
     AdmissionPolicy,
     AllowsRestarts,
@@ -92,7 +92,7 @@ from tailrace.contracts.recovery import (
     StopReplica,
     Suspected,
 )
-from tailrace.contracts.rounds import AdmitsRounds, DrawsAgain, FetchesOnce, LaunchesRounds, LendsDevices, WatchesRounds
+from tailrace.contracts.rounds import AdmitsRounds, DrawsAgain, LaunchesRounds, LendsDevices, WatchesRounds
 from tailrace.contracts.trajectory import (
     Experience,
     FinishReason,
@@ -157,6 +157,7 @@ __all__ = [
     "Fail",
     "Failure",
     "FetchesOnce",
+    "FillsCells",
     "Finish",
     "FinishReason",
     "Finished",
@@ -242,6 +243,7 @@ __all__ = [
     "Up",
     "WatchesRounds",
     "Why",
+    "adds_gradients",
     "decode",
     "encode",
     "expected_one_of",

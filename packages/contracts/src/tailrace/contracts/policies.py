@@ -318,15 +318,6 @@ class TrainingPolicy(Protocol):
         ...
 
 
-@runtime_checkable
-class AddsGradients(Protocol):
-    """What a `TrainingPolicy` also has if complete groups add gradients early: `streams` is true, `split` gives one part."""
-
-    @property
-    def groups_at_once(self) -> int:
-        """Most groups of one `Accumulate`, which a cell of the trainer gets; at least 1, and always the same."""
-
-
 class ProvisioningPolicy(Protocol):
     """Axis provisioning: who gets which devices, now."""
 

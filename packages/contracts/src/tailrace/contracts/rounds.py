@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
-from tailrace.contracts.policies import AddsGradients, AdmissionGate, BatchingPolicy, BatchingSource, ProvisioningPolicy
+from tailrace.contracts.policies import AdmissionGate, BatchingPolicy, BatchingSource, ProvisioningPolicy
 from tailrace.contracts.views import RoundView
 
 
@@ -83,14 +83,4 @@ class DrawsAgain(BatchingPolicy, Protocol):
     @property
     def draws(self) -> bool:
         """Whether any launch has a `draw`."""
-        ...
-
-
-@runtime_checkable
-class FetchesOnce(AddsGradients, Protocol):
-    """What an `AddsGradients` also has if cells get groups of a batch at one time only before it is complete."""
-
-    @property
-    def fetched_share(self) -> float:
-        """Most groups that they get then, as a share of the batch: above 0, at most 1, and always the same."""
         ...

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tailrace.contracts.policies import AddsGradients, TrainingPolicy
-from tailrace.contracts.rounds import FetchesOnce
+from tailrace.contracts.gradients import AddsGradients, FetchesOnce, FillsCells
+from tailrace.contracts.policies import TrainingPolicy
 
 
 def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int = 300) -> int:
@@ -29,7 +29,12 @@ def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int =
     if most is not None:
         assert streams, f"{policy!r} adds gradients, but streams is {streams}"
         assert isinstance(most, int), f"found groups_at_once={most!r}, expected a number"
-        assert most >= 1, f"found groups_at_once={most}, expected at least 1"
+        assert most >= 0, f"found groups_at_once={most}, expected at least 1, or 0 for a policy that adds none"
+    if isinstance(policy, FillsCells):
+        tokens = policy.tokens_at_once
+        assert isinstance(tokens, int), f"found tokens_at_once={tokens!r}, expected a number"
+        assert tokens >= 1, f"found tokens_at_once={tokens}, expected at least 1"
+        assert policy.tokens_at_once == tokens, f"tokens_at_once is {tokens} and then {policy.tokens_at_once}"
     if isinstance(policy, FetchesOnce):
         share = policy.fetched_share
         assert 0 < share <= 1, f"found fetched_share={share!r}, expected above 0 and at most 1"
@@ -55,7 +60,7 @@ def check_training_policy(policy: TrainingPolicy, *, seed: int = 0, cases: int =
             others = [len(part) for part in policy.split(random_numbers.sample(range(10**6), count))]
             assert others == sizes, f"{where}: streamed parts of {count} groups have sizes {sizes} and {others}"
         if adding is not None:
-            assert len(split) == 1, (
+            assert len(split) == 1 or not most, (
                 f"{where}: {len(split)} optimizer steps on a batch whose gradients are added, expected one"
             )
             assert adding.groups_at_once == most, f"{where}: groups_at_once is {most} and then {adding.groups_at_once}"

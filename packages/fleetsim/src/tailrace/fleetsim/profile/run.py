@@ -179,7 +179,7 @@ def shortened(config: RunConfig, steps: int) -> RunConfig:
         update["batching"] = Choice(name="plain")
     if isinstance(spec.provisioning, c.WatchesRounds):
         update["provisioning"] = Choice(name="static")
-    if isinstance(spec.training, c.AddsGradients):
+    if c.adds_gradients(spec.training):
         update["training"] = Choice(name="full-batch")
     pipeline = config.pipeline.model_copy(update=update)
     trainer = config.trainer.model_copy(update={"processes": 1, "cells": 1, "colocated": False})

@@ -5,7 +5,7 @@
                 (stream generation: Laminar, section 2.3 and figure 3c)
     gradients   waits for groups and for cells of the trainer: Accumulate(cell) beside each other, which change no weights, then
                 one Step on the sum, once the batch is complete and no cell is at work (RollPacker, section 4.4); some policies
-                give groups early only once
+                give groups early only once, or only when they fill a cell (StreamRL, section 4.1)
 
 Accumulated groups stay part of the batch: admission keeps them trainable until the batch consumes them. If the trainer goes
 down, it loses what it accumulated; those groups are still complete and are given again.
@@ -70,6 +70,7 @@ class Batches:
         self._rounds = rounds
         self._spec, self._ledger, self._trainer, self._gate, self._outbox = spec, ledger, trainer, gate, outbox
         self._at_once, self._fetched = _at_once(spec.training), _fetched_share(spec.training)
+        self._fills = _tokens_at_once(spec.training)
         self.free_cells: Set[int] | None = None
         parts = _parts(spec.training, range(spec.batch_groups)) if spec.training.streams and not self._at_once else ()
         self._sizes = [len(part) for part in parts[:-1]]  # sizes of the parts that are accumulated
@@ -155,6 +156,12 @@ class Batches:
         if not free or room < 1:
             self._waits_at = now
             return False
+        tokens = sum([candidate.tokens for candidate in self._candidates(free)]) if self._fills else 0
+        if tokens < self._fills:
+            self._waits_at = now
+            return False
+        if self._fills:
+            cells = cells[: tokens // self._fills]
         for place, cell in enumerate(cells):
             size = min(self._at_once, room, -(-len(free) // (len(cells) - place)))
             if size < 1:
@@ -240,14 +247,24 @@ def _at_once(training: c.TrainingPolicy) -> int:
     if not isinstance(training, c.AddsGradients):
         return 0
     size = training.groups_at_once
-    if type(size) is not int or size < 1:
-        raise answered("training", training, "groups_at_once", size, "a number of groups, at least 1")
+    if type(size) is not int or size < 0:
+        raise answered("training", training, "groups_at_once", size, "a number of groups, at least 1, or 0 for none")
     return size
+
+
+def _tokens_at_once(training: c.TrainingPolicy) -> int:
+    """Response tokens that fill a cell of the trainer, which gets none before; 0 if it gets groups as they come."""
+    if not isinstance(training, c.FillsCells) or not c.adds_gradients(training):
+        return 0
+    tokens = training.tokens_at_once
+    if type(tokens) is not int or tokens < 1:
+        raise answered("training", training, "tokens_at_once", tokens, "a number of tokens, at least 1")
+    return tokens
 
 
 def _fetched_share(training: c.TrainingPolicy) -> float | None:
     """Most groups that cells are given at one time before their batch is complete, as a share of it; None: as they come."""
-    if not isinstance(training, c.FetchesOnce):
+    if not isinstance(training, c.FetchesOnce) or not c.adds_gradients(training):
         return None
     share = training.fetched_share
     if not isinstance(share, float | int) or not 0 < share <= 1:

@@ -77,7 +77,11 @@ class Refill:
         ledger = self._ledger
         self._rounds.tell()
         held = 0 if self._spec.eviction is not None else len(ledger.buffered)
-        if ledger.generating + held >= self.open_limit:
+        room, limit = self._gate.room, self.open_limit
+        if room is not None and self._trainer.stepping is None:
+            # What was trained on before its batch is complete is still admission's.
+            limit = min(limit, room - len(self._trainer.accumulated))
+        if ledger.generating + held >= limit:
             return False
         if self._rounds.used:
             return self._rounds.may_launch()

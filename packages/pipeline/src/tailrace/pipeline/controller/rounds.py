@@ -146,7 +146,7 @@ def check_rounds(spec: PipelineSpec) -> None:
             f"found batching in rounds, whose batches differ in size, and the admission {spec.admission!r:.80}, "
             "expected one that knows rounds: on-policy or one-step"
         )
-    if spec.training.streams and not isinstance(spec.training, c.AddsGradients):
+    if spec.training.streams and not c.adds_gradients(spec.training):
         raise PolicyError(
             f"found batching in rounds, whose batches differ in size, and training on parts of a fixed size "
             f"({spec.training!r:.80}), expected full-batch, mini-batch or streamed"

@@ -123,17 +123,42 @@ class SingleFetch(FullBatch):
 
 @dataclass(frozen=True, slots=True)
 class DynamicBatch(MiniBatch):
-    """Stream generation: each part of a batch is trained on as soon as enough groups are complete (Laminar, section 2.3).
+    """Stream generation: the trainer begins as soon as complete groups fill it, whatever their number (StreamRL, section 4.1).
 
-    The trainer starts while the long trajectories of the batch are still being generated, so that in the end it waits only for
-    the last part. It does the same optimizer steps as `MiniBatch`, but on groups in order of completion, so that early steps
-    train on short responses.
+    It starts while the long trajectories of the batch are still being generated, so that in the end it waits only for the last
+    of them. The weights change once, with the gradient of the whole batch.
+
+    With more `parts` it makes an optimizer step on each, as soon as enough groups are complete (Laminar, section 2.3). These
+    are the steps of `MiniBatch`, but on groups in order of completion: early steps train on short responses, late ones on long.
 
     Args:
-        parts: see `MiniBatch`.
+        parts: optimizer steps per batch. More than 1 sorts the mini-batches by length.
+        tokens: response tokens that fill a cell of the trainer; `tailrace profile` says how many do. Several parts have a fixed
+            number of groups, whatever their tokens.
+
+    Raises:
+        PolicyError: a value is below 1.
     """
+
+    parts: Annotated[int, Tried((1, 2, 3))] = 1
+    tokens: Annotated[int, Tried((1, 100, 1_000))] = 2_048
+
+    def __post_init__(self) -> None:
+        MiniBatch.__post_init__(self)
+        if self.tokens < 1:
+            raise PolicyError(f"found tokens={self.tokens}, expected at least 1")
 
     @property
     def streams(self) -> bool:
-        """Yes: each part is trained on as soon as it is complete."""
+        """Yes: groups are given to the trainer before their batch is complete."""
         return True
+
+    @property
+    def groups_at_once(self) -> int:
+        """No bound on what a cell adds; 0 with several parts, each of which is an optimizer step."""
+        return sys.maxsize if self.parts == 1 else 0
+
+    @property
+    def tokens_at_once(self) -> int:
+        """Response tokens that fill a cell."""
+        return self.tokens

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import AddsGradients, DrawsAgain, PluginError
+from tailrace.contracts import DrawsAgain, PluginError, adds_gradients
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
@@ -318,7 +318,7 @@ def _trainer_config(config: RunConfig) -> Any:
     options = {"device": config.executor.device, "seed": config.seed, "cells": table.cells, **table.options}
     read = read_options(TrainerConfig, options, "key 'trainer.options'")
     training = config.pipeline.training
-    if read.advantages != "group" and isinstance(build_policy("training", training), AddsGradients):
+    if read.advantages != "group" and adds_gradients(build_policy("training", training)):
         raise ConfigError(
             f"keys 'trainer.options.advantages' and 'pipeline.training': found {read.advantages!r} and {training.name!r}, "
             "expected 'group' with it: advantages over the batch are not known before the batch is complete"

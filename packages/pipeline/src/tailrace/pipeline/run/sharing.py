@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.contracts import AddsGradients, LendsDevices
+from tailrace.contracts import LendsDevices, adds_gradients
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.spec import PipelineSpec
@@ -16,7 +16,7 @@ def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
     """
     shared, cells = spec.colocated, spec.cells
     lends = isinstance(spec.provisioning, LendsDevices) and spec.provisioning.lends
-    adds = isinstance(spec.training, AddsGradients)
+    adds = adds_gradients(spec.training)
     if lends and not (shared and adds and cells > 1):
         raise ConfigError(
             f"key 'pipeline.provisioning': found {config.pipeline.provisioning.name!r}, which lends devices of replicas to "
