@@ -26,6 +26,8 @@ TABLE_4 = {"k1": 7.28e-8, "k2": 1.72e-3, "k3": 1.25e-4, "k4": 1.07e-2}  # of Sta
 OPTIONS = {
     ("admission", "bounded"): [{"bound": 0}, {"bound": 2}, {"bound": 1, "surplus": 2}],
     ("admission", "inherent"): [{}, {"bound": 1}],
+    ("admission", "one-step"): [{}, {"batchwise": True}],
+    ("sync", "when-drained"): [{}, {"behind": 3}],
     ("batching", "plain"): [{}, {"samples": 1, "filter_equal_rewards": True}],
     ("batching", "tail-batching"): [
         {"prompts": 3, "samples": 2},
@@ -37,7 +39,7 @@ OPTIONS = {
     ("relocation", "best-fit"): [{}, {"literal": True}, {"headroom": 0.2, "roofline_batch": 3}],
     ("relocation", "migration"): [TABLE_4, {**TABLE_4, "phi_wait": 0, "phi_throughput": 1.5}],
     ("training", "mini-batch"): [{"parts": 1}, {"parts": 2}, {"parts": 7}],
-    ("training", "dynamic-batch"): [{"parts": 2}, {"parts": 7}],
+    ("training", "dynamic-batch"): [{}, {"tokens": 1}, {"parts": 2}, {"parts": 7}],
     ("training", "streamed"): [{}, {"groups": 1}],
     ("training", "single-fetch"): [{}, {"share": 1.0}],
     ("provisioning", "static"): [{"count": 1}, {"count": 3}],

@@ -7,7 +7,7 @@ import pytest
 
 from tailrace.contracts import Cycle, Evict, Move, Placement, Progress, Reason, ReplicaView, Sync, TrajectoryView, Why
 from tailrace.contracts.plugins import load, names
-from tailrace.repack import BestFit, Interrupting, LeastLoaded, LoadError, NoRelocation, RoundRobin
+from tailrace.repack import BestFit, Interrupting, LeastLoaded, LoadError, NoRelocation, RoundRobin, WhenDrained
 from tailrace.repack.testing import SlotAdmission, check_relocation_policy, check_routing_policy, check_sync_policy
 
 
@@ -211,6 +211,42 @@ def first_of(cycle):
 def test_the_sync_contract_catches(rule, words):
     with pytest.raises(AssertionError, match=rf"seed \d+.*({words})"):
         check_sync_policy(Pulls(rule))
+
+
+def idle(replica, version=1, **changes):
+    return view(replica, version=version, in_flight=0, **changes)
+
+
+def pulls(replicas, pool=(), slots=None, published=2, policy=None):
+    seen = dataclasses.replace(cycle(replicas, pool, slots), progress=Progress(2, published, 0, 0, 0, 0, 0, 4, 100))
+    return [sync.replica for sync in (policy or WhenDrained()).pulls(seen)]
+
+
+def test_a_drained_replica_pulls_alone():
+    busy = view("b", version=1)
+    assert pulls([idle("a"), busy, idle("c", version=2), idle("d", version=None)]) == ["a", "d"]
+    assert pulls([idle("a"), busy], published=1) == []
+
+
+def test_a_replica_is_not_drained_while_something_may_start_at_its_version():
+    fleet = [idle("a", version=1)]
+    assert pulls(fleet, members(0, 1), slots={1: 1}) == []
+    assert pulls(fleet, members(0, 1), slots={2: 1}) == ["a"]
+    assert pulls(fleet, members(0, 1), slots={1: 1}, published=3) == ["a"]  # too far behind to begin anything
+    assert pulls(fleet, members(0, 1), slots={1: 1}, published=3, policy=WhenDrained(behind=2)) == []
+    assert pulls(fleet, members(0, 1, version=1, exact=True), slots={}) == []
+
+
+def test_a_replica_that_is_behind_takes_what_its_room_allows():
+    progress = Progress(2, 2, 0, 0, 0, 0, 0, 4, 100)
+    policy = WhenDrained()
+    assert policy.accepts(view("a", version=1), progress)
+    assert policy.accepts(view("a", version=2), progress)
+    assert not policy.accepts(view("a", version=0), progress)
+    assert not policy.accepts(view("a", version=None), progress)
+    assert not policy.accepts(view("a", in_flight=64), progress)
+    with pytest.raises(LoadError, match="behind=-1"):
+        WhenDrained(behind=-1)
 
 
 def test_best_fit_releases_a_replica():

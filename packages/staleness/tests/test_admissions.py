@@ -40,6 +40,7 @@ BOUNDED = [
     Bounded(1, surplus=2),
     OnPolicy(),
     OneStep(),
+    OneStep(batchwise=True),
     InFlightCap(0, in_order=True),
     InFlightCap(3, in_order=True),
     Inherent(bound=0),
@@ -68,6 +69,7 @@ def test_without_a_guarantee_the_bound_is_overshot(policy):
         (Bounded(3, surplus=2), 24),
         (OnPolicy(), 4),
         (OneStep(), 8),
+        (OneStep(batchwise=True), 4),
         (InFlightCap(1), 8),
         (Inherent(), None),
     ],
@@ -119,6 +121,22 @@ def test_lockstep_waits_for_its_own_batch():
     # Group 1 is the next batch; one more may run ahead, but not at version 0, which would be 2 old.
     assert not gate.tentative().allows(0)
     assert gate.tentative().allows(1)
+
+
+def test_batchwise_has_room_for_a_batch_once_the_one_before_has_started_whole():
+    gate = OneStep(batchwise=True).gate(2)
+    gate.start(0, 0)
+    assert gate.room == 2
+    gate.start(1, 0)
+    assert gate.room == 4
+    gate.start(2, 0)
+    for group in (0, 1):
+        gate.complete(group)
+    gate.consume(candidates(0, 1), First())
+    assert gate.room == 2  # the second batch has one of its two groups
+    gate.start(3, 0)
+    gate.drop(2)
+    assert gate.room == 2  # it needs another
 
 
 def test_on_policy_refuses_stale_versions():

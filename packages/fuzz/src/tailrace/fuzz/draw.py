@@ -17,9 +17,11 @@ from tailrace.fuzz.policies import (
     admits_rounds,
     as_it_is,
     draw_newer,
+    draw_options,
     draw_policy,
     launches_rounds,
     lends_devices,
+    streams_parts,
     takes,
 )
 from tailrace.pipeline.config.models import Choice
@@ -41,6 +43,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     if "admission" not in policies or admits_rounds(Choice(**pipeline["admission"]), policies):
         pipeline |= draw_newer(newer, "batching", policies)
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, newer routing"), "routing", policies)
+    pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, newer sync"), "sync", policies)
     lends = False
     if launches_rounds(Choice(**pipeline["batching"]), policies):
         sizes = Random(f"tailrace fuzz {seed}, sizes of replicas")
@@ -52,8 +55,9 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         if lends:
             pipeline |= {"admission": {"name": "on-policy"}, "training": {"name": "streamed"}}
             pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, fetches"), "training", policies)
-        if pipeline["training"]["name"] == "dynamic-batch":  # its parts have a fixed size
+        if streams_parts(Choice(**pipeline["training"]), policies):
             pipeline["training"] = {"name": newer.choice(("full-batch", "mini-batch"))}
+    pipeline |= draw_options(Random(f"tailrace fuzz {seed}, newer options"), pipeline, policies)
     samples = pipeline["samples_per_prompt"] + pipeline["batching"].get("surplus_samples", 0)
     max_tokens = random.choice([48, 96, 200])
     delays = _delays(random)

@@ -19,6 +19,7 @@ from tailrace.contracts import (
     LendsDevices,
     RecoveryAction,
     TailraceError,
+    adds_gradients,
     expected_one_of,
     plugins,
 )
@@ -45,12 +46,15 @@ FOLLOWS = {
     "k2",
     "k3",
     "k4",
+    "tokens",
+    "batchwise",
 }
-"""Options that follow from the rest of a case, and are not drawn."""
+"""Options that follow from the rest of a case, or are drawn apart (`draw_options`)."""
 NEWER = {
     "batching": ("tail-batching",),
     "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down"),
     "routing": ("skew-aware",),
+    "sync": ("when-drained",),
     "training": ("single-fetch",),
 }
 """Built-ins that are drawn apart from the others, so that the cases of most seeds are as they were before there were any."""
@@ -97,6 +101,18 @@ def draw_newer(
     return {axis: drawn} if chosen and axis not in policies else {}
 
 
+def draw_options(random: Random, pipeline: Mapping[str, Any], policies: Policies = NONE) -> dict[str, dict[str, Any]]:
+    """Policies of a pipeline that have options newer than themselves, with these in some cases: the others are as they were."""
+    found = {}
+    for axis, option in (("admission", "batchwise"), ("training", "tokens")):
+        chosen = pipeline[axis]
+        kind = takes(axis, chosen["name"], policies).get(option)
+        value = draw_value(random, kind) if random.random() < 0.5 else None
+        if value and as_it_is(axis, policies) is None:
+            found[axis] = {**chosen, option: value}
+    return found
+
+
 def make_policy(
     axis: str,
     choice: Choice,
@@ -141,6 +157,12 @@ def lends_devices(provisioning: Choice, policies: Policies = NONE) -> bool:
     """Whether a provisioning policy lends devices to the trainer, whose cells must then share them."""
     policy = make_policy("provisioning", provisioning, policies=policies)
     return isinstance(policy, LendsDevices) and policy.lends
+
+
+def streams_parts(training: Choice, policies: Policies = NONE) -> bool:
+    """Whether a training policy makes optimizer steps on parts of a fixed size, before their batch is complete."""
+    policy = make_policy("training", training, policies=policies)
+    return policy.streams and not adds_gradients(policy)
 
 
 def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:

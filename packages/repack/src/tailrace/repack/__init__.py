@@ -17,7 +17,7 @@ from tailrace.repack.resizing import to_size
 from tailrace.repack.routing import LeastLoaded, RoundRobin
 from tailrace.repack.scale_down import ScaleDown
 from tailrace.repack.skew_aware import SkewAware
-from tailrace.repack.sync import Barrier, Interrupting, OnIdle, WhenUseful
+from tailrace.repack.sync import Barrier, Interrupting, OnIdle, WhenDrained, WhenUseful
 from tailrace.repack.throughput import ThroughputModel
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "SkewAware",
     "ThroughputModel",
     "UnmeasuredError",
+    "WhenDrained",
     "WhenUseful",
     "allocate",
     "allocate_across",

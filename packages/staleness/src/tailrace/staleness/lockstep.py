@@ -43,8 +43,14 @@ class OneStep:
 
     Does not guarantee: that a batch forms as soon as enough groups are complete. A batch waits for its own longest
     trajectory, even if the next one is complete (`Bounded(bound=1)` does not).
+
+    Args:
+        batchwise: whether a batch is launched only once the batch before has started whole. Then each batch holds the prompts
+            of a batch that is submitted at once, also where routing lets short responses begin before long ones, and a long
+            one never gives its place in a batch to a short one of the next.
     """
 
+    batchwise: bool = False
     ahead: ClassVar[int] = 1
 
     def gate(self, batch_groups: int) -> LockstepGate:
@@ -53,18 +59,18 @@ class OneStep:
         Raises:
             LimitError: `batch_groups` is below 1.
         """
-        return LockstepGate("one-step", self.ahead, batch_groups)
+        return LockstepGate("one-step", self.ahead, batch_groups, batchwise=self.batchwise)
 
 
 class LockstepGate(CountedGate):
     """An `AdmissionGate` over groups in order of their start: the first `batch_groups` open ones are the next batch.
 
     If a group is dropped, all later ones move up by one place and are only consumed sooner. Batches that come in rounds have
-    the sizes that `rounds` sets.
+    the sizes that `rounds` sets; then a round begins when all groups of the one before are known, `batchwise` or not.
     """
 
-    def __init__(self, name: str, ahead: int, batch_groups: int) -> None:
-        self._ahead = ahead
+    def __init__(self, name: str, ahead: int, batch_groups: int, *, batchwise: bool = False) -> None:
+        self._ahead, self._batchwise = ahead, batchwise
         self._rounds: tuple[int, ...] | None = None  # sizes of the batches that were not consumed; None: all are alike
         self._closed = 0
         super().__init__(name, batch_groups)
@@ -91,7 +97,8 @@ class LockstepGate(CountedGate):
         """The groups of the next batch and of the batches ahead. A further round may begin once there is room for one group."""
         if self._rounds is not None:
             return sum(self._rounds) + (len(self._rounds) <= self._ahead)
-        return (self._ahead + 1) * self._batch
+        begun = len(self._ledger.groups) // self._batch if self._batchwise else self._ahead
+        return (min(begun, self._ahead) + 1) * self._batch
 
     def _admits(self, version: int, count: int) -> bool:
         # The count-th group is consumed when all batches before its own are.
