@@ -33,6 +33,7 @@ from tailrace.pipeline.run.round_figures import round_figures
 from tailrace.pipeline.run.score_figures import score_figures
 from tailrace.pipeline.run.scripted_faults import build_faults
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
+from tailrace.pipeline.run.stream_figures import stream_figures
 from tailrace.pipeline.run.summary import summarise
 from tailrace.trainer import checkpoints
 
@@ -300,6 +301,7 @@ class _Launch:
                 "prompt_rows": prepared.counts,
                 **score_figures(read_log(self.directory.events)).plain(),
                 **rounds.plain(),
+                **stream_figures(read_log(self.directory.events)).plain(),
             },
         )
 
