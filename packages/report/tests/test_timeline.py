@@ -8,6 +8,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.simulation import FuzzSimulation
+from tailrace.pipeline.run.build import build_spec
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.timeline import drawable, merged, timeline_chart
 from tailrace.report.figures.utilisation import utilisation
@@ -138,6 +139,27 @@ def test_the_trainer_spends_what_the_step_did_not_take_on_handing_weights_over()
     training = [span.duration_s for span in timeline.spans if span.doing is Doing.TRAINING]
     assert training == pytest.approx([0.1] * 6)
     assert any(span.doing is Doing.PUBLISHING and span.role == "trainer" for span in timeline.spans)
+
+
+def test_gradients_that_were_added_before_the_step_are_training():
+    folds = Folds(build_spec(configured()))
+    for now, one in (
+        (0.0, c.Start(1, "trainer", "0")),
+        (1.0, c.Up("trainer", "0", None, answers=1)),
+        (2.0, c.Accumulate(2, 1, ("0.0",), update=False, cell=0)),
+        (5.0, c.Accumulated(1, ("0.0",), answers=2, cell=0)),
+        (5.0, c.Step(3, 1, (("1.0",),))),
+        (9.0, c.Stepped(1, {"wall_s": 3.0}, answers=3)),
+    ):
+        events, commands = ((one,), ()) if isinstance(one, c.Event) else ((), (one,))
+        folds.observe(now, events, commands)
+    folds.close()
+    spans = [(span.doing, span.start_s, span.end_s) for span in folds.timeline.spans if span.role == "trainer"]
+    assert spans[-3:] == [
+        (Doing.TRAINING, 2.0, 5.0),
+        (Doing.PUBLISHING, 5.0, 6.0),
+        (Doing.TRAINING, 6.0, 9.0),
+    ]
 
 
 def test_utilisation_adds_up_and_names_the_bubbles(hurt):

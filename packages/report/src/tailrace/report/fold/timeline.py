@@ -61,7 +61,7 @@ _ABOUT: dict[type, Callable[[Any], Key]] = {
     **dict.fromkeys((*_BY_TRAINER, c.Resumed), lambda _: (TRAINER, "0")),
 }
 _TOUCHES_ALL = {c.Tick, c.Resumed, c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Down}  # causes may change
-_MARKED = {c.Restart, c.Up, c.Suspect, c.PullFailed, c.Published, c.Resumed, c.Interrupt, c.Stepped, c.Pull}
+_MARKED = {c.Restart, c.Up, c.Suspect, c.PullFailed, c.Published, c.Resumed, c.Interrupt, c.Step, c.Stepped, c.Pull}
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,11 +181,21 @@ class Timeline:
             self._end(key, handing, now - wall_s)
             state.start_s = now - wall_s
 
+    def _begin_step(self, now: float) -> None:
+        """What the trainer was given of the batch before, to add gradients, is training and no wait of the step's."""
+        key = (TRAINER, "0")
+        state = self._open.get(key)
+        if state is not None and state.doing is Doing.TRAINING:
+            self._end(key, state, now)
+            state.start_s = now
+
     def _mark(self, now: float, one: c.Event | c.Command, history: History) -> None:
         def mark(kind: MarkKind, role: str, member: str, label: str) -> None:
             self.marks.append(Mark(kind, role, member, now, label))
 
         match one:
+            case c.Step():
+                self._begin_step(now)
             case c.Stepped():
                 self._split_step(now, one)
             case c.Pull(replica=member, reason=reason) if reason.why is c.Why.ALL_IDLE:
