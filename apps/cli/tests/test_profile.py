@@ -39,7 +39,11 @@ def test_it_writes_the_machine_and_says_how_well_it_fits(measured, capsys, tmp_p
     assert (config.app, config.rollout.replicas, name, steps) == ("staleflow", 1, "mine", 12)
     assert load_machine(tmp_path / "mine.toml").name == "mine"
     out, err = capsys.readouterr()
-    for said in ("median error of the fit", "3 computing   each got 0.55 of its cores, the simulator gives 0.53"):
+    for said in (
+        "median error of the fit",
+        "run the trainer at half of its full speed",
+        "3 computing   each got 0.55 of its cores, the simulator gives 0.53",
+    ):
         assert said in out
     assert "tailrace simulate staleflow --set fleet.profile=mine.toml" in out
     assert "measure again" not in out

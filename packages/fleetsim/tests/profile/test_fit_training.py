@@ -9,6 +9,7 @@ from profile_machine import clock
 
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.fit_training import fit_training
+from tailrace.fleetsim.profile.machine import TrainingPart
 from tailrace.fleetsim.profile.samples import TrainerSamples, Update, WorkSpan
 from tailrace.fleetsim.profile.timing import ClockKind, Timing
 
@@ -48,3 +49,12 @@ def test_the_shape_comes_from_sizes_and_the_level_from_the_run(fixed, per_token,
 def test_no_step_is_refused():
     with pytest.raises(ProfileError, match="found no training step"):
         fit_training(TrainerSamples(), TIMING)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8])
+def test_what_fills_the_trainer_has_the_share_of_its_full_speed(share):
+    part = TrainingPart(fixed_s=0.01, per_token_s=3e-5, per_square_token_s=4e-7, batch_s=0.03)
+    tokens = part.filling_tokens(share, length=50)
+    each_s = 3e-5 + 4e-7 * 50
+    took_s = 0.04 + tokens * each_s
+    assert tokens / took_s == pytest.approx(share / each_s)

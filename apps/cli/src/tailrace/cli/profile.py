@@ -113,6 +113,7 @@ def lines(profile: Profile) -> Iterator[str]:
         f"{1e6 * training.per_square_token_s:.3g} us a squared length (error {training.error:.0%}); "
         f"batch fetched in {training.batch_s:.3g} s"
     )
+    yield from _filling(profile)
     yield (
         f"weights       published in {weights.publish_s:.3g} s, visible {weights.visible_s:.3g} s later, "
         f"pulled in {weights.pull_s:.3g} s"
@@ -128,6 +129,16 @@ def lines(profile: Profile) -> Iterator[str]:
         yield (
             f"other programs used {profile.others_cores:.2f} cores meanwhile: measure again on a quiet machine before you "
             "rely on this"
+        )
+
+
+def _filling(profile: Profile) -> Iterator[str]:
+    training, lengths = profile.machine.training, dict(profile.machine.workload.response)
+    if 0.5 in lengths and training.per_token_s > 0:
+        half, most = (training.filling_tokens(share, lengths[0.5]) for share in (0.5, 0.8))
+        yield (
+            f"dynamic-batch {half:,.0f} tokens in one go run the trainer at half of its full speed, {most:,.0f} at 80 % "
+            "(pipeline.training.tokens)"
         )
 
 

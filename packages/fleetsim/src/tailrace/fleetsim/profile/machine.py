@@ -71,6 +71,19 @@ class TrainingPart(_Part):
     batch_s: Seconds = 0.0
     error: Seconds = 0.0
 
+    def filling_tokens(self, share: float, length: float) -> float:
+        """Tokens in one go with which the trainer reaches a share of its full speed, that of a batch without end.
+
+        Args:
+            share: above 0 and below 1.
+            length: tokens of a trajectory.
+
+        Raises:
+            ZeroDivisionError: tokens take no time, so that no number of them fills the trainer.
+        """
+        each_s = self.per_token_s + self.per_square_token_s * length
+        return share / (1 - share) * (self.fixed_s + self.batch_s) / each_s
+
 
 class WeightsPart(_Part):
     """Delays of publishing and pulling weights.
