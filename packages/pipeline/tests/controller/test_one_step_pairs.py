@@ -12,14 +12,13 @@ COSTS = {"k1": 1e-6, "k2": 1e-2, "k3": 1e-4, "k4": 1e-3}
 WAITED_FOR = (c.Route, c.Pull, c.Publish, c.Accumulate, c.Step)
 
 
-def naive(**changes):
+def naive(capacity=BATCH * SAMPLES):
     """A barrier between batches, each of which is submitted at once; the trainer waits for a whole batch."""
     return spec(
-        admission=policy("admission", "one-step"),
+        admission=policy("admission", "one-step", batchwise=True),
         sync=policy("sync", "barrier"),
         training=policy("training", "full-batch"),
-        **sizes(capacity=2 * BATCH * SAMPLES),
-        **changes,
+        **sizes(capacity=capacity),
     )
 
 
@@ -52,11 +51,7 @@ def expected():
 
 
 class InRandomOrder:
-    """Members that answer one thing at a time, in random order: trajectories end, weights arrive, gradients are computed.
-
-    But weights that are under way arrive before a step that began after them is done. Where they take longer than a whole step,
-    a replica skips a version, in the naive pipeline too: what it generates is fresher.
-    """
+    """Members that answer one thing at a time, in random order: trajectories end, weights arrive, gradients are computed."""
 
     def __init__(self, pipeline, seed):
         self.draw = random.Random(seed)
@@ -75,9 +70,7 @@ class InRandomOrder:
             if self.due:
                 weights = [self.speed[kind] for kind, _ in self.due]
                 (index,) = self.draw.choices(range(len(self.due)), weights)
-                kinds = [kind for kind, _ in self.due[: index + 1]]
-                before = [place for place, kind in enumerate(kinds) if kind in (c.Publish, c.Pull)]
-                _, events = self.due.pop(before[0] if before and kinds[-1] in (c.Step, c.Publish) else index)
+                _, events = self.due.pop(index)
                 self._take(self.run.go(*events(), leave=WAITED_FOR))
             else:
                 self._take(self.run.later(1.0, leave=WAITED_FOR))

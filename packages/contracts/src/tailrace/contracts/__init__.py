@@ -4,6 +4,7 @@ Standard library only. A type is here when two packages need it.
 """
 
 from tailrace.contracts.ahead import LooksAhead
+from tailrace.contracts.batchwise import StartsBatchwise
 from tailrace.contracts.clock import Clock
 from tailrace.contracts.codec import decode, encode
 from tailrace.contracts.commands import (
@@ -223,6 +224,7 @@ __all__ = [
     "Snapshot",
     "Start",
     "StartReplica",
+    "StartsBatchwise",
     "Step",
     "Stepped",
     "Stop",

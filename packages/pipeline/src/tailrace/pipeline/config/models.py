@@ -182,7 +182,7 @@ class TrainerConfigModel(_Strict):
     processes: Positive = 1
     """data-parallel ranks of the trainer"""
     cells: Positive = 1
-    """groups of ranks, of equal size, that can each add gradients without the others (training `streamed`)"""
+    """groups of ranks, of equal size, that can each add gradients without the others (training `streamed`, `dynamic-batch`)"""
     colocated: bool = False
     """whether the cells stand on the replicas' devices; a cell then computes alone only on devices that are lent to it"""
     options: dict[str, Any] = {}

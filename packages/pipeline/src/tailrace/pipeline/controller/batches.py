@@ -7,6 +7,8 @@
                 one Step on the sum, once the batch is complete and no cell is at work (RollPacker, section 4.4); some policies
                 give groups early only once, or only when they fill a cell (StreamRL, section 4.1)
 
+Where admission starts batches one after the other, the Step also waits until what is launched of the next batch has started.
+
 Accumulated groups stay part of the batch: admission keeps them trainable until the batch consumes them. If the trainer goes
 down, it loses what it accumulated; those groups are still complete and are given again.
 """
@@ -71,6 +73,8 @@ class Batches:
         self._spec, self._ledger, self._trainer, self._gate, self._outbox = spec, ledger, trainer, gate, outbox
         self._at_once, self._fetched = _at_once(spec.training), _fetched_share(spec.training)
         self._fills = _tokens_at_once(spec.training)
+        self._batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise
+        self.held = False  # the step waited for groups to start
         self.free_cells: Set[int] | None = None
         parts = _parts(spec.training, range(spec.batch_groups)) if spec.training.streams and not self._at_once else ()
         self._sizes = [len(part) for part in parts[:-1]]  # sizes of the parts that are accumulated
@@ -116,7 +120,8 @@ class Batches:
 
     def _step(self) -> bool:
         gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._spec.training
-        if not gate.ready():
+        self.held = self._batchwise and bool(ledger.unstarted) and gate.ready()
+        if self.held or not gate.ready():
             return False
         candidates, before, due = ledger.candidates(), set(trainer.accumulated), self._rounds.due
         if before:

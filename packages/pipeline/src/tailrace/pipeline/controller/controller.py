@@ -355,6 +355,8 @@ class Controller:
         if self.groups.freed or self.coordinator.due(kinds, now):
             self.groups.freed = False
             self.coordinator.run(now, stepped=c.Stepped in kinds)
+            if self.batches.held:
+                self._train()
         if not self.trainer.done:
             self.predictions.ask()
         if self.trainer.done:
