@@ -132,3 +132,20 @@ def test_a_mix_needs_a_profile_of_one(settings):
 def test_what_cannot_be_is_one_line(change, message, settings):
     with pytest.raises(FleetError, match=message):
         simulate("laminar", settings=settings(change))
+
+
+@pytest.mark.parametrize("policy", ["adaptive-tp", "adaptive-tp-scale-down"])
+def test_replicas_of_a_profile_have_one_size_and_a_policy_that_resizes_is_refused_before_anything_starts(
+    policy, settings
+):
+    lengths = "fleet.workload={response={median=20, sigma=0.5}}"  # the profile's own are of another task
+    wants = settings(f"pipeline.provisioning={policy}")
+    with pytest.raises(FleetError) as refused:
+        build_fleet(configuration("rollpacker", settings=wants))
+    said = str(refused.value)
+    assert "\n" not in said
+    for part in ("'pipeline.provisioning'", "'fleet.profile'", "1 or 2 devices", "'small'", "expected", "'static'"):
+        assert part in said
+    build_fleet(configuration("rollpacker", settings=settings("pipeline.provisioning=static", lengths)))
+    alone = settings(f"pipeline.provisioning={{name='{policy}', devices_per_machine=1}}", lengths)
+    build_fleet(configuration("rollpacker", settings=alone))  # it never resizes

@@ -18,6 +18,7 @@ from tailrace.fleetsim.quantities import failures, needed, parts, samples, scori
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.scripted_faults import build_faults
+from tailrace.pipeline.spec import PipelineSpec
 from tailrace.trajstore import MixOrder
 
 
@@ -59,6 +60,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
     machine = load_machine(table.profile)
     _check(config, machine)
     spec = build_spec(config)
+    _check_sizes(spec, machine)
     workload = table.workload.build(seed, config.rollout.max_tokens) if table.workload is not None else None
     gpus = 0 if machine.sharing is not None else config.rollout.replicas + config.trainer.processes
     counts = {machine.name: gpus} if gpus else {}
@@ -179,4 +181,15 @@ def _check(config: RunConfig, machine: MachineProfile) -> None:
         raise FleetError(
             f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica on {machine.name} has "
             f"room for {machine.decode.kv_capacity_tokens} tokens; expected at most that"
+        )
+
+
+def _check_sizes(spec: PipelineSpec, machine: MachineProfile) -> None:
+    """Refuse a policy that resizes replicas: a profile has the costs of the one size that was measured."""
+    sizes = getattr(spec.provisioning, "sizes", (spec.tp,))
+    if set(sizes) - {spec.tp}:
+        raise FleetError(
+            f"keys 'pipeline.provisioning' and 'fleet.profile': found {type(spec.provisioning).__name__}, whose replicas span "
+            f"{' or '.join(map(str, sizes))} devices, and the profile {machine.name!r}, measured with one size; expected "
+            "provisioning that resizes none, such as 'static', or fleet.model in place of the profile"
         )
