@@ -38,8 +38,9 @@ def test_costs_capacity_and_start_are_those_of_its_size(monkeypatch):
     spec_of = build.build_spec
     monkeypatch.setattr(build, "build_spec", lambda *a, **k: dataclasses.replace(spec_of(*a, **k), provisioning=Once()))
     fleet = build_fleet(RunConfig.model_validate(CONFIG))
-    assert set(fleet.sized) == {2, 4}
-    capacity = {1: fleet.kv_capacity_tokens, 2: fleet.sized[2][0].kv_capacity_tokens}
+    (pool,) = fleet.pools
+    assert set(pool.sized) == {2, 4}
+    capacity = {size: pool.costs(size)[0].kv_capacity_tokens for size in (1, 2)}
     assert capacity[2] > 2 * capacity[1]  # the weights are there once for both devices
     simulation = Simulation(fleet)
     simulation.run()

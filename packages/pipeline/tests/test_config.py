@@ -27,6 +27,15 @@ def test_options_of_a_policy_are_laid_over_the_same_policy_only():
     assert merge(base, {"relocation": {"headroom": 0.1}})["relocation"] == {**base["relocation"], "headroom": 0.1}
 
 
+def test_one_table_is_laid_over_each_of_several_and_each_of_several_over_one():
+    one = {"rollout": {"device": "H800", "gpus": 8}}
+    several = {"rollout": [{"gpus": 16}, {"device": "H20"}]}
+    laid = [{"device": "H800", "gpus": 16}, {"device": "H20", "gpus": 8}]
+    assert merge(one, several) == {"rollout": laid}
+    assert merge({"rollout": laid}, {"rollout": {"gpus": 4}})["rollout"] == [{**each, "gpus": 4} for each in laid]
+    assert merge({"rollout": laid}, several) == several  # a list takes the place of a list
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [

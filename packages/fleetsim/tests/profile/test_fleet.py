@@ -67,7 +67,7 @@ def test_fewer_cores_take_longer(settings):
 
 def test_policies_see_the_cache_in_blocks(settings):
     fleet = build_fleet(configuration("laminar", settings=settings()))
-    assert fleet.engine(0.0).block_tokens == 32
+    assert fleet.engine(0.0, fleet.pools[0]).block_tokens == 32
     assert "2 replicas and a trainer on small: 2 shared cores" in fleet.description
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import random
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tailrace.fleetsim.config import FleetConfig, Goal, RolloutFleet, fleet_config
-from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, TrainingCost, WeightCost
+from tailrace.fleetsim.config import FleetConfig, Goal, fleet_config
+from tailrace.fleetsim.cost import TrainingCost
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
-from tailrace.fleetsim.hardware import Device, ModelShape, find_device, model
+from tailrace.fleetsim.fleet import SimulatedFleet
+from tailrace.fleetsim.layout import Layout, layout
+from tailrace.fleetsim.pools import Costs, pool_costs, replica_pool
 from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.fleet import profiled_fleet
 from tailrace.fleetsim.quantities import failures, needed, parts, samples, scoring_pools, warm_up
@@ -37,9 +37,8 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
     table = fleet_config(config.fleet)
     if table.profile is not None and table.model is None:
         return profiled_fleet(config, table, seed=seed)
-    split = _split(table)
-    decode = DecodeCost.of(split.model, split.rollout, table.rollout.tensor_parallel)
-    _check_lengths(config, split, decode, table.rollout.tensor_parallel)
+    split = layout(table)
+    costs = [pool_costs(config, split, pool) for pool in split.pools]
     training = TrainingCost.of(
         split.model,
         split.trainer,
@@ -47,30 +46,26 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         mfu=table.trainer.mfu,
         passes=table.trainer.passes,
         optimizer_s=table.trainer.optimizer_s,
+        critic=table.trainer.critic,
         tensor_parallel=table.trainer.tensor_parallel,
         pipeline_parallel=table.trainer.pipeline_parallel,
         context_parallel=table.trainer.context_parallel,
         layer_s=table.trainer.layer_s,
     )
-    sized = _sized(config, table, split)
     workload = (table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens)
-    prefill = PrefillCost.of(split.model, split.rollout, table.rollout.tensor_parallel)
-    own: dict[int, tuple[DecodeCost, PrefillCost]] = {table.rollout.tensor_parallel: (decode, prefill)}
-    config = _completed(config, table, decode, split, workload, own | sized)
+    config = _completed(config, table, split, workload, costs)
     spec = build_spec(config)
     spec = dataclasses.replace(spec, colocated=spec.colocated or split.colocated)
     warm = warm_up(table, spec)
     batches = spec.steps
     if table.steady is not False:
         spec = dataclasses.replace(spec, steps=spec.steps + BEYOND)
+    pools = zip(split.pools, costs, strict=True)
     return SimulatedFleet(
         spec=spec,
         workload=workload,
-        decode=decode,
-        prefill=prefill,
+        pools=tuple(replica_pool(table, split, pool, found) for pool, found in pools),
         training=training,
-        weights=_weights(table, split),
-        rollout=table.rollout,
         delays=table.delays,
         samples=samples(spec),
         needed=needed(spec),
@@ -83,160 +78,40 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         warm_up=warm,
         batches=batches,
         slow=_slow_replicas(table, split.replicas, seed),
-        failures=failures(table, table.rollout.tensor_parallel, split.trainer_gpus, seed),
+        failures=failures(table, max(1, round(split.rollout_gpus / split.replicas)), split.trainer_gpus, seed),
         scoring=scoring_pools(table, config.reward),
         relays=config.relay.count,
         faults=tuple(build_faults(config)),
-        description=split.describe(table),
+        description=split.describe(),
         config=config,
-        tp=table.rollout.tensor_parallel,
-        sized=sized,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Split:
-    """Which devices do what."""
-
-    model: ModelShape
-    rollout: Device
-    trainer: Device
-    rollout_gpus: int
-    trainer_gpus: int
-    replicas: int
-    colocated: bool
-
-    @property
-    def gpus(self) -> int:
-        return self.rollout_gpus if self.colocated else self.rollout_gpus + self.trainer_gpus
-
-    @property
-    def kinds(self) -> dict[str, Device]:
-        return {self.trainer.name: self.trainer, self.rollout.name: self.rollout}
-
-    @property
-    def counts(self) -> dict[str, int]:
-        counts = dict.fromkeys(self.kinds, 0)
-        counts[self.rollout.name] += self.rollout_gpus
-        if not self.colocated:
-            counts[self.trainer.name] += self.trainer_gpus
-        return counts
-
-    def describe(self, table: FleetConfig) -> str:
-        parallel = table.rollout.tensor_parallel
-        replicas = f"{self.replicas} replicas of {parallel}" if parallel > 1 else f"{self.replicas} replicas"
-        if self.colocated:
-            return f"{self.model.name} on {self.gpus} x {self.rollout.name}, trainer and {replicas} in turn"
-        return (
-            f"{self.model.name}: {self.trainer_gpus} x {self.trainer.name} train, "
-            f"{self.rollout_gpus} x {self.rollout.name} generate ({replicas})"
-        )
-
-
-def _split(table: FleetConfig) -> _Split:
-    if table.model is None:
-        raise FleetError(
-            "table 'fleet': found neither 'model' nor 'profile', expected a model and devices to simulate, such as "
-            'fleet.model="Qwen2.5-32B", or a machine that `tailrace profile` has measured'
-        )
-    rollout, trainer, colocated = table.rollout, table.trainer, table.placement == "colocated"
-    if rollout.gpus is None:
-        raise FleetError("table 'fleet': found no 'rollout.gpus', expected the devices that generate: at least 1")
-    if trainer.gpus is None and not colocated:
-        raise FleetError(
-            "table 'fleet': found no 'trainer.gpus', expected the devices that train: at least 1, or "
-            'fleet.placement="colocated", where both use all devices in turn'
-        )
-    if colocated and trainer.gpus not in (None, rollout.gpus):
-        raise FleetError(
-            f"table 'fleet': found trainer.gpus = {trainer.gpus} and rollout.gpus = {rollout.gpus} colocated, expected the "
-            "same devices: leave trainer.gpus out"
-        )
-    if colocated and table.cross_datacenter:
-        raise FleetError(
-            "table 'fleet': found placement = 'colocated' and cross_datacenter = true, expected one of them"
-        )
-    if table.cross_datacenter and table.weights == "global":
-        raise FleetError(
-            "table 'fleet': found weights = 'global' and cross_datacenter = true: a collective over devices cannot cross "
-            "datacenters; expected weights = 'relays' or 'store'"
-        )
-    replicas, over = divmod(rollout.gpus, rollout.tensor_parallel)
-    if over or not replicas:
-        lower = replicas * rollout.tensor_parallel
-        fitting = f"{lower} or {lower + rollout.tensor_parallel}" if lower else str(rollout.tensor_parallel)
-        raise FleetError(
-            f"table 'fleet': found rollout.gpus = {rollout.gpus} for replicas of rollout.tensor_parallel = "
-            f"{rollout.tensor_parallel}, expected a multiple: {fitting}"
-        )
-    return _Split(
-        model=model(table.model),
-        rollout=_tuned(find_device(rollout.device), rollout),
-        trainer=find_device(rollout.device if colocated else trainer.device),
-        rollout_gpus=rollout.gpus,
-        trainer_gpus=rollout.gpus if colocated or trainer.gpus is None else trainer.gpus,
-        replicas=replicas,
-        colocated=colocated,
-    )
-
-
-def _tuned(kind: Device, table: RolloutFleet) -> Device:
-    """The device with what a configuration says of its engine."""
-    share = kind.prefill_flops / kind.peak_flops if table.prefill_mfu is None else table.prefill_mfu
-    return replace(
-        kind,
-        cpu_s=kind.cpu_s + table.step_s,
-        prefill_flops=share * kind.peak_flops,
-        memory_share=kind.memory_share if table.memory_share is None else table.memory_share,
-    )
-
-
-def _check_lengths(config: RunConfig, split: _Split, decode: DecodeCost, tensor_parallel: int) -> None:
-    if config.rollout.max_tokens > decode.kv_capacity_tokens:
-        raise FleetError(
-            f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica of {split.model.name} on "
-            f"{tensor_parallel} x {split.rollout.name} holds {decode.kv_capacity_tokens} tokens; expected at most that, or "
-            "more devices for a replica"
-        )
-
-
-def _sized(config: RunConfig, table: FleetConfig, split: _Split) -> dict[int, tuple[DecodeCost, PrefillCost]]:
-    """The costs of replicas of other sizes: powers of two of devices of one machine that hold a whole response."""
-    sized: dict[int, tuple[DecodeCost, PrefillCost]] = {}
-    sizes = [2**power for power in range(split.rollout.gpus_per_node.bit_length())]
-    for size in sizes:
-        if size == table.rollout.tensor_parallel or size > min(split.rollout.gpus_per_node, split.rollout_gpus):
-            continue
-        try:
-            decode = DecodeCost.of(split.model, split.rollout, size)
-            if decode.kv_capacity_tokens >= config.rollout.max_tokens:
-                sized[size] = decode, PrefillCost.of(split.model, split.rollout, size)
-        except FleetError:  # such a replica cannot be
-            continue
-    return sized
 
 
 def _completed(
-    config: RunConfig,
-    table: FleetConfig,
-    decode: DecodeCost,
-    split: _Split,
-    workload: Workload,
-    costs: Mapping[int, tuple[DecodeCost, PrefillCost]],
+    config: RunConfig, table: FleetConfig, split: Layout, workload: Workload, costs: Sequence[Mapping[int, Costs]]
 ) -> RunConfig:
-    """Settings that follow from the fleet: the number of replicas, and the cost model that `tailrace fit-cost` would find."""
+    """Settings that follow from the fleet: the number of replicas, and the cost model that `tailrace fit-cost` would find.
+
+    Policies have one cost model: of unequal replicas, that of the first pool.
+    """
+    first, sizes = split.pools[0], costs[0]
+    decode = sizes[first.tp][0]
     rollout: dict[str, Any] = {"replicas": split.replicas}
     pipeline: dict[str, Choice] = {}
-    if table.rollout.tensor_parallel > 1:
-        rollout["options"] = {**config.rollout.options, "tensor_parallel_size": table.rollout.tensor_parallel}
+    if first.tp > 1:
+        rollout["options"] = {**config.rollout.options, "tensor_parallel_size": first.tp}
     provisioning = config.pipeline.provisioning
     takes = inspect.signature(load_policy("provisioning", provisioning.name)).parameters
     if "devices_per_machine" in takes:
-        known = {"heads": split.model.query_heads, "devices_per_machine": max(costs), "smallest": min(costs)}
+        if len(costs) > 1:
+            raise FleetError(
+                f"keys 'pipeline.provisioning' and 'fleet.rollout': found {provisioning.name!r}, which resizes replicas, and "
+                f"{len(costs)} pools of them, expected one pool, or provisioning that resizes none, such as 'static'"
+            )
+        known = {"heads": split.model.query_heads, "devices_per_machine": max(sizes), "smallest": min(sizes)}
         if {"short", "long"} - set(provisioning.options):
             groups, samples = config.pipeline.prompts_per_step, config.pipeline.samples_per_prompt
-            devices = split.rollout_gpus
-            best = best_size(costs, workload, table.rollout, devices=devices, groups=groups, samples=samples)
+            best = best_size(sizes, workload, first.table, devices=first.gpus, groups=groups, samples=samples)
             known |= {"short": best, "long": best}
         pipeline["provisioning"] = Choice(name=provisioning.name, **{**known, **provisioning.options})
     if table.fit_cost:
@@ -254,23 +129,6 @@ def _completed(
             "pipeline": config.pipeline.model_copy(update=pipeline),
         }
     )
-
-
-def _weights(table: FleetConfig, split: _Split) -> WeightCosts:
-    tensor_s = TENSOR_S if table.weights == "store" else 0.0  # its engines take tensor by tensor
-    cost = WeightCost.of(split.model, split.rollout, table.rollout.tensor_parallel, tensor_s=tensor_s)
-    nodes = max(1, -(-split.rollout_gpus // split.rollout.gpus_per_node))
-    if split.colocated:
-        return WeightCosts(
-            stall_s=0.0, broadcast_s=0.0, pull_s=cost.reshard_s(min(split.gpus, split.rollout.gpus_per_node))
-        )
-    if table.weights == "global":
-        takes_s = cost.global_sync_s(split.trainer_gpus, split.rollout_gpus)
-        return WeightCosts(stall_s=takes_s, broadcast_s=0.0, pull_s=takes_s)
-    far_s = cost.cross_datacenter_s() if table.cross_datacenter else 0.0
-    if table.weights == "store":
-        return WeightCosts(stall_s=cost.peer_s(), broadcast_s=far_s, pull_s=cost.pull_s())
-    return WeightCosts(stall_s=cost.push_s(), broadcast_s=far_s + cost.broadcast_s(nodes), pull_s=cost.pull_s())
 
 
 def _slow_replicas(table: FleetConfig, replicas: int, seed: int) -> dict[str, float]:

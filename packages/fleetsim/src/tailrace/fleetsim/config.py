@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.hardware.links import CROSS_DATACENTER
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.pipeline.config.loading import explain
 
@@ -36,6 +37,9 @@ class TrainerFleet(_Strict):
         optimizer_s: seconds of an optimizer step beside its gradients.
         data_s: seconds to sample a batch and move it to the devices.
         tensor_parallel, pipeline_parallel, context_parallel: their product is the number of devices that compute one sequence.
+        critic: whether a critic of the same size is trained and evaluated too, on the same devices (PPO). Each of `passes` is
+            then one of both models; a frozen reference model beside them is half of one.
+        site: where the trainer is; a pool of replicas of another site gets its weights over that site's link.
         layer_s: seconds that a layer takes for each sequence beyond its arithmetic, in a forward pass (a backward pass takes
             twice as long): kernels that are too small, and messages between the devices that compute it.
     """
@@ -43,7 +47,9 @@ class TrainerFleet(_Strict):
     device: str = "H800"
     gpus: Positive | None = None
     mfu: Annotated[float, Field(gt=0, le=1)] | None = None
-    passes: Annotated[int, Field(ge=0)] = 1
+    passes: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    critic: bool = False
+    site: str = ""
     optimizer_s: Seconds = 0.5
     data_s: Seconds = 1.9
     tensor_parallel: Positive = 1
@@ -53,9 +59,10 @@ class TrainerFleet(_Strict):
 
 
 class RolloutFleet(_Strict):
-    """The replicas' devices.
+    """The replicas' devices: a table ``[fleet.rollout]``, or several ``[[fleet.rollout]]`` whose replicas are unequal.
 
     Args:
+        site: where they are; empty: where the trainer is.
         tensor_parallel: devices of one replica.
         max_running: trajectories in one decode batch (max_num_seqs).
         step_s: seconds of every decode step that the device's own constants do not have: the engine around it.
@@ -70,6 +77,7 @@ class RolloutFleet(_Strict):
 
     device: str = "H800"
     gpus: Positive | None = None
+    site: str = ""
     tensor_parallel: Positive = 1
     max_running: Positive = 1024
     step_s: Seconds = 0.0
@@ -79,6 +87,20 @@ class RolloutFleet(_Strict):
     start_s: Seconds = 0.0
     restart_s: Seconds = 252.0
     resize_s: Seconds = 30.0
+
+
+class SiteLink(_Strict):
+    """The link from the trainer's site to another, ``[fleet.sites.NAME]``. Each version crosses it once.
+
+    Args:
+        bandwidth: bytes per second; the default is StreamRL's dedicated line of 80 Gbps (section 7.1).
+        latency_s: of a message of any size; that of some 500 km of fibre there and back is assumed.
+        share: share of a version's bytes that cross: below 1 for deltas, or for weights that are sent with fewer bits.
+    """
+
+    bandwidth: Annotated[float, Field(gt=0, allow_inf_nan=False)] = CROSS_DATACENTER.bandwidth
+    latency_s: Seconds = CROSS_DATACENTER.startup_s
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
 class DelayConfig(_Strict):
@@ -174,6 +196,14 @@ class Goal(_Strict):
         return self.tokens / tokens_per_s if self.tokens is not None and tokens_per_s else None
 
 
+def _as_pools(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else (value,) if isinstance(value, Mapping) else value
+
+
+Pools = Annotated[tuple[RolloutFleet, ...], BeforeValidator(_as_pools), Field(min_length=1)]
+"""One table, or several: `RolloutFleet` for each."""
+
+
 class FleetConfig(_Strict):
     """A fleet and what it generates.
 
@@ -192,6 +222,7 @@ class FleetConfig(_Strict):
         prices: price of one device for an hour, by the device's name, in any one currency.
         scoring: a pool for each kind of `workload.scoring`, where it differs from the run's own (`reward`); without kinds
             every trajectory is scored at once.
+        sites: the links to sites other than the trainer's, by name.
         goal: the training whose duration and price are wanted; the configuration's `pipeline.steps` if None.
     """
 
@@ -206,7 +237,8 @@ class FleetConfig(_Strict):
     prices: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     goal: Goal | None = None
     trainer: TrainerFleet = TrainerFleet()
-    rollout: RolloutFleet = RolloutFleet()
+    rollout: Pools = (RolloutFleet(),)
+    sites: dict[str, SiteLink] = {}
     delays: DelayConfig = DelayConfig()
     failures: FailureConfig = FailureConfig()
     scoring: dict[str, ScoringPool] = {}
@@ -227,4 +259,6 @@ def fleet_config(table: Mapping[str, Any], where: str = "table 'fleet'") -> Flee
     except ValidationError as error:
         first = error.errors()[0]
         path = [str(part) for part in first["loc"]]
+        if path[:2] == ["rollout", "0"] and isinstance(table.get("rollout"), Mapping):
+            del path[1]  # the only table
         raise FleetError(f"{where}: {explain(FleetConfig, path, first, within='fleet.')}") from None

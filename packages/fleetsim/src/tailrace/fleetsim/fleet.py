@@ -7,33 +7,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailrace.faulttol import Fault
-from tailrace.fleetsim.config import DelayConfig, Goal, RolloutFleet
+from tailrace.fleetsim.config import DelayConfig, Goal
 from tailrace.fleetsim.engine import ModelledEngine
-from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import FailureRate
+from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts, pool_of
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.reward.timeouts import AdaptiveTimeout
-
-
-class Decode(Protocol):
-    """The cost of a decoding step on one replica."""
-
-    per_token_s: float
-    kv_capacity_tokens: int
-
-    def fixed_s(self, running: int) -> float:
-        """Seconds of a step that do not depend on the KV cache."""
-        ...
-
-
-class Prefill(Protocol):
-    """The cost of prefill on one replica."""
-
-    def seconds(self, tokens: int, cached: int = 0) -> float:
-        """Seconds of prefill for a context of `tokens`, of which the first `cached` are in the cache."""
-        ...
 
 
 class FleetTraining(Protocol):
@@ -46,21 +27,6 @@ class FleetTraining(Protocol):
     def update_s(self, tokens: int, square_tokens: float, optimizer_steps: int = 1, sequences: int = 0) -> float:
         """Seconds of the gradients of a batch or a part of it, and of its optimizer steps."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class WeightCosts:
-    """The cost of moving a version, in seconds.
-
-    Args:
-        stall_s: stall of the trainer for one publish.
-        broadcast_s: time from when the master has it until the last node has it.
-        pull_s: time of a replica's pull from its node's memory, or of the whole global synchronisation.
-    """
-
-    stall_s: float
-    broadcast_s: float
-    pull_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +51,7 @@ class SimulatedFleet:
     """One fleet with its pipeline.
 
     Args:
+        pools: the replicas, in the order of their numbers; those of one pool are alike.
         samples: trajectories launched for a prompt.
         needed: of those, with how many a group is complete.
         parts: mini-batches of a batch.
@@ -104,17 +71,12 @@ class SimulatedFleet:
         faults: scripted ones.
         description: the fleet in words.
         config: the configuration, with what follows from the fleet; None if there is none.
-        tp: devices of a replica at the start.
-        sized: costs of replicas of other numbers of devices, to which they can be resized.
     """
 
     spec: PipelineSpec
     workload: Workload
-    decode: Decode
-    prefill: Prefill
+    pools: tuple[ReplicaPool, ...]
     training: FleetTraining
-    weights: WeightCosts
-    rollout: RolloutFleet
     delays: DelayConfig
     samples: int
     parts: int
@@ -136,40 +98,24 @@ class SimulatedFleet:
     faults: tuple[Fault, ...] = ()
     description: str = ""
     config: RunConfig | None = None
-    tp: int = 1
-    sized: Mapping[int, tuple[Decode, Prefill]] = field(default_factory=dict)
 
     @property
-    def kv_capacity_tokens(self) -> int:
-        """Tokens that one replica's KV cache holds."""
-        return self.decode.kv_capacity_tokens
+    def weights(self) -> WeightCosts:
+        """The cost of moving a version to the first pool; its stall is the trainer's for a publish."""
+        return self.pools[0].weights
 
-    @property
-    def slowest_step_s(self) -> float:
-        """Seconds of a decoding step of a full batch on a full KV cache."""
-        return self.decode.fixed_s(self.rollout.max_running) + self.decode.per_token_s * self.kv_capacity_tokens
+    def pool(self, replica: str) -> ReplicaPool:
+        """The replicas like this one."""
+        return pool_of(self.pools, replica)
 
-    def costs(self, tp: int) -> tuple[Decode, Prefill]:
-        """The costs of a replica of `tp` devices.
-
-        Raises:
-            FleetError: no replica of that size can be simulated.
-        """
-        if tp == self.tp:
-            return self.decode, self.prefill
-        if tp not in self.sized:
-            known = ", ".join(map(str, sorted([self.tp, *self.sized])))
-            raise FleetError(f"found a replica of {tp} devices, expected one of: {known}")
-        return self.sized[tp]
-
-    def engine(self, now: float, tp: int | None = None) -> ModelledEngine:
+    def engine(self, now: float, pool: ReplicaPool, tp: int | None = None) -> ModelledEngine:
         """A replica's engine, empty."""
-        decode, prefill = self.costs(tp or self.tp)
+        decode, prefill = pool.costs(tp or pool.tp)
         return ModelledEngine(
             decode,
             prefill,
-            max_running=self.rollout.max_running,
-            prefix_cached=self.rollout.prefix_cached,
+            max_running=pool.rollout.max_running,
+            prefix_cached=pool.rollout.prefix_cached,
             start_s=now,
         )
 

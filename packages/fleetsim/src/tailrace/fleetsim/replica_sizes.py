@@ -8,7 +8,7 @@ from tailrace.fleetsim.config import RolloutFleet
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.engine.work import Work
 from tailrace.fleetsim.errors import WorkError
-from tailrace.fleetsim.fleet import Decode, Prefill
+from tailrace.fleetsim.replica_pool import Decode, Prefill
 from tailrace.fleetsim.workload.workload import Workload
 
 _LATEST_S = 1e12

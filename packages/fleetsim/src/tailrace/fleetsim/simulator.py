@@ -121,7 +121,7 @@ class Simulation:
         self.world.time.settle = self._settle
         self.deadlines = deadlines or Deadlines.all(math.inf, suspect_s=delays.hang_s / 2, silent_s=delays.hang_s)
         roles = {role: RoleSpec(factory) for role, factory in self.models.factories().items()}
-        self.deployment = Deployment("simulated", "", roles, deadlines=self.deadlines, tp=fleet.tp)
+        self.deployment = Deployment("simulated", "", roles, deadlines=self.deadlines, tp=fleet.pools[0].tp)
         self.observers: list[Observer] = [_Idle(self), *observers]
         self.failures = RandomFailures(fleet.failures, self.world.time, lambda: list(self.models.replicas), self.end)
         self.controller = Controller(fleet.spec, relays=fleet.relays)

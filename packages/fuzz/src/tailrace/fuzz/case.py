@@ -14,8 +14,9 @@ from tailrace.fleetsim.config import DelayConfig, RolloutFleet
 from tailrace.fleetsim.cost.decode import DecodeCost
 from tailrace.fleetsim.cost.prefill import PrefillCost
 from tailrace.fleetsim.cost.training import TrainingCost
-from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
+from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.quantities import parts, samples
+from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import BreakKind, CaseFault, Seconds
@@ -240,13 +241,25 @@ class Case(_Strict):
         Raises:
             TailraceError: something cannot be.
         """
-        costs, replica, spec = self.costs, self.replica, self.spec(policies)
+        costs, spec = self.costs, self.spec(policies)
         return SimulatedFleet(
             spec=spec,
             workload=self.workload.build(self.seed, self.max_tokens),
+            pools=(self._pool(),),
+            training=TrainingCost.fitted(costs.train_s, optimizer_s=costs.optimizer_s),
+            delays=self.delays,
+            samples=samples(spec),
+            parts=parts(spec),
+            data_s=costs.data_s,
+            gpus=self.replicas + 1,
+            relays=self.relays,
+        )
+
+    def _pool(self) -> ReplicaPool:
+        costs, replica = self.costs, self.replica
+        return ReplicaPool(
             decode=DecodeCost.fitted(costs.k1, costs.k2, costs.k3, costs.k4, replica.kv_capacity_tokens),
             prefill=PrefillCost.fitted(costs.prefill_s),
-            training=TrainingCost.fitted(costs.train_s, optimizer_s=costs.optimizer_s),
             weights=WeightCosts(self.weights.stall_s, self.weights.broadcast_s, self.weights.pull_s),
             rollout=RolloutFleet(
                 max_running=replica.max_running,
@@ -255,12 +268,7 @@ class Case(_Strict):
                 restart_s=replica.restart_s,
                 resize_s=replica.restart_s,
             ),
-            delays=self.delays,
-            samples=samples(spec),
-            parts=parts(spec),
-            data_s=costs.data_s,
-            gpus=self.replicas + 1,
-            relays=self.relays,
+            replicas=self.replicas,
             sized={size: self._costs_of(size) for size in SIZES},
         )
 

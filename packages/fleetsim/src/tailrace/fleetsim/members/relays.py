@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Command, Publish
 from tailrace.fleetsim.recorder import Totals
+from tailrace.fleetsim.replica_pool import WeightCosts
 from tailrace.fleetsim.world import World
 
 if TYPE_CHECKING:
     from tailrace.fleetsim.host import VirtualMember
 
-KEPT = 64  # newest versions whose arrival times a relay remembers
+KEPT = 64  # newest versions whose times of publishing a relay remembers
 
 
 class Relay:
-    """One relay. `holds` has its versions, each with the time at which it arrived."""
+    """One relay. `holds` has its versions, each with the time at which it was published."""
 
     def __init__(self, relays: Relays, id_: str) -> None:
         self.id, self.address = id_, ""
@@ -63,7 +64,7 @@ class Relays:
     def __init__(self, world: World) -> None:
         self.world = world
         self.relays: dict[str, Relay] = {}
-        self.reached_s: dict[int, float] = {}
+        self.published_s: dict[int, float] = {}
         self.waited_s = 0.0
         self.pulls = 0
         world.meters.append(self)
@@ -75,23 +76,28 @@ class Relays:
     def published(self, command: Publish) -> bool:
         """Publish a version. Returns whether a relay took it."""
         world, taken = self.world, False
-        reaches_s = world.time.now() + world.fleet.weights.broadcast_s
         for relay in self._alive(command.relays.values()):
-            relay.holds.setdefault(command.version, reaches_s)
+            relay.holds.setdefault(command.version, world.time.now())
             taken = True
         if taken:
-            self.reached_s.setdefault(command.version, reaches_s)
-            for known in (self.reached_s, *(relay.holds for relay in self.relays.values())):
+            self.published_s.setdefault(command.version, world.time.now())
+            for known in (self.published_s, *(relay.holds for relay in self.relays.values())):
                 for version in [version for version in known if version < command.version - KEPT]:
                     del known[version]
         return taken
 
-    def pull_s(self, version: int, sources: Sequence[str]) -> float:
-        """Seconds of a pull that begins now; an old version that no relay has comes from its checkpoint."""
+    def pull_s(self, version: int, sources: Sequence[str], weights: WeightCosts) -> float:
+        """Seconds of a pull that begins now; an old version that no relay has comes from its checkpoint.
+
+        Args:
+            version: the version.
+            sources: addresses of the relays that the replica was told of.
+            weights: what moving a version to the replica's pool costs.
+        """
         now = self.world.time.now()
         held = [at for at in self._held(sources, version).values() if at is not None]
-        missing_s = max(0.0, min(held) - now) if held else 0.0
-        takes_s = missing_s + self.world.fleet.weights.pull_s
+        missing_s = max(0.0, min(held) + weights.broadcast_s - now) if held else 0.0
+        takes_s = missing_s + weights.pull_s
         self.waited_s += takes_s
         self.pulls += 1
         return takes_s
@@ -103,7 +109,7 @@ class Relays:
             return "none of the relays that it was told of answers"
         if version in self.world.disk or any(at is not None for at in held.values()):
             return None
-        return None if version not in self.reached_s else "no relay and no checkpoint holds it"
+        return None if version not in self.published_s else "no relay and no checkpoint holds it"
 
     def _held(self, sources: Sequence[str], version: int) -> Mapping[str, float | None]:
         return {relay.address: relay.holds.get(version) for relay in self._alive(sources)}

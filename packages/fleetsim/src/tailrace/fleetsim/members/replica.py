@@ -54,6 +54,7 @@ class Replica:
         "last_seq",
         "member",
         "order",
+        "pool",
         "pulling",
         "relays",
         "report_s",
@@ -72,8 +73,9 @@ class Replica:
     def __init__(self, world: World, relays: Relays, id_: str, speed: float) -> None:
         self.world, self.relays, self.id, self.speed = world, relays, id_, speed
         self.time, self.tokens, self.report_s = world.time, world.tokens, world.fleet.delays.report_s
-        self.engine = world.fleet.engine(self.time.now())
-        self.tp = self._next_tp = world.fleet.tp
+        self.pool = world.fleet.pool(id_)
+        self.engine = world.fleet.engine(self.time.now(), self.pool)
+        self.tp = self._next_tp = self.pool.tp
         self._former: list[ModelledEngine] = []  # of other sizes
         self._preempted = 0  # before this process
         self.incarnation = 0
@@ -98,10 +100,10 @@ class Replica:
 
     def begin(self, member: VirtualMember) -> None:
         self.member = member
-        self._next_tp = member.tp or self.world.fleet.tp
+        self._next_tp = member.tp or self.pool.tp
 
     def starts_s(self, incarnation: int) -> float:
-        rollout = self.world.fleet.rollout
+        rollout = self.pool.rollout
         if self._next_tp != self.tp and incarnation > 1:
             return rollout.resize_s
         return rollout.restart_s if incarnation > 1 else rollout.start_s
@@ -161,7 +163,7 @@ class Replica:
         """Have an engine of so many devices, and count its preemptions anew."""
         if tp != self.tp:
             self._former.append(self.engine)
-            self.tp, self.engine = tp, self.world.fleet.engine(now, tp)
+            self.tp, self.engine = tp, self.world.fleet.engine(now, self.pool, tp)
             self._told = (now, 0.0)
         self._preempted = self.engine.preemptions
 
@@ -251,7 +253,7 @@ class Replica:
         self.version, self.pulling = None, True
         self.world.cores.changed()
         torn = self.world.injuries.torn(self.id)
-        takes_s = self.relays.pull_s(command.version, command.sources)
+        takes_s = self.relays.pull_s(command.version, command.sources, self.pool.weights)
         now = self.time.now()
         self.time.at(now + takes_s, self._arrived, (command, self.incarnation, torn, now + takes_s + PATIENCE_S))
 
@@ -265,7 +267,7 @@ class Replica:
             return
         self.pulling = False
         kept = self.world.injuries.kept_versions
-        if refused is None and kept and command.version <= max(self.relays.reached_s, default=0) - kept:
+        if refused is None and kept and command.version <= max(self.relays.published_s, default=0) - kept:
             refused = "no relay and no checkpoint holds it"
         if refused is None and torn:
             refused = "a chunk's checksum does not match"
@@ -295,7 +297,7 @@ class Replica:
         self._say([self.snapshot()])
         if self.stalled_s is not None and (engine.running or engine.waiting):
             still_s = now - self.stalled_s
-            self._say([c.Activity("replica", self.id, "generating", 0, still_s, self.world.fleet.slowest_step_s)])
+            self._say([c.Activity("replica", self.id, "generating", 0, still_s, self.pool.slowest_step_s)])
 
     def schedule(self, now: float) -> None:
         """Wake up when the next trajectory finishes or may finish."""
@@ -347,7 +349,7 @@ class Replica:
             self.version,
             self.last_seq,
             self._rate(),
-            kv_capacity_tokens=self.world.fleet.costs(self.tp)[0].kv_capacity_tokens,
+            kv_capacity_tokens=self.pool.costs(self.tp)[0].kv_capacity_tokens,
             in_environment=engine.in_environment,
             preemptions=engine.preemptions - self._preempted,
         )

@@ -8,13 +8,14 @@ from tailrace.fleetsim.config import DelayConfig, FleetConfig, Goal, RolloutFlee
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.errors import FleetError
-from tailrace.fleetsim.fleet import SimulatedFleet, WeightCosts
+from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.machine import MachineProfile
 from tailrace.fleetsim.profile.machine_file import load_machine
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
 from tailrace.fleetsim.quantities import failures, needed, parts, samples, scoring_pools, warm_up
+from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.scripted_faults import build_faults
@@ -32,14 +33,14 @@ class ProfiledFleet(SimulatedFleet):
 
     block_tokens: int = 1
 
-    def engine(self, now: float, tp: int | None = None) -> ModelledEngine:
+    def engine(self, now: float, pool: ReplicaPool, tp: int | None = None) -> ModelledEngine:
         """An empty engine for a replica."""
-        decode, prefill = self.costs(tp or self.tp)
+        decode, prefill = pool.costs(tp or pool.tp)
         engine = PagedEngine(
             decode,
             prefill,
-            max_running=self.rollout.max_running,
-            prefix_cached=self.rollout.prefix_cached,
+            max_running=pool.rollout.max_running,
+            prefix_cached=pool.rollout.prefix_cached,
             start_s=now,
         )
         engine.block_tokens = self.block_tokens
@@ -67,17 +68,8 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
     return ProfiledFleet(
         spec=spec,
         workload=workload or measured_workload(config, machine, seed),
-        decode=DecodeCost.fitted(
-            machine.decode.k1,
-            machine.decode.k2,
-            machine.decode.k3,
-            machine.decode.k4,
-            machine.decode.kv_capacity_tokens,
-        ),
-        prefill=PrefillCost.fitted(machine.prefill.per_token_s, 0.0, machine.prefill.per_trajectory_s),
+        pools=(replica_pool(config, machine),),
         training=training_cost(machine, config.trainer.processes),
-        weights=weights(config, machine),
-        rollout=rollout_fleet(config, machine),
         delays=delays(machine),
         samples=samples(spec),
         needed=needed(spec),
@@ -115,6 +107,18 @@ def measured_workload(config: RunConfig, machine: MachineProfile, seed: int) -> 
         )
     order = MixOrder(shares, shuffle_seed=config.seed) if len(shares) > 1 else None
     return MeasuredWorkload(part, seed=seed, max_tokens=config.rollout.max_tokens, order=order)
+
+
+def replica_pool(config: RunConfig, machine: MachineProfile) -> ReplicaPool:
+    """The replicas: all are alike."""
+    part = machine.decode
+    return ReplicaPool(
+        decode=DecodeCost.fitted(part.k1, part.k2, part.k3, part.k4, part.kv_capacity_tokens),
+        prefill=PrefillCost.fitted(machine.prefill.per_token_s, 0.0, machine.prefill.per_trajectory_s),
+        weights=weights(config, machine),
+        rollout=rollout_fleet(config, machine),
+        replicas=config.rollout.replicas,
+    )
 
 
 def training_cost(machine: MachineProfile, processes: int = 1) -> TrainingCost:

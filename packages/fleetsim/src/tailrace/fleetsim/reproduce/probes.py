@@ -126,7 +126,7 @@ class Watcher:
                 self._died[event.id] = now - self._fleet.delays.detect_s
             elif type(event) is c.Snapshot:
                 if event.replica == OBSERVED and event.running:
-                    self.states.append((event.running, event.kv * self._fleet.kv_capacity_tokens))
+                    self.states.append((event.running, event.kv * event.kv_capacity_tokens))
             elif type(event) is c.Pulled and event.replica in self._died:
                 self.recoveries[event.replica] = (self._died.pop(event.replica), now)
         for command in commands:
@@ -156,13 +156,14 @@ class Watcher:
             return
         assert self.models is not None
         version, tokens = self.models.replica(command.replica).version, self.models.world.tokens
+        prefill = self._fleet.pool(command.replica).prefill
         seconds, moved = 0.0, 0
         for ref in command.trajectories:
             known = tokens.trajectories.get(ref.trajectory)
             if known is None or not known.kept:
                 continue
             moved += 1
-            seconds += self._fleet.prefill.seconds(known.sample.prompt_tokens + known.kept)
+            seconds += prefill.seconds(known.sample.prompt_tokens + known.kept)
             if known.oldest != version:
                 self.mixed.add(ref.trajectory)
         if moved:

@@ -17,6 +17,7 @@ from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.spec import AXES
 
 _NAMED = {*AXES, "sampler", "eviction"}
+_ONE_OR_SEVERAL = {"rollout"}  # of a fleet: replicas that are alike, or pools of them
 _TASKS = {"name", "mix", "train", "sources"}  # keys that each say what is trained on
 
 
@@ -62,13 +63,21 @@ def parse_setting(text: str) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`, table by table. A policy with another name replaces the one below and its options."""
+    """`base` with the values of `over`, table by table. A policy with another name replaces the one below and its options.
+
+    Where a key is one table or several alike (``rollout`` of a fleet), one table is laid over each of several, and each of
+    several over one.
+    """
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, Mapping) and isinstance(below, str) and key in _NAMED:
             below = {"name": below}  # a policy given by its name alone
-        if isinstance(value, Mapping) and isinstance(below, Mapping):
+        if key in _ONE_OR_SEVERAL and isinstance(value, Mapping) and isinstance(below, list):
+            merged[key] = [merge(each, value) for each in below]
+        elif key in _ONE_OR_SEVERAL and isinstance(value, list) and isinstance(below, Mapping):
+            merged[key] = [merge(below, each) for each in value]
+        elif isinstance(value, Mapping) and isinstance(below, Mapping):
             if (
                 key == "task" and "name" not in value and not _TASKS.isdisjoint(value)
             ):  # it takes the place of that below

@@ -1,0 +1,88 @@
+"""The pools of a fleet's replicas, with their costs: decoding, prefill, and how weights come to them."""
+
+from __future__ import annotations
+
+from tailrace.fleetsim.config import FleetConfig
+from tailrace.fleetsim.cost import TENSOR_S, DecodeCost, PrefillCost, WeightCost
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.hardware.links import Link
+from tailrace.fleetsim.layout import Layout, PoolLayout
+from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
+from tailrace.pipeline.config.models import RunConfig
+
+Costs = tuple[DecodeCost, PrefillCost]
+
+
+def pool_costs(config: RunConfig, split: Layout, pool: PoolLayout) -> dict[int, Costs]:
+    """The costs of a pool's replicas by their devices: their own number, and every other that they can be resized to.
+
+    Those are powers of two of devices of one machine that hold a whole response.
+
+    Raises:
+        FleetError: a replica does not hold the model, or not the longest response.
+    """
+    own = DecodeCost.of(split.model, pool.device, pool.tp)
+    if config.rollout.max_tokens > own.kv_capacity_tokens:
+        raise FleetError(
+            f"found rollout.max_tokens = {config.rollout.max_tokens}, but the KV cache of a replica of {split.model.name} on "
+            f"{pool.tp} x {pool.device.name} holds {own.kv_capacity_tokens} tokens; expected at most that, or "
+            "more devices for a replica"
+        )
+    costs = {pool.tp: (own, PrefillCost.of(split.model, pool.device, pool.tp))}
+    for size in (2**power for power in range(pool.device.gpus_per_node.bit_length())):
+        if size == pool.tp or size > min(pool.device.gpus_per_node, pool.gpus):
+            continue
+        try:
+            decode = DecodeCost.of(split.model, pool.device, size)
+            if decode.kv_capacity_tokens >= config.rollout.max_tokens:
+                costs[size] = decode, PrefillCost.of(split.model, pool.device, size)
+        except FleetError:  # such a replica cannot be
+            continue
+    return costs
+
+
+def replica_pool(table: FleetConfig, split: Layout, pool: PoolLayout, costs: dict[int, Costs]) -> ReplicaPool:
+    """A pool of a layout with its costs."""
+    decode, prefill = costs[pool.tp]
+    return ReplicaPool(
+        decode=decode,
+        prefill=prefill,
+        weights=_weights(table, split, pool),
+        rollout=pool.table,
+        replicas=pool.replicas,
+        tp=pool.tp,
+        sized={size: found for size, found in costs.items() if size != pool.tp},
+    )
+
+
+def _weights(table: FleetConfig, split: Layout, pool: PoolLayout) -> WeightCosts:
+    tensor_s = TENSOR_S if table.weights == "store" else 0.0  # its engines take tensor by tensor
+    cost = WeightCost.of(split.model, pool.device, pool.tp, tensor_s=tensor_s)
+    if split.colocated:
+        return WeightCosts(
+            stall_s=0.0, broadcast_s=0.0, pull_s=cost.reshard_s(min(split.gpus, pool.device.gpus_per_node))
+        )
+    if table.weights == "global":
+        takes_s = cost.global_sync_s(split.trainer_gpus, split.rollout_gpus)
+        return WeightCosts(stall_s=takes_s, broadcast_s=0.0, pull_s=takes_s)
+    far_s = _far_s(table, pool, cost)
+    if table.weights == "store":
+        return WeightCosts(stall_s=cost.peer_s(), broadcast_s=far_s, pull_s=cost.pull_s())
+    # One machine of a site receives a version, and a chain through all of the site's takes it on.
+    nodes = sum(other.nodes for other in split.pools if _site(table, other) == _site(table, pool))
+    return WeightCosts(stall_s=cost.push_s(), broadcast_s=far_s + cost.broadcast_s(nodes), pull_s=cost.pull_s())
+
+
+def _site(table: FleetConfig, pool: PoolLayout) -> str:
+    return pool.table.site or table.trainer.site
+
+
+def _far_s(table: FleetConfig, pool: PoolLayout, cost: WeightCost) -> float:
+    """Seconds for a version to cross to the pool's site; 0 at the trainer's."""
+    if table.cross_datacenter:
+        return cost.cross_datacenter_s()
+    site = _site(table, pool)
+    if site == table.trainer.site:
+        return 0.0
+    at = table.sites[site]
+    return Link(site, at.bandwidth, at.latency_s).transfer_s(cost.weight_bytes * at.share)

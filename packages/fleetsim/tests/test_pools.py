@@ -1,0 +1,103 @@
+"""Unequal replicas: each has the costs of its own pool, and gets its weights over its own site's link."""
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.fleetsim import simulate
+from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.config.loading import validate
+
+FLEET = {
+    "model": "Qwen2.5-7B",
+    "trainer": {"gpus": 8},
+    "rollout": [{"gpus": 8, "tensor_parallel": 4}, {"device": "H20", "gpus": 3, "site": "far"}],
+    "sites": {"far": {}},
+    "prices": {"H800": 2.85, "H20": 1.0},
+}
+CONTENT = {
+    "app": "laminar",
+    "rollout": {"max_tokens": 2048},
+    "pipeline": {"steps": 6, "prompts_per_step": 20, "samples_per_prompt": 4, "prompts_per_replica": 4},
+}
+
+
+def config(**keys):
+    return validate([("test", {**CONTENT, "fleet": {**FLEET, **keys}})])
+
+
+def test_replicas_are_of_the_pools_in_their_order_and_those_beyond_of_the_first():
+    fleet = build_fleet(config())
+    pools = [fleet.pool(f"r{index}") for index in range(7)]
+    assert [pool.rollout.device for pool in pools] == ["H800", "H800", "H20", "H20", "H20", "H800", "H800"]
+    assert [pool.tp for pool in fleet.pools] == [4, 1]
+    assert fleet.devices == {"H800": 16, "H20": 3}
+    assert fleet.price_per_hour == pytest.approx(16 * 2.85 + 3)
+    assert fleet.config.rollout.replicas == 5
+    assert fleet.description.endswith("8 x H800 generate (2 replicas of 4), 3 x H20 generate at far (3 replicas)")
+
+
+def test_each_replica_has_its_own_cache_speed_and_time_until_weights_arrive():
+    simulation = Simulation(build_fleet(config()))
+    simulation.run()
+    assert simulation.controller.failure is None
+    near, far = simulation.fleet.pools
+    assert far.weights.broadcast_s - near.weights.broadcast_s == pytest.approx(15.2e9 / 10e9, rel=0.1)
+    caches, published, pulled = {}, {}, {}
+    for now, events, _ in simulation.log.instants:
+        for event in events:
+            if isinstance(event, c.Snapshot):
+                caches.setdefault(event.replica, set()).add(event.kv_capacity_tokens)
+            elif isinstance(event, c.Published):
+                published[event.version] = now
+            elif isinstance(event, c.Pulled) and event.version:
+                pulled.setdefault(event.replica, []).append(now - published[event.version])
+    own = {f"r{index}": {simulation.fleet.pool(f"r{index}").decode.kv_capacity_tokens} for index in range(5)}
+    assert caches == own
+    assert min(min(pulled[f"r{index}"]) for index in (2, 3, 4)) >= far.weights.broadcast_s
+    assert min(min(pulled[f"r{index}"]) for index in (0, 1)) < far.weights.broadcast_s
+
+
+def test_a_site_receives_one_copy_and_a_share_of_it_where_only_that_crosses():
+    whole = build_fleet(config()).pools[1].weights
+    two = [*FLEET["rollout"], {"device": "H20", "gpus": 16, "site": "far"}]
+    _, *far = build_fleet(config(rollout=two)).pools
+    assert far[0].weights.broadcast_s == far[1].weights.broadcast_s  # one chain through all of its machines
+    assert 0 < far[0].weights.broadcast_s - whole.broadcast_s < 0.3  # a second copy would take 1.5 s
+    tenth = build_fleet(config(sites={"far": {"share": 0.1}})).pools[1].weights
+    slow = build_fleet(config(sites={"far": {"bandwidth": 1e9}})).pools[1].weights
+    assert tenth.broadcast_s < 0.2 * whole.broadcast_s
+    assert slow.broadcast_s > 8 * whole.broadcast_s
+
+
+def test_pools_that_are_alike_are_one_pool():
+    same = {"gpus": 8}
+    one = simulate(config(rollout={"gpus": 16}, sites={}), seed=2)
+    two = simulate(config(rollout=[same, same], sites={}), seed=2)
+    assert one.events.digest() == two.events.digest()
+
+
+def test_a_faster_pool_generates_more():
+    slow = {"gpus": 2, "step_s": 0.1}
+    simulation = Simulation(build_fleet(config(rollout=[{"gpus": 2}, slow], sites={}), seed=1))
+    simulation.run()
+    finished = {}
+    for _, events, _ in simulation.log.instants:
+        for event in events:
+            if isinstance(event, c.Finished):
+                finished[event.replica] = finished.get(event.replica, 0) + event.tokens
+    assert min(finished["r0"], finished["r1"]) > 2 * max(finished["r2"], finished["r3"])
+
+
+def test_replicas_of_several_pools_are_not_resized():
+    content = {
+        **CONTENT,
+        "app": "rollpacker",
+        "task": {"name": "chain_sum"},
+        "pipeline": {**CONTENT["pipeline"], "provisioning": "adaptive-tp"},
+        "trainer": {"processes": 1, "cells": 1, "colocated": False},
+        "fleet": FLEET,
+    }
+    with pytest.raises(FleetError, match="'adaptive-tp', which resizes replicas, and 2 pools"):
+        build_fleet(validate([("test", content)]))
