@@ -189,11 +189,16 @@ def _pool(table: FleetConfig, index: int) -> PoolLayout:
             f"table 'fleet': found {where}.gpus = {pool.gpus} for replicas of {where}.tensor_parallel = "
             f"{pool.tensor_parallel}, expected a multiple: {fitting}"
         )
-    return PoolLayout(_tuned(find_device(pool.device), pool), pool.gpus, pool, where)
+    return PoolLayout(tuned(pool), pool.gpus, pool, where)
 
 
-def _tuned(kind: Device, table: RolloutFleet) -> Device:
-    """The device with what a configuration says of its engine."""
+def tuned(table: RolloutFleet) -> Device:
+    """The devices of replicas, with what a configuration says of the engine on them.
+
+    Raises:
+        FleetError: the device is not known.
+    """
+    kind = find_device(table.device)
     share = kind.prefill_flops / kind.peak_flops if table.prefill_mfu is None else table.prefill_mfu
     return replace(
         kind,

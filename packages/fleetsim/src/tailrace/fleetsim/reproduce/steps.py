@@ -28,6 +28,7 @@ class StepTimes:
         token_s: seconds between two tokens of a trajectory (TPOT), mean over all that were generated, without time in a queue.
         tensor_parallel: devices of the largest replica as it was first given work.
         preemptions: in all engines.
+        rollout_devices: devices of the replicas that are up at its end.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class StepTimes:
     token_s: float
     tensor_parallel: int
     preemptions: int
+    rollout_devices: int
 
 
 class StepWatcher:
@@ -88,6 +90,7 @@ class StepWatcher:
                 token_s=(totals.running_s - before.running_s) / (totals.generated_tokens - before.generated_tokens),
                 tensor_parallel=self._tp,
                 preemptions=totals.preemptions - before.preemptions,
+                rollout_devices=sum(one.tp for one in self.simulation.models.replicas.values() if one.up),
             )
         )
         for name in batch:
