@@ -98,4 +98,4 @@ def test_what_fits_nowhere_is_refused():
     with pytest.raises(FleetError, match="no 'model'"):
         StageTimes(validate([("test", {"app": "laminar"})]))
     with pytest.raises(FleetError, match="fits on no number of H800"):
-        StageTimes(config(rollout={"max_tokens": 3_000_000}, fleet={"workload": {"response": {"median": 2_900_000}}}))
+        StageTimes(config(rollout={"max_tokens": 30_000_000}, fleet={"workload": {"response": {"median": 29_000_000}}}))
