@@ -1,5 +1,6 @@
 """`tailrace plan`: what it prints, the configuration it writes, and what it refuses."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -8,8 +9,9 @@ import pytest
 from rich.console import Console
 
 from tailrace.cli.main import main
-from tailrace.cli.plan import show
-from tailrace.fleetsim.plan import Option, Search, Split
+from tailrace.cli.plan import show, written
+from tailrace.fleetsim.config import fleet_config
+from tailrace.fleetsim.plan import Option, PoolShare, Search, Split
 from tailrace.fleetsim.plan.search import OWN
 from tailrace.pipeline.config.target import configuration
 
@@ -52,6 +54,7 @@ def test_the_best_is_printed_and_written_as_a_configuration(tmp_path, capsys, mo
     [
         (["--gpus", "4", "--objective", "speed"], "throughput or cost"),
         (["--gpus", "0"], "--gpus"),
+        ([], "expected --gpus N"),
         (["--gpus", "4", "--set", "fleet.model=Qwen9"], "Qwen9"),
         (["--gpus", "1"], "2 GPUs would"),
         (["--gpus", "4", "--objective", "cost"], "--price H800=2.1"),
@@ -106,3 +109,33 @@ def test_the_answer_is_whole_in_eighty_columns(price):
     for cell in ("2,048 + 2,048, 8", "12,345,679", "10.2", "100%", "1,157 days", "the configuration's own"):
         assert cell in said
     assert ("per Mtok." in said) == ("1,23" in said) == (price is not None)
+
+
+POOLS = Split(
+    4,
+    20,
+    4,
+    (
+        PoolShare("H800", "", 4, 4, {"device": "H800", "gpus": 16}),
+        PoolShare("H20", "cloud", 16, 2, {"device": "H20", "gpus": 32, "site": "cloud", "step_s": 0.001}),
+    ),
+)
+
+
+def test_pools_are_written_as_tables_and_said_in_eighty_columns(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text(CONFIG + "fleet.sites.cloud.share = 0.5\n")
+    best = dataclasses.replace(option(1, POOLS, "own"), settings=POOLS.settings())
+    Path("best.toml").write_text(written("mine.toml", Path("best.toml"), best))
+    pools = fleet_config(configuration("best.toml").fleet).rollout
+    assert [(pool.device, pool.gpus, pool.tensor_parallel, pool.site) for pool in pools] == [
+        ("H800", 4, 4, ""),
+        ("H20", 16, 2, "cloud"),
+    ]
+    assert pools[1].step_s == 0.001
+    console = Console(width=80, file=io.StringIO())
+    show(Search([best], None, 1, [], 1, "10 steps"), console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    said = " ".join(" ".join(lines).split())
+    assert "4 train, 4 H800 (replicas of 4) and 16 H20 at cloud (replicas of 2) generate" in said

@@ -20,7 +20,7 @@ from tailrace.cli.errors import CommandError
 from tailrace.cli.prices import check_used, read_prices, with_prices
 from tailrace.fleetsim.config import fleet_config
 from tailrace.fleetsim.hardware import find_device
-from tailrace.fleetsim.plan import Option, Search, Split, plan
+from tailrace.fleetsim.plan import Option, Search, Split, devices_of, plan
 from tailrace.pipeline.config.target import configuration
 from tailrace.report.words import duration, money, price
 
@@ -30,7 +30,7 @@ class PlanOptions:
     """The command line of ``tailrace plan``."""
 
     target: str
-    gpus: int
+    gpus: int | None = None
     settings: tuple[str, ...] = ()
     bound: int | None = None
     objective: str = "throughput"
@@ -51,7 +51,7 @@ def show_plan(options: PlanOptions) -> None:
     prices = read_prices(options.prices)
     config = with_prices(configuration(options.target, settings=options.settings), prices)
     table = fleet_config(config.fleet)
-    check_used(prices, {find_device(name).name for name in (table.trainer.device, table.rollout.device)})
+    check_used(prices, {find_device(name).name for name in devices_of(table)})
     console = Console()
     with console.status("splits") as status:
         search = plan(
@@ -99,7 +99,16 @@ def _lines(content: Mapping[str, Any], above: str = "") -> Iterator[str]:
         if isinstance(value, Mapping):
             yield from _lines(value, f"{above}{key}.")
         else:
-            yield f"{above}{key} = {json.dumps(value)}"
+            yield f"{above}{key} = {_inline(value)}"
+
+
+def _inline(value: Any) -> str:
+    """A value of one line. Strings, numbers and truths are written in TOML as in JSON."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_inline(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_inline, value)) + "]"
+    return json.dumps(value)
 
 
 def show(search: Search, console: Console) -> None:
@@ -147,6 +156,12 @@ def _answer(search: Search, best: Option) -> Iterator[str]:
 
 def _devices(split: Split, devices: Mapping[str, int]) -> str:
     kind = next(iter(devices)) if len(devices) == 1 else "GPUs"
+    if split.pools:
+        generating = [
+            f"{pool.gpus:,} {pool.device}{f' at {pool.site}' if pool.site else ''} (replicas of {pool.tensor_parallel})"
+            for pool in split.pools
+        ]
+        return f"{split.trainer:,} train, {' and '.join(generating)} generate"
     replicas = f"replicas of {split.tensor_parallel}"
     if split.colocated:
         return f"{split.rollout:,} {kind} train and generate in turn ({replicas})"
@@ -163,9 +178,10 @@ def _table(search: Search) -> Table:
     for place, option in enumerate(search.options, start=1):
         split = option.split
         parts = "in turn" if split.colocated else f"{split.trainer:,} + {split.rollout:,}"
+        where = str(split) if split.pools else f"{parts}, {split.tensor_parallel}"
         row = [
             str(place),
-            f"{parts}, {split.tensor_parallel}",
+            where,
             f"{option.tokens_per_s:,.0f}",
             f"{option.staleness_mean:.1f}",
             str(option.staleness_max),

@@ -100,7 +100,10 @@ def compare_command(
 @app.command("plan")
 def plan_command(
     target: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file with a table [fleet].")],
-    gpus: Annotated[int, typer.Option("--gpus", metavar="N", min=1, help="Devices in all.")],
+    gpus: Annotated[
+        int | None,
+        typer.Option("--gpus", metavar="N", min=1, help="Devices in all; with pools or sites, at most so many."),
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one key first. Repeatable.")
     ] = None,

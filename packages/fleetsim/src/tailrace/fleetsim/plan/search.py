@@ -16,7 +16,8 @@ from tailrace.fleetsim.config import Goal, fleet_config
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.hardware import find_device
 from tailrace.fleetsim.many import simulate_many
-from tailrace.fleetsim.plan.space import Mix, Split, mixes, splits
+from tailrace.fleetsim.plan.pools import PoolSplits, over_pools
+from tailrace.fleetsim.plan.space import Mix, Split, devices_of, mixes, splits
 from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.result import Result
 from tailrace.pipeline.config.loading import merge, validate
@@ -26,7 +27,7 @@ Objective = Literal["throughput", "cost"]
 KEEP_SPLITS, KEEP_MIXES, KEEP_LAST = 3, 8, 3
 CHANGES = {
     "sync": ("on-idle", "when-useful", "interrupting"),
-    "routing": ("least-loaded", "marginal-throughput"),
+    "routing": ("least-loaded", "marginal-throughput", "skew-aware"),
     "relocation": ("none", "best-fit", "migration"),
     "training": ("mini-batch", "dynamic-batch"),
 }
@@ -101,6 +102,7 @@ class _Planner:
     def __init__(
         self,
         config: RunConfig,
+        gpus: int | None,
         bound: int | None,
         objective: Objective,
         processes: int | None,
@@ -110,17 +112,49 @@ class _Planner:
         self.config, self.bound, self.objective, self.processes, self.said = config, bound, objective, processes, said
         self.simulations = 0
         self.refused: dict[str, str] = {}
-        self.goal = fleet_config(config.fleet).goal or Goal(steps=config.pipeline.steps)
+        table = fleet_config(config.fleet)
+        self.goal = table.goal or Goal(steps=config.pipeline.steps)
         self.parts = max(2, config.pipeline.training.options.get("parts", 16))
+        kinds = {kind.name: kind for kind in map(find_device, devices_of(table))}
+        if price_per_hour(dict.fromkeys(kinds, 1), table.prices, kinds) is None and objective == "cost":
+            raise FleetError(
+                f"found no price of {' and '.join(kinds)}, expected one to search by cost: such as "
+                f"--price {next(iter(kinds))}=2.1, or a table fleet.prices"
+            )
+
+        def worth(seconds: float, devices: Mapping[str, int]) -> float:
+            price = price_per_hour(devices, table.prices, kinds) if objective == "cost" else None
+            return seconds if price is None else seconds * price
+
+        self.pools = PoolSplits(config, gpus, worth) if over_pools(table) else None
+        if self.pools is None and gpus is None:
+            raise FleetError(
+                "found neither a number of devices nor pools of them, expected --gpus N, or tables [[fleet.rollout]]"
+            )
+        found = [] if self.pools is not None or gpus is None else splits(table, gpus)
+        self.divided = [split for split in found if not split.colocated]
+        self.together = [split for split in found if split.colocated]
+
+    def near(self, split: Split) -> Sequence[Split]:
+        """A split and its neighbours."""
+        if self.pools is not None:
+            return self.pools.near(split)
+        return _near(split, self.together if split.colocated else self.divided)
+
+    def explore(self, name: str, mix: Mix | None) -> list[Option]:
+        """One mix over the splits, or over those of pools that the stages alone find best; the best first."""
+        if self.pools is None:
+            return self._over_splits(name, self.divided, mix)
+        return self.rung(name, [self.candidate(split, mix) for split in self.pools.best], SHORT, 1)
 
     def candidate(self, split: Split, mix: Mix | None) -> _Candidate:
         """A mix, or the configuration's own policies, at a split."""
-        replicas = split.rollout // split.tensor_parallel
-        groups = self.config.pipeline.prompts_per_step
+        replicas, groups = split.replicas, self.config.pipeline.prompts_per_step
         if mix is None:
             even = {"pipeline": {"prompts_per_replica": max(1, round(groups / replicas))}}
             return _Candidate(split, OWN, merge(split.settings(), even))
-        return _Candidate(split, str(mix), merge(split.settings(), mix.settings(groups, replicas, self.parts)))
+        layer = mix.settings(groups, replicas, self.parts, collective=not split.pools)
+        return _Candidate(split, str(mix), merge(split.settings(), layer))
 
     def changed(self, best: Option) -> list[_Candidate]:
         """What has been found with another policy on one axis, or another batch of a replica."""
@@ -130,7 +164,7 @@ class _Planner:
             (f"{axis} {name}", {axis: {"name": name, **({"parts": self.parts} if axis == "training" else {})}})
             for axis, names in CHANGES.items()
             for name in names
-            if name != has[axis]
+            if name != has[axis] and (name != "skew-aware" or self.config.ranker is not None)
         ]
         prompts = pipeline["prompts_per_replica"]
         changes += [
@@ -142,7 +176,7 @@ class _Planner:
             for what, change in changes
         ]
 
-    def over_splits(self, name: str, divided: Sequence[Split], mix: Mix | None) -> list[Option]:
+    def _over_splits(self, name: str, divided: Sequence[Split], mix: Mix | None) -> list[Option]:
         """One mix over the splits: a few of each tensor parallelism first, then all of the best one; the best first."""
         few = [split for split in divided if split in _few(divided, split.tensor_parallel)]
         found = self.rung(name, [self.candidate(split, mix) for split in few], SHORT, 1)
@@ -201,7 +235,7 @@ class _Planner:
 def plan(
     config: RunConfig,
     *,
-    gpus: int,
+    gpus: int | None = None,
     bound: int | None = None,
     objective: Objective = "throughput",
     processes: int | None = None,
@@ -211,7 +245,7 @@ def plan(
 
     Args:
         config: a configuration with a table ``[fleet]`` (model, devices, workload); its own policies are a candidate too.
-        gpus: devices in all.
+        gpus: devices in all; where the configuration has pools or sites, at most so many, and None for all of them.
         bound: no trajectory may be trained on at a staleness above it; None for the configuration's own admission bound,
             or 4 if that has none (the most that Laminar observed).
         objective: the most trained tokens per second, or the least cost for each.
@@ -221,31 +255,22 @@ def plan(
     Raises:
         FleetError: nothing is possible with these devices, or nothing keeps the bound.
     """
-    table = fleet_config(config.fleet)
     limit = bound if bound is not None else int(config.pipeline.admission.options.get("bound") or 4)
-    planner = _Planner(config, limit, objective, processes, said)
-    kinds = {kind.name: kind for kind in map(find_device, (table.trainer.device, table.rollout.device))}
-    if price_per_hour(dict.fromkeys(kinds, 1), table.prices, kinds) is None and objective == "cost":
-        raise FleetError(
-            f"found no price of {' and '.join(kinds)}, expected one to search by cost: such as "
-            f"--price {next(iter(kinds))}=2.1, or a table fleet.prices"
-        )
-    divided = [split for split in splits(table, gpus) if not split.colocated]
-    together = [split for split in splits(table, gpus) if split.colocated]
-    reference = next(mix for mix in mixes(limit) if mix.sync == "on-idle" and mix.relocation == "best-fit")
-    first = planner.over_splits("splits", divided, reference)
-    own = planner.over_splits("own policies", divided, None)
-    best = [option.split for option in first[:KEEP_SPLITS]]
+    planner = _Planner(config, gpus, limit, objective, processes, said)
     known = {str(mix): mix for mix in mixes(limit)}
+    reference = next(mix for mix in known.values() if mix.sync == "on-idle" and mix.relocation == "best-fit")
+    first = planner.explore("splits", reference)
+    own = planner.explore("own policies", None)
+    best = [option.split for option in first[:KEEP_SPLITS]]
     candidates = [
-        planner.candidate(split, mix) for mix in known.values() for split in (together if mix.guaranteed == 0 else best)
+        planner.candidate(split, mix)
+        for mix in known.values()
+        for split in (planner.together if mix.guaranteed == 0 and planner.together else best)
     ]
     mixed = planner.rung("mixes", candidates, SHORT, 1)
     kept = _several(mixed, KEEP_MIXES)
     around = [
-        planner.candidate(near, known[option.policies])
-        for option in kept
-        for near in _near(option.split, together if option.split.colocated else divided)
+        planner.candidate(split, known[option.policies]) for option in kept for split in planner.near(option.split)
     ]
     refined = planner.rung("splits around the best", around, LONGER, 1)
     own = planner.rung("own policies again", [planner.candidate(option.split, None) for option in own[:3]], LONGER, 1)
@@ -257,7 +282,7 @@ def plan(
     final = planner.rung("the best", list({(each.split, each.policies): each for each in last}.values()), LONGER, 3)
     if not final:
         raise FleetError(
-            f"nothing works on {gpus} GPUs with a staleness of at most {limit}: {_reasons(planner.refused)}"
+            f"nothing works on {gpus or 'these'} GPUs with a staleness of at most {limit}: {_reasons(planner.refused)}"
         )
     return Search(
         options=final,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -16,26 +16,68 @@ MOST_SPLITS = 15  # of one tensor parallelism: nodes are merged into larger step
 
 
 @dataclass(frozen=True, slots=True)
+class PoolShare:
+    """What a split uses of one pool of replicas.
+
+    Args:
+        device: its kind of devices.
+        site: its site; empty at the trainer's.
+        gpus: devices.
+        tensor_parallel: devices of a replica.
+        table: its table of the configuration.
+    """
+
+    device: str
+    site: str
+    gpus: int
+    tensor_parallel: int
+    table: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def settings(self) -> dict[str, Any]:
+        """Its table of a configuration."""
+        return {**self.table, "gpus": self.gpus, "tensor_parallel": self.tensor_parallel}
+
+    def __str__(self) -> str:
+        return f"{self.gpus} {self.device}{f' at {self.site}' if self.site else ''}, TP {self.tensor_parallel}"
+
+
+@dataclass(frozen=True, slots=True)
 class Split:
-    """The numbers of devices of trainer and replicas. `trainer` is 0 if both use all devices in turn."""
+    """The numbers of devices of trainer and replicas. `trainer` is 0 if both use all devices in turn.
+
+    `pools` is what is used of each pool, where replicas are unequal or at another site; empty where all are alike.
+    """
 
     trainer: int
     rollout: int
     tensor_parallel: int
+    pools: tuple[PoolShare, ...] = ()
 
     @property
     def colocated(self) -> bool:
         """Whether trainer and replicas use the same devices."""
         return self.trainer == 0
 
+    @property
+    def replicas(self) -> int:
+        """Of all pools."""
+        if self.pools:
+            return sum(pool.gpus // pool.tensor_parallel for pool in self.pools)
+        return self.rollout // self.tensor_parallel
+
     def settings(self) -> dict[str, Any]:
         """As a layer of a configuration."""
+        if self.pools:
+            pools = [pool.settings() for pool in self.pools]
+            return {"fleet": {"placement": "split", "trainer": {"gpus": self.trainer}, "rollout": pools}}
         rollout = {"gpus": self.rollout, "tensor_parallel": self.tensor_parallel}
         if self.colocated:
             return {"fleet": {"placement": "colocated", "trainer": {"gpus": self.rollout}, "rollout": rollout}}
         return {"fleet": {"placement": "split", "trainer": {"gpus": self.trainer}, "rollout": rollout}}
 
     def __str__(self) -> str:
+        if self.pools:
+            return " + ".join([str(self.trainer), *map(str, self.pools)])
         if self.colocated:
             return f"{self.rollout} colocated, TP {self.tensor_parallel}"
         return f"{self.trainer} + {self.rollout}, TP {self.tensor_parallel}"
@@ -58,8 +100,15 @@ class Mix:
     guaranteed: int | None
     batches: float = 1.0
 
-    def settings(self, batch_groups: int, replicas: int, parts: int) -> dict[str, Any]:
-        """As a layer of a configuration."""
+    def settings(self, batch_groups: int, replicas: int, parts: int, *, collective: bool = True) -> dict[str, Any]:
+        """As a layer of a configuration.
+
+        Args:
+            batch_groups: groups of a batch.
+            replicas: how many there are.
+            parts: optimizer steps of a batch.
+            collective: whether trainer and replicas could move weights in one collective, which no site's link carries.
+        """
         name, bound = self.admission
         admission: dict[str, Any] = {"name": name} if bound is None else {"name": name, "bound": bound}
         training = {"name": self.training} if self.training == "full-batch" else {"name": self.training, "parts": parts}
@@ -72,7 +121,7 @@ class Mix:
                 "training": training,
                 "prompts_per_replica": max(1, round(self.batches * batch_groups / replicas)),
             },
-            "fleet": {"weights": "global" if self.sync == "barrier" else "relays"},
+            "fleet": {"weights": "global" if self.sync == "barrier" and collective else "relays"},
         }
 
     def __str__(self) -> str:
@@ -80,6 +129,11 @@ class Mix:
         admission = name if bound is None else f"{name}({bound})"
         share = "" if self.batches == 1.0 else f", {self.batches:g} batches in flight"
         return f"{admission}, {self.sync}, {self.routing}, {self.relocation}, {self.training}{share}"
+
+
+def devices_of(table: FleetConfig) -> list[str]:
+    """Names of the devices of the trainer and of every pool."""
+    return [table.trainer.device, *(pool.device for pool in table.rollout)]
 
 
 def splits(table: FleetConfig, gpus: int, *, node: int | None = None) -> list[Split]:
@@ -90,7 +144,7 @@ def splits(table: FleetConfig, gpus: int, *, node: int | None = None) -> list[Sp
     """
     if table.model is None:
         raise FleetError("table 'fleet': found no 'model', expected one: what fits on a device depends on it")
-    shape, kind = model(table.model), find_device(table.rollout.device)
+    shape, kind = model(table.model), find_device(table.rollout[0].device)
     node = node or kind.gpus_per_node
     parallels = []
     for parallel in kind.parallel_sizes:
