@@ -7,11 +7,12 @@ import pytest
 
 from tailrace.contracts import Activity, Predict, Predicted, PredictionFailed
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLengths
 from tailrace.pipeline.roles.ranker import RankerRole
-from tailrace.ranker import Example, LengthRanker, Prediction, PredictionError
+from tailrace.ranker import Example, LengthRanker, Prediction, PredictionError, UnknownMethodError
 
-PROMPTS = 20
+PROMPTS, SAMPLES = 20, 4
 
 
 class Data:
@@ -26,9 +27,9 @@ class Data:
     def finished_lengths(self, after):
         return self.lengths.since(after)
 
-    def finish(self, tokens_of, prompts=range(PROMPTS), version=0):
+    def finish(self, tokens_of, prompts=range(PROMPTS), version=0, samples=range(SAMPLES)):
         for prompt in prompts:
-            for sample in range(4):
+            for sample in samples:
                 tokens = tokens_of(prompt) + sample
                 self.lengths.note(f"{version}.{prompt}.{sample}", text(prompt), tokens, version)
 
@@ -53,6 +54,8 @@ def make(caller, data, tmp_path):
             "path": None,
             "method": "prompt-length",
             "prompts": PROMPTS,
+            "samples": SAMPLES,
+            "look_s": 0.02,
             "budget_s": 30.0,
         }
         roles.append(RankerRole(**{"data": caller, "max_tokens": 4_000, **given, **options}))
@@ -93,31 +96,41 @@ def test_it_begins_with_a_ranker_that_was_saved(make, gather, tmp_path):
     ]
 
 
-def test_without_one_it_has_no_length_until_enough_has_finished_and_then_it_learns(make, data, gather):
+def test_without_one_it_has_no_length_until_enough_has_finished_and_then_it_learns_unasked(make, data, gather, until):
     role = make()
     data.finish(lambda prompt: 10 * (prompt + 1), prompts=range(PROMPTS - 1))
+    until(lambda: role._known == PROMPTS - 1, "what has finished")
     found, _ = asks(role, gather)
     assert {event.reason for event in found.values()} == {
         f"found finished responses to {PROMPTS - 1} prompts, expected {PROMPTS} to learn from"
     }
     data.finish(lambda prompt: 10 * (prompt + 1), prompts=[PROMPTS - 1])
-    role.submit([Predict(2, (0,))])
     learns(role, gather, "trained")
     found, _ = asks(role, gather, prompts=[0, PROMPTS - 1], seq=3)
     assert found[0].tokens < found[PROMPTS - 1].tokens
 
 
-def test_it_learns_anew_when_its_predictions_are_off_and_only_then(make, data, gather, tmp_path):
+def test_a_prompt_counts_once_all_its_samples_have_finished_since_the_first_to_finish_are_the_shortest(
+    make, data, gather, until
+):
+    role = make()
+    for sample in range(SAMPLES):
+        assert role._ranker is None
+        data.finish(lambda prompt: 10 * (prompt + 1) ** 2, samples=[sample])
+        until(lambda: role._seen == PROMPTS * (sample + 1), "what has finished")  # noqa: B023 - it is called here
+    learns(role, gather, "trained")
+    assert [len(example.lengths) for example in role._ranker._memory] == [SAMPLES] * PROMPTS
+
+
+def test_it_learns_anew_when_its_predictions_are_off_and_only_then(make, data, gather, until, tmp_path):
     trained().save(tmp_path / "given")
     role = make(path=tmp_path / "given")
+    before, _ = asks(role, gather)
     data.finish(lambda prompt: 10 * (prompt + 1))
-    asks(role, gather)
-    role._learning.join(30)
-    before, activity = asks(role, gather, seq=2)
-    assert activity == []  # all is as it was predicted
+    until(lambda: role._seen == PROMPTS * SAMPLES and not role._new, "what has finished")
     data.finish(lambda prompt: 90 * (prompt + 1), version=1)
-    role.submit([Predict(3, (0,))])
     learns(role, gather, "updated")
+    assert role._learned == 1  # the first time all was as it was predicted
     after, _ = asks(role, gather, seq=4)
     assert after[PROMPTS - 1].tokens > 3 * before[PROMPTS - 1].tokens
 
@@ -125,8 +138,7 @@ def test_it_learns_anew_when_its_predictions_are_off_and_only_then(make, data, g
 def test_its_successor_goes_on_with_what_it_has_learned_even_if_it_died_while_it_saved(make, data, gather, tmp_path):
     role = make()
     data.finish(lambda prompt: 10 * (prompt + 1))
-    asks(role, gather)
-    role._learning.join(30)
+    learns(role, gather, "trained")
     before, _ = asks(role, gather, seq=2)
     role.close()
     (tmp_path / "saved" / "2" / "predictor").mkdir(parents=True)  # and no more
@@ -167,6 +179,20 @@ def test_what_breaks_it_is_raised(make, gather):
     role = make()
     role.submit(["not a command"])
     with pytest.raises((RoleError, AttributeError)):
+        gather(role, lambda _: False, "an error")
+
+
+def test_what_breaks_it_while_it_learns_is_raised_too(make, data, gather):
+    role = make(method="no-such-method")
+    data.finish(lambda prompt: 10 * (prompt + 1))
+    with pytest.raises(UnknownMethodError, match="no-such-method"):
+        gather(role, lambda _: False, "an error")
+
+
+def test_a_data_role_that_does_not_come_back_in_time_breaks_it(make, caller, gather):
+    role = make(data_timeout_s=0.05)
+    caller.role = None
+    with pytest.raises(MemberDeadError):
         gather(role, lambda _: False, "an error")
 
 

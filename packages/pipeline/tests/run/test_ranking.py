@@ -28,8 +28,8 @@ def test_with_it_the_run_has_one_and_the_evaluation_of_controls_has_none():
 def test_what_the_role_is_told(tmp_path):
     told = ranker_settings(config(prompts=9, method="lexical"), tmp_path / "model", tmp_path / "ranker")
     assert told == {
-        "saved": tmp_path / "ranker", "path": None, "method": "lexical", "prompts": 9, "budget_s": 60.0, "max_tokens": 77,
-        "policy": tmp_path / "model", "seed": 5,
+        "saved": tmp_path / "ranker", "path": None, "method": "lexical", "prompts": 9, "samples": 8, "look_s": 2.0,
+        "budget_s": 60.0, "max_tokens": 77, "policy": tmp_path / "model", "seed": 5,
     }  # fmt: skip
 
 

@@ -307,7 +307,9 @@ class RankerConfig(_Strict):
     path: FilePath | None = None
     """a ranker that `tailrace rank` saved, to begin with; none: one is trained on the run's own finished responses"""
     prompts: Annotated[int, Field(ge=5)] = 64
-    """prompts with finished responses after which it is trained, and then each time looks whether it must learn anew"""
+    """prompts with all samples finished after which it is trained, and then each time asks whether it must learn anew"""
+    look_s: Annotated[float, Field(gt=0)] = 2.0
+    """seconds between two looks for finished responses"""
     budget_s: Seconds = 60.0
     """seconds that one training or update may take"""
 

@@ -2,9 +2,11 @@
 
     Predict ──► texts (data role) ──► LengthRanker.predict ──► Predicted, or PredictionFailed for what has no length
                                             ▲
-    responses that finished (data role) ────┴─ a thread: train once, then update when recall or coverage leaves its band
+    responses that finished (data role) ────┴─ a thread looks every `look_s`: train once there is enough, then update when
+                                               recall or coverage on the newest has left its band
 
-It answers while it learns, with what it knew before. What it has learned is saved, so that its successor goes on from there.
+It learns whether it is asked or not, and answers meanwhile with what it knew before. What it has learned is saved, so that its
+successor goes on from there. A prompt counts once all its samples have finished: those that finish first are the shortest.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 import math
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from typing import Any
 from tailrace.contracts import Activity, Command, Event, Predict, Predicted, PredictionFailed
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
-from tailrace.pipeline.roles.finished_lengths import FinishedLength
+from tailrace.pipeline.roles.finished_lengths import MOST, FinishedLength
 from tailrace.pipeline.roles.worker import Worker
 from tailrace.ranker import DamagedRankerError, Example, LengthRanker, Prediction, PredictionError
 
@@ -40,7 +43,9 @@ class RankerRole:
         saved: directory of what it learns in this run, one directory each time; it need not exist.
         path: directory of a ranker to begin with; None: it is trained on responses of this run.
         method: what is trained, see `tailrace.ranker.method_names`; ``"auto"`` tries several.
-        prompts: different prompts with new finished responses after which it is trained, or looks whether it has drifted.
+        prompts: different prompts with new finished responses after which it is trained, or asks whether it has drifted.
+        samples: finished responses with which a prompt counts.
+        look_s: seconds between two looks for finished responses.
         budget_s: seconds that one training or update may take.
         max_tokens: most tokens of a response: one with so many was cut.
         policy: directory of the model that generates the responses, for methods that read it.
@@ -58,21 +63,26 @@ class RankerRole:
         prompts: int,
         budget_s: float,
         max_tokens: int,
+        samples: int = 1,
+        look_s: float = 2.0,
         policy: Path | None = None,
         seed: int = 0,
         data_timeout_s: float = 180.0,
     ) -> None:
         self._data, self._data_timeout_s, self._saved = data, data_timeout_s, saved
-        self._method, self._prompts, self._budget_s = method, prompts, budget_s
+        self._method, self._prompts, self._samples, self._budget_s = method, prompts, samples, budget_s
         self._max_tokens, self._policy, self._seed = max_tokens, policy, seed
         self._ranker = _newest(saved, policy)
         if self._ranker is None and path is not None:
             self._ranker = LengthRanker.load(path, policy=policy)
         self._seen = 0
         self._new: list[FinishedLength] = []
-        self._learning: threading.Thread | None = None
+        self._known = 0  # prompts all of whose samples have finished since it learned last
         self._learned = 0
         self._worker = Worker("predictions", self._carry_out)
+        self._closing = threading.Event()
+        self._learner = threading.Thread(target=self._look_on, args=(look_s,), name="learning", daemon=True)
+        self._learner.start()
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 
@@ -94,6 +104,7 @@ class RankerRole:
 
     def close(self) -> None:
         """Answer nothing more. What is being learned is lost."""
+        self._closing.set()
         self._worker.close(_CLOSE_S)
 
     # ---- predictions, in the worker's thread ----------------------------------------------------------------------
@@ -101,48 +112,55 @@ class RankerRole:
     def _carry_out(self, command: Command) -> None:
         if not isinstance(command, Predict):
             raise RoleError(f"the ranker got {type(command).__name__} {command.seq}, expected Predict")
-        self._look()
-        ranker, known = self._ranker, len({length.prompt for length in self._new})
+        ranker = self._ranker
         if ranker is None:
-            why = f"found finished responses to {known} prompts, expected {self._prompts} to learn from"
+            why = f"found finished responses to {self._known} prompts, expected {self._prompts} to learn from"
             self._worker.put(*(PredictionFailed(prompt, why, command.seq) for prompt in command.prompts))
             return
         texts = self._data.call("prompt_texts", command.prompts, timeout_s=self._data_timeout_s)
         answers = zip(command.prompts, _predict(ranker, texts), strict=True)
         self._worker.put(*(_event(prompt, found, command.seq) for prompt, found in answers))
 
-    # ---- learning -------------------------------------------------------------------------------------------------
+    # ---- learning, in a thread of its own -------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        """Take over what has finished since, and begin to learn if it is enough."""
-        fresh = self._data.call("finished_lengths", self._seen, timeout_s=self._data_timeout_s)
-        if fresh:
-            self._seen = fresh[-1].number
-            self._new += fresh
-        busy = self._learning is not None and self._learning.is_alive()
-        if busy or len({length.prompt for length in self._new}) < self._prompts:
-            return
-        examples, self._new = _examples(self._new, self._max_tokens), []
-        self._learning = threading.Thread(target=self._learn, args=(examples,), name="learning", daemon=True)
-        self._learning.start()
-
-    def _learn(self, examples: Sequence[Example]) -> None:
+    def _look_on(self, period_s: float) -> None:
         try:
-            ranker = self._ranker
-            if ranker is None:
-                newer, did = self._train(examples), TRAINED
-            elif ranker.drifted(examples):
-                newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
-                newer.update(examples)
-            else:
-                return
-            _save(newer, self._saved)
-            self._ranker = newer
-            self._learned += 1
-            self._worker.put(Activity("ranker", "0", did, self._learned))
+            while not self._closing.wait(period_s):
+                self._look()
         except BaseException as error:
             # Not swallowed: `events` raises this error.
             self._worker.fail(error)
+
+    def _look(self) -> None:
+        """Take over what has finished since, and learn if it is enough."""
+        fresh = self._data.call("finished_lengths", self._seen, timeout_s=self._data_timeout_s)
+        if fresh:
+            self._seen = fresh[-1].number
+            self._new = [*self._new, *fresh][-MOST:]
+        counts = Counter(length.prompt for length in self._new)
+        whole = {prompt for prompt, count in counts.items() if count >= self._samples}
+        self._known = len(whole)
+        if len(whole) < self._prompts:
+            return
+        examples = _examples([length for length in self._new if length.prompt in whole], self._max_tokens)
+        self._new = [length for length in self._new if length.prompt not in whole]
+        self._learn(examples)
+
+    def _learn(self, examples: Sequence[Example]) -> None:
+        ranker = self._ranker
+        if ranker is None:
+            newer, did = self._train(examples), TRAINED
+        elif ranker.drifted(examples):
+            newer, did = copy.copy(ranker), UPDATED  # an update replaces what it knows, it changes none of it
+            newer.update(examples)
+        else:
+            return
+        if self._closing.is_set():
+            return
+        _save(newer, self._saved)
+        self._ranker = newer
+        self._learned += 1
+        self._worker.put(Activity("ranker", "0", did, self._learned))
 
     def _train(self, examples: Sequence[Example]) -> LengthRanker:
         return LengthRanker.train(

@@ -46,6 +46,8 @@ def ranker_settings(config: RunConfig, model: Path, saved: Path) -> dict[str, An
         "path": None if table.path is None else table.path.absolute(),
         "method": table.method,
         "prompts": table.prompts,
+        "samples": config.pipeline.samples_per_prompt,
+        "look_s": table.look_s,
         "budget_s": table.budget_s,
         "max_tokens": config.rollout.max_tokens,
         "policy": model.absolute(),

@@ -229,6 +229,8 @@ def make_deployment(
         "path": None,
         "method": "prompt-length",
         "prompts": GROUPS,
+        "samples": SAMPLES,
+        "look_s": 0.1,
         "budget_s": 30.0,
         "max_tokens": 64,
     }
