@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tailrace.contracts import Cycle, Progress, ReplicaView, TrajectoryView, Unstarted, Why
+from tailrace.contracts import Cycle, MeasuredRecall, Progress, ReplicaView, TrajectoryView, Unstarted, Why
 from tailrace.repack import LeastLoaded, LoadError, SkewAware
 from tailrace.repack.testing import SlotAdmission, check_routing_policy, random_cycle
 
@@ -209,3 +209,22 @@ def test_what_resumes_goes_to_its_class_if_a_replica_of_it_may_go_on():
 def test_options_that_make_no_sense_are_refused(options, words):
     with pytest.raises(LoadError, match=words):
         SkewAware(**COST, **options)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_predictions_that_find_the_longest_no_better_than_chance_are_not_used(seed):
+    draw = random.Random(seed)
+    views = [replica(f"r{n}", [9_000] * draw.randint(0, 3)) for n in range(4)]
+    predicted = [draw.choice([None, 500, 600, 8_000]) for _ in range(draw.randint(1, 30))]
+    told = cycle(views, [*predicted, 700.0], samples=2)
+    chance, skill = MeasuredRecall(0.3, 0.34, 128), MeasuredRecall(0.36, 0.34, 128)
+    blind = POLICY.route(dataclasses.replace(told, recall=chance))
+    least = list(LeastLoaded().route(told))
+    assert [(each.trajectory, each.replica) for each in blind] == [(e.trajectory, e.replica) for e in least], (
+        f"seed {seed}"
+    )
+    assert {each.reason.why for each in blind} == {Why.CHANCE}
+    assert {tuple(each.reason.numbers.items()) for each in blind} == {(("recall", 0.3), ("chance", 0.34))}
+    assert POLICY.route(dataclasses.replace(told, recall=skill)) == POLICY.route(told)
+    nothing = cycle([replica("r0"), replica("r1")], [None] * 3, samples=2)
+    assert {each.reason.why for each in POLICY.route(dataclasses.replace(nothing, recall=chance))} == {Why.UNPREDICTED}

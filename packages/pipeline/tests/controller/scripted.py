@@ -37,7 +37,7 @@ def spec(**changes):
 class Scripted:
     """Drives a controller.
 
-    `lengths` has what the ranker predicts, by prompt; it has nothing for others.
+    `lengths` has what the ranker predicts, by prompt; it has nothing for others. `tokens` is how long a response becomes.
 
     `machines` says where members stand, by role and id; `held` and `partial` what the data role says when it comes up.
     `left` are commands that nobody answered.
@@ -51,6 +51,7 @@ class Scripted:
         self._serves = {}
         self.machines, self.held, self.partial = {}, (), {}
         self.lengths = {}
+        self.tokens = lambda ref: 10
         self.reward = lambda name: float(len(name) % 2)
 
     @property
@@ -121,7 +122,7 @@ class Scripted:
                 return [c.Pulled(replica, version, seq)]
             case c.Route(replica=replica, trajectories=refs):
                 idle = c.Snapshot(replica, 0.0, 0, 0, 0, self._serves.get(replica), seq)
-                return [*(c.Finished(replica, ref.trajectory, 10, answers=seq) for ref in refs), idle]
+                return [*(c.Finished(replica, ref.trajectory, self.tokens(ref), answers=seq) for ref in refs), idle]
             case c.Interrupt(replica=replica, trajectories=names):
                 return [c.Interrupted(replica, name, 5, seq) for name in names]
             case c.Score(trajectories=names):

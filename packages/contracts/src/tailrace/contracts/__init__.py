@@ -78,6 +78,7 @@ from tailrace.contracts.policies import (
     TrainingPolicy,
 )
 from tailrace.contracts.reasons import CHOSEN, Reason, Why
+from tailrace.contracts.recall import MeasuredRecall
 from tailrace.contracts.recovery import (
     Failure,
     FleetAction,
@@ -175,6 +176,7 @@ __all__ = [
     "LendReplica",
     "LendsDevices",
     "MachineView",
+    "MeasuredRecall",
     "MemberView",
     "MissingExtraError",
     "Move",

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from tailrace.contracts.recall import MeasuredRecall
 from tailrace.contracts.recovery import Failure, FleetAction, FleetView, RecoveryAction, Suspected
 from tailrace.contracts.views import (
     Candidate,
@@ -169,6 +170,7 @@ class Cycle:
         routing: the routing policy, for a policy that wants to know where it would place trajectories.
         routings: routing decisions of earlier cycles: one for each group that started and each trajectory that resumed.
         turn: number of earlier cycles. A policy that bounds its work per cycle uses it to continue with other replicas.
+        recall: how well predicted lengths found the longest of late; None if too little has ended to say.
     """
 
     replicas: Sequence[ReplicaView]
@@ -178,6 +180,7 @@ class Cycle:
     routing: RoutingPolicy
     routings: int = 0
     turn: int = 0
+    recall: MeasuredRecall | None = None
 
 
 class BatchingSource(Protocol):

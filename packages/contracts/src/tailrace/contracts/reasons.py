@@ -20,6 +20,8 @@ class Why(StrEnum):
         what is predicted to be longer than the limit is among them.
     REGULAR: it is predicted to be none of the longest; `predicted` and `limit` in tokens, `limit` if any trajectory is longer.
     UNPREDICTED: nothing is predicted for it, so it counts as none of the longest.
+    CHANCE: predictions found the longest no better than chance of late, so it is placed as if there were none; `recall` and
+        `chance`, the recall up to which that is so.
     DRY: the replica ran out of work, so it takes the longest that waits, whichever it is; `predicted` in tokens, if known.
     MOVED: the trajectory moves between replicas; `who` is the other replica.
     EVALUATION: an evaluation is due or continues; `version`.
@@ -63,6 +65,7 @@ class Why(StrEnum):
     LONG_TAIL = "long-tail"
     REGULAR = "regular"
     UNPREDICTED = "unpredicted"
+    CHANCE = "chance"
     DRY = "dry"
     MOVED = "moved"
     EVALUATION = "evaluation"

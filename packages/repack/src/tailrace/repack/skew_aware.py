@@ -28,6 +28,7 @@ from typing import Annotated
 from tailrace.contracts import (
     CHOSEN,
     Cycle,
+    MeasuredRecall,
     Placement,
     Reason,
     ReplicaView,
@@ -51,7 +52,8 @@ _UNPREDICTED = Reason(Why.UNPREDICTED)
 class SkewAware(Costed):
     """The longest trajectories run apart from the others, in small batches. Plugin ``skew-aware``.
 
-    Without any prediction it places what `LeastLoaded` places.
+    Without any prediction it places what `LeastLoaded` places, and so it does while predictions find the longest no better than
+    chance: a split by those would only leave replicas idle.
 
     Args:
         k1, k2, k3, k4: see `Costed`.
@@ -84,8 +86,9 @@ class SkewAware(Costed):
             lengths += [group.predicted] * len(group.members)
         rolling = [*lengths, *(view.predicted for held in running for view in held)]
         known = sorted((length for length in rolling if length is not None), reverse=True)
-        if not known:
-            return [Placement(each.trajectory, each.replica, _UNPREDICTED) for each in LeastLoaded().route(cycle)]
+        unknown = _UNPREDICTED if not known else _no_better_than_chance(cycle.recall)
+        if unknown is not None:
+            return [Placement(each.trajectory, each.replica, unknown) for each in LeastLoaded().route(cycle)]
         part = self._part(replicas, running, known, len(rolling))
         return _place(cycle, part, resumed, sorted(fresh, key=part.turn))
 
@@ -231,6 +234,13 @@ class _Work(Loads):
     def give(self, index: int, count: int) -> None:
         self.work[index] += count * self.left
         super().give(index, count)
+
+
+def _no_better_than_chance(recall: MeasuredRecall | None) -> Reason | None:
+    """Why predictions are not used, if they are not."""
+    if recall is None or not recall.by_chance:
+        return None
+    return Reason(Why.CHANCE, "", {"recall": recall.recall, "chance": recall.chance})
 
 
 def _waiting(cycle: Cycle) -> tuple[list[TrajectoryView], list[_Fresh]]:

@@ -12,6 +12,7 @@ REASONS = {
     Why.LONG_TAIL: "{predicted:,.0f} tokens are predicted, and the replica is for those above {limit:,.0f}",
     Why.REGULAR: "{predicted:,.0f} tokens are predicted: none of the longest",
     Why.UNPREDICTED: "no length is predicted, so it counts as none of the longest",
+    Why.CHANCE: "predictions find {recall:.0%} of the longest, and chance up to {chance:.0%}: it has the least load",
     Why.DRY: "the replica had run dry and takes the longest that waits",
     Why.MOVED: "a move to {who}",
     Why.EVALUATION: "an evaluation of version {version:.0f}",

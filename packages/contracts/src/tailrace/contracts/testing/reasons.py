@@ -9,6 +9,7 @@ from tailrace.contracts.reasons import Reason, Why
 NUMBERS: dict[Why, frozenset[str]] = {
     Why.LONG_TAIL: frozenset({"predicted", "limit"}),
     Why.REGULAR: frozenset({"predicted", "limit"}),
+    Why.CHANCE: frozenset({"recall", "chance"}),
     Why.DRY: frozenset({"predicted"}),
     Why.EVALUATION: frozenset({"version"}),
     Why.BEHIND: frozenset({"version"}),

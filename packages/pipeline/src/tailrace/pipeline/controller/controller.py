@@ -76,8 +76,8 @@ class Controller:
         self.rounds = Rounds(spec, self.source, self.gate, self.ledger, self.trainer)
         self.refill = Refill(spec, self.ledger, self.trainer, self.gate, self.source, self.rounds)
         self.predictions = Predictions(
-            self.ledger, self.fleet, self.members, self.source, self.refill, self.outbox
-        )  # fmt: skip
+            self.ledger, self.fleet, self.members, self.source, self.refill, self.outbox, wanted=spec.ranker
+        )
         self.coordinator = Coordinator(
             spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.refill,
             self.discards, self.outbox,
@@ -282,6 +282,7 @@ class Controller:
             if group is None:
                 ledger.settle_eval(self.evaluations.scored(trajectory, event, self.trainer, self.now))
             elif group.scored >= group.needed and group.phase is GroupPhase.GENERATING:
+                self.predictions.completed(group)
                 self.groups.complete(group)
         self._worked(SCORER)
         self._worked(DATA)
@@ -308,6 +309,7 @@ class Controller:
         self.provisioning.stepped(self.now, event.metrics.get("wall_s", 0.0))
         self._worked(TRAINER)
         self.ledger.trained(event.version)
+        self.predictions.trained(event.version)
         self.weights.publish()
         if trainer.step % self.spec.checkpoint_every == 0 or trainer.step >= self.trainer.steps:
             self.weights.checkpoint()

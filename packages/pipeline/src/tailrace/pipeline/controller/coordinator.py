@@ -156,6 +156,7 @@ class Coordinator:
             routing=self._spec.routing,
             routings=self.routings,
             turn=self.cycles,
+            recall=self._ledger.predictions.record.recall,
         )
 
     def _part(self, views: list[c.ReplicaView]) -> tuple[list[c.ReplicaView], c.Pool]:

@@ -114,8 +114,8 @@ class Ledger:
 
     def start(self, group: GroupState, version: int) -> None:
         """Fix the version of a group whose first trajectory is about to be routed. Call `pool_rest` afterwards."""
-        group.version = version
-        self.counts.unpredicted += len(group.members) * (group.prompt not in self.predictions.tokens)
+        group.version, group.predicted = version, self.predictions.tokens.get(group.prompt)
+        self.counts.unpredicted += len(group.members) * (group.predicted is None)
         self._leaves_unstarted(group)
         group.states = group.fresh()
         group.rewards = [None] * len(group.members)
@@ -299,6 +299,7 @@ class Ledger:
 
     def roll_back(self, durable: int) -> None:
         """Put groups that were consumed for versions newer than a checkpoint back into the buffer."""
+        self.predictions.record.fell_back(durable)
         undone = [version for version in self.consumed if version > durable]
         back = [self.groups[index] for version in undone for index in self.consumed.pop(version)]
         for group in sorted(back, key=_order):
@@ -313,11 +314,10 @@ class Ledger:
             settled = [index for index in self.consumed[made] if self.groups[index].phase is GroupPhase.TRAINED]
             if len(settled) == len(self.consumed[made]):
                 del self.consumed[made]
-                trajectories = self.trajectories
                 for index in settled:
                     self.predictions.done(self.groups[index].prompt)
                     for name in self.groups.pop(index).members:
-                        del trajectories[name]
+                        del self.trajectories[name]
                 ended += settled
         return ended
 

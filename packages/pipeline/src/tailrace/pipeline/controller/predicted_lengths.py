@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tailrace.pipeline.controller.prediction_record import PredictionRecord
 from tailrace.ranker import Prediction, remaining_tokens
 
 
@@ -15,11 +16,13 @@ class PredictedLengths:
         tokens: median of the response tokens by prompt.
         p90: their 0.9-quantile by prompt, where it is predicted.
         asked: prompts that the ranker that is up was asked for, whether it has answered or not.
+        record: what was predicted, beside how long it became.
     """
 
     tokens: dict[int, float] = field(default_factory=dict)
     p90: dict[int, float] = field(default_factory=dict)
     asked: dict[int, None] = field(default_factory=dict)
+    record: PredictionRecord = field(default_factory=PredictionRecord)
 
     def of(self, prompt: int, generated: int) -> tuple[float | None, float | None]:
         """`predicted` and `left` of the view of a trajectory that has so many response tokens and has not ended.

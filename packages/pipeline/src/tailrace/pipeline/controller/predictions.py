@@ -18,7 +18,7 @@ from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import RANKER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.refill import Refill
-from tailrace.pipeline.controller.states import GroupPhase
+from tailrace.pipeline.controller.states import GroupPhase, GroupState
 from tailrace.pipeline.errors import ControllerError
 
 _COMMANDS = 8  # in which the prompts that may be launched soon are asked for, as launches go on
@@ -34,6 +34,7 @@ class Predictions:
         source: the batching source.
         refill: says how much may be launched soon.
         outbox: takes the commands.
+        wanted: whether the run has a ranker.
     """
 
     def __init__(
@@ -44,12 +45,27 @@ class Predictions:
         source: c.BatchingSource,
         refill: Refill,
         outbox: Outbox,
+        *,
+        wanted: bool,
     ) -> None:
         self._ledger, self._fleet, self._members = ledger, fleet, members
-        self._source, self._refill, self._outbox = source, refill, outbox
+        self._source, self._refill, self._outbox, self._wanted = source, refill, outbox, wanted
         self.asked_at: int | None = None  # groups admitted when the ranker that is up was last asked
 
         self.updates = 0  # of rankers, in the whole run
+
+    # ---- what became of them --------------------------------------------------------------------------------------
+
+    def completed(self, group: GroupState) -> None:
+        """All trajectories of a group have ended: see how well they were predicted."""
+        if self._wanted:
+            self._ledger.predictions.record.completed(group)
+
+    def trained(self, version: int) -> None:
+        """The groups that were consumed for a version were trained on."""
+        ledger = self._ledger
+        if self._wanted:
+            ledger.predictions.record.stepped(version, [ledger.groups[at] for at in ledger.consumed.get(version, ())])
 
     # ---- asking ---------------------------------------------------------------------------------------------------
 

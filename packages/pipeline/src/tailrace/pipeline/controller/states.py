@@ -59,7 +59,8 @@ class GroupState:
 
     `states` are its trajectories in order of their samples, once it has started. `scored` counts those with a reward;
     `rewards` has their rewards by sample, `tokens` their response tokens, and `newer` counts those of versions newer than the
-    group's. `candidate` is the complete group for a sampler. `round`, `kind` and `draw` are those of its `Launch`.
+    group's. `predicted` are the response tokens that were predicted for each of its trajectories when it started; None if
+    nothing was. `candidate` is the complete group for a sampler. `round`, `kind` and `draw` are those of its `Launch`.
     """
 
     index: int
@@ -78,6 +79,7 @@ class GroupState:
     round: int | None = None
     kind: str = ""
     draw: int | None = None
+    predicted: float | None = None
 
     def fresh(self) -> list[TrajectoryState]:
         """Its trajectories, as none of them has started."""

@@ -12,6 +12,7 @@ from tailrace.pipeline.controller.evaluations import EvaluationResult, Evaluatio
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import REPLICA, Members
+from tailrace.pipeline.controller.prediction_record import Outcome
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.states import Counts
 from tailrace.pipeline.controller.trainer_state import TrainerState
@@ -82,6 +83,11 @@ class RunView:
     def ranker_updates(self) -> int:
         """How often a ranker has learned anew after its first training."""
         return self._parts.predictions.updates
+
+    @property
+    def prediction_outcomes(self) -> Sequence[Outcome]:
+        """What was predicted of groups that were trained on as they started, and their lengths; empty without a ranker."""
+        return self._parts.ledger.predictions.record.outcomes()
 
     @property
     def version(self) -> int:

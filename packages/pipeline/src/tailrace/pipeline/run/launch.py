@@ -28,6 +28,7 @@ from tailrace.pipeline.run.imports import keep_bytecode
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
+from tailrace.pipeline.run.ranker_figures import prompt_characters
 from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.run.round_figures import round_figures
 from tailrace.pipeline.run.score_figures import score_figures
@@ -294,6 +295,7 @@ class _Launch:
             wall_s=self.status.status.wall_s,
             training_s=training_s,
             queued=len(rounds.queued),
+            prompt_characters=prompt_characters(controller.view, lambda prompts: data.call("prompt_texts", prompts)),
             extra={
                 "changes": self.directory.changes(),
                 "warm_start_s": prepared.warm_start_s,

@@ -10,6 +10,7 @@ from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.run.figures import mean_counted, percentile
+from tailrace.pipeline.run.ranker_figures import NO_RANKER, ranker_figures
 from tailrace.pipeline.run.results import Measured, Quantity, Results, baseline, results_of
 
 
@@ -24,6 +25,7 @@ def summarise(
     training_s: float,
     extra: Mapping[str, Any],
     queued: int = 0,
+    prompt_characters: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
 
@@ -38,6 +40,7 @@ def summarise(
         training_s: seconds from the first published version to the last step.
         extra: further fields.
         queued: prompts that lost the race of a round and wait to come again.
+        prompt_characters: characters of each prompt that was trained on, if there is a ranker; None if prompts have no text.
     """
     counts = run.counts
     results = results_of(run.evaluations, controls, baseline=baseline(config))
@@ -86,8 +89,7 @@ def summarise(
             "failed_words": dict(sorted(counts.failed_words.items())),
             "lost": lost_groups,
         },
-        "unpredicted": None if config.ranker is None else counts.unpredicted,
-        "ranker_updates": None if config.ranker is None else run.ranker_updates,
+        **(NO_RANKER if config.ranker is None else ranker_figures(run, prompt_characters)),
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
         "lost_trajectories": counts.prompts * samples - settled,

@@ -1,0 +1,110 @@
+"""What was predicted of groups as they started, beside how long their responses became.
+
+A prediction counts as it stood when its group started: whatever a ranker says later may know the responses that it predicts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from tailrace.contracts import MeasuredRecall
+from tailrace.pipeline.controller.states import GroupState
+from tailrace.ranker import recall
+
+SHARE = 0.2
+"""Of trajectories that are the longest: the tail of StreamRL, section 5.3."""
+_WINDOW, _EVERY = 128, 16  # groups that count, and after how many more they are measured again
+_LEAST = 32  # groups that say anything
+_ERRORS = 2.0  # standard errors that are still chance
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A group that ended.
+
+    Args:
+        prompt: index in the prompt stream.
+        predicted: tokens that were predicted for each of its trajectories when it started; None if nothing was.
+        lengths: response tokens of each.
+    """
+
+    prompt: int
+    predicted: float | None
+    lengths: tuple[int, ...]
+
+    @staticmethod
+    def of(group: GroupState) -> Outcome:
+        """The outcome of a group all of whose trajectories have finished."""
+        return Outcome(group.prompt, group.predicted, tuple([state.tokens for state in group.states]))
+
+
+def recall_of(scored: Iterable[tuple[float | None, Outcome]]) -> float | None:
+    """Of the longest `SHARE` of trajectories, the part that is among as many with the highest scores; see `recall`.
+
+    Args:
+        scored: groups, each with the score of its trajectories; None stands below every score, since what has no prediction
+            is none of the longest.
+
+    Returns:
+        None if there are no trajectories.
+    """
+    scores: list[float] = []
+    lengths: list[int] = []
+    for score, outcome in scored:
+        scores += [-math.inf if score is None else score] * len(outcome.lengths)
+        lengths += outcome.lengths
+    return recall(scores, lengths, SHARE) if lengths else None
+
+
+def measured_recall(outcomes: Sequence[Outcome]) -> MeasuredRecall | None:
+    """How well predictions found the longest, and what chance finds; None if there are too few groups to say.
+
+    Trajectories of a group are alike, so groups are what is counted: of g groups, in an order that says nothing, the longest
+    `SHARE` p are found with the mean p and a standard deviation of (1 - p)/sqrt(g - 1), that of the hypergeometric law. Two of
+    them above the mean are still chance.
+    """
+    if len(outcomes) < _LEAST:
+        return None
+    found = recall_of((outcome.predicted, outcome) for outcome in outcomes)
+    assert found is not None
+    return MeasuredRecall(found, SHARE + _ERRORS * (1 - SHARE) / math.sqrt(len(outcomes) - 1), len(outcomes))
+
+
+@dataclass(slots=True)
+class PredictionRecord:
+    """Predictions and lengths of a run.
+
+    Args:
+        recent: the last groups that ended with a prediction, oldest first.
+        ended: how many did.
+        recall: measured on `recent`, every 16 groups; None until there are 32.
+        trained: all groups that were trained on, by the version that they made.
+    """
+
+    recent: list[Outcome] = field(default_factory=list)
+    ended: int = 0
+    recall: MeasuredRecall | None = None
+    trained: dict[int, list[Outcome]] = field(default_factory=dict)
+
+    def completed(self, group: GroupState) -> None:
+        """All trajectories of a group have ended."""
+        if group.predicted is None:
+            return
+        self.recent = [*self.recent[1 - _WINDOW :], Outcome.of(group)]
+        self.ended += 1
+        if self.ended % _EVERY == 0:
+            self.recall = measured_recall(self.recent)
+
+    def stepped(self, version: int, groups: Iterable[GroupState]) -> None:
+        """These groups were trained on and made a version."""
+        self.trained[version] = [Outcome.of(group) for group in groups]
+
+    def fell_back(self, version: int) -> None:
+        """The trainer goes on from a version: later ones are undone."""
+        self.trained = {made: outcomes for made, outcomes in self.trained.items() if made <= version}
+
+    def outcomes(self) -> list[Outcome]:
+        """All groups that were trained on and stay so, in order of versions."""
+        return [outcome for _, outcomes in sorted(self.trained.items()) for outcome in outcomes]

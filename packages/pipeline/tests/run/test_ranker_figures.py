@@ -1,0 +1,53 @@
+"""Figures of the ranker in a summary: over all that was trained on, with predictions as they stood before."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from tailrace.pipeline.controller.prediction_record import Outcome
+from tailrace.pipeline.run.ranker_figures import NO_RANKER, prompt_characters, ranker_figures
+from tailrace.ranker import recall
+
+OUTCOMES = [
+    Outcome(prompt, None if prompt % 5 == 0 else 100.0 + (prompt * 37) % 50, (prompt % 7, 3 * prompt % 11))
+    for prompt in range(2_500)
+]
+
+
+def a_run(outcomes):
+    return SimpleNamespace(
+        prediction_outcomes=outcomes, ranker_updates=3, counts=SimpleNamespace(unpredicted=2 * len(outcomes) // 5)
+    )
+
+
+def text_of(prompt):
+    return "a" * (prompt % 13 + 1)
+
+
+def test_recall_is_over_all_that_was_trained_on():
+    run, asked = a_run(OUTCOMES), []
+
+    def texts(prompts):
+        asked.append(len(prompts))
+        return [text_of(prompt) for prompt in prompts]
+
+    characters = prompt_characters(run, texts)
+    assert asked == [1_000, 1_000, 500]
+    assert characters == {prompt: len(text_of(prompt)) for prompt in range(2_500)}
+    lengths = [length for outcome in OUTCOMES for length in outcome.lengths]
+    scores = [outcome.predicted or 0.0 for outcome in OUTCOMES for _ in outcome.lengths]
+    sizes = [len(text_of(outcome.prompt)) for outcome in OUTCOMES for _ in outcome.lengths]
+    assert ranker_figures(run, characters) == {
+        "ranker_recall20": pytest.approx(recall(scores, lengths, 0.2), abs=1e-4),
+        "prompt_length_recall20": pytest.approx(recall(sizes, lengths, 0.2), abs=1e-4),
+        "ranker_updates": 3,
+        "unpredicted": 1_000,
+    }
+
+
+def test_without_texts_or_without_anything_trained_there_is_no_figure():
+    assert ranker_figures(a_run(OUTCOMES), None)["prompt_length_recall20"] is None
+    empty = ranker_figures(a_run([]), {})
+    assert (empty["ranker_recall20"], empty["prompt_length_recall20"]) == (None, None)
+    assert set(NO_RANKER) == set(empty)
+    assert prompt_characters(a_run([]), lambda _: pytest.fail("nobody is asked")) == {}
