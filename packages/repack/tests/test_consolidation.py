@@ -21,6 +21,7 @@ loads = st.builds(
     kv_peak=st.none() | kv_shares,
     waiting=st.sampled_from([0, 0, 0, 2]),
     ramp_down=st.sampled_from([None, True, True, False]),
+    kv_projected=st.none() | kv_shares.map(lambda share: 1.5 * share),
 )
 fleets = st.lists(loads, max_size=120, unique_by=lambda load: load.replica)
 limits = st.fixed_dictionaries(
@@ -61,12 +62,12 @@ def test_no_trajectory_is_lost_and_no_destination_overfilled(fleet, limit):
     sources, destinations = [move.source for move in moves], {move.destination for move in moves}
     assert len(set(sources)) == len(sources)
     assert not destinations & set(sources)
-    kv = {name: by_name[name].kv_used for name in destinations}
+    kv = {name: by_name[name].planned for name in destinations}
     requests = {name: by_name[name].requests for name in destinations}
     for move in moves:
         assert by_name[move.source].version == by_name[move.destination].version
         assert by_name[move.source].requests > 0
-        kv[move.destination] += by_name[move.source].kv_used
+        kv[move.destination] += by_name[move.source].planned
         requests[move.destination] += by_name[move.source].requests
     assert all(value <= limit["kv_threshold"] - limit["headroom"] for value in kv.values())
     assert all(value <= limit["roofline_batch"] for value in requests.values())

@@ -58,6 +58,7 @@ def where(placements):
         (BestFit(), 0.99, True),
         (BestFit(headroom=0.2, roofline_batch=3), 0.79, True),
         (BestFit(literal=True, kv_threshold=0.5), 0.5, True),
+        (BestFit(projected=True), 0.99, True),
     ],
 )
 def test_relocation_contract(policy, limit, moves):
@@ -269,6 +270,25 @@ def test_best_fit_releases_a_replica():
 )
 def test_best_fit_leaves_alone(changes):
     assert BestFit().plan(cycle([view("a"), view("b", **changes)])) == []
+
+
+def running(*left, capacity=10_000, **fields):
+    """A replica that runs one trajectory for each of these: tokens that are left of it, None if that is not predicted."""
+    name = fields.pop("name", "a")
+    held = {f"{name}/{n}": TrajectoryView(f"{name}/{n}", n, 1, left=tokens) for n, tokens in enumerate(left)}
+    return view(name, in_flight=len(left), running=len(left), kv_capacity_tokens=capacity, trajectories=held, **fields)
+
+
+def test_best_fit_by_what_is_left():
+    """At 0.2 and 0.3 of the cache both fit together. By what is left of them they would need 1.3 of it."""
+    growing = [running(4_000, 4_000, kv=0.2), running(100, 1_000, name="b", kv=0.3)]
+    ending = [running(100, 200, kv=0.2), running(100, 1_000, name="b", kv=0.3)]
+    for views in (growing, ending):
+        assert len(BestFit().plan(cycle(views))) == 1
+    assert BestFit(projected=True).plan(cycle(growing)) == []
+    assert BestFit(projected=True).plan(cycle(ending)) == BestFit().plan(cycle(ending))
+    unknown = [dataclasses.replace(each, kv_capacity_tokens=0) for each in growing]
+    assert BestFit(projected=True).plan(cycle(unknown)) == BestFit().plan(cycle(unknown))
 
 
 def test_best_fit_literally():

@@ -77,10 +77,11 @@ def cycles(seed, policy, fleet, groups):
 
 
 policies = st.builds(
-    lambda model, mu, prompt: MarginalThroughput(*model, mu=mu, prompt_tokens=prompt),
+    lambda model, mu, prompt, predicted: MarginalThroughput(*model, mu=mu, prompt_tokens=prompt, predicted=predicted),
     st.sampled_from(MODELS),
     st.sampled_from([0.01, 0.3, 0.7, 1.0]),
     st.sampled_from([0, 100]),
+    st.booleans(),
 )
 seeds = st.integers(0, 2**32)
 
@@ -125,6 +126,7 @@ def test_contracts():
     waterfall = MarginalThroughput(*TABLE_4, prompt_tokens=100)
     assert check_routing_policy(waterfall) > 300
     assert check_routing_policy(MarginalThroughput(*TABLE_4, mu=0.9)) > 100
+    assert check_routing_policy(MarginalThroughput(*TABLE_4, predicted=True)) > 100
     for routing in (waterfall, LeastLoaded(), RoundRobin()):
         assert check_sync_policy(WhenUseful(), routing=routing, cases=150) > 30
     assert check_sync_policy(Interrupting()) > 300

@@ -195,6 +195,32 @@ def test_what_is_left_is_the_mean_of_what_is_longer_wherever_a_trajectory_is():
     replayed(run)
 
 
+def test_what_is_left_of_one_that_runs_follows_what_its_replica_generates():
+    run = scripted([], steps=2)
+    run.go(c.Tick(), leave=(c.Route,))
+    run.go(*(c.Predicted(prompt, 600.0, p90=2_000.0) for prompt in range(10)), leave=(c.Route,))
+    replica = run.controller.ledger.trajectories["0.0"].replica
+    held = len(run.controller.fleet.replicas[replica].assigned)
+    left = [left_of(run, "0.0")]
+    assert left[0] == pytest.approx(mean_left(600.0, 2_000.0, 0), rel=1e-2)
+
+    def snapshot(after_s, tokens_per_s, running=held):
+        run.now += after_s
+        seq = run.controller.outbox.seq
+        run.go(c.Snapshot(replica, 0.5, running, held - running, 0, 0, seq, tokens_per_s), leave=(c.Route,))
+        return left_of(run, "0.0")
+
+    assert snapshot(7.0, 900.0) == left[0]  # the first says nothing of when it began
+    assert snapshot(5.0, held * 60.0) == pytest.approx(mean_left(600.0, 2_000.0, 300), rel=2e-2)
+    assert snapshot(5.0, 0.0) == pytest.approx(mean_left(600.0, 2_000.0, 300), rel=2e-2)
+    assert snapshot(10.0, held * 60.0) == pytest.approx(mean_left(600.0, 2_000.0, 900), rel=2e-2)
+    run.go(c.Interrupted(replica, "0.0", 650), leave=(c.Route,))  # now it is known
+    assert left_of(run, "0.0") == pytest.approx(mean_left(600.0, 2_000.0, 650), rel=2e-2)
+    run.down("replica", replica, leave=(c.Route,))
+    assert run.controller.fleet.replicas[replica].assigned.generated == 0
+    replayed(run)
+
+
 # ---- asking -----------------------------------------------------------------------------------------------------------
 
 

@@ -55,6 +55,22 @@ def test_a_wrong_value_is_one_line(ranker, message):
     assert len(str(raised.value).splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("axis", "policy"),
+    [
+        ("routing", {"name": "marginal-throughput", "predicted": True}),
+        ("relocation", {"name": "best-fit", "projected": True}),
+    ],
+)
+def test_a_policy_that_plans_with_predictions_needs_a_ranker(axis, policy):
+    table = {**TASK, "pipeline": {axis: policy}}
+    option = list(policy)[1]
+    with pytest.raises(ConfigError, match=rf"key 'pipeline\.{axis}\.{option}': found true in a run without a ranker"):
+        check_ranker(RunConfig.model_validate(table))
+    check_ranker(RunConfig.model_validate({**table, "ranker": {}}))
+    check_ranker(RunConfig.model_validate({**TASK, "pipeline": {axis: {**policy, option: False}}}))
+
+
 def test_a_fault_of_a_ranker_that_is_not_there_is_one_line():
     faults = {**TASK, "faults": ("ranker@step1",)}
     with pytest.raises(ConfigError, match="found no ranker in this run, expected one of data, scorer, trainer"):

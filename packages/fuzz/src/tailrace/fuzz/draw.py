@@ -13,6 +13,7 @@ from tailrace.fuzz.policies import (
     NEWER,
     NONE,
     POLICIES,
+    SHARE_OF_NEWER,
     Policies,
     admits_rounds,
     as_it_is,
@@ -25,6 +26,7 @@ from tailrace.fuzz.policies import (
     takes,
 )
 from tailrace.pipeline.config.models import Choice
+from tailrace.pipeline.run.ranking import PLANS_WITH_PREDICTIONS
 
 ADMIT_ROUNDS = ("on-policy", "one-step")
 
@@ -99,6 +101,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["refusals"] = refusals.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.3])
     if pipeline["routing"]["name"] in NEWER["routing"]:
         content["predictions"] = Random(f"tailrace fuzz {seed}, predictions").choice([0.0, 0.4, 1.0, 1.0])
+    _plan_with_predictions(Random(f"tailrace fuzz {seed}, plans with predictions"), content, policies)
     if content.get("predictions"):
         ranker = Random(f"tailrace fuzz {seed}, what breaks the ranker")
         many = ranker.choice([0, 0, 1, 3])
@@ -108,6 +111,16 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
     return Case.model_validate(content)
+
+
+def _plan_with_predictions(random: Random, content: dict[str, Any], policies: Policies) -> None:
+    """In some cases the policies that can plan with predicted lengths do, and there is a ranker."""
+    chosen, share = random.random() < SHARE_OF_NEWER, random.choice([0.4, 1.0])
+    pipeline = content["pipeline"]
+    for axis, option in PLANS_WITH_PREDICTIONS:
+        if chosen and axis not in policies and option in takes(axis, pipeline[axis]["name"]):
+            pipeline[axis] = {**pipeline[axis], option: True}
+            content["predictions"] = content.get("predictions") or share
 
 
 def _with_a_tail(content: dict[str, Any]) -> None:

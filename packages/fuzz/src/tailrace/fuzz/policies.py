@@ -46,6 +46,8 @@ FOLLOWS = {
     "k2",
     "k3",
     "k4",
+    "predicted",
+    "projected",
     "tokens",
     "batchwise",
 }

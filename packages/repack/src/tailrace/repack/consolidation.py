@@ -41,7 +41,7 @@ def consolidate(
     Returns:
         Moves in the order in which they were planned, the oldest version first. No replica is both a source and a
         destination, and both serve the same version. After the plan each destination has at most
-        ``kv_threshold - headroom`` of KV usage and `roofline_batch` requests.
+        ``kv_threshold - headroom`` of KV usage, projected where that is given, and `roofline_batch` requests.
 
     Raises:
         LoadError: a replica occurs twice, or a limit is out of its range.
@@ -56,7 +56,7 @@ def consolidate(
 def candidates_by_version(
     loads: Sequence[ReplicaLoad], *, kv_threshold: float, roofline_batch: int, headroom: float, literal: bool
 ) -> list[list[ReplicaLoad]]:
-    """The candidate set S of each version, oldest version first, each sorted by KV usage (lines 3 and 4).
+    """The candidate set S of each version, oldest version first, each sorted by planned KV usage (lines 3 and 4).
 
     Raises:
         LoadError: as for `consolidate`.
@@ -76,25 +76,25 @@ def candidates_by_version(
         if is_candidate(load, kv_threshold=kv_threshold, roofline_batch=roofline_batch, literal=literal):
             groups.setdefault(load.version, []).append(load)
     return [
-        sorted(group, key=lambda load: (load.kv_used, load.replica))
+        sorted(group, key=lambda load: (load.planned, load.replica))
         for _, group in sorted(groups.items(), key=lambda item: item[0])
     ]
 
 
 def _plan(candidates: Sequence[ReplicaLoad], capacity: float, batch: int) -> list[Move]:
-    """Lines 6 to 13 over one version's candidates, in ascending order of KV usage.
+    """Lines 6 to 13 over one version's candidates, in ascending order of planned KV usage.
 
     Sources come in ascending order and bins only fill up. So a bin that is too full for one source is too full for every
     later one and is dropped; the search then needs to check only the limit on requests.
     """
-    bins = LoadOrderedBins(sorted((load.kv_used, -rank, load.requests) for rank, load in enumerate(candidates)))
+    bins = LoadOrderedBins(sorted((load.planned, -rank, load.requests) for rank, load in enumerate(candidates)))
     pinned: set[int] = set()
     moves: list[Move] = []
     for rank, source in enumerate(candidates):
         if rank in pinned:
             continue
-        bins.drop_above(capacity, source.kv_used)
-        own = (source.kv_used, -rank, source.requests)
+        bins.drop_above(capacity, source.planned)
+        own = (source.planned, -rank, source.requests)
         was_there = bins.remove(own)
         destination = bins.fullest(batch - source.requests)
         if destination is None:
@@ -103,7 +103,7 @@ def _plan(candidates: Sequence[ReplicaLoad], capacity: float, batch: int) -> lis
             continue
         load, key, requests = destination
         bins.remove(destination)
-        bins.add((load + source.kv_used, key, requests + source.requests))
+        bins.add((load + source.planned, key, requests + source.requests))
         pinned.add(-key)
         moves.append(Move(source.replica, candidates[-key].replica))
     return moves

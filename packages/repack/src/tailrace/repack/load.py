@@ -23,6 +23,8 @@ class ReplicaLoad:
         kv_peak: the highest usage since it was last given work; None if unknown.
         waiting: trajectories queued inside the engine.
         ramp_down: whether usage has fallen below its peak since it was last given work; None: see `ramping_down`.
+        kv_projected: the highest usage until its trajectories have ended (`peak_kv`), which is then planned with; None: what is
+            in use.
 
     Raises:
         LoadError: a usage is negative or not finite, or a count is negative.
@@ -37,9 +39,10 @@ class ReplicaLoad:
     kv_peak: float | None = None
     waiting: int = 0
     ramp_down: bool | None = None
+    kv_projected: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("kv_used", "kv_used_before", "kv_peak"):
+        for name in ("kv_used", "kv_used_before", "kv_peak", "kv_projected"):
             value = getattr(self, name)
             if value is not None and not (value >= 0 and math.isfinite(value)):
                 raise LoadError(
@@ -48,6 +51,11 @@ class ReplicaLoad:
         for name in ("requests", "waiting"):
             if getattr(self, name) < 0:
                 raise LoadError(f"replica {self.replica}: found {name}={getattr(self, name)}, expected at least 0")
+
+    @property
+    def planned(self) -> float:
+        """The usage that a plan counts with."""
+        return self.kv_used if self.kv_projected is None else max(self.kv_used, self.kv_projected)
 
     @property
     def ramping_down(self) -> bool:

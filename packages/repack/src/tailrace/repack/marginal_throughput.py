@@ -12,8 +12,9 @@ such a replica, everything behind the head waits too. Where the paper leaves a c
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -39,6 +40,7 @@ class MarginalThroughput(Costed):
         k1, k2, k3, k4: see `Costed`.
         mu: share of the ideal gain that is enough.
         prompt_tokens: tokens assumed for a trajectory of unknown length.
+        predicted: plan one that has no tokens yet with those that are predicted for it, where the paper plans with none.
 
     Raises:
         LoadError: a value is out of its range.
@@ -46,6 +48,7 @@ class MarginalThroughput(Costed):
 
     mu: Annotated[float, Tried((0.05, 0.3, 0.8))] = 0.3
     prompt_tokens: int = 0
+    predicted: bool = False
 
     def __post_init__(self) -> None:
         Costed.__post_init__(self)
@@ -70,9 +73,28 @@ class MarginalThroughput(Costed):
         views = sorted((view for view in cycle.replicas if planned_with(view)), key=lambda view: view.replica)
         return GainIndex(self.model, views)
 
+    def lengths(self, index: GainIndex) -> Callable[[TrajectoryView], int]:
+        """A function that says with how many tokens one without tokens is planned.
+
+        A prediction counts up to what the smallest KV cache holds: no replica would ever have room for more, and all that is
+        behind it would wait.
+        """
+        prompt = self.prompt_tokens
+        if not self.predicted:
+            return lambda _: prompt
+        most = min((view.kv_capacity_tokens for view in index.views if view.kv_capacity_tokens), default=None)
+
+        def length(view: TrajectoryView) -> int:
+            response = view.predicted if view.left is None else view.left
+            wanted = prompt if response is None else prompt + math.ceil(response)
+            return wanted if most is None else max(prompt, min(wanted, most))
+
+        return length
+
     def pour(self, index: GainIndex, waiting: Queues, admits: TentativeAdmission) -> Iterator[Poured]:
         """Placements in order. Each is applied to the index and to a copy of admission when the next one is asked for."""
-        k1, k4, alone, mu, prompt_tokens = self.k1, self.k4, max(self.k2, self.k3), self.mu, self.prompt_tokens
+        k1, k4, alone, mu = self.k1, self.k4, max(self.k2, self.k3), self.mu
+        length_of = self.lengths(index)
         versions = index.versions()
         newer = {version: versions[place:] for place, version in enumerate(versions)}
         started: dict[int, int] = {}
@@ -82,7 +104,7 @@ class MarginalThroughput(Costed):
             if oldest is not None and oldest not in newer:
                 newer[oldest] = versions[bisect_left(versions, oldest) :]
             for view in queue:
-                length = view.tokens or prompt_tokens
+                length = view.tokens or length_of(view)
                 least = mu * (1 / (k1 * length + alone + k4))
                 version = started.get(view.group) if oldest is None else oldest
                 if version is None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from tailrace.contracts import Cycle, Move, Tried
+from tailrace.contracts import Cycle, Move, ReplicaView, Tried
 from tailrace.repack.consolidation import consolidate
 from tailrace.repack.errors import LoadError
 from tailrace.repack.load import ReplicaLoad
+from tailrace.repack.projection import peak_kv
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class BestFit:
         headroom: share of the KV cache to keep free for the growth of moved trajectories, 0 to 0.2.
         period_s: seconds between two plans; there is also one after every update of the trainer.
         literal: choose candidates by the rule as printed in Algorithm 1.
+        projected: plan with the highest KV usage until a replica's trajectories have ended, by what is predicted to be left of
+            them, instead of with what is in use.
 
     Raises:
         LoadError: a value is out of its range.
@@ -47,6 +50,7 @@ class BestFit:
     headroom: Annotated[float, Tried((0.0, 0.1))] = 0.0
     period_s: Annotated[float, Tried((0.5, 2.0, 5.0))] = 5.0
     literal: bool = False
+    projected: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.kv_threshold <= 1:
@@ -85,6 +89,7 @@ class BestFit:
                 kv_peak=view.kv_peak,
                 waiting=view.waiting,
                 ramp_down=view.kv < view.kv_peak,
+                kv_projected=_projected(view) if self.projected else None,
             )
             for view in settled
             if view.version is not None
@@ -100,3 +105,8 @@ class BestFit:
             headroom=self.headroom,
             literal=self.literal,
         )
+
+
+def _projected(view: ReplicaView) -> float:
+    """The highest KV usage of a replica until what runs has ended."""
+    return peak_kv(view.kv, [trajectory.left for trajectory in view.trajectories.values()], view.kv_capacity_tokens)

@@ -12,16 +12,18 @@ class Assigned(Mapping[str, TrajectoryView]):
     """Trajectories on one replica, in order of routing.
 
     Views are created when a policy first reads one and are then kept; most policies read none.
-    `states` holds the trajectories, `seen` the views of all once a policy has read one.
+    `states` holds the trajectories, `seen` the views of all once a policy has read one. `generated` are the response tokens
+    that each trajectory would have that ran here all the time.
 
     Args:
-        view: creates the view of a trajectory.
+        view: creates the view of a trajectory, from its state and the tokens that it has probably generated here.
     """
 
-    __slots__ = ("_view", "seen", "states")
+    __slots__ = ("_view", "generated", "seen", "states")
 
-    def __init__(self, view: Callable[[TrajectoryState], TrajectoryView]) -> None:
+    def __init__(self, view: Callable[[TrajectoryState, int], TrajectoryView]) -> None:
         self.states: dict[str, TrajectoryState] = {}
+        self.generated = 0.0
         self.seen: dict[str, TrajectoryView] | None = None
         self._view = view
 
@@ -30,8 +32,15 @@ class Assigned(Mapping[str, TrajectoryView]):
         assigned = self.states
         for state in states:
             assigned[state.id] = state
+            state.since = self.generated
         if self.seen is not None:
-            self.seen.update([(state.id, self._view(state)) for state in states])
+            self.seen.update([(state.id, self._view(state, 0)) for state in states])
+
+    def advanced(self, tokens: float) -> None:
+        """Each trajectory has probably generated so many tokens more."""
+        if tokens > 0:
+            self.generated += tokens
+            self.seen = None
 
     def outdated(self) -> None:
         """What views say has changed: they are created again."""
@@ -39,11 +48,12 @@ class Assigned(Mapping[str, TrajectoryView]):
 
     def clear(self) -> None:
         """Remove all trajectories."""
-        self.states, self.seen = {}, None
+        self.states, self.seen, self.generated = {}, None, 0.0
 
     def _views(self) -> dict[str, TrajectoryView]:
         if self.seen is None:
-            self.seen = {name: self._view(state) for name, state in self.states.items()}
+            generated = self.generated
+            self.seen = {name: self._view(state, int(generated - state.since)) for name, state in self.states.items()}
         return self.seen
 
     def __getitem__(self, trajectory: str) -> TrajectoryView:

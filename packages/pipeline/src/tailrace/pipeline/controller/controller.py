@@ -64,7 +64,7 @@ class Controller:
         self.spec, self.relays = spec, relays
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions)
         self.members = Members()
-        self.fleet = Replicas(self.ledger.view)
+        self.fleet = Replicas(self.ledger.view, follows=spec.ranker)
         self.trainer = TrainerState(first_version, spec.keep_checkpoints, spec.steps)
         self.evaluations = Evaluations(spec.evaluation)
         self.gate = spec.admission.gate(spec.batch_groups)
@@ -149,7 +149,7 @@ class Controller:
         """
         if self.over and not any(self._goes_on(one) for one in events):
             return []
-        self.now = self.weights.now = self.failed_groups.now = now
+        self.now = self.fleet.now = self.weights.now = self.failed_groups.now = now
         try:
             if not self.started:
                 self._start(now)

@@ -23,7 +23,8 @@ class ReplicaState:
     here. `sent` is the number of the last command to this incarnation. `evaluating` counts evaluation trajectories in
     `assigned`, `aborted` those that left by an `Abort` that its snapshots do not show yet. After failed pulls it gets no
     further pull before `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` all.
-    `cells` are the trainer's that stand on its `devices`; while they are `lent` to them, it gets no work.
+    `cells` are the trainer's that stand on its `devices`; while they are `lent` to them, it gets no work. The last snapshot of
+    this process came at `told_s`, on the run's clock.
     """
 
     id: str
@@ -51,6 +52,7 @@ class ReplicaState:
     devices: tuple[int, ...] = ()
     cells: tuple[int, ...] = ()
     lent: bool = False
+    told_s: float | None = None
 
     @property
     def in_flight(self) -> int:
@@ -118,6 +120,7 @@ class ReplicaState:
         self.kv = self.kv_before = self.kv_peak = 0.0
         self.running = self.waiting = self.sent = self.preemptions = 0
         self.fresh = self.lent = False
+        self.told_s = None
 
 
 @dataclass(slots=True)
@@ -126,13 +129,18 @@ class Replicas:
 
     `contradictions` counts snapshots that violate equation 1: a replica has more or fewer trajectories than expected.
 
+    `now` is the time of the events that are taken in, in seconds on the run's clock.
+
     Args:
-        view: creates the view of a running trajectory.
+        view: creates the view of a running trajectory; see `Assigned`.
+        follows: whether to estimate how far running trajectories are, since what is left of them is predicted.
     """
 
-    view: Callable[[TrajectoryState], TrajectoryView]
+    view: Callable[[TrajectoryState, int], TrajectoryView]
+    follows: bool = False
     replicas: dict[str, ReplicaState] = field(default_factory=dict)
     contradictions: int = 0
+    now: float = 0.0
 
     def add(self, member: MemberState, capacity: int) -> ReplicaState:
         """Add a replica that is starting."""
@@ -170,6 +178,8 @@ class Replicas:
         replica = self.replicas.get(snapshot.replica)
         if replica is None or replica.member.health is not Health.UP:
             return
+        if self.follows:
+            self._advance(replica, snapshot)
         replica.kv, replica.running, replica.waiting = snapshot.kv, snapshot.running, snapshot.waiting
         replica.kv_capacity_tokens = snapshot.kv_capacity_tokens
         replica.preempted += max(0, snapshot.preemptions - replica.preemptions)
@@ -183,6 +193,13 @@ class Replicas:
                 replica.aborted = 0
             elif not 0 < surplus <= replica.aborted:
                 self.contradictions += 1
+
+    def _advance(self, replica: ReplicaState, snapshot: Snapshot) -> None:
+        """Estimate what each running trajectory has generated since the last snapshot: an equal part."""
+        before, replica.told_s = replica.told_s, self.now
+        running = (replica.running + snapshot.running) / 2
+        if running and before is not None:
+            replica.assigned.advanced(snapshot.tokens_per_s * (self.now - before) / max(1.0, running))
 
     def sampled(self) -> None:
         """Store the current KV usage of each replica as that of the previous periodic sample."""

@@ -166,11 +166,13 @@ class Ledger:
             self.unfinished[version] = self.unfinished.get(version, 0) + news
         return refs
 
-    def view(self, state: TrajectoryState) -> TrajectoryView:
-        """The policies' view of a running trajectory."""
+    def view(self, state: TrajectoryState, generated: int = 0) -> TrajectoryView:
+        """The policies' view of a running trajectory, which has probably `generated` tokens more than are known."""
         mixes = self.mixes_versions and state.purpose is _TRAIN
         version = self.groups[state.group].version if mixes else state.version
-        predicted = (None, None) if state.purpose is _EVAL else self.predictions.of(state.prompt, state.tokens)
+        predicted = (
+            (None, None) if state.purpose is _EVAL else self.predictions.of(state.prompt, state.tokens + generated)
+        )
         return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, *predicted)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:

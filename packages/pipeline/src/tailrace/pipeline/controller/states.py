@@ -34,7 +34,8 @@ class GroupPhase(StrEnum):
 class TrajectoryState:
     """One trajectory.
 
-    `version` is the oldest version of its tokens; None while it has none. `destination` is set while it moves.
+    `version` is the oldest version of its tokens; None while it has none. `destination` is set while it moves. `since` is
+    `Assigned.generated` of its replica when it was routed there.
     """
 
     id: str
@@ -51,6 +52,7 @@ class TrajectoryState:
     reward: float | None = None
     completed_at: int = 0
     scoring_attempts: int = 0
+    since: float = 0.0
 
 
 @dataclass(slots=True)

@@ -9,14 +9,23 @@ from tailrace.contracts import expected_one_of
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 
+PLANS_WITH_PREDICTIONS = (("routing", "predicted"), ("relocation", "projected"))
+"""Axes, and the options with which their policies plan with predicted lengths."""
+
 
 def check_ranker(config: RunConfig) -> None:
-    """Check that the ranker's method is installed, and that its directory holds a ranker.
+    """Check that the ranker's method is installed, that its directory holds a ranker, and that policies that need one have one.
 
     Raises:
-        ConfigError: it is not, or does not.
+        ConfigError: it is not, does not, or they have none.
     """
     if config.ranker is None:
+        for axis, option in PLANS_WITH_PREDICTIONS:
+            if getattr(config.pipeline, axis).options.get(option):
+                raise ConfigError(
+                    f"key 'pipeline.{axis}.{option}': found true in a run without a ranker, expected a table [ranker] with it: "
+                    "nothing would be predicted"
+                )
         return
     from tailrace.ranker import LengthRanker, RankerError, method_names
 

@@ -159,6 +159,7 @@ class BlockedHeads:
     def __init__(self, routing: MarginalThroughput, index: GainIndex) -> None:
         self._routing = routing
         self._index = index
+        self._length = routing.lengths(index)
         self._versions = index.versions()
         self._elsewhere: dict[tuple[int, int], bool] = {}
         self._least: dict[int, float] = {}
@@ -167,7 +168,7 @@ class BlockedHeads:
         """Whether one of these trajectories, placed in this order, certainly blocks the pool; False if unknown."""
         index, running, kv, budget = self._index, 0, 0, view.kv_capacity_tokens or math.inf
         for trajectory in own:
-            length, version = trajectory.tokens or self._routing.prompt_tokens, trajectory.version
+            length, version = trajectory.tokens or self._length(trajectory), trajectory.version
             elsewhere = self._elsewhere.get((length, version or 0))
             if elsewhere is None:
                 least = self._routing.mu * ideal_gain(self._routing.model, length)

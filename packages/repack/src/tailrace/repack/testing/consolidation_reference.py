@@ -22,7 +22,7 @@ def consolidate_slowly(
     for candidates in candidates_by_version(
         loads, kv_threshold=kv_threshold, roofline_batch=roofline_batch, headroom=headroom, literal=literal
     ):
-        kv = {load.replica: load.kv_used for load in candidates}
+        kv = {load.replica: load.planned for load in candidates}
         requests = {load.replica: load.requests for load in candidates}
         emptied: set[str] = set()
         pinned: set[str] = set()
@@ -34,7 +34,7 @@ def consolidate_slowly(
                 name = other.replica
                 if name in emptied or name == source.replica:
                     continue
-                if kv[name] + source.kv_used > kv_threshold - headroom:
+                if kv[name] + source.planned > kv_threshold - headroom:
                     continue
                 if requests[name] + source.requests > roofline_batch:
                     continue
@@ -42,7 +42,7 @@ def consolidate_slowly(
                     best = name
             if best is not None:
                 moves.append(Move(source.replica, best))
-                kv[best] += source.kv_used
+                kv[best] += source.planned
                 requests[best] += source.requests
                 emptied.add(source.replica)
                 pinned.add(best)

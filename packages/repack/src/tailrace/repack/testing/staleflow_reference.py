@@ -5,6 +5,8 @@ Tests and the benchmark compare the policies with them. Slow: each step asks eve
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.contracts import Cycle, Evict, Placement, Reason, ReplicaView, Sync, TrajectoryView, Why
@@ -53,6 +55,15 @@ def _routable(view: ReplicaView, version: int, trajectory: TrajectoryView, oldes
     return version == oldest if trajectory.exact else version >= oldest
 
 
+def _assumed(policy: MarginalThroughput, trajectory: TrajectoryView, instances: Sequence[_Instance]) -> int:
+    """Tokens with which one that has none is planned."""
+    response = trajectory.left or trajectory.predicted
+    if not policy.predicted or response is None:
+        return policy.prompt_tokens
+    rooms = [each.view.kv_capacity_tokens for each in instances if each.view.kv_capacity_tokens]
+    return max(policy.prompt_tokens, min([policy.prompt_tokens + math.ceil(response), *rooms]))
+
+
 def route_slowly(policy: MarginalThroughput, cycle: Cycle) -> list[Placement]:
     """Algorithm 3."""
     model, instances, admits = policy.model, _instances(cycle), cycle.admits.fork()
@@ -60,7 +71,7 @@ def route_slowly(policy: MarginalThroughput, cycle: Cycle) -> list[Placement]:
     placements: list[Placement] = []
     for version in sorted(cycle.pool, key=lambda version: (version is None, version or 0)):
         for trajectory in cycle.pool[version].values():
-            length = trajectory.tokens or policy.prompt_tokens
+            length = trajectory.tokens or _assumed(policy, trajectory, instances)
             oldest = started.get(trajectory.group) if version is None else version
             candidates = [
                 instance
