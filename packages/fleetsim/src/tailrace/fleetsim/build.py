@@ -16,7 +16,7 @@ from tailrace.fleetsim.layout import Layout, layout
 from tailrace.fleetsim.pools import Costs, pool_costs, replica_pool
 from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.fleet import profiled_fleet
-from tailrace.fleetsim.quantities import failures, needed, parts, samples, scoring_pools, warm_up
+from tailrace.fleetsim.quantities import failures, needed, parts, ranker, samples, scoring_pools, warm_up
 from tailrace.fleetsim.replica_sizes import best_size
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.fleetsim.workload.workload import Workload
@@ -84,6 +84,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         faults=tuple(build_faults(config)),
         description=split.describe(),
         config=config,
+        ranker=ranker(table, config),
     )
 
 

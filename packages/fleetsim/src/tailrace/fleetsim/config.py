@@ -132,6 +132,34 @@ class DelayConfig(_Strict):
     predict_s: Seconds = 0.0
 
 
+class RankerFleet(_Strict):
+    """How the ranker errs and learns. By default it knows the mean length of each prompt's own samples, from the start.
+
+    Args:
+        recall20, recall10, recall5: the part that it finds of the 20, 10 and 5 % of prompts whose responses are longest on
+            average (`tailrace.fleetsim.noisy_oracle`); 1: all of them.
+        examples: prompts' worth of finished responses before it has learned; until then it has no length.
+        learn_s: seconds that it learns each time, and answers with what it knew before.
+        drift: share by which its errors grow with each version of the weights since it learned; 0.1: by a tenth. An oracle has
+            none that could.
+        band: recall, of the largest of these tails, that is lost before it learns anew.
+    """
+
+    recall20: Annotated[float, Field(ge=0.2, le=1)] | None = None
+    recall10: Annotated[float, Field(ge=0.1, le=1)] | None = None
+    recall5: Annotated[float, Field(ge=0.05, le=1)] | None = None
+    examples: Annotated[int, Field(ge=0)] = 0
+    learn_s: Seconds = 0.0
+    drift: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    band: Share = 0.05
+
+    @property
+    def recalls(self) -> dict[float, float]:
+        """Recall by share of the tail; empty if it does not err."""
+        found = {0.2: self.recall20, 0.1: self.recall10, 0.05: self.recall5}
+        return {share: recall for share, recall in found.items() if recall is not None}
+
+
 class ScoringPool(_Strict):
     """The workers that score one kind of the workload, ``[fleet.scoring.KIND]``.
 
@@ -224,6 +252,7 @@ class FleetConfig(_Strict):
             every trajectory is scored at once.
         sites: the links to sites other than the trainer's, by name.
         goal: the training whose duration and price are wanted; the configuration's `pipeline.steps` if None.
+        ranker: how the ranker errs and learns, in a run that has one.
     """
 
     model: str | None = None
@@ -242,6 +271,7 @@ class FleetConfig(_Strict):
     delays: DelayConfig = DelayConfig()
     failures: FailureConfig = FailureConfig()
     scoring: dict[str, ScoringPool] = {}
+    ranker: RankerFleet | None = None
     workload: WorkloadConfig | None = None
 
 

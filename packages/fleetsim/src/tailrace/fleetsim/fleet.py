@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tailrace.faulttol import Fault
-from tailrace.fleetsim.config import DelayConfig, Goal
+from tailrace.fleetsim.config import DelayConfig, Goal, RankerFleet
 from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.failures import FailureRate
 from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts, pool_of
@@ -71,6 +71,7 @@ class SimulatedFleet:
         faults: scripted ones.
         description: the fleet in words.
         config: the configuration, with what follows from the fleet; None if there is none.
+        ranker: how the ranker errs and learns; None if it knows all that can be known.
     """
 
     spec: PipelineSpec
@@ -98,6 +99,7 @@ class SimulatedFleet:
     faults: tuple[Fault, ...] = ()
     description: str = ""
     config: RunConfig | None = None
+    ranker: RankerFleet | None = None
 
     @property
     def weights(self) -> WeightCosts:

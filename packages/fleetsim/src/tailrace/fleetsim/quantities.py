@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from tailrace.contracts import Launch, Progress
-from tailrace.fleetsim.config import FleetConfig, ScoringPool
+from tailrace.fleetsim.config import FleetConfig, RankerFleet, ScoringPool
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import DAY_S, FailureRate
 from tailrace.fleetsim.fleet import ScoringWorkers
-from tailrace.pipeline.config.models import RewardConfig
+from tailrace.fleetsim.noisy_oracle import noise_of
+from tailrace.pipeline.config.models import RewardConfig, RunConfig
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.reward.errors import SettingsError
 from tailrace.reward.timeouts import AdaptiveTimeout
@@ -63,6 +64,26 @@ def scoring_pools(table: FleetConfig, reward: RewardConfig) -> dict[str, Scoring
             f"table 'fleet': found scoring.{odd[0]}, expected a pool of workload.scoring: {kinds or 'none'}"
         )
     return {kind: _scoring_workers(kind, table.scoring.get(kind, ScoringPool()), reward) for kind in kinds}
+
+
+def ranker(table: FleetConfig, config: RunConfig) -> RankerFleet | None:
+    """How the ranker errs and learns.
+
+    Raises:
+        FleetError: the run has no ranker, none can have such recalls, or one without errors is to drift.
+    """
+    if table.ranker is None:
+        return None
+    if config.ranker is None:
+        raise FleetError("table 'fleet': found 'ranker' in a run without one, expected a table [ranker] beside it")
+    if table.ranker.recalls:
+        noise_of(table.ranker.recalls)
+    elif table.ranker.drift:
+        raise FleetError(
+            f"table 'fleet': found ranker.drift = {table.ranker.drift} without a recall, expected one, such as recall20 = 0.9: "
+            "errors grow, and there are none"
+        )
+    return table.ranker
 
 
 def _scoring_workers(kind: str, pool: ScoringPool, reward: RewardConfig) -> ScoringWorkers:

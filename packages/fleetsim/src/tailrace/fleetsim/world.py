@@ -32,7 +32,7 @@ class Pulsing(Protocol):
 class World:
     """One fleet at work.
 
-    `disk` are the checkpoints, `dropped` what the store dropped last.
+    `disk` are the checkpoints, `dropped` what the store dropped last, `version` what training has made.
 
     Args:
         fleet: the fleet.
@@ -60,6 +60,7 @@ class World:
         self.pulsing: list[Pulsing] = []
         self.recorder = Recorder(self.tokens, self.meters, fleet.warm_up, fleet.batches or fleet.spec.steps)
         self.disk: dict[int, None] = {}
+        self.version = 0
         self.dropped = Dropped()
         self._durable = [0]
         self._trained: dict[int, list[str]] = {}
@@ -67,7 +68,7 @@ class World:
 
     def stepped(self, version: int, batch: list[str], lags: dict[int, int]) -> None:
         """A batch was trained on."""
-        self._trained[version] = batch
+        self._trained[version], self.version = batch, version
         self.recorder.stepped(version, batch, lags, self.time.now())
 
     def slow_replicas(self, slows: float) -> None:
@@ -89,6 +90,7 @@ class World:
 
     def rolled_back(self, version: int) -> None:
         """Undo later batches, since the trainer continues from a version."""
+        self.version = version
         self.recorder.rolled_back(version)
         self._durable = [at for at in self._durable if at <= version] or [version]
         for undone in [made for made in self._trained if made > version]:

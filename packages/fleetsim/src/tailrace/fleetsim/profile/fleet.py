@@ -14,7 +14,7 @@ from tailrace.fleetsim.profile.machine import MachineProfile
 from tailrace.fleetsim.profile.machine_file import load_machine
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
-from tailrace.fleetsim.quantities import failures, needed, parts, samples, scoring_pools, warm_up
+from tailrace.fleetsim.quantities import failures, needed, parts, ranker, samples, scoring_pools, warm_up
 from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
@@ -86,6 +86,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
         warm_up=warm_up(table, spec),
         failures=failures(table, 1, 1, seed),
         scoring=scoring_pools(table, config.reward),
+        ranker=ranker(table, config),
         relays=config.relay.count,
         faults=tuple(build_faults(config)),
         description=describe(config, machine),
