@@ -1,6 +1,7 @@
 """Routing by predicted length: who runs the tail, in which order, what stands until another split is clearly faster."""
 
 import dataclasses
+import math
 import random
 from collections import Counter
 
@@ -8,6 +9,7 @@ import pytest
 
 from tailrace.contracts import Cycle, MeasuredRecall, Progress, ReplicaView, TrajectoryView, Unstarted, Why
 from tailrace.repack import LeastLoaded, LoadError, SkewAware
+from tailrace.repack.decoding import Decoding, fill
 from tailrace.repack.testing import SlotAdmission, check_routing_policy, random_cycle
 
 # A step takes 10 ms and 0.4 ms for each trajectory; the KV cache costs nothing.
@@ -228,3 +230,43 @@ def test_predictions_that_find_the_longest_no_better_than_chance_are_not_used(se
     assert POLICY.route(dataclasses.replace(told, recall=skill)) == POLICY.route(told)
     nothing = cycle([replica("r0"), replica("r1")], [None] * 3, samples=2)
     assert {each.reason.why for each in POLICY.route(dataclasses.replace(nothing, recall=chance))} == {Why.UNPREDICTED}
+
+
+# ---- replicas that are not alike ---------------------------------------------------------------------------------------
+
+
+def seconds(kinds, split, tail, median, longest, p90):
+    """Until all is generated if the first `split` of these run the tail: every way to fill them is tried by `fill`."""
+    regular = [length for length in median if length]
+    parts = ((kinds[:split], len(tail), p90, longest), (kinds[split:], len(regular), regular[0], 0.0))
+    return max(fill(some, [0.0] * len(some), count, length, most)[0] for some, count, length, most in parts)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_unequal_replicas_are_split_as_is_fastest_with_each_its_own_room(seed):
+    draw = random.Random(seed)
+    capacities = [draw.choice([4, 16, 64]) for _ in range(draw.randint(2, 6))] + [8, 32]
+    views = [replica(f"r{n}", capacity=capacity) for n, capacity in enumerate(capacities)]
+    count = min(draw.randint(10, 60), sum(capacities) // 2)
+    tail = sorted([draw.uniform(6_000, 9_000) for _ in range(math.ceil(0.2 * count))], reverse=True)
+    predicted = [*tail, *([500.0] * (count - len(tail)))]
+    placed = POLICY.route(cycle(views, draw.sample(predicted, count), batch_groups=1_000))
+    on = {why: {each.replica for each in placed if each.reason.why is why} for why in (Why.LONG_TAIL, Why.REGULAR)}
+    assert not on[Why.LONG_TAIL] & on[Why.REGULAR], f"seed {seed}"
+    order = sorted(range(len(views)), key=lambda n: (capacities[n], n))
+    kinds = [Decoding(lambda batch: COST["k3"] * batch + COST["k4"], lambda _, most=capacities[n]: most) for n in order]
+    p90 = sorted(predicted, reverse=True)[count // 10]
+    found = [
+        (seconds(kinds, split, tail, [500.0] * (count - len(tail)), tail[0], p90), split)
+        for split in range(1, len(views))
+    ]
+    best = min(found)[1]
+    assert on[Why.LONG_TAIL] <= {f"r{n}" for n in order[:best]}, f"seed {seed}"
+    assert on[Why.REGULAR] <= {f"r{n}" for n in order[best:]}, f"seed {seed}"
+
+
+def test_unequal_replicas_get_as_much_as_they_can_do_in_the_same_time():
+    """A step of 64 takes 2.7 times as long as one of 8 and does 8 times as much: three times as many belong there."""
+    views = [replica("large", capacity=64), replica("small", capacity=8)]
+    queues = by_replica(POLICY.route(cycle(views, [500.0] * 20, batch_groups=1_000)))
+    assert {name: len(queue) for name, queue in queues.items()} == {"large": 15, "small": 5}

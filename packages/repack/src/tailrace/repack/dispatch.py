@@ -11,17 +11,16 @@ share the rest in large batches. Where the paper, taken literally, chooses badly
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import TypeVar
 
 from tailrace.contracts import expected_one_of
-from tailrace.repack.decoding import Decoding, MaxBatch, StepLatency, fill
+from tailrace.repack.decoding import Decoding, MaxBatch, StepLatency
 from tailrace.repack.errors import LoadError
 from tailrace.repack.lpt import check_count, checked_lengths, longest_first, lpt, spread
-from tailrace.repack.splits import OBJECTIVES, Objective, Share, best_split, splits, tail_count
+from tailrace.repack.splits import OBJECTIVES, Objective, Share, best_split, tail_count
+from tailrace.repack.unequal import UnequalSplit
 
 _Profile = TypeVar("_Profile", bound=Callable[..., float])
 
@@ -143,43 +142,21 @@ def _among_equals(
 def _among_unequal(
     classes: tuple[_Class, _Class], lengths: Sequence[float], kinds: Sequence[Decoding], left_s: Sequence[float]
 ) -> Dispatch:
-    """The more replicas the tail has, the sooner it ends and the later the others do: the best split is where they cross."""
     tail, regular = classes
     numbers = sorted(
         range(len(kinds)), key=lambda number: (left_s[number] + kinds[number].step_s(1) * tail.length, number)
     )
-
-    def filled(members: _Class, chosen: Sequence[int]) -> tuple[float, list[int]]:
-        if not members.positions:
-            return 0.0, [0] * len(chosen)
-        of = ([kinds[number] for number in chosen], [left_s[number] for number in chosen])
-        return fill(*of, len(members.positions), members.length, members.longest)
-
-    @cache
-    def tail_filled(split: int) -> tuple[float, list[int]]:
-        return filled(tail, numbers[:split])
-
-    @cache
-    def regular_filled(split: int) -> tuple[float, list[int]]:
-        return filled(regular, numbers[split:])
-
-    tried = splits(tail.share, regular.share, len(kinds))
-    crossing = bisect_left(tried, True, key=lambda split: tail_filled(split)[0] <= regular_filled(split)[0])
-    latency_s, split = min(
-        (max(tail_filled(split)[0], regular_filled(split)[0]), split)
-        for split in tried[max(0, crossing - 1) : crossing + 1]
-    )
-    # Before the crossing the tail decides, and fewer replicas may do as well.
-    split = tried[bisect_left(tried, True, hi=tried.index(split), key=lambda few: tail_filled(few)[0] <= latency_s)]
+    ordered, busy = [kinds[number] for number in numbers], [left_s[number] for number in numbers]
+    plan = UnequalSplit(ordered, busy, tail.share, regular.share)
+    split = plan.best()
     queues: list[list[int]] = []
-    for members, chosen, counts in (
-        (tail, numbers[:split], tail_filled(split)[1]),
-        (regular, numbers[split:], regular_filled(split)[1]),
+    for members, chosen, filled in (
+        (tail, slice(0, split), plan.tail(split)),
+        (regular, slice(split, None), plan.regular(split)),
     ):
-        queues += _spread_in_time(
-            members, lengths, [kinds[number] for number in chosen], counts, [left_s[number] for number in chosen]
-        )
-    return _dispatch(split, latency_s, (tail_filled(split)[0], regular_filled(split)[0]), queues, numbers)
+        queues += _spread_in_time(members, lengths, ordered[chosen], filled.counts, busy[chosen])
+    times = (plan.tail(split).seconds, plan.regular(split).seconds)
+    return _dispatch(split, max(times), times, queues, numbers)
 
 
 def _spread_in_time(

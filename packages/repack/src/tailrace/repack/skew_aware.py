@@ -14,6 +14,8 @@ the paper leaves a choice:
 * lengths that equal the limit between the classes are none of the longest. So predictions that are all alike give no tail;
 * a replica has to do what is left on average of what it holds, E[L - t | L > t], where quantiles are predicted; the class of a
   trajectory is that of its whole length;
+* replicas with unlike room for trajectories or tokens are each planned with their own, and time is spread evenly instead of
+  tokens; the tail runs where it stands already, then where there is least room;
 * a replica without work takes the longest that waits, of either class. A class whose replicas are full waits.
 """
 
@@ -44,6 +46,7 @@ from tailrace.repack.errors import LoadError
 from tailrace.repack.rooms import Entry, Loads
 from tailrace.repack.routing import LeastLoaded, by_group, queues, serving
 from tailrace.repack.splits import Share, best_split, split_times, splits, tail_count
+from tailrace.repack.unequal import UnequalSplit
 
 _UNPREDICTED = Reason(Why.UNPREDICTED)
 
@@ -110,33 +113,60 @@ class SkewAware(Costed):
         limit = known[wanted] if wanted < len(known) else 0.0
         tail = bisect_left(known, -limit, key=lambda length: -length)
         work = [[_left(view, median) for view in held] for held in running]
+        kinds = self._decodings(replicas, median)
+        paces = _paces(kinds, median)
+        left = [pace * sum(tokens) for pace, tokens in zip(paces, work, strict=True)]
         if not tail or len(replicas) == 1:
-            return _Part(math.inf, median, (), range(len(replicas)), replicas, [sum(held) for held in work])
+            return _Part(math.inf, median, (), range(len(replicas)), replicas, left, paces)
         of_tail, of_regular = Share(tail, known[len(known) // 10], known[0]), Share(count - tail, median)
-        kind = self._decoding(replicas, median)
-        best_s, split, _ = best_split(kind, of_tail, of_regular, len(replicas))
-        shares = [_tail_share(held, limit, left) for held, left in zip(running, work, strict=True)]
+        shares = [_tail_share(held, limit, tokens) for held, tokens in zip(running, work, strict=True)]
         standing = sum([share > 0.5 for share in shares])
-        if standing in splits(of_tail, of_regular, len(replicas)):
-            stands_s = max(split_times(kind, of_tail, of_regular, len(replicas), standing))
-            split = standing if stands_s <= best_s * (1 + self.hysteresis) else split
-        for_tail = _largest(shares, split)
+        if standing not in splits(of_tail, of_regular, len(replicas)):
+            standing = 0  # none stands
+        if len(set(kinds)) == 1:
+            for_tail = _largest(shares, self._among_equals(kinds, of_tail, of_regular, standing))
+        else:
+            # Who holds most of the tail comes first, then who has least room: the tail runs in small batches.
+            order = sorted(range(len(kinds)), key=lambda index: (-shares[index], kinds[index].largest(median), index))
+            ordered = [kinds[index] for index in order]
+            for_tail = set(order[: self._among_unequal(ordered, of_tail, of_regular, standing)])
         others = sorted(set(range(len(replicas))) - for_tail)
-        return _Part(limit, median, sorted(for_tail), others, replicas, [sum(held) for held in work])
+        return _Part(limit, median, sorted(for_tail), others, replicas, left, paces)
 
-    def _decoding(self, replicas: Sequence[ReplicaView], length: float) -> Decoding:
-        """The profile that all replicas are planned with: that of the smallest, with trajectories of a length."""
+    def _among_equals(self, kinds: Sequence[Decoding], tail: Share, regular: Share, standing: int) -> int:
+        """How many replicas run the tail: as many as do (0: none stands), unless another split is clearly faster."""
+        best_s, split, _ = best_split(kinds[0], tail, regular, len(kinds))
+        if standing and max(split_times(kinds[0], tail, regular, len(kinds), standing)) <= best_s * (
+            1 + self.hysteresis
+        ):
+            return standing
+        return split
+
+    def _among_unequal(self, kinds: Sequence[Decoding], tail: Share, regular: Share, standing: int) -> int:
+        """The same for unequal replicas, of which the first ones run the tail."""
+        plan = UnequalSplit(kinds, [0.0] * len(kinds), tail, regular)  # what they hold is part of the classes
+        best = plan.best()
+        if standing and plan.seconds(standing) <= plan.seconds(best) * (1 + self.hysteresis):
+            return standing
+        return best
+
+    def _decodings(self, replicas: Sequence[ReplicaView], length: float) -> list[Decoding]:
+        """The profile of each replica, with trajectories of a length; equal replicas share one."""
         model = self.model
-        slots = max(1, min([view.capacity for view in replicas]))
-        room = min([view.kv_capacity_tokens for view in replicas])  # 0 if one does not say
+        say = all(view.kv_capacity_tokens for view in replicas)  # else it is not planned with
 
-        def step_latency_s(batch: int) -> float:
-            return model.step_latency_s(batch * length, batch)
+        def decoding(slots: int, room: int) -> Decoding:
+            def step_latency_s(batch: int) -> float:
+                return model.step_latency_s(batch * length, batch)
 
-        def max_batch(tokens: float) -> int:
-            return max(1, min(slots, int(room // tokens))) if room else slots
+            def max_batch(tokens: float) -> int:
+                return max(1, min(slots, int(room // tokens))) if room else slots
 
-        return Decoding(step_latency_s, max_batch)
+            return Decoding(step_latency_s, max_batch)
+
+        sizes = [(max(1, view.capacity), view.kv_capacity_tokens if say else 0) for view in replicas]
+        made = {size: decoding(*size) for size in dict.fromkeys(sizes)}
+        return [made[size] for size in sizes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +188,8 @@ class _Part:
         median: tokens that stand for what is not predicted.
         tail: indices of the tail's replicas, ascending.
         regular: indices of the others, ascending.
-        work: tokens that are left of what each replica holds.
+        work: tokens that are left of what each replica holds, at its pace.
+        paces: what a token costs each replica, in any one unit.
     """
 
     def __init__(
@@ -169,10 +200,11 @@ class _Part:
         regular: Sequence[int],
         replicas: Sequence[ReplicaView],
         work: Sequence[float],
+        paces: Sequence[float],
     ) -> None:
         self.limit, self.median = limit, median
         self.tail, self.regular = (
-            _Work([replicas[index] for index in chosen], [work[index] for index in chosen])
+            _Work(*([each[index] for index in chosen] for each in (replicas, work, paces)))
             for chosen in (tail, regular)
         )
 
@@ -200,10 +232,10 @@ class _Part:
 
 
 class _Work(Loads):
-    """The replicas of a class, by the tokens that are left of what they hold."""
+    """The replicas of a class, by how long what is left of what they hold will take them."""
 
-    def __init__(self, replicas: Sequence[ReplicaView], work: Sequence[float]) -> None:
-        self.work, self.left = list(work), 0.0
+    def __init__(self, replicas: Sequence[ReplicaView], work: Sequence[float], paces: Sequence[float]) -> None:
+        self.work, self.left, self.paces = list(work), 0.0, paces
         super().__init__(replicas)
         self.versions = {view.version for view in replicas if view.version is not None}
 
@@ -232,8 +264,15 @@ class _Work(Loads):
         return self.work[index], self.replicas[index].kv, index, self.held[index]
 
     def give(self, index: int, count: int) -> None:
-        self.work[index] += count * self.left
+        self.work[index] += count * self.left * self.paces[index]
         super().give(index, count)
+
+
+def _paces(kinds: Sequence[Decoding], length: float) -> list[float]:
+    """Seconds that a token of a full batch costs each replica; 1 if all are equal, so that tokens are what is compared."""
+    if len(set(kinds)) == 1:
+        return [1.0] * len(kinds)
+    return [kind.step_s(batch) / batch for kind in kinds for batch in (kind.largest(length),)]
 
 
 def _no_better_than_chance(recall: MeasuredRecall | None) -> Reason | None:
