@@ -75,6 +75,13 @@ class TestRay(ExecutorContract):
     test_replicas_are_resized = deep(ExecutorContract.test_replicas_are_resized)
     test_the_data_role_dies_alone = deep(ExecutorContract.test_the_data_role_dies_alone)
     test_a_scorer_that_dies_uses_up_no_attempt = deep(ExecutorContract.test_a_scorer_that_dies_uses_up_no_attempt)
+    test_a_ranker_that_dies_or_hangs_holds_nobody_up = deep(
+        ExecutorContract.test_a_ranker_that_dies_or_hangs_holds_nobody_up
+    )
+    test_a_ranker_learns_unasked_and_its_successor_goes_on_with_what_it_has_learned = deep(
+        ExecutorContract.test_a_ranker_learns_unasked_and_its_successor_goes_on_with_what_it_has_learned
+    )
+    test_what_was_predicted_outlives_the_driver = deep(ExecutorContract.test_what_was_predicted_outlives_the_driver)
     test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on = deep(
         ExecutorContract.test_an_engine_that_stands_still_is_replaced_and_its_work_goes_on
     )

@@ -204,7 +204,7 @@ class _Part:
     ) -> None:
         self.limit, self.median = limit, median
         self.tail, self.regular = (
-            _Work(*([each[index] for index in chosen] for each in (replicas, work, paces)))
+            _Work([replicas[at] for at in chosen], [work[at] for at in chosen], [paces[at] for at in chosen])
             for chosen in (tail, regular)
         )
 

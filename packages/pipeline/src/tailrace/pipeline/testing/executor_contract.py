@@ -23,7 +23,8 @@ from tailrace.pipeline.errors import RunFailedError
 from tailrace.pipeline.executor.deployment import RANKER, RELAY, REPLICA, TRAINER
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
-from tailrace.pipeline.testing.observers import Damages, Kills, Watching
+from tailrace.pipeline.spec import PipelineSpec
+from tailrace.pipeline.testing.observers import Damages, Kills, KillsTheRanker, Watching
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import (
     GROUPS,
@@ -69,6 +70,11 @@ class _Resizes:
         if known[0].tp == 2:
             return [c.ResizeReplica(known[0].id, 1), c.StartReplica()]
         return ()
+
+
+def _with_a_ranker(steps: int) -> PipelineSpec:
+    routing = policy("routing", "skew-aware", k1=0.0, k2=0.0, k3=4e-4, k4=0.01)
+    return make_spec(ranker=True, routing=routing, steps=steps)
 
 
 class ExecutorContract(RealRuns):
@@ -173,8 +179,7 @@ class ExecutorContract(RealRuns):
 
         The run may end before one that hangs has been silent for long enough.
         """
-        routing = policy("routing", "skew-aware", k1=0.0, k2=0.0, k3=4e-4, k4=0.01)
-        run = self.run(tmp_path, model, spec=make_spec(ranker=True, routing=routing, steps=3 * STEPS), faults=[fault])
+        run = self.run(tmp_path, model, spec=_with_a_ranker(3 * STEPS), faults=[fault])
         downs = [role for role, _ in self.downs(tmp_path)]
         assert downs == [RANKER] or (fault.startswith("hang") and downs == [])
         assert run.restarts(RANKER) == len(downs)
@@ -184,6 +189,33 @@ class ExecutorContract(RealRuns):
         assert "trained" in learned or not downs
         assert events_of(tmp_path, c.PredictionFailed)
         assert run.counts.unpredicted > 0
+
+    def test_a_ranker_learns_unasked_and_its_successor_goes_on_with_what_it_has_learned(
+        self, tmp_path: Path, model: Path
+    ) -> None:
+        """All prompts that it is asked for at first have no length. It learns nevertheless, and is killed at once."""
+        kills = KillsTheRanker()
+        run = self.run(tmp_path, model, spec=_with_a_ranker(8 * STEPS), observer=kills)
+        assert kills.killed
+        assert [role for role, _ in self.downs(tmp_path)] == [RANKER]
+        learned = [event.phase for event in events_of(tmp_path, c.Activity) if event.role == RANKER]
+        assert learned.count("trained") == 1
+        found = run.prediction_outcomes
+        assert sorted(outcome.prompt for outcome in found) == list(range(8 * STEPS * GROUPS))
+        assert found[0].predicted is None
+        assert found[-1].predicted is not None
+        assert 0 < run.counts.unpredicted < run.counts.trained_trajectories
+
+    def test_what_was_predicted_outlives_the_driver(self, tmp_path: Path, model: Path) -> None:
+        """The log has it, and every group that was trained on counts once; the ranker goes on with what it had saved."""
+        spec, deployment = _with_a_ranker(4 * STEPS), make_deployment(tmp_path, model)
+        self.dies(spec, deployment, tmp_path, Watching(c.Predicted, None))
+        self.dies(spec, deployment, tmp_path, Watching(c.Stepped, 3 * STEPS))
+        run = self.goes_on(spec, deployment, tmp_path).view
+        assert sorted(outcome.prompt for outcome in run.prediction_outcomes) == list(range(4 * STEPS * GROUPS))
+        assert run.prediction_outcomes[-1].predicted is not None
+        learned = [event.phase for event in events_of(tmp_path, c.Activity) if event.role == RANKER]
+        assert learned.count("trained") == 1
 
     def test_a_prompt_that_an_engine_refuses_fails_its_group_alone(self, tmp_path: Path, model: Path) -> None:
         """No replica dies of it, and the run goes on with the others; a held-out prompt counts neither way."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from tailrace import contracts as c
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.controller.view import RunView
-from tailrace.pipeline.executor.deployment import TRAINER
+from tailrace.pipeline.executor.deployment import RANKER, TRAINER
 from tailrace.pipeline.executor.executor import Executor, Observer
 
 
@@ -83,3 +83,15 @@ class Kills(Striking):
         if self.killed is None and added and min(added) >= self._version:
             self.killed = min(added)
             self.strike(TRAINER, self._rank)
+
+
+class KillsTheRanker(Striking):
+    """Kills the ranker as soon as it says that it has learned, once; `killed` says whether it did."""
+
+    killed = False
+
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        del now, commands, run
+        if not self.killed and any(isinstance(event, c.Activity) and event.role == RANKER for event in events):
+            self.killed = True
+            self.strike(RANKER, "0")
