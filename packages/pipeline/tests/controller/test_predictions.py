@@ -367,6 +367,36 @@ def test_a_ranker_that_has_learned_is_asked_again_for_what_it_had_no_length_for(
     replayed(run)
 
 
+def test_a_ranker_that_has_learned_anew_is_asked_again_for_what_has_not_started():
+    run = scripted([600.0] * 40, steps=4, admission=policy("admission", "inherent"), replica_batch=4)
+    run.go(c.Tick(), leave=(c.Route,))
+    started = {group.prompt for group in run.controller.ledger.groups.values() if group.version is not None}
+    assert 0 < len(started) < 20
+    first = asked(run.given)
+    assert len(first) == 40
+    run.lengths = dict.fromkeys(range(40), 900.0)
+    run.go(c.Activity("ranker", "0", "updated", 1), leave=(c.Route,))
+    again = asked(run.given)[len(first) :]
+    assert sorted(again) == sorted(set(range(40)) - started)
+    tokens = run.controller.ledger.predictions.tokens
+    assert {tokens[prompt] for prompt in started} == {600.0}
+    assert {tokens[prompt] for prompt in again} == {900.0}
+    run.later(1.0, leave=(c.Route,))
+    assert len(asked(run.given)) == len(first) + len(again)
+    replayed(run)
+
+
+def test_until_it_answers_what_was_predicted_before_counts():
+    run = scripted([600.0] * 40, steps=4, admission=policy("admission", "inherent"), replica_batch=4)
+    run.go(c.Tick(), leave=(c.Route,))
+    run.go(c.Activity("ranker", "0", "updated", 1), leave=(c.Route, c.Predict))
+    run.catch_up(c.Route, leave=(c.Predict,))
+    assert run.view.counts.unpredicted == 0
+    run.down("ranker", leave=(c.Predict,))  # what it was asked for is asked of the next one
+    assert len(asked(run.given)) > 40
+    replayed(run)
+
+
 def test_after_a_crash_of_the_driver_the_ranker_is_asked_for_what_is_missing():
     run = scripted()
     run.go(c.Tick(), leave=(c.Route, c.Predict))

@@ -16,12 +16,14 @@ class PredictedLengths:
         tokens: median of the response tokens by prompt.
         p90: their 0.9-quantile by prompt, where it is predicted.
         asked: prompts that the ranker that is up was asked for, whether it has answered or not.
+        old: prompts that have not started, and whose prediction is of a ranker that has learned anew since.
         record: what was predicted, beside how long it became.
     """
 
     tokens: dict[int, float] = field(default_factory=dict)
     p90: dict[int, float] = field(default_factory=dict)
     asked: dict[int, None] = field(default_factory=dict)
+    old: dict[int, None] = field(default_factory=dict)
     record: PredictionRecord = field(default_factory=PredictionRecord)
 
     def of(self, prompt: int, generated: int) -> tuple[float | None, float | None]:
@@ -38,16 +40,18 @@ class PredictedLengths:
     def predict(self, prompt: int, tokens: float, p90: float | None) -> None:
         """Set what is predicted for a prompt, in place of what was."""
         self.tokens[prompt] = tokens
+        self.old.pop(prompt, None)
         self.p90.pop(prompt, None)
         if p90 is not None:
             self.p90[prompt] = p90
 
     def missing(self, prompt: int) -> bool:
-        """Whether nothing is predicted for a prompt, and nobody was asked who could still answer."""
-        return prompt not in self.tokens and prompt not in self.asked
+        """Whether nothing is predicted for a prompt, or nothing new, and nobody was asked who could still answer."""
+        return prompt not in self.asked and (prompt not in self.tokens or prompt in self.old)
 
     def done(self, prompt: int) -> None:
         """Forget a prompt that is not launched again. An answer that is still under way finds nobody who asked."""
         self.tokens.pop(prompt, None)
         self.p90.pop(prompt, None)
         self.asked.pop(prompt, None)
+        self.old.pop(prompt, None)

@@ -103,10 +103,13 @@ class Predictions:
         self._worked()
 
     def learned(self, event: c.Activity) -> None:
-        """A ranker has learned: count it if that was anew, and ask it for what it had no length for before."""
-        self.updates += event.phase == "updated"
+        """A ranker has learned: ask it for what it had no length for, and, if it learned anew, for all that has not started."""
         known = self._ledger.predictions
-        known.asked = {prompt: None for prompt in known.asked if prompt in known.tokens}
+        if event.phase == "updated":
+            self.updates += 1
+            started = {group.prompt for group in self._ledger.groups.values() if group.version is not None}
+            known.old = {prompt: None for prompt in known.tokens if prompt not in started}
+        known.asked = {prompt: None for prompt in known.asked if prompt in known.tokens and prompt not in known.old}
         self.asked_at = None
 
     def heard(self, events: Iterable[c.Predicted]) -> None:
