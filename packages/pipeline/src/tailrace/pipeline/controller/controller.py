@@ -243,8 +243,7 @@ class Controller:
 
     def _on_finished(self, events: Iterable[c.Finished]) -> None:
         replicas, trajectories, ledger = self.fleet.replicas, self.ledger.trajectories, self.ledger
-        trainer = self.trainer.version
-        counts = self.trainer.staleness_at_completion
+        trainer, counts = self.trainer.version, self.trainer.staleness_at_completion
         for event in events:
             name = event.trajectory
             replica, state = replicas[event.replica], trajectories.get(name)
@@ -338,6 +337,7 @@ class Controller:
 
     def _fall_back(self, version: int) -> None:
         self.ledger.roll_back(version)
+        self.ledger.predictions.record.fell_back(version)
         self.trainer.fall_back(version)
         self.rounds.fell_back()
         for group in self.gate.reset(self.trainer.version, self.ledger.started()):

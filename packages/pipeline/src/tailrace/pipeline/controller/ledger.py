@@ -170,9 +170,8 @@ class Ledger:
         """The policies' view of a running trajectory, which has probably `generated` tokens more than are known."""
         mixes = self.mixes_versions and state.purpose is _TRAIN
         version = self.groups[state.group].version if mixes else state.version
-        predicted = (
-            (None, None) if state.purpose is _EVAL else self.predictions.of(state.prompt, state.tokens + generated)
-        )
+        known = state.tokens + generated
+        predicted = (None, None) if state.purpose is _EVAL else self.predictions.of(state.prompt, known)
         return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, *predicted)
 
     def returned(self, trajectory: str, tokens: int | None) -> TrajectoryState:
@@ -301,7 +300,6 @@ class Ledger:
 
     def roll_back(self, durable: int) -> None:
         """Put groups that were consumed for versions newer than a checkpoint back into the buffer."""
-        self.predictions.record.fell_back(durable)
         undone = [version for version in self.consumed if version > durable]
         back = [self.groups[index] for version in undone for index in self.consumed.pop(version)]
         for group in sorted(back, key=_order):
