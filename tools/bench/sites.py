@@ -98,7 +98,8 @@ def real_runs(steps: int) -> list[ray_groups.Run]:
         print(
             f"{row.steps} steps over two groups of Ray nodes, cut for {row.cut_s:.0f} s: {row.lost} trajectories lost, "
             f"staleness at most {row.staleness}, {row.beyond[0]} of {row.beyond[1]} replicas came up beyond the link, "
-            f"{row.link_bytes / 2**20:.1f} MiB crossed, {row.wall_s:.0f} s"
+            f"{row.link_bytes / 2**20:.1f} MiB crossed; steps of {row.step_s:.1f} s, {row.exposed_s:.2f} s exposed in all; "
+            f"{row.wall_s:.0f} s"
         )
     return found
 

@@ -1,7 +1,7 @@
 """A real run over two groups of Ray nodes: trainer in one datacenter, all replicas in the other, and a cut of the link.
 
 Each group is a Ray node in a network namespace of its own; the far one has the label `tailrace-site=west`. Ray's control,
-samples and weights cross the limited link. It is the quick start of Laminar with `[[rollout.pools]]` at the other site.
+samples and weights cross the limited link. It is the quick start of StreamRL with `[[rollout.pools]]` at the other site.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Run:
         replicas: all of them beyond the link.
         lost: trajectories that were lost.
         staleness: most versions by which a trajectory was older than the trainer.
+        exposed_s: seconds that generation or training stood still for weights.
+        step_s: seconds of the run over its steps.
         link_bytes: into the far datacenter, all that crossed: weights, Ray's control, prompts.
         cut_s: how long the link was cut; 0: not at all.
         wall_s: from its start to its end, preparation included.
@@ -48,6 +50,8 @@ class Run:
     replicas: int
     lost: int
     staleness: int
+    exposed_s: float
+    step_s: float
     link_bytes: int
     cut_s: float
     wall_s: float
@@ -76,7 +80,7 @@ def run(*, rate: float, replicas: int, steps: int, cut_s: float, folder: Path) -
             "rollout.pools": [{"name": "far", "count": replicas, "site": "west"}],
             "executor.ray_address": address,
         }
-        command = [str(_BIN / "tailrace"), "run", "laminar", "--run-dir", str(folder)]
+        command = [str(_BIN / "tailrace"), "run", "streamrl", "--run-dir", str(folder)]
         for key, value in settings.items():
             command += ["--set", f"{key}={_toml(value)}"]
         crossed, began = hosts.received_bytes(FAR), time.monotonic()
@@ -96,6 +100,8 @@ def run(*, rate: float, replicas: int, steps: int, cut_s: float, folder: Path) -
         replicas,
         summary["lost_trajectories"],
         summary["staleness_max"],
+        summary["exposed_weight_s"],
+        _step_s(folder),
         crossed,
         cut_s,
         took,
@@ -130,6 +136,17 @@ def _beyond(folder: Path) -> tuple[int, int]:
     home = {event.machine for event in ups if event.role == "trainer"}
     replicas = [event.machine for event in ups if event.role == "replica"]
     return sum(machine not in home for machine in replicas), len(replicas)
+
+
+def _step_s(folder: Path) -> float:
+    """Mean seconds between the ends of two training steps."""
+    from tailrace import contracts as c
+    from tailrace.pipeline.run.eventlog import read_log
+
+    ends = [
+        each.now for each in read_log(folder / "events.jsonl") for event in each.events if isinstance(event, c.Stepped)
+    ]
+    return (ends[-1] - ends[0]) / max(1, len(ends) - 1)
 
 
 @contextlib.contextmanager
