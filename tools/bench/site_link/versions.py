@@ -88,6 +88,7 @@ def trained(lr: float, dtype: str, *, hidden: int, layers: int, seed: int = 0) -
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # others may use the cores
     config = Qwen3Config(
         vocab_size=2048,
         hidden_size=hidden,
