@@ -21,7 +21,7 @@ from site_link import crossing, pipeline, ray_groups, versions
 
 COUNTS = (1, 2, 4)
 SMALL_LR, PUBLISHED = 1e-6, "bfloat16"
-QUICK_START_LR = 3e-3  # of the quick starts
+QUICK_START_LR = 7e-4  # of the quick starts
 
 
 def words(runs: list[Path], hidden: int, layers: int) -> list[versions.Changed]:

@@ -19,6 +19,7 @@ from weight_transfer.hosts import Hosts
 from tailrace.paramserver import Publisher, RelayGroup, RelayProcess, RelayReader, new_token
 
 HOME, FAR = 0, 1
+_DEAD_AFTER_S = 15.0
 
 
 class Datacenters:
@@ -60,8 +61,15 @@ class Datacenters:
                 )
                 sites = {relay.name: "far" for relay in self.relays[1:]}
                 addresses = {relay.name: relay.address for relay in self.relays}
+                # On a machine that is short of cores, silence is no death.
                 self.group = opening.enter_context(
-                    RelayGroup(addresses, token=self.token, sites=sites, on_master=self.publisher.retarget)
+                    RelayGroup(
+                        addresses,
+                        token=self.token,
+                        sites=sites,
+                        on_master=self.publisher.retarget,
+                        dead_after_s=_DEAD_AFTER_S,
+                    )
                 )
             self._open = opening.pop_all()
         return self
