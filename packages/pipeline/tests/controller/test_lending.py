@@ -179,3 +179,19 @@ def test_devices_return_before_sizes_change(action, lent):
     else:
         assert "lent" in run.view.failure
         assert "provisioning" in run.view.failure
+
+
+def test_a_replica_that_was_stopping_when_the_driver_died_holds_no_devices():
+    told = Told()
+    run = colocated(told)
+    told.actions.extend([c.StopReplica("r1"), c.ResizeReplica("r0", 2)])
+    run.go(c.Up("relay", "0"), leave=(c.Route, c.Interrupt))
+    assert cells(run)["r0"] == (0, 1)
+    run.left.clear()
+    run.go(c.Resumed(()), leave=(c.Route, c.Score))
+    told.actions.append(c.LendReplica("r0"))
+    names = on(run, "r0")[-1:]
+    run.go(c.Up("relay", "0"), *(c.Finished("r0", name, 10) for name in names), leave=(c.Route, c.Score))
+    assert [command.cells for command in of(c.Lend, run.given)] == [(0, 1)]
+    shows(run, "r0")
+    assert run.controller.batches.free_cells == {0, 1}

@@ -55,13 +55,23 @@ def test_a_short_round_keeps_the_first_complete_groups_and_defers_the_rest():
     assert (abort.trajectories, abort.reason.why) == (("1.0", "1.1"), c.Why.DEFERRED)
     assert (run.view.counts.deferred, run.view.counts.filtered) == (1, 0)
     assert routed(given) == [3, 4, 5]  # the next round, by the new weights
+    assert list(run.view.counts.queued) == [1]
     given = finish(run, 3, 4)
+    assert not run.view.counts.queued
     assert routed(given) == [1, 5]  # a long round of those that were late, in order of launch
     finish(run, 6)
     assert len(of(c.Step, run.given)) == 2  # it waits for all
     finish(run, 7)
     assert len(of(c.Step, run.given)) == 3
     assert run.view.counts.deferred == 2
+
+
+def test_a_prompt_that_waits_for_a_replica_when_its_round_ends_is_deferred_too():
+    run = Scripted(dataclasses.replace(tail(), replica_batch=4))
+    run.go(c.Tick(), leave=(c.Route,))
+    assert routed(run.given) == [0, 1]
+    finish(run, 0, 1)
+    assert list(run.view.counts.queued) == [2]
 
 
 def test_samples_race_for_the_end_of_generation_and_not_for_their_scores():

@@ -68,7 +68,6 @@ def test_a_short_round_throws_away_what_lost_its_race():
     assert (one.version, one.kind, one.prompts, one.deferred) == (1, "short", (0, 1), 1)
     assert (one.tokens, one.wasted) == (60, 17)
     assert (one.began_s, one.given_s, one.ended_s) == (0, 4, 6)
-    assert found.queued == {2}
     assert found.plain() == {
         "rounds_short": 1,
         "rounds_long": 0,
@@ -85,11 +84,38 @@ def test_long_rounds_follow_short_ones():
     found = figures(*short_round(0, 1, 0), *short_round(6, 2, 3), *long_round(12, 3, (6, 7), (2, 5)))
     assert [one.kind for one in found.rounds] == ["short", "short", "long"]
     assert (found.rounds[2].deferred, found.rounds[2].wasted, found.rounds[2].tokens) == (0, 0, 120)
-    assert not found.queued
     plain = found.plain()
     assert (plain["rounds_short"], plain["rounds_long"]) == (2, 1)
     assert (plain["step_s_short"], plain["step_s_long"]) == (6.0, 10.0)
     assert plain["speculation_waste"] == pytest.approx(34 / (60 * 2 + 34 + 120), abs=1e-4)
+
+
+def test_a_group_that_no_replica_had_yet_is_deferred_too():
+    before = short_round(0, 1, 0)
+    found = figures(*before[:-2], (3.5, abort(60, c.Why.DEFERRED, "7.0", "7.1", "7.2")), *before[-2:])
+    assert (found.rounds[0].deferred, found.rounds[0].wasted) == (2, 17)
+
+
+def test_a_drop_that_a_new_store_is_told_of_again_counts_once():
+    names = tuple(f"2.{sample}" for sample in range(3))
+    before = short_round(0, 1, 0)
+    found = figures(*before[:6], (3.5, abort(61, c.Why.DEFERRED, *names)), (4, c.Discarded(61, 7)), *before[-2:])
+    assert (found.rounds[0].deferred, found.rounds[0].wasted) == (1, 4 + 6 + 7)
+
+
+def test_a_trajectory_that_begins_anew_stays_in_its_group():
+    batch = (route(0, 0, 2), route(1, 1, 2))
+    found = figures(
+        (0, *batch),
+        (1, abort(60, c.Why.VERSION_GONE, "0.0")),
+        (2, finished("0.1", 30), c.Discarded(60, 5)),
+        (3, c.Route(2, "r0", (c.TrajectoryRef("0.0", 0, 0, prompt=0),))),
+        (8, *(finished(name, 30) for name in ("0.0", "1.0", "1.1"))),
+        (9, step(1, "long", 0, 1)),
+    )
+    (one,) = found.rounds
+    assert (one.prompts, one.tokens, one.began_s, one.deferred) == ((0, 1), 120, 0, 0)
+    assert (found.generated, found.wasted) == (125, 0)
 
 
 def test_rounds_that_a_crash_undid_are_gone_and_come_again():
@@ -118,5 +144,5 @@ def test_replicas_that_lend_at_once_scale_down_once():
 def test_a_pipeline_without_rounds_has_none_but_may_waste():
     redundant = spec(batch_groups=2, batching=Redundant(samples=2, surplus_samples=1))
     found = figures(*short_round(0, 1, 0), of=redundant)
-    assert (found.rounds, found.queued) == ([], set())
+    assert found.rounds == []
     assert found.plain()["speculation_waste"] > 0

@@ -157,7 +157,6 @@ def _write(watched: Watched, directory: RunDirectory, *, keep_events: bool) -> d
         lengths=[length for batch in batches for length in batch.lengths],
         wall_s=watched.result.duration_s,
         training_s=training_s,
-        queued=len(watched.folds.rounds.queued),
         extra={
             **(watched.folds.rounds.plain() if watched.folds.rounds.used else {}),
             "simulated_in_s": round(watched.wall_s, 2),

@@ -18,13 +18,14 @@ from tailrace.pipeline.controller.states import TrajectoryState
 
 @dataclass(slots=True)
 class ReplicaState:
-    """One replica. `assigned` holds trajectories that were routed and have not come back; `incoming` counts those that move
+    """One replica.
 
-    here. `sent` is the number of the last command to this incarnation. `evaluating` counts evaluation trajectories in
-    `assigned`, `aborted` those that left by an `Abort` that its snapshots do not show yet. After failed pulls it gets no
-    further pull before `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` all.
-    `cells` are the trainer's that stand on its `devices`; while they are `lent` to them, it gets no work. The last snapshot of
-    this process came at `told_s`, on the run's clock.
+    `assigned` holds trajectories that were routed and have not come back; `incoming` counts those that move here. `sent` is the
+    number of the last command to this process. `evaluating` counts evaluation trajectories in `assigned`. `aborted` counts
+    trajectories that left by an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
+    `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` those of all its processes.
+    `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
+    snapshot of this process came at `told_s`, on the run's clock.
     """
 
     id: str

@@ -85,7 +85,7 @@ class Ledger:
         self.waiting.unstarted.add(group, members, *self.predictions.of(launch.prompt, 0))
         self.unstarted.update(dict.fromkeys(members, group))
         self.generating += 1
-        self.counts.admitted += 1
+        self.counts.admits(launch.prompt)
         return group
 
     def add(self, evaluation: TrajectoryState) -> None:
@@ -328,7 +328,7 @@ class Ledger:
             self.generating -= 1
         self.buffered.pop(index, None)
         if phase is GroupPhase.DEFERRED:
-            self.counts.deferred += 1
+            self.counts.defers(group.prompt)
         else:
             self.predictions.done(group.prompt)
         if phase is GroupPhase.FILTERED:

@@ -189,6 +189,7 @@ class Members:
         for state in list(self.states.values()):
             state.failures.clear()
             if state.health is Health.STOPPING:
+                state.health = Health.DOWN  # others may know it by its state
                 del self.states[state.role, state.id]
             else:
                 state.health, state.machine, state.address = Health.STARTING, "", ""

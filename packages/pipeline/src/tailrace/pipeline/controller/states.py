@@ -102,7 +102,8 @@ class GroupState:
 class Counts:
     """Totals over the run, in groups unless named otherwise.
 
-    `deferred` counts groups that ended while their prompt comes again later, as another group.
+    `deferred` counts groups that ended while their prompt comes again later, as another group; `queued` has the prompts of
+    those that have not come again yet.
     `unpredicted` counts trajectories that started before a length was predicted for them.
     `filtered_because` and `failed_because` split `filtered` and `failed` by reason. `failed_words` has what was said of the
     first group that failed for each reason.
@@ -123,6 +124,17 @@ class Counts:
     filtered_because: dict[str, int] = field(default_factory=dict)
     failed_because: dict[str, int] = field(default_factory=dict)
     failed_words: dict[str, str] = field(default_factory=dict)
+    queued: dict[int, None] = field(default_factory=dict)
+
+    def admits(self, prompt: int) -> None:
+        """Count a group of a prompt that is opened."""
+        self.admitted += 1
+        self.queued.pop(prompt, None)
+
+    def defers(self, prompt: int) -> None:
+        """Count a group that ended while its prompt comes again."""
+        self.deferred += 1
+        self.queued[prompt] = None
 
     @property
     def prompts(self) -> int:

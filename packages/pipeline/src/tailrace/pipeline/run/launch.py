@@ -294,7 +294,6 @@ class _Launch:
             lengths=data.call("trained_lengths"),
             wall_s=self.status.status.wall_s,
             training_s=training_s,
-            queued=len(rounds.queued),
             prompt_characters=prompt_characters(controller.view, lambda prompts: data.call("prompt_texts", prompts)),
             extra={
                 "changes": self.directory.changes(),

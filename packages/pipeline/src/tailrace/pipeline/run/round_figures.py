@@ -16,7 +16,6 @@ from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures import mean
 from tailrace.pipeline.spec import PipelineSpec
 
-_AGAIN = frozenset({c.Why.DEFERRED, c.Why.EXPIRED, c.Why.NOT_SCORED_YET, c.Why.OVER})  # the prompt comes again
 _SPECULATED = frozenset({c.Why.SURPLUS_SAMPLE, c.Why.SURPLUS_GROUP, c.Why.DEFERRED})
 
 
@@ -58,9 +57,9 @@ class RoundFigures:
     """A fold over the instants of a log. Where batching knows no rounds, there are none, but waste there may be.
 
     `used` says whether batching launches rounds. `rounds` are those that stand, in order: what a crash of the trainer undid is
-    gone. `queued` are the prompts that wait to come again, `streamed` counts groups whose gradients were computed before their
-    batch was complete, `scale_downs` how often replicas lent devices to the trainer, `resizes` replicas that were given another
-    number of devices, `generated` and `wasted` response tokens.
+    gone. `streamed` counts groups whose gradients were computed before their batch was complete, `scale_downs` how often
+    replicas lent devices to the trainer, `resizes` replicas that were given another number of devices, `generated` and `wasted`
+    response tokens.
 
     Args:
         spec: the pipeline.
@@ -69,12 +68,11 @@ class RoundFigures:
     def __init__(self, spec: PipelineSpec) -> None:
         self.used = isinstance(spec.batching.open(), c.LaunchesRounds)
         self.rounds: list[PastRound] = []
-        self.queued: set[int] = set()
         self.generated = self.wasted = self.streamed = self.resizes = self.scale_downs = 0
         self._groups: dict[int, _Group] = {}
         self._group_of: dict[str, int] = {}
         self._accumulated: list[str] = []
-        self._pending: dict[int, c.Why] = {}  # aborts whose tokens the store has not said
+        self._pending: dict[int, tuple[c.Why, Sequence[str]]] = {}  # aborts whose tokens the store has not said
         self._consumed: dict[int, dict[int, _Group]] = {}  # groups of versions that the trainer may fall back behind
         self._oldest: dict[int, int] = {}  # version that a checkpoint lets the trainer go back to
         self._deferred = self._waste = 0  # since the last round
@@ -87,7 +85,8 @@ class RoundFigures:
                     self._finished(name, tokens)
                 case c.Discarded(answers=seq, tokens=tokens):
                     self.generated += tokens
-                    if self._pending.pop(seq, None) in _SPECULATED:
+                    why, _ = self._pending.pop(seq, (None, ()))
+                    if why in _SPECULATED:
                         self._throw_away(tokens)
                 case c.Stepped(version=version):
                     for one in self.rounds:
@@ -135,7 +134,6 @@ class RoundFigures:
                 group = self._groups.get(ref.group)
                 if group is None:
                     group = self._groups[ref.group] = _Group(ref.prompt, now)
-                    self.queued.discard(ref.prompt)
                 self._group_of[ref.trajectory] = ref.group
 
     def _finished(self, name: str, tokens: int) -> None:
@@ -144,22 +142,17 @@ class RoundFigures:
         group.tokens[name] = tokens
 
     def _abort(self, seq: int, names: Sequence[str], why: c.Why) -> None:
-        groups = {self._group_of[name] for name in names if name in self._group_of}
-        self._pending[seq] = why
-        if why in _SPECULATED:
-            finished = (
-                self._groups[self._group_of[name]].tokens.pop(name, 0) for name in names if name in self._group_of
-            )
-            self._throw_away(sum(finished))
-        for name in names:
-            self._group_of.pop(name, None)
-        if why is c.Why.SURPLUS_SAMPLE:
+        again = (why, names) in self._pending.values()  # the store is a new process, and is told again
+        self._pending[seq] = why, names
+        if again or why is c.Why.VERSION_GONE:  # its trajectories begin anew, in the same group
             return
-        for index in groups:
-            prompt = self._groups.pop(index).prompt
-            if why in _AGAIN and self.used:
-                self.queued.add(prompt)
-                self._deferred += why is c.Why.DEFERRED
+        groups = {name: self._group_of.pop(name) for name in names if name in self._group_of}
+        if why in _SPECULATED:
+            self._throw_away(sum(self._groups[group].tokens.pop(name, 0) for name, group in groups.items()))
+        if why is not c.Why.SURPLUS_SAMPLE:  # it is of one whole group
+            self._deferred += why is c.Why.DEFERRED
+            for group in set(groups.values()):
+                del self._groups[group]
 
     def _throw_away(self, tokens: int) -> None:
         self.wasted += tokens

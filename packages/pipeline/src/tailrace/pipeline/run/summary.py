@@ -24,7 +24,6 @@ def summarise(
     wall_s: float,
     training_s: float,
     extra: Mapping[str, Any],
-    queued: int = 0,
     prompt_characters: Mapping[int, int] | None = None,
 ) -> dict[str, Any]:
     """The content of ``summary.json``.
@@ -39,7 +38,6 @@ def summarise(
         wall_s: seconds of the whole run.
         training_s: seconds from the first published version to the last step.
         extra: further fields.
-        queued: prompts that lost the race of a round and wait to come again.
         prompt_characters: characters of each prompt that was trained on, if there is a ranker; None if prompts have no text.
     """
     counts = run.counts
@@ -81,7 +79,7 @@ def summarise(
         "prompts": {
             "admitted": counts.prompts,
             "deferred": counts.deferred,
-            "queued": queued,
+            "queued": len(counts.queued),
             "trained": counts.trained,
             "filtered": dict(sorted(counts.filtered_because.items())),
             "failed": counts.failed,
