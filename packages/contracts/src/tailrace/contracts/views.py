@@ -250,6 +250,7 @@ class RoundRecord:
     """A round that is over.
 
     Args:
+        number: its number, rising.
         kind: ``"short"`` or ``"long"``.
         size: groups that it kept.
         tp: devices of each replica (tensor parallelism) while it was generated.

@@ -18,9 +18,9 @@ class AdaptiveTP:
     """Doubles the devices of a replica when a round has more preemptions than its kind of round used to have, and halves them
     after rounds without any.
 
-    Short and long rounds have a size each, since the preemptions of one say nothing of the other. A kind's size doubles after a
-    round with more than `rise` times the mean preemptions of its earlier rounds at that size, of which there is at least one.
-    It halves after `calm` rounds in a row with none.
+    Short and long rounds have a size each, since the preemptions of one say nothing of the other. The size of a kind doubles
+    after a round with more preemptions than `rise` times the mean of its earlier rounds at that size, once there is one. It
+    halves after `calm` rounds in a row without preemptions.
 
     It does not flap. A size that was reached by halving is kept for at least `calm` rounds: a doubling that was just undone is
     not repeated at once. And each time that a doubling is repeated, undoing it again takes twice as many rounds without
@@ -29,8 +29,8 @@ class AdaptiveTP:
     Args:
         count: replicas at the start.
         tp: devices of each at the start; they have `count * tp` devices in all.
-        short, long: devices of a replica in the first round of each kind, as a profile finds them best; None: `tp`. Where all
-            replicas have fewer, these.
+        short, long: devices of a replica in the first round of each kind, as a profile finds them best; None: `tp`. More than
+            all replicas have together become as many as they have.
         devices_per_machine: most devices of a replica, since links between machines are slow.
         heads: the model's attention heads, which the devices of a replica divide; None: not known.
         smallest: fewest devices that hold the weights and a whole response.

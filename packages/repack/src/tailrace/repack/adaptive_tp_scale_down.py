@@ -17,7 +17,7 @@ from tailrace.repack.scale_down import ScaleDown
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveTPScaleDown(AdaptiveTP):
-    """Chooses the devices of a replica as a round begins, as `AdaptiveTP` does, and lends half of all in it, as `ScaleDown`.
+    """Chooses the devices of a replica as a round begins, as `AdaptiveTP` does, and lends devices in it, as `ScaleDown` does.
 
     The sizes decide what can be lent: cells of the trainer on the devices of one replica are lent together or not at all. So
     two replicas of one device, each with a cell, lend one; one replica of both devices lends none. Resizes and loans never

@@ -20,7 +20,7 @@ def to_size(
     """
     room = max(1, devices // tp)
     in_groups = sorted(replicas, key=lambda replica: (-replica.tp, replica.machine))
-    # as many of each former size as their devices allow, the first of each group of neighbours
+    # of the replicas that grow into one, which are neighbours in this order, the first is kept
     kept: list[MemberView] = []
     taken = 0
     for replica in in_groups:

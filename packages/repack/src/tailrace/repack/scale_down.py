@@ -22,14 +22,15 @@ from tailrace.repack.errors import LoadError
 
 @dataclass(frozen=True, slots=True)
 class ScaleDown:
-    """A fixed number of replicas; as a round ends, half of their devices go to the trainer, which adds gradients meanwhile.
+    """A fixed number of replicas. Before a round ends, half of their devices go to the trainer, which adds gradients on them.
 
-    It looks at the milestones of a round, and lends once in it: half of the trainer's cells with all replicas on their devices,
-    those with the fewest trajectories. Cells on the devices of one replica are lent together or not at all, so it may be less
-    than half, or none. The trajectories move to the others, which compute their tokens' keys and values anew.
-    It does so only if all replicas are up, all trajectories, at the length expected of each, fit into the KV cache that
-    remains, and there is a place in a decode batch for each. All devices return when the round ends, or when a replica that
-    was kept goes down.
+    At each milestone of a round it decides whether to lend, unless something is lent. It lends half of the trainer's cells:
+    those with the fewest trajectories, each with all replicas on its devices. Cells on the devices of one replica are lent
+    together or not at all, so it may lend fewer than half, or none. The trajectories move to the other replicas, which compute
+    the keys and values of their tokens anew.
+    It lends only if all replicas are up, if all trajectories at their expected lengths fit into the KV caches that remain, and
+    if each has a place in a decode batch there. All devices return when the round ends, or when a replica that was kept goes
+    down.
 
     Args:
         count: number of replicas.
@@ -107,8 +108,10 @@ def _may_leave(load: ReplicaView) -> bool:
 
 
 def half_of_cells(loads: Sequence[ReplicaView]) -> set[int]:
-    """Cells of the trainer, at most half of those on the devices of replicas, such that no replica stands on one of them and on
-    another cell too: in order of the trajectories there, the fewest first, each that still fits into the half.
+    """At most half of the cells that are on the devices of replicas. No replica stands on a chosen cell and on another one too.
+
+    Cells that replicas join are chosen together. Those with the fewest trajectories come first; what does not fit into the
+    half is left out.
 
     Args:
         loads: the replicas, each on at least one cell.
@@ -129,15 +132,19 @@ def half_of_cells(loads: Sequence[ReplicaView]) -> set[int]:
 
 
 def projected_tokens(loads: Sequence[ReplicaView], lengths: Sequence[int], max_tokens: int) -> float:
-    """Tokens in KV caches if every trajectory in flight had its whole length at once: an upper bound of the peak.
+    """Tokens in KV caches if all trajectories in flight had their whole lengths at the same time, which few ever do.
 
-    The length that is expected of a trajectory is the mean of the lengths above what it has by now, of those that finished
-    before; `max_tokens` if none was longer. A snapshot has the sum of a replica's tokens, so each counts as the mean.
+    The expected length of a trajectory is the mean of those finished lengths that are above what it has by now; `max_tokens` if
+    none is. A snapshot has only the sum of a replica's tokens, so each of its trajectories counts as having their mean. The
+    sum includes prompts and `lengths` do not, so the result is too low where prompts are long beside responses.
 
     Args:
-        loads: the replicas; infinite if one does not say what its cache holds.
+        loads: the replicas.
         lengths: response tokens of trajectories that finished, in any order.
         max_tokens: most tokens of a response.
+
+    Returns:
+        The tokens; infinite if a replica with work does not say what its cache holds.
     """
     ordered, total = sorted(lengths), 0.0
     for load in loads:

@@ -149,7 +149,7 @@ class Replica:
             self._set_speed()
 
     def beside(self, slows: float) -> None:
-        """Work so many times longer from now on, for what runs beside it on its devices."""
+        """Take so many times as long for all work from now on, since others compute on its devices too."""
         self._beside = 1.0 / slows
         if self.up and not self.hung:
             self.engine.advance(self.time.now())

@@ -16,7 +16,7 @@ from itertools import count
 
 
 def devices_for(size: int, taken: Set[int], own: tuple[int, ...] = ()) -> tuple[int, ...]:
-    """The devices of a replica of a new size: around its own ones if it can be, else the first in a row that are free.
+    """The devices of a replica of a new size: the row around its own if nobody else has any of it, else the first free row.
 
     Args:
         size: how many it spans, a power of two.

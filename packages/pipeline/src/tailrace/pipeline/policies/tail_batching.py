@@ -208,7 +208,7 @@ class InRounds:
             self._pending += self._rounds.postpone(prompt, self._take)
         elif here and end is not GroupEnd.TRAINED:
             self._pending += self._rounds.filter(prompt, self._take)
-        elif fate is PromptFate.AGAIN:  # the run ended, and goes on with more steps
+        elif fate is PromptFate.AGAIN:  # its round is over: the run ended before it was trained on, and may be resumed
             self._rounds.expired((prompt,), self._take)
         if here:
             self._settle()

@@ -88,9 +88,9 @@ class Streamed(FullBatch):
 
 @dataclass(frozen=True, slots=True)
 class SingleFetch(FullBatch):
-    """Cells of the trainer fetch complete groups once, as they become free, and all others when the batch is complete.
+    """Idle cells of the trainer get complete groups at one time of each batch; all others wait until the batch is complete.
 
-    What RollPacker's stream of groups is compared with (section 6.6, Table 4): what is complete after the one fetch waits.
+    It is the baseline that RollPacker compares its stream of groups with (section 6.6, Table 4).
 
     Args:
         share: most groups that are fetched early, as a share of the batch.
