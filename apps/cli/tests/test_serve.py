@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -49,6 +50,29 @@ def test_what_is_not_there(capsys, tmp_path, monkeypatch, arguments, words):
     line = fails(capsys, *arguments)
     assert all(word in line for word in words), line
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_while_engines_load_leaves_nothing(tmp_path):
+    save_tiny_model(tmp_path / "model", seed=3)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "tailrace.cli.main", "serve", "model", "--engine", "transformers"]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while not (made := list(scratch.glob("tailrace-service-*"))):
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.02)
+        assert made[0].stat().st_mode & 0o777 == 0o700
+        os.kill(process.pid, signal.SIGTERM)
+        told, errors = process.communicate(timeout=60)  # it ends with the last process that has its standard error
+    assert (process.returncode, told) == (0, ""), errors
+    assert not list(scratch.glob("tailrace-service-*"))
 
 
 def test_it_serves_a_model_until_a_signal(tmp_path):

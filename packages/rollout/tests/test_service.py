@@ -4,7 +4,12 @@ import asyncio
 import os
 import random
 import signal
+import subprocess
+import sys
+import threading
+import time
 from contextlib import aclosing
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +54,19 @@ def run(scenario):
             await scenario()
 
     asyncio.run(limited())
+
+
+def children(pid=None):
+    """The processes that a process has started, this one if it is not given."""
+    tasks = Path(f"/proc/{pid or 'self'}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def assert_right(sample, prompt, max_tokens=MAX_TOKENS):
@@ -325,6 +343,55 @@ def test_a_process_that_does_not_start_in_time_is_ended(model):
                 pass
 
     run(scenario)
+
+
+def test_closing_does_not_wait_for_engines_that_load(model):
+    pids, before = [], set(children())
+
+    def start(setup):
+        threading.Thread(target=watch, daemon=True).start()
+        return ReplicaProcess(setup, build_fake_engine)
+
+    def watch():
+        while len(pids) < 2:
+            pids[:] = set(children()) - before
+            time.sleep(0.01)
+
+    async def scenario():
+        service = StreamGenerationService(model, options={"load_s": 600}, start=start)
+        starting = [asyncio.create_task(service.start()) for _ in range(2)]
+        while len(pids) < 2:
+            await asyncio.sleep(0.01)
+        assert service.weights.directory.is_dir()
+        await service.close()
+        assert not service.weights.directory.exists()
+        for one in starting:
+            with pytest.raises(ServiceDownError, match="closed"):
+                await one
+        assert not [pid for pid in pids if lives(pid)]
+
+    run(scenario)
+
+
+def test_an_engine_that_loads_does_not_outlive_its_service(model):
+    program = f"""
+import asyncio, functools
+from tailrace.rollout import StreamGenerationService
+from tailrace.rollout.service import ReplicaProcess
+from tailrace.rollout.testing import build_fake_engine
+
+start = functools.partial(ReplicaProcess, build=build_fake_engine)
+asyncio.run(StreamGenerationService({str(model)!r}, 1, options={{"load_s": 600}}, start=start).start())
+"""
+    with subprocess.Popen([sys.executable, "-c", program]) as service:
+        deadline = time.monotonic() + DEADLINE_S
+        while not (found := children(service.pid)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        service.kill()
+    while any(map(lives, found)):
+        assert time.monotonic() < deadline, "it loads on"
+        time.sleep(0.05)
 
 
 def test_with_a_ranker_the_longest_start_first(model):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ class ReplicaSetup:
         flush_s: seconds between two batches of tokens.
         pull_timeout_s: deadline of a load of weights.
         start_timeout_s: deadline of a process's start, until its engine is loaded.
+        closing: set when the service closes; a start that is under way gives up.
     """
 
     name: str
@@ -38,6 +40,7 @@ class ReplicaSetup:
     flush_s: float
     pull_timeout_s: float
     start_timeout_s: float
+    closing: threading.Event = field(default_factory=threading.Event)
 
 
 class ReplicaHandle(Protocol):
@@ -57,4 +60,4 @@ class ReplicaHandle(Protocol):
 
 
 StartReplica = Callable[[ReplicaSetup], ReplicaHandle]
-"""Starts a replica, and returns when its engine is loaded."""
+"""Starts a replica, and returns when its engine is loaded. It raises if it cannot, or if the service closes meanwhile."""

@@ -2,7 +2,7 @@
 
 Run as ``python -m``, with the file descriptor of the pipe.
 
-Invariant: it ends when the pipe does, whatever its engine is doing, so it never outlives the service.
+Invariant: it ends when the pipe does, whatever its engine is doing, loading too, so it never outlives the service.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,9 @@ class _Here:
 
 def _child(pipe: Connection) -> int:
     name, model, engine, options, staged, flush_s, pull_timeout_s = pipe.recv()
-    here = _Here(pipe)
+    here, gone = _Here(pipe), threading.Event()
+    loaded: Future[ReplicaWorker] = Future()
+    threading.Thread(target=_obey, args=(pipe, here, loaded, gone), name="commands", daemon=True).start()
     try:
         worker = ReplicaWorker(
             name,
@@ -69,9 +72,8 @@ def _child(pipe: Connection) -> int:
     except Exception as error:
         here.send("failed", f"{type(error).__name__}: {error}")
         return 1
+    loaded.set_result(worker)
     here.send("up", None)
-    gone = threading.Event()
-    threading.Thread(target=_obey, args=(pipe, here, worker, gone), name="commands", daemon=True).start()
     try:
         while not gone.is_set():
             events = worker.events(_LOOK_S)
@@ -84,17 +86,18 @@ def _child(pipe: Connection) -> int:
     return 0
 
 
-def _obey(pipe: Connection, here: _Here, worker: ReplicaWorker, gone: threading.Event) -> None:
+def _obey(pipe: Connection, here: _Here, loaded: Future[ReplicaWorker], gone: threading.Event) -> None:
     while True:
         try:
             command, resumes = pipe.recv()
         except (EOFError, OSError):
             gone.set()
-            time.sleep(_CLOSE_S)
-            os._exit(0)  # the service is gone, and the engine is in a step that takes long
+            if loaded.done():
+                time.sleep(_CLOSE_S)
+            os._exit(0)  # the service is gone, and the engine loads or is in a step that takes long
         here.put(resumes)
         try:
-            worker.submit(command)
+            loaded.result().submit(command)  # none comes before it is loaded
         except ReplicaCrashedError:
             return  # the main thread tells of it
 

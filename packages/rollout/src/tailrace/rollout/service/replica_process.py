@@ -19,6 +19,7 @@ from tailrace.rollout.order import ReplicaCommand
 from tailrace.rollout.service.handle import ReplicaSetup
 
 _CHILD = "tailrace.rollout.service.replica_child"
+_LOOK_S = 0.1
 _STATUS_S = 0.5
 _CLOSE_S = 10.0
 
@@ -31,7 +32,8 @@ class ReplicaProcess:
         build: builds the engine, in the child, which imports it by its name; None: the engine plugin that `setup` names.
 
     Raises:
-        ReplicaCrashedError: the engine did not load, and the message has its error; or not before the deadline.
+        ReplicaCrashedError: the engine did not load, and the message has its error; or not before the deadline, or before the
+            service closed.
     """
 
     def __init__(self, setup: ReplicaSetup, build: EngineFactory | None = None) -> None:
@@ -51,19 +53,17 @@ class ReplicaProcess:
         sent = (setup.name, str(setup.model), engine, dict(setup.options), str(setup.weights.directory))
         try:
             self._send((*sent, setup.flush_s, setup.pull_timeout_s))
-            if not self._pipe.poll(setup.start_timeout_s):
-                self._process.kill()
-                self.close(_CLOSE_S)
-                raise ReplicaCrashedError(f"replica {self._name!r} did not start within {setup.start_timeout_s} s")
-            kind, what = self._pipe.recv()
-        except (OSError, EOFError) as error:
+            kind, what = self._first_word(setup)
+            if kind != "up":
+                raise ReplicaCrashedError(f"replica {self._name!r} did not start: {what}")
+        except BaseException as error:
+            status = self._status() if isinstance(error, EOFError | OSError) else ""
             self._process.kill()
-            raise ReplicaCrashedError(
-                f"replica {self._name!r} ended while its engine loaded{self._status()}"
-            ) from error
-        if kind != "up":
             self.close(_CLOSE_S)
-            raise ReplicaCrashedError(f"replica {self._name!r} did not start: {what}")
+            if isinstance(error, EOFError | OSError):
+                what = f"replica {self._name!r} ended while its engine loaded{status}"
+                raise ReplicaCrashedError(what) from error
+            raise
 
     @property
     def pid(self) -> int:
@@ -127,6 +127,17 @@ class ReplicaProcess:
                 continue
             return
         raise CloseTimeoutError(f"replica {self._name!r} (process {self.pid}) did not end within {timeout_s} s")
+
+    def _first_word(self, setup: ReplicaSetup) -> tuple[str, str]:
+        """What the process says first: that its engine is loaded, or why it is not."""
+        deadline = time.monotonic() + setup.start_timeout_s
+        while not self._pipe.poll(_LOOK_S):
+            if setup.closing.is_set():
+                raise ReplicaCrashedError(f"replica {self._name!r} was ended while its engine loaded")
+            if time.monotonic() > deadline:
+                raise ReplicaCrashedError(f"replica {self._name!r} did not start within {setup.start_timeout_s} s")
+        said: tuple[str, str] = self._pipe.recv()
+        return said
 
     def _send(self, message: object) -> None:
         with self._sending:

@@ -128,7 +128,7 @@ class Replicas:
         """Start all, and wait until each serves version 0.
 
         Raises:
-            RolloutError: one does not start; the others are closed.
+            RolloutError: one does not start. The others run until `close`.
         """
         waits = []
         for replica in self.all:
@@ -138,7 +138,6 @@ class Replicas:
         failed = [reason for reason in await asyncio.gather(*waits) if reason is not None]
         if failed:
             error = next((one.error for one in self.all if one.error is not None), None)
-            await self.close()
             raise error if isinstance(error, RolloutError) else ServiceDownError(failed[0]) from error
 
     def least_loaded(self, slots: int) -> Replica | None:
@@ -306,7 +305,8 @@ class Replicas:
         # each draws other samples
         seed = (int(self._setup.options.get("seed", 0)) + zlib.crc32(name.encode())) % 2**31
         try:
-            handle = self._start(replace(self._setup, name=name, options={**self._setup.options, "seed": seed}))
+            options = {**self._setup.options, "seed": seed}
+            handle = self._start(replace(self._setup, name=name, options=options, closing=self._closing))
         except Exception as error:
             self._tell(self._down, replica, start, error)
             return

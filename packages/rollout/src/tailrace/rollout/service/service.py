@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +36,7 @@ from tailrace.rollout.service.ranking import Ranker, Ranking
 from tailrace.rollout.service.replica_process import ReplicaProcess
 from tailrace.rollout.service.replicas import Replica, Replicas
 from tailrace.rollout.service.sample import Order, Sample
-from tailrace.rollout.service.staged_weights import StagedWeights, Weights
+from tailrace.rollout.service.staged_weights import StagedWeights, Weights, own_directory
 from tailrace.rollout.service.stream import Key, Stream
 
 _MAX_NUM_SEQS = 64
@@ -103,12 +101,7 @@ class StreamGenerationService:
         running = int(options.get("max_num_seqs") or _MAX_NUM_SEQS)
         self._slots = running + max(1, running // _AHEAD)
         self._window = ahead or 2 * self._slots * replicas
-        self._directory = Path(tempfile.mkdtemp(prefix="tailrace-service-"))
-        try:
-            self._weights = StagedWeights(self._model, self._directory)
-        except BaseException:
-            shutil.rmtree(self._directory)
-            raise
+        self._weights = StagedWeights(self._model, own_directory())
         self._book = Book()
         setup = ReplicaSetup(
             "", self._model, engine, options, self._book, self._weights, flush_s, pull_timeout_s, start_timeout_s
@@ -170,7 +163,12 @@ class StreamGenerationService:
         self._check()
         if self._starting is None:
             self._starting = asyncio.create_task(self._start())
-        self._replicas = await asyncio.shield(self._starting)
+        try:
+            self._replicas = await asyncio.shield(self._starting)
+        except asyncio.CancelledError:
+            if self._starting.cancelled():
+                self._check()  # it was closed meanwhile
+            raise
 
     async def update(self, weights: Weights, version: int) -> None:
         """Replace the weights. Samples in flight go on under the new ones; each token has its own version.
@@ -287,10 +285,11 @@ class StreamGenerationService:
         """End every request and every replica."""
         self.down(ServiceDownError("the service is closed"))
         if self._starting is not None:
+            self._starting.cancel()
             started = (await asyncio.gather(self._starting, return_exceptions=True))[0]
             if isinstance(started, Replicas):
                 await started.close()
-        await asyncio.to_thread(shutil.rmtree, self._directory, True)
+        await asyncio.to_thread(self._weights.remove)
 
     async def __aenter__(self) -> StreamGenerationService:
         try:
@@ -352,7 +351,12 @@ class StreamGenerationService:
 
     async def _start(self) -> Replicas:
         replicas = self._fleet()
-        await replicas.start()
+        self._weights.make()
+        try:
+            await replicas.start()
+        except BaseException:
+            await replicas.close()
+            raise
         return replicas
 
     async def _update(self, stage: Callable[[], object], version: int) -> None:

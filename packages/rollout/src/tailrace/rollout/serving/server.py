@@ -8,8 +8,9 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 from tailrace.contracts import extra, need_extra
 from tailrace.rollout.errors import ServeError
@@ -44,10 +45,10 @@ async def serve(
     *,
     limits: Limits = Limits(),  # noqa: B008 - frozen
 ) -> None:
-    """Start the service, serve it until SIGINT or SIGTERM, and close it.
+    """Start the service, serve it until SIGINT or SIGTERM, and close it. A signal while engines load ends it too.
 
     Args:
-        service: not started yet.
+        service: started here, if it is not yet.
         listener: from `listen`; it is closed.
         ready: is told the URL and the file with the token, when requests are answered.
         limits: sizes beyond which a request is refused.
@@ -63,27 +64,55 @@ async def serve(
         def capture_signals(self) -> Iterator[None]:
             yield  # uvicorn would raise the signal again at the end, before the service is closed
 
-    with listener:
-        async with service:
-            token, token_file = secrets.token_urlsafe(32), service.weights.directory / "token"
+    token, token_file = secrets.token_urlsafe(32), service.weights.directory / "token"
+    app = build_app(service, token, limits)
+    server = Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_CLOSE_S)
+    )
+    with listener, _at_signals(server) as stopped:
+        try:
+            if not await _done_before(stopped, service.start()):
+                return
             with os.fdopen(os.open(token_file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
                 file.write(token)
-            app = build_app(service, token, limits)
-            server = Server(
-                uvicorn.Config(
-                    app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=_CLOSE_S
-                )
-            )
-            loop = asyncio.get_running_loop()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, setattr, server, "should_exit", True)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
-            try:
-                while not server.started and not serving.done():
-                    await asyncio.sleep(_LOOK_S)
-                host, port = listener.getsockname()[:2]
-                ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", token_file)
-                await serving
-            finally:
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    loop.remove_signal_handler(number)
+            while not server.started and not serving.done():
+                await asyncio.sleep(_LOOK_S)
+            host, port = listener.getsockname()[:2]
+            ready(f"http://{f'[{host}]' if ':' in host else host}:{port}", token_file)
+            await serving
+        finally:
+            await service.close()
+
+
+@contextlib.contextmanager
+def _at_signals(server: Any) -> Iterator[asyncio.Event]:
+    """SIGINT and SIGTERM end the server, and set the event."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop() -> None:
+        server.should_exit = True
+        stopped.set()
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield stopped
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+async def _done_before(stopped: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Do work until it is done or the event is set, which cancels it. Returns whether it was done."""
+    working, waiting = asyncio.create_task(work), asyncio.create_task(stopped.wait())
+    try:
+        await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
+        if done := working.done():
+            await working
+        return done
+    finally:
+        for task in (working, waiting):
+            task.cancel()
+        await asyncio.gather(working, waiting, return_exceptions=True)

@@ -55,7 +55,8 @@ class TensorFakeEngine(FakeEngine):
 
 
 def build_fake_engine(model_path: str, options: Mapping[str, Any]) -> Engine:
-    """An engine factory for `TensorFakeEngine`, which leaves the options that it does not know."""
+    """An engine factory for `TensorFakeEngine`, which leaves the options that it does not know. It takes `load_s` seconds."""
     del model_path
+    time.sleep(options.get("load_s", 0.0))
     known = ("step_s", "max_num_seqs", "max_model_len", "unseen")
     return TensorFakeEngine(**{name: options[name] for name in known if name in options})
