@@ -8,9 +8,9 @@ A side generates the same prompts, with as many engines of the same options, eac
     in process   `StreamGenerationService.generate`, which starts a sample when a slot is free
     over HTTP    the same service behind ``POST /v1/generate``, read line by line by a client in another process
 
-The model is a Qwen3 of random weights. Some tokens end a response, so lengths differ (`--max-tokens` at most). The sides take
-turns, in another order each time; a ratio is that of one turn. `front_cpu` is the CPU time of the process that hosts the service,
-as a share of one core while it generates.
+The model is a Qwen3 of random weights. Some tokens end a response, so lengths differ (`--max-tokens` at most). The sides
+take turns, in another order each time; a ratio is that of one turn. `front_cpu` is the CPU time of the process that hosts the
+service, as a share of one core while it generates.
 """
 
 from __future__ import annotations

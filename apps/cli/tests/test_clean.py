@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tailrace.paramserver.machine.segments import living_owner
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.rollout.service.own_directory import OwnDirectory
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="this system does not list shared memory")
 
@@ -59,6 +61,7 @@ def owner(monkeypatch):
 def sessions(tmp_path, monkeypatch):
     """Makes directories as Ray makes them, of a driver that lives or not."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # only services there are looked at
 
     def make(name, *, alive, ours=True):
         session = tmp_path / "ray" / name
@@ -100,6 +103,20 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(owner, 
     main(["clean"])
     assert dead_relay not in capsys.readouterr().out
     assert living_owner(living_relay) is not None
+
+
+def test_what_a_killed_service_left_goes(sessions, tmp_path, capsys):
+    left = tmp_path / "tailrace-service-0123"
+    left.mkdir()
+    (left / "7.safetensors").write_text("x" * 5000)
+    living = OwnDirectory()
+    living.make()
+    assert main(["clean", "--yes"]) == 0
+    assert "5.0 kB  directory of a generation service" in capsys.readouterr().out
+    assert not left.exists()
+    assert living.path.exists()
+    living.remove()
+    assert not living.path.exists()
 
 
 def test_a_cluster_with_a_process_that_lives_is_used(sessions):

@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import aclosing
@@ -27,7 +28,7 @@ from tailrace.rollout import (
     UpdateRefusedError,
     VersionTimeoutError,
 )
-from tailrace.rollout.service import ReplicaProcess
+from tailrace.rollout.service import ReplicaProcess, left_directories
 from tailrace.rollout.service.replica_thread import in_thread
 from tailrace.rollout.testing import TensorFakeEngine, build_fake_engine, fake_token, fake_weights, save_fake_model
 
@@ -373,7 +374,7 @@ def test_closing_does_not_wait_for_engines_that_load(model):
     run(scenario)
 
 
-def test_an_engine_that_loads_does_not_outlive_its_service(model):
+def test_an_engine_that_loads_does_not_outlive_its_service_whose_directory_is_known(model, tmp_path, monkeypatch):
     program = f"""
 import asyncio, functools
 from tailrace.rollout import StreamGenerationService
@@ -383,15 +384,21 @@ from tailrace.rollout.testing import build_fake_engine
 start = functools.partial(ReplicaProcess, build=build_fake_engine)
 asyncio.run(StreamGenerationService({str(model)!r}, 1, options={{"load_s": 600}}, start=start).start())
 """
-    with subprocess.Popen([sys.executable, "-c", program]) as service:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    with subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "TMPDIR": str(scratch)}) as service:
         deadline = time.monotonic() + DEADLINE_S
         while not (found := children(service.pid)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        assert len(list(scratch.iterdir())) == 1
+        assert left_directories() == []
         service.kill()
     while any(map(lives, found)):
         assert time.monotonic() < deadline, "it loads on"
         time.sleep(0.05)
+    assert left_directories() == [*scratch.iterdir()] != []
 
 
 def test_with_a_ranker_the_longest_start_first(model):
@@ -457,6 +464,8 @@ def test_a_request_waits_for_the_version_that_it_wants(model):
     [
         (([()],), "prompt 0 is empty"),
         (([(1,), tuple(range(64))],), "prompt 1 has 64 tokens, expected fewer than the context of 64"),
+        (([(1, 2), (3, 100_000)],), "prompt 1 has the token 100000, expected 0 to 99999"),
+        (([(1, -1)],), "prompt 0 has the token -1, expected 0 to 99999"),
         ((["text"],), "tokenizer.json"),
         (([(1,)], 0), "samples=0"),
     ],

@@ -180,6 +180,7 @@ def test_a_reader_that_reads_slowly_stops_generation(tmp_path):
         ("/v1/generate", {"prompts": [[1]], "have": [1]}, 400, ["RequestError", "'have'"]),
         ("/v1/generate", {"prompts": [[1]], "request": "../x"}, 400, ["RequestError", "'request'"]),
         ("/v1/generate", {"prompts": [[*range(64)]]}, 400, ["RequestError", "64 tokens", "context of 64"]),
+        ("/v1/generate", {"prompts": [[1, 100_000]]}, 400, ["RequestError", "100000", "99999"]),
         ("/v1/generate", {"prompts": ["text"]}, 400, ["RequestError", "tokenizer.json"]),
         ("/v1/generate", {"request": "gone"}, 404, ["UnknownRequestError", "'gone'"]),
         ("/v1/generate", {"prompts": [[1]], "at_least_version": 9}, 408, ["VersionTimeoutError", "version 9"]),

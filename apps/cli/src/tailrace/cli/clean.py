@@ -23,7 +23,7 @@ def clean(runs: Sequence[Path], *, yes: bool = False) -> int:
     """
     found = leftovers(runs)
     if not found:
-        typer.echo("Nothing is left: no shared memory, no Ray cluster, no half-written file.")
+        typer.echo("Nothing is left: no shared memory, no Ray cluster, no service's directory, no half-written file.")
         return 0
     for each in found:
         typer.echo(f"{size(each.nbytes):>10}  {each.what}")

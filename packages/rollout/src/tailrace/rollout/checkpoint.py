@@ -1,4 +1,4 @@
-"""What a Hugging Face model directory says: the parameters that a complete set of weights must have, the tokens that end."""
+"""What a Hugging Face model directory says: the parameters of complete weights, the vocabulary, the tokens that end."""
 
 from __future__ import annotations
 
@@ -56,6 +56,21 @@ def end_tokens(model_path: str) -> tuple[int, ...]:
     if found is None:
         return ()
     return tuple(found) if isinstance(found, list) else (found,)
+
+
+def vocabulary(model_path: str) -> int | None:
+    """Number of tokens that a model directory's ``config.json`` says the model knows; None if it does not say.
+
+    Raises:
+        ModelLoadError: the file cannot be read.
+    """
+    path = Path(model_path) / "config.json"
+    try:
+        config = json.loads(path.read_text())
+        found = config.get("text_config", config).get("vocab_size")
+    except (OSError, ValueError, AttributeError) as error:
+        raise ModelLoadError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+    return found if isinstance(found, int) else None
 
 
 def _header(file: BinaryIO) -> set[str]:

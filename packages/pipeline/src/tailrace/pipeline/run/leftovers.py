@@ -1,4 +1,4 @@
-"""What a crash leaves that nothing alive uses: shared memory, directories of Ray clusters, half-written files of runs."""
+"""What a crash leaves that nothing alive uses: shared memory, directories of Ray clusters and services, halves of files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tailrace.paramserver import LeftSegments, left_segments, remove_left
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.rollout.service import left_directories
 from tailrace.trainer import CheckpointError
 from tailrace.trainer.checkpoint_files import read_manifest
 
@@ -45,6 +46,7 @@ def leftovers(runs: Sequence[Path] = ()) -> list[Leftover]:
     """
     found = [_segments(left) for left in left_segments()]
     found += [_directory("directory of a Ray cluster", session) for session in ray_session.left_sessions()]
+    found += [_directory("directory of a generation service", path) for path in left_directories()]
     for root in runs:
         directory = RunDirectory.open(root)
         if directory.running():

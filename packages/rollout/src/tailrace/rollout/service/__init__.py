@@ -1,6 +1,7 @@
 """The stream generation service (StreamRL, section 3): prompts in, each sample out as it ends, weights replaced meanwhile."""
 
 from tailrace.rollout.service.handle import ReplicaHandle, StartReplica
+from tailrace.rollout.service.own_directory import left_directories
 from tailrace.rollout.service.ranking import Ranker
 from tailrace.rollout.service.replica_process import ReplicaProcess
 from tailrace.rollout.service.sample import Sample
@@ -15,4 +16,5 @@ __all__ = [
     "StartReplica",
     "Stream",
     "StreamGenerationService",
+    "left_directories",
 ]

@@ -18,17 +18,19 @@ class PromptReader:
     Args:
         model: Hugging Face model directory; text needs its ``tokenizer.json``.
         context: most tokens of a prompt and its response.
+        vocabulary: tokens that the model knows; None: not checked. An engine that is given another one may die of it.
     """
 
-    def __init__(self, model: Path, context: int) -> None:
-        self._path, self._context = model / "tokenizer.json", context
+    def __init__(self, model: Path, context: int, vocabulary: int | None = None) -> None:
+        self._path, self._context, self._vocabulary = model / "tokenizer.json", context, vocabulary
         self._tokenizer: Any = None
 
     def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
         """The token ids of each prompt. Text is encoded as it stands, without a chat template or special tokens.
 
         Raises:
-            RequestError: one is empty, fills the context or is text, and the model has no tokenizer.
+            RequestError: one is empty, fills the context, has a token that the model does not know, or is text and the model
+                has no tokenizer.
         """
         encoded = []
         for index, prompt in enumerate(prompts):
@@ -39,6 +41,9 @@ class PromptReader:
                 raise RequestError(
                     f"prompt {index} has {len(tokens)} tokens, expected fewer than the context of {self._context}"
                 )
+            for token in (min(tokens), max(tokens)) if self._vocabulary is not None else ():
+                if not 0 <= token < self._vocabulary:
+                    raise RequestError(f"prompt {index} has the token {token}, expected 0 to {self._vocabulary - 1}")
             encoded.append(tokens)
         return encoded
 

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from tailrace.contracts import FinishReason, Sampling
-from tailrace.rollout.checkpoint import end_tokens
+from tailrace.rollout.checkpoint import end_tokens, vocabulary
 from tailrace.rollout.errors import (
     OptionError,
     RequestError,
@@ -31,12 +31,13 @@ from tailrace.rollout.errors import (
 from tailrace.rollout.options import CacheShape
 from tailrace.rollout.service.book import Book
 from tailrace.rollout.service.handle import ReplicaSetup, StartReplica
+from tailrace.rollout.service.own_directory import OwnDirectory
 from tailrace.rollout.service.prompts import Prompt, PromptReader
 from tailrace.rollout.service.ranking import Ranker, Ranking
 from tailrace.rollout.service.replica_process import ReplicaProcess
 from tailrace.rollout.service.replicas import Replica, Replicas
 from tailrace.rollout.service.sample import Order, Sample
-from tailrace.rollout.service.staged_weights import StagedWeights, Weights, own_directory
+from tailrace.rollout.service.staged_weights import StagedWeights, Weights
 from tailrace.rollout.service.stream import Key, Stream
 
 _MAX_NUM_SEQS = 64
@@ -95,13 +96,14 @@ class StreamGenerationService:
         options = dict(options or {})
         longest = CacheShape.read(str(model)).max_len
         self._context = min(options.get("max_model_len") or longest, longest)
-        self._reader = PromptReader(self._model, self._context)
+        self._reader = PromptReader(self._model, self._context, vocabulary(str(model)))
         self._ranking = Ranking(ranker, self._reader, rank_timeout_s)
         self._sampling = Sampling(temperature, max_tokens or self._context, end_tokens(str(model)))
         running = int(options.get("max_num_seqs") or _MAX_NUM_SEQS)
         self._slots = running + max(1, running // _AHEAD)
         self._window = ahead or 2 * self._slots * replicas
-        self._weights = StagedWeights(self._model, own_directory())
+        self._own = OwnDirectory()
+        self._weights = StagedWeights(self._model, self._own.path)
         self._book = Book()
         setup = ReplicaSetup(
             "", self._model, engine, options, self._book, self._weights, flush_s, pull_timeout_s, start_timeout_s
@@ -289,7 +291,7 @@ class StreamGenerationService:
             started = (await asyncio.gather(self._starting, return_exceptions=True))[0]
             if isinstance(started, Replicas):
                 await started.close()
-        await asyncio.to_thread(self._weights.remove)
+        await asyncio.to_thread(self._own.remove)
 
     async def __aenter__(self) -> StreamGenerationService:
         try:
@@ -351,7 +353,7 @@ class StreamGenerationService:
 
     async def _start(self) -> Replicas:
         replicas = self._fleet()
-        self._weights.make()
+        self._own.make()
         try:
             await replicas.start()
         except BaseException:

@@ -8,9 +8,6 @@ starts again later loads the version that the others serve, and nothing of an up
 
 from __future__ import annotations
 
-import secrets
-import shutil
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +26,7 @@ class StagedWeights:
 
     Args:
         model: Hugging Face model directory with safetensors files: version 0.
-        directory: where later versions are written, once it is there (`make`).
+        directory: where later versions are written. It need not be there yet.
 
     Raises:
         ModelLoadError: the model's files cannot be read, or there are none.
@@ -52,14 +49,6 @@ class StagedWeights:
     def directory(self) -> Path:
         """Where versions are written."""
         return self._directory
-
-    def make(self) -> None:
-        """Make the directory, which this user alone may read."""
-        self._directory.mkdir(mode=0o700)
-
-    def remove(self) -> None:
-        """Remove the directory with all that is in it, if it is there."""
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def incoming(self, version: int) -> Path:
         """Where an update that arrives as a file is to be written, before `accept`."""
@@ -141,11 +130,6 @@ class StagedWeights:
                 raise UpdateRefusedError(
                     f"version {version} has {name!r} of shape {list(found[name])}, expected {list(shape)}"
                 )
-
-
-def own_directory() -> Path:
-    """A name in the temporary directory that nobody else has."""
-    return Path(tempfile.gettempdir()) / f"tailrace-service-{secrets.token_hex(8)}"
 
 
 def _shapes(path: Path) -> dict[str, tuple[int, ...]]:

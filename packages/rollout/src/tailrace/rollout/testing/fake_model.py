@@ -11,7 +11,7 @@ from typing import Any
 from tailrace.contracts import Delta, Engine
 from tailrace.rollout.testing.fakes import FakeEngine
 
-CONTEXT = 64
+CONTEXT, VOCABULARY = 64, 100_000
 
 
 def fake_weights(value: int) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def save_fake_model(path: Path, value: int = 100) -> Path:
 
     path.mkdir(parents=True, exist_ok=True)
     shape = {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 4, "max_position_embeddings": CONTEXT}
-    (path / "config.json").write_text(json.dumps({**shape, "eos_token_id": 7}))
+    (path / "config.json").write_text(json.dumps({**shape, "vocab_size": VOCABULARY, "eos_token_id": 7}))
     save_file(fake_weights(value), path / "model.safetensors")
     return path
 
