@@ -29,14 +29,20 @@ def parameter_names(model_path: str) -> frozenset[str]:
             for path in sorted(directory.glob("*.safetensors")):
                 with path.open("rb") as file:
                     names |= _header(file)
-        config = json.loads((directory / "config.json").read_text())
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(
             f"cannot read the parameter names of {directory}: {type(error).__name__}: {error}"
         ) from error
-    if config.get("tie_word_embeddings"):
-        names.discard("lm_head.weight")
-    return frozenset(names)
+    return frozenset(names) - tied_names(model_path)
+
+
+def tied_names(model_path: str) -> frozenset[str]:
+    """Names that may come with a model's weights and are not needed: its output layer, if that is the embedding.
+
+    Raises:
+        ModelLoadError: ``config.json`` cannot be read.
+    """
+    return frozenset({"lm_head.weight"} if _config(model_path).get("tie_word_embeddings") else ())
 
 
 def end_tokens(model_path: str) -> tuple[int, ...]:
@@ -64,13 +70,20 @@ def vocabulary(model_path: str) -> int | None:
     Raises:
         ModelLoadError: the file cannot be read.
     """
+    config = _config(model_path)
+    found = config.get("text_config", config).get("vocab_size")
+    return found if isinstance(found, int) else None
+
+
+def _config(model_path: str) -> dict[str, Any]:
     path = Path(model_path) / "config.json"
     try:
         config = json.loads(path.read_text())
-        found = config.get("text_config", config).get("vocab_size")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot read {path}: {type(error).__name__}: {error}") from error
-    return found if isinstance(found, int) else None
+    if not isinstance(config, dict):
+        raise ModelLoadError(f"{path}: found {str(config)[:60]}, expected the settings of a model")
+    return config
 
 
 def _header(file: BinaryIO) -> set[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import extra
-from tailrace.rollout.checkpoint import parameter_names
+from tailrace.rollout.checkpoint import parameter_names, tied_names
 from tailrace.rollout.errors import ModelLoadError, UpdateRefusedError
 
 Weights = Mapping[str, Any] | Iterable[tuple[str, Any]]
@@ -43,7 +43,7 @@ class StagedWeights:
         if not names or not names <= shapes.keys():
             raise ModelLoadError(f"found no complete weights in {str(model)!r}, expected *.safetensors")
         self._shapes = {name: shapes[name] for name in names}
-        self._tied = shapes.keys() - names  # an output layer that is the embedding: it may come, and is not needed
+        self._tied = tied_names(str(model)) | (shapes.keys() - names)  # they may come, and are not needed
 
     @property
     def directory(self) -> Path:
@@ -68,7 +68,8 @@ class StagedWeights:
             from safetensors.torch import save_file
         pairs = weights.items() if isinstance(weights, Mapping) else weights
         # a copy of each: tied tensors share their memory, which the format refuses
-        tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in pairs}
+        found = ((name, tensor) for name, tensor in pairs if name not in self._tied)
+        tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in found}
         self._check({name: tuple(tensor.shape) for name, tensor in tensors.items()}, version)
         path = self.incoming(version)
         save_file(tensors, path)
