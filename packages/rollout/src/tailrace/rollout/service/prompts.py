@@ -22,7 +22,8 @@ class PromptReader:
     """
 
     def __init__(self, model: Path, context: int, vocabulary: int | None = None) -> None:
-        self._path, self._context, self._vocabulary = model / "tokenizer.json", context, vocabulary
+        self._path, self._context = model / "tokenizer.json", context
+        self._known = range(vocabulary or 0)  # empty: any
         self._tokenizer: Any = None
 
     def encode(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
@@ -41,9 +42,9 @@ class PromptReader:
                 raise RequestError(
                     f"prompt {index} has {len(tokens)} tokens, expected fewer than the context of {self._context}"
                 )
-            for token in (min(tokens), max(tokens)) if self._vocabulary is not None else ():
-                if not 0 <= token < self._vocabulary:
-                    raise RequestError(f"prompt {index} has the token {token}, expected 0 to {self._vocabulary - 1}")
+            unknown = [token for token in (min(tokens), max(tokens)) if token not in self._known]
+            if self._known and unknown:
+                raise RequestError(f"prompt {index} has the token {unknown[0]}, expected 0 to {self._known[-1]}")
             encoded.append(tokens)
         return encoded
 
