@@ -123,6 +123,10 @@ def test_the_parts_are_those_of_mini_batches():
         DynamicBatch(0)
 
 
+def test_mini_batches_of_a_complete_batch_are_not_sorted_by_length():
+    assert MiniBatch(2).split([5, 0, 3, 1]) == [[0, 1], [3, 5]]
+
+
 def test_one_part_is_the_default_and_only_adds_gradients():
     assert [list(part) for part in DynamicBatch().split(range(5))] == [list(range(5))]
     assert c.adds_gradients(DynamicBatch())

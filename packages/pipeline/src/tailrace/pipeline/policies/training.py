@@ -28,7 +28,9 @@ class FullBatch:
 
 @dataclass(frozen=True, slots=True)
 class MiniBatch:
-    """Several optimizer steps per batch, on disjoint parts of nearly equal size.
+    """Several optimizer steps per batch, on disjoint parts of nearly equal size, in the order in which groups were launched.
+
+    A batch comes in order of completion: its first part would hold the short responses and the last one the long ones.
 
     Args:
         parts: optimizer steps per batch.
@@ -50,9 +52,9 @@ class MiniBatch:
 
     def split(self, groups: Sequence[int]) -> Sequence[Sequence[int]]:
         """The parts, in order; fewer if there are fewer groups."""
-        parts = min(self.parts, len(groups))
+        parts, launched = min(self.parts, len(groups)), sorted(groups)
         bounds = [len(groups) * part // parts for part in range(parts + 1)]
-        return [groups[start:end] for start, end in pairwise(bounds)]
+        return [launched[start:end] for start, end in pairwise(bounds)]
 
 
 @dataclass(frozen=True, slots=True)
