@@ -270,3 +270,29 @@ def test_unequal_replicas_get_as_much_as_they_can_do_in_the_same_time():
     views = [replica("large", capacity=64), replica("small", capacity=8)]
     queues = by_replica(POLICY.route(cycle(views, [500.0] * 20, batch_groups=1_000)))
     assert {name: len(queue) for name, queue in queues.items()} == {"large": 15, "small": 5}
+
+
+def test_the_tail_runs_where_one_decodes_fastest_and_the_others_get_as_much_as_they_can_do():
+    """Pool b takes a fifth of the time for a step of few, and all of it for a step of many."""
+    policy = SkewAware(**COST, pool_costs=(("b", 0.0, 0.0, 8e-4, 0.002),))
+    views = [replica("r0", pool="a"), replica("r1", pool="a"), replica("r2", pool="b"), replica("r3", pool="b")]
+    tail, regular = [9_000.0] * 3, [500.0] * 12
+    placed = policy.route(cycle(views, [*regular, *tail], batch_groups=1_000))
+    long = {each.replica for each in placed if each.reason.why is Why.LONG_TAIL}
+    assert long <= {"r2", "r3"}
+    alike = dataclasses.replace(policy, pool_costs=(("b", *COST.values()),))
+    told = cycle(views, [*regular, *tail], batch_groups=1_000)
+    assert alike.route(told) == POLICY.route(told)  # equal costs are no difference
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        ((("a", 0.0, 0.0, 1.0, 1.0), ("a", 0.0, 0.0, 1.0, 1.0)), "found pool 'a' twice in pool_costs"),
+        ((("a", 0.0, -1.0, 1.0, 1.0),), "found k2=-1.0"),
+        ((("a", 0.0, 0.0, 1.0, 0.0),), "found k2 = k4 = 0 of pool 'a'"),
+    ],
+)
+def test_costs_of_a_pool_that_cannot_be_are_refused(costs, message):
+    with pytest.raises(LoadError, match=message):
+        SkewAware(**COST, pool_costs=costs)

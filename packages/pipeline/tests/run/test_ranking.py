@@ -76,3 +76,17 @@ def test_a_fault_of_a_ranker_that_is_not_there_is_one_line():
     with pytest.raises(ConfigError, match="found no ranker in this run, expected one of data, scorer, trainer"):
         check(RunConfig.model_validate(faults))
     check(RunConfig.model_validate({**faults, "ranker": {}}))
+
+
+def test_skew_aware_routing_is_told_what_a_pool_costs():
+    cost = {"k1": 0.0, "k2": 0.0, "k3": 4e-4, "k4": 0.01}
+    pools = [{"name": "a", "count": 2}, {"name": "b", "cost_model": {**cost, "k4": 0.002}}]
+    table = {
+        **TASK,
+        "pipeline": {"routing": "skew-aware"},
+        "rollout": {"cost_model": cost, "pools": pools},
+        "ranker": {},
+    }
+    assert build_spec(RunConfig.model_validate(table)).routing.pool_costs == (("b", 0.0, 0.0, 4e-4, 0.002),)
+    least = {**table, "pipeline": {"routing": "least-loaded"}}
+    assert build_spec(RunConfig.model_validate(least)).routing is not None

@@ -20,7 +20,8 @@ from tailrace.fleetsim.quantities import failures, needed, parts, ranker, sample
 from tailrace.fleetsim.replica_sizes import best_size
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.fleetsim.workload.workload import Workload
-from tailrace.pipeline.config.models import Choice, CostModelConfig, RunConfig
+from tailrace.pipeline.config.cost_model import CostModelConfig
+from tailrace.pipeline.config.models import Choice, RunConfig
 from tailrace.pipeline.config.policies import load_policy
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.scripted_faults import build_faults

@@ -14,8 +14,8 @@ the paper leaves a choice:
 * lengths that equal the limit between the classes are none of the longest. So predictions that are all alike give no tail;
 * a replica has to do what is left on average of what it holds, E[L - t | L > t], where quantiles are predicted; the class of a
   trajectory is that of its whole length;
-* replicas with unlike room for trajectories or tokens are each planned with their own, and time is spread evenly instead of
-  tokens; the tail runs where it stands already, then where there is least room;
+* replicas with unlike room for trajectories or tokens, or of pools with unlike costs, are each planned with their own, and time
+  is spread evenly instead of tokens; the tail runs where it stands already, then where one decodes fastest;
 * a replica without work takes the longest that waits, of either class. A class whose replicas are full waits.
 """
 
@@ -43,6 +43,7 @@ from tailrace.contracts import (
 from tailrace.repack.costed import Costed
 from tailrace.repack.decoding import Decoding
 from tailrace.repack.errors import LoadError
+from tailrace.repack.profiles import PoolCost, models_of, paces, profiles
 from tailrace.repack.rooms import Entry, Loads
 from tailrace.repack.routing import LeastLoaded, by_group, queues, serving
 from tailrace.repack.splits import Share, best_split, split_times, splits, tail_count
@@ -62,6 +63,7 @@ class SkewAware(Costed):
         k1, k2, k3, k4: see `Costed`.
         alpha: share of the trajectories that wait and run that are the tail, 0 to 1; their number is rounded up.
         hysteresis: share by which another split must be faster than the one that stands, at least 0.
+        pool_costs: name and k1 to k4 of each pool of replicas that has coefficients of its own.
 
     Raises:
         LoadError: a value is out of its range.
@@ -69,6 +71,7 @@ class SkewAware(Costed):
 
     alpha: Annotated[float, Tried((0.05, 0.2, 0.5))] = 0.2
     hysteresis: Annotated[float, Tried((0.0, 0.1, 1.0))] = 0.1
+    pool_costs: tuple[PoolCost, ...] = ()
 
     def __post_init__(self) -> None:
         Costed.__post_init__(self)
@@ -76,6 +79,7 @@ class SkewAware(Costed):
             raise LoadError(f"found alpha={self.alpha!r}, expected a share of 0 to 1")
         if not (self.hysteresis >= 0 and math.isfinite(self.hysteresis)):
             raise LoadError(f"found hysteresis={self.hysteresis!r}, expected a finite share of at least 0")
+        models_of(self.pool_costs)
 
     def route(self, cycle: Cycle) -> Sequence[Placement]:
         """Everything that a replica may take now, in the order in which it should start."""
@@ -113,11 +117,11 @@ class SkewAware(Costed):
         limit = known[wanted] if wanted < len(known) else 0.0
         tail = bisect_left(known, -limit, key=lambda length: -length)
         work = [[_left(view, median) for view in held] for held in running]
-        kinds = self._decodings(replicas, median)
-        paces = _paces(kinds, median)
-        left = [pace * sum(tokens) for pace, tokens in zip(paces, work, strict=True)]
+        kinds = profiles(replicas, median, self.model, models_of(self.pool_costs))
+        cost = paces(kinds, median)
+        left = [pace * sum(tokens) for pace, tokens in zip(cost, work, strict=True)]
         if not tail or len(replicas) == 1:
-            return _Part(math.inf, median, (), range(len(replicas)), replicas, left, paces)
+            return _Part(math.inf, median, (), range(len(replicas)), replicas, left, cost)
         of_tail, of_regular = Share(tail, known[len(known) // 10], known[0]), Share(count - tail, median)
         shares = [_tail_share(held, limit, tokens) for held, tokens in zip(running, work, strict=True)]
         standing = sum([share > 0.5 for share in shares])
@@ -126,12 +130,13 @@ class SkewAware(Costed):
         if len(set(kinds)) == 1:
             for_tail = _largest(shares, self._among_equals(kinds, of_tail, of_regular, standing))
         else:
-            # Who holds most of the tail comes first, then who has least room: the tail runs in small batches.
-            order = sorted(range(len(kinds)), key=lambda index: (-shares[index], kinds[index].largest(median), index))
+            # Who holds most of the tail comes first, then who decodes one fastest, then who has least room.
+            first = [(-shares[at], kind.step_s(1), kind.largest(median), at) for at, kind in enumerate(kinds)]
+            order = [at for *_, at in sorted(first)]
             ordered = [kinds[index] for index in order]
             for_tail = set(order[: self._among_unequal(ordered, of_tail, of_regular, standing)])
         others = sorted(set(range(len(replicas))) - for_tail)
-        return _Part(limit, median, sorted(for_tail), others, replicas, left, paces)
+        return _Part(limit, median, sorted(for_tail), others, replicas, left, cost)
 
     def _among_equals(self, kinds: Sequence[Decoding], tail: Share, regular: Share, standing: int) -> int:
         """How many replicas run the tail: as many as do (0: none stands), unless another split is clearly faster."""
@@ -149,24 +154,6 @@ class SkewAware(Costed):
         if standing and plan.seconds(standing) <= plan.seconds(best) * (1 + self.hysteresis):
             return standing
         return best
-
-    def _decodings(self, replicas: Sequence[ReplicaView], length: float) -> list[Decoding]:
-        """The profile of each replica, with trajectories of a length; equal replicas share one."""
-        model = self.model
-        say = all(view.kv_capacity_tokens for view in replicas)  # else it is not planned with
-
-        def decoding(slots: int, room: int) -> Decoding:
-            def step_latency_s(batch: int) -> float:
-                return model.step_latency_s(batch * length, batch)
-
-            def max_batch(tokens: float) -> int:
-                return max(1, min(slots, int(room // tokens))) if room else slots
-
-            return Decoding(step_latency_s, max_batch)
-
-        sizes = [(max(1, view.capacity), view.kv_capacity_tokens if say else 0) for view in replicas]
-        made = {size: decoding(*size) for size in dict.fromkeys(sizes)}
-        return [made[size] for size in sizes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,13 +253,6 @@ class _Work(Loads):
     def give(self, index: int, count: int) -> None:
         self.work[index] += count * self.left * self.paces[index]
         super().give(index, count)
-
-
-def _paces(kinds: Sequence[Decoding], length: float) -> list[float]:
-    """Seconds that a token of a full batch costs each replica; 1 if all are equal, so that tokens are what is compared."""
-    if len(set(kinds)) == 1:
-        return [1.0] * len(kinds)
-    return [kind.step_s(batch) / batch for kind in kinds for batch in (kind.largest(length),)]
 
 
 def _no_better_than_chance(recall: MeasuredRecall | None) -> Reason | None:

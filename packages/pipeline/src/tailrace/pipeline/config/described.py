@@ -34,6 +34,7 @@ _ELSEWHERE = {
     *(f"pipeline.batching.{name}" for name in ("samples", "prompts", "shares", "shuffle_seed")),
     *(f"pipeline.provisioning.{name}" for name in ("count", "max_tokens", "tp", "heads")),
     *(f"pipeline.{axis}.k{number}" for axis in ("routing", "relocation") for number in range(1, 5)),
+    "pipeline.routing.pool_costs",
     *(f"warm_start.options.{name}" for name in ("steps", "batch", "lr", "processes", "seed")),
 }
 _WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "array": "list"}

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from tailrace.pipeline.config.cost_model import CostModelConfig
 from tailrace.pipeline.config.fields import FilePath, Positive, Seconds, as_tuple
 from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.config.task import TaskConfig
@@ -121,22 +122,6 @@ class PipelineConfig(_Strict):
     """most batches of groups open at once if neither admission nor buffer_prompts limits them; more means staler"""
     cycle_s: float = Field(default=0.0, ge=0)
     """least seconds between two decisions for changes of load alone"""
-
-
-class CostModelConfig(_Strict):
-    """Seconds of a decoding step: k1 x tokens in the KV cache + max(k2, k3 x trajectories) + k4 (StaleFlow, equation 11).
-
-    `tailrace fit-cost RUN` fits the coefficients to a run's measurements.
-    """
-
-    k1: float = Field(ge=0)
-    """seconds for each token in the KV cache"""
-    k2: float = Field(ge=0)
-    """least seconds of a step's matrix multiplications (reading the weights)"""
-    k3: float = Field(ge=0)
-    """seconds of a step's matrix multiplications for each trajectory"""
-    k4: float = Field(ge=0)
-    """seconds of overhead in a step"""
 
 
 class RolloutConfig(_Strict):

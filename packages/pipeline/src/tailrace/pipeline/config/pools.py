@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from tailrace.pipeline.config.cost_model import CostModelConfig
 from tailrace.pipeline.config.fields import Positive
 
 
@@ -28,5 +29,7 @@ class PoolConfig(_Strict):
     """devices that each spans (tensor parallelism); none: rollout.options.tensor_parallel_size, else 1"""
     prompts_per_replica: Positive | None = None
     """groups that each generates at once; none: pipeline.prompts_per_replica"""
+    cost_model: CostModelConfig | None = None
+    """decoding time of these replicas for the policies that plan with it; none: rollout.cost_model"""
     options: dict[str, Any] = {}
     """options of the engine in which they differ from rollout.options"""

@@ -345,7 +345,9 @@ def _stream(config: RunConfig) -> dict[str, Any]:
 
 
 def _cost_model(config: RunConfig) -> dict[str, Any]:
-    return {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
+    costs = [(pool.name, *pool.cost_model.model_dump().values()) for pool in config.rollout.pools if pool.cost_model]
+    found = {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
+    return found | ({"pool_costs": costs} if costs else {})
 
 
 def _devices(config: RunConfig) -> dict[str, Any]:
