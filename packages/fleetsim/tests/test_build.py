@@ -51,6 +51,10 @@ def test_training_that_does_not_fit_says_how_many_devices_would():
         ({**GOOD, "rollout": [{"gpus": 4}, {"gpu": 4}]}, "'fleet.rollout.1.gpu', expected"),
         ({**GOOD, "rollout": [{"gpus": 4}, {"gpus": 6, "tensor_parallel": 4}]}, "rollout.1.gpus = 6"),
         ({**GOOD, "rollout": [{"gpus": 4}, {"gpus": 4}], "placement": "colocated"}, "2 tables rollout"),
+        (
+            {**GOOD, "rollout": [{"gpus": 4, "name": "a"}, {"gpus": 4, "name": "a"}]},
+            "a second pool 'a' in rollout.1.name",
+        ),
         ({**GOOD, "rollout": {"gpus": 4, "site": "far"}}, "rollout.site = 'far', expected its link"),
         ({**GOOD, "rollout": [{"gpus": 4}, {"gpus": 4, "site": "fa"}], "sites": {"far": {}}}, "did you mean 'far'"),
         ({**GOOD, "rollout": {"gpus": 4, "site": "far"}, "sites": {"far": {}}, "weights": "global"}, "'global'"),

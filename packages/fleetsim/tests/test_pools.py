@@ -1,9 +1,11 @@
 """Unequal replicas: each has the costs of its own pool, and gets its weights over its own site's link."""
 
+import dataclasses
+
 import pytest
 
 from tailrace import contracts as c
-from tailrace.fleetsim import simulate
+from tailrace.fleetsim import build, simulate
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.simulator import Simulation
@@ -75,7 +77,8 @@ def test_pools_that_are_alike_are_one_pool():
     same = {"gpus": 8}
     one = simulate(config(rollout={"gpus": 16}, sites={}), seed=2)
     two = simulate(config(rollout=[same, same], sites={}), seed=2)
-    assert one.events.digest() == two.events.digest()
+    assert one.batches == two.batches  # in the log, commands name the pool
+    assert (one.duration_s, one.handled_events) == (two.duration_s, two.handled_events)
 
 
 def test_a_faster_pool_generates_more():
@@ -88,6 +91,48 @@ def test_a_faster_pool_generates_more():
             if isinstance(event, c.Finished):
                 finished[event.replica] = finished.get(event.replica, 0) + event.tokens
     assert min(finished["r0"], finished["r1"]) > 2 * max(finished["r2"], finished["r3"])
+
+
+class OneMore:
+    """All replicas of the start, and one more of the second pool after the first step."""
+
+    def plan(self, view):
+        here = view.of("replica")
+        if not here:
+            return [c.StartReplica()] * 5
+        return [c.StartReplica(pool="H20")] if view.progress.version == 1 and len(here) == 5 else []
+
+
+def test_policies_see_pools_and_sites_and_start_replicas_of_the_pool_that_they_name(monkeypatch):
+    spec_of = build.build_spec
+    monkeypatch.setattr(
+        build, "build_spec", lambda *a, **k: dataclasses.replace(spec_of(*a, **k), provisioning=OneMore())
+    )
+    simulation = Simulation(build_fleet(config()))
+    simulation.run()
+    assert simulation.controller.failure is None
+    seen = {
+        member.id: (member.pool, member.site, member.tp)
+        for member in simulation.controller.provisioning.view().of("replica")
+    }
+    near, far = ("H800", "", 4), ("H20", "far", 1)
+    assert seen == {"r0": near, "r1": near, "r2": far, "r3": far, "r4": far, "r5": far}
+    assert simulation.models.replicas["r5"].pool.name == "H20"
+    snapshots = [
+        event.kv_capacity_tokens
+        for _, events, _ in simulation.log.instants
+        for event in events
+        if isinstance(event, c.Snapshot) and event.replica == "r5"
+    ]
+    assert set(snapshots) == {simulation.fleet.pools[1].decode.kv_capacity_tokens}
+
+
+def test_pools_have_the_names_of_their_devices_and_their_own_batches():
+    two = {"device": "H20", "gpus": 2, "site": "far", "prompts_per_replica": 2}
+    fleet = build_fleet(config(rollout=[*FLEET["rollout"], two, {"gpus": 1, "name": "spare"}]))
+    assert [pool.name for pool in fleet.spec.pools] == ["H800", "H20", "H20-2", "spare"]
+    assert [pool.replica_batch for pool in fleet.spec.pools] == [16, 16, 8, 16]
+    assert not build_fleet(config(rollout={"gpus": 4}, sites={})).spec.pools
 
 
 def test_replicas_of_several_pools_are_not_resized():

@@ -23,6 +23,7 @@ from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.cost_model import CostModelConfig
 from tailrace.pipeline.config.models import Choice, RunConfig
 from tailrace.pipeline.config.policies import load_policy
+from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.scripted_faults import build_faults
 
@@ -100,6 +101,18 @@ def _completed(
     decode = sizes[first.tp][0]
     rollout: dict[str, Any] = {"replicas": split.replicas}
     pipeline: dict[str, Choice] = {}
+    if first.name:
+        rollout["pools"] = tuple(
+            PoolConfig(
+                name=pool.name,
+                count=pool.replicas,
+                site=pool.table.site,
+                device=pool.device.name,
+                tp=pool.tp,
+                prompts_per_replica=pool.table.prompts_per_replica,
+            )
+            for pool in split.pools
+        )
     if first.tp > 1:
         rollout["options"] = {**config.rollout.options, "tensor_parallel_size": first.tp}
     provisioning = config.pipeline.provisioning

@@ -62,6 +62,8 @@ class RolloutFleet(_Strict):
     """The replicas' devices: a table ``[fleet.rollout]``, or several ``[[fleet.rollout]]`` whose replicas are unequal.
 
     Args:
+        name: of several tables, the pool's own, in the log and for policies; the device's name if empty.
+        prompts_per_replica: of several tables, groups that each generates at once; `pipeline.prompts_per_replica` if None.
         site: where they are; empty: where the trainer is.
         tensor_parallel: devices of one replica.
         max_running: trajectories in one decode batch (max_num_seqs).
@@ -77,7 +79,9 @@ class RolloutFleet(_Strict):
 
     device: str = "H800"
     gpus: Positive | None = None
+    name: str = ""
     site: str = ""
+    prompts_per_replica: Positive | None = None
     tensor_parallel: Positive = 1
     max_running: Positive = 1024
     step_s: Seconds = 0.0

@@ -110,6 +110,10 @@ class SimulatedFleet:
         """The replicas like this one."""
         return pool_of(self.pools, replica)
 
+    def pool_named(self, name: str) -> ReplicaPool:
+        """The pool of a name; the first if none has it, where the pools of a run do not differ in their costs."""
+        return next((pool for pool in self.pools if pool.name == name), self.pools[0])
+
     def engine(self, now: float, pool: ReplicaPool, tp: int | None = None) -> ModelledEngine:
         """A replica's engine, empty."""
         decode, prefill = pool.costs(tp or pool.tp)

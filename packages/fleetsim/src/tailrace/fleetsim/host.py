@@ -101,7 +101,7 @@ class Pending:
 
 
 class VirtualMember:
-    """One incarnation of a modelled member. A replica spans `tp` devices; None: those of the fleet's replicas."""
+    """One incarnation of a modelled member. A replica is of a `pool` and spans `tp` devices; None: as its pool says."""
 
     __slots__ = (
         "_host",
@@ -114,6 +114,7 @@ class VirtualMember:
         "incarnation",
         "machine",
         "model",
+        "pool",
         "role",
         "tp",
     )
@@ -129,9 +130,10 @@ class VirtualMember:
         model: RoleModel,
         machine: str,
         tp: int | None = None,
+        pool: str = "",
     ) -> None:
         self._host, self.role, self.id, self.incarnation, self.model = host, role, id_, incarnation, model
-        self.machine, self.tp = machine, tp
+        self.machine, self.tp, self.pool = machine, tp, pool
         self.dead = self.hung = False
         self._poll: Pending | None = None
         self._starting: Pending | None = None
@@ -302,7 +304,7 @@ class VirtualHost:
         model = spec.factory(id_)
         machine = self._machine_of(role, id_, incarnation, place)
         tp = spec.arguments.get("tp")
-        member = self.members[role, id_] = VirtualMember(self, role, id_, incarnation, model, machine, tp)
+        member = self.members[role, id_] = VirtualMember(self, role, id_, incarnation, model, machine, tp, place.pool)
         return member
 
     def caller(self, role: str, id_: str = "0") -> Any:

@@ -19,12 +19,14 @@ class PoolLayout:
         gpus: devices of all its replicas.
         table: its table of the configuration.
         where: the key of that table, for messages.
+        name: of one of several; empty where all replicas are alike.
     """
 
     device: Device
     gpus: int
     table: RolloutFleet
     where: str
+    name: str = ""
 
     @property
     def tp(self) -> int:
@@ -128,7 +130,8 @@ def layout(table: FleetConfig) -> Layout:
             "same devices: leave trainer.gpus out"
         )
     _check_sites(table)
-    pools = tuple(_pool(table, index) for index in range(len(table.rollout)))
+    names = _names(table)
+    pools = tuple(_pool(table, index, name) for index, name in enumerate(names))
     return Layout(
         model=model(table.model),
         trainer=find_device(first.device if colocated else trainer.device),
@@ -158,7 +161,7 @@ def _check_sites(table: FleetConfig) -> None:
     if home in table.sites:
         raise FleetError(f"table 'fleet': found sites.{home}, where the trainer is, expected the links to other sites")
     for index, pool in enumerate(table.rollout):
-        if not pool.site or pool.site == home:
+        if _at_home(table, pool):
             continue
         key = f"rollout.{index}.site" if several else "rollout.site"
         if pool.site not in table.sites:
@@ -177,7 +180,26 @@ def _check_sites(table: FleetConfig) -> None:
             )
 
 
-def _pool(table: FleetConfig, index: int) -> PoolLayout:
+def _names(table: FleetConfig) -> list[str]:
+    """Of each pool; without names where all replicas are alike and at home."""
+    if len(table.rollout) == 1 and _at_home(table, table.rollout[0]):
+        return [""]
+    found: list[str] = []
+    for index, pool in enumerate(table.rollout):
+        if pool.name in found and pool.name:
+            raise FleetError(
+                f"table 'fleet': found a second pool {pool.name!r} in rollout.{index}.name, expected a name for each"
+            )
+        name = pool.name or find_device(pool.device).name
+        found.append(name if name not in found else f"{name}-{index}")
+    return found
+
+
+def _at_home(table: FleetConfig, pool: RolloutFleet) -> bool:
+    return pool.site in ("", table.trainer.site)
+
+
+def _pool(table: FleetConfig, index: int, name: str) -> PoolLayout:
     pool = table.rollout[index]
     where = f"rollout.{index}" if len(table.rollout) > 1 else "rollout"
     assert pool.gpus is not None
@@ -189,7 +211,7 @@ def _pool(table: FleetConfig, index: int) -> PoolLayout:
             f"table 'fleet': found {where}.gpus = {pool.gpus} for replicas of {where}.tensor_parallel = "
             f"{pool.tensor_parallel}, expected a multiple: {fitting}"
         )
-    return PoolLayout(tuned(pool), pool.gpus, pool, where)
+    return PoolLayout(tuned(pool), pool.gpus, pool, where, name)
 
 
 def tuned(table: RolloutFleet) -> Device:

@@ -51,6 +51,7 @@ def replica_pool(table: FleetConfig, split: Layout, pool: PoolLayout, costs: dic
         rollout=pool.table,
         replicas=pool.replicas,
         tp=pool.tp,
+        name=pool.name,
         sized={size: found for size, found in costs.items() if size != pool.tp},
     )
 

@@ -54,6 +54,7 @@ class ReplicaPool:
         rollout: their table of the configuration.
         replicas: how many of them a run starts with.
         tp: devices of a replica at the start.
+        name: of unequal replicas; empty where all are alike.
         sized: costs of replicas of other numbers of devices, to which they can be resized.
     """
 
@@ -63,6 +64,7 @@ class ReplicaPool:
     rollout: RolloutFleet
     replicas: int = 1
     tp: int = 1
+    name: str = ""
     sized: Mapping[int, tuple[Decode, Prefill]] = field(default_factory=dict)
 
     @property

@@ -100,6 +100,11 @@ class Replica:
 
     def begin(self, member: VirtualMember) -> None:
         self.member = member
+        pool = self.world.fleet.pool_named(member.pool) if member.pool else self.pool
+        if pool is not self.pool:  # a policy started it in another than its number says
+            self.pool, now = pool, self.time.now()
+            self._former.append(self.engine)
+            self.tp, self.engine, self._told = pool.tp, self.world.fleet.engine(now, pool), (now, 0.0)
         self._next_tp = member.tp or self.pool.tp
 
     def starts_s(self, incarnation: int) -> float:
