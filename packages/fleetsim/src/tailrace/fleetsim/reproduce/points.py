@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.config.target import configuration
-from tailrace.pipeline.run.build import build_spec
 
 
 class Toml(str):
@@ -63,7 +63,10 @@ class Point:
         assert isinstance(steps, int)
         assert isinstance(gpus, int)
         assert isinstance(parallel, int)
-        return steps * (1_000 + gpus / parallel) * (2 if build_spec(self.config()).sync.mixes_versions else 1)
+        config = self.config()  # without its fleet, from which other policies may have their cost model
+        known = {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
+        sync = build_policy("sync", config.pipeline.sync, None, known)
+        return steps * (1_000 + gpus / parallel) * (2 if sync.mixes_versions else 1)
 
     def __str__(self) -> str:
         known = dict(self.settings)
