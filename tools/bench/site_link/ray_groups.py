@@ -26,7 +26,12 @@ _BIN = Path(sys.executable).parent
 _PORT = 6390
 _UP_S = 120.0
 _RUN_S = 900.0
-_ENVIRONMENT = {"RAY_worker_niceness": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+_ENVIRONMENT = {
+    "RAY_worker_niceness": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",  # nobody else reaches these namespaces
+}
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ def run(*, rate: float, replicas: int, steps: int, cut_s: float, folder: Path) -
             "relay.host": "node",
             "relay.codec": "delta",  # on connections, since these namespaces share /dev/shm
             "relay.sites.west": 1,
+            "rollout.engine": "transformers",  # which starts soonest
             "rollout.replicas": replicas,
             "rollout.pools": [{"name": "far", "count": replicas, "site": "west"}],
             "executor.ray_address": address,
@@ -196,7 +202,9 @@ def _wait_for_nodes(hosts: Hosts, address: str, count: int) -> None:
     deadline = time.monotonic() + _UP_S
     while time.monotonic() < deadline:
         with hosts.inside(HOME):
-            asked = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+            environment = {**os.environ, **_ENVIRONMENT}
+            command = [sys.executable, "-c", script]
+            asked = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if asked.stdout.strip().endswith(str(count)):
             return
         time.sleep(1.0)
