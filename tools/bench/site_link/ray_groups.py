@@ -24,7 +24,7 @@ from weight_transfer.hosts import Hosts
 HOME, FAR = 0, 1
 _BIN = Path(sys.executable).parent
 _PORT = 6390
-_UP_S = 120.0
+_UP_S, _TRIES = 180.0, 4
 _RUN_S = 900.0
 _ENVIRONMENT = {
     "RAY_worker_niceness": "0",
@@ -173,18 +173,8 @@ def _nodes(hosts: Hosts) -> Iterator[str]:
     started: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="sites-ray-") as root:
         try:
-            for place, command in ((HOME, [*head, f"--temp-dir={root}"]), (FAR, far)):
-                with hosts.inside(place):
-                    started.append(
-                        subprocess.Popen(
-                            [*command, *common],
-                            env={**os.environ, **_ENVIRONMENT},
-                            stdout=subprocess.DEVNULL,
-                            start_new_session=True,
-                        )
-                    )
-                time.sleep(10.0)  # the head must listen before the other node asks for it
-            _wait_for_nodes(hosts, address, 2)
+            for count, (place, command) in enumerate(((HOME, [*head, f"--temp-dir={root}"]), (FAR, far)), start=1):
+                started.append(_started(hosts, place, [*command, *common], address, count))
             yield address
         finally:
             for process in reversed(started):
@@ -194,21 +184,36 @@ def _nodes(hosts: Hosts) -> Iterator[str]:
                 process.kill()
 
 
-def _wait_for_nodes(hosts: Hosts, address: str, count: int) -> None:
+def _started(hosts: Hosts, place: int, command: list[str], address: str, count: int) -> subprocess.Popen[bytes]:
+    """Start a node, after which the cluster has so many. Ray gives one 30 s, which a busy machine may not keep."""
+    for _ in range(_TRIES):
+        with hosts.inside(place):
+            process = subprocess.Popen(
+                command, env={**os.environ, **_ENVIRONMENT}, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+        if _has_nodes(hosts, address, count, process):
+            return process
+        process.kill()
+        process.wait()
+    raise RuntimeError(f"Ray did not start a node in {_TRIES} tries: the machine is too busy")
+
+
+def _has_nodes(hosts: Hosts, address: str, count: int, process: subprocess.Popen[bytes]) -> bool:
+    """Wait until a cluster has so many nodes. False if a node ends meanwhile."""
     script = (
         f"import ray; ray.init({address!r}, log_to_driver=False, logging_level='ERROR'); "
         "print(len([node for node in ray.nodes() if node['Alive']]))"
     )
     deadline = time.monotonic() + _UP_S
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         with hosts.inside(HOME):
             environment = {**os.environ, **_ENVIRONMENT}
             command = [sys.executable, "-c", script]
             asked = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         if asked.stdout.strip().endswith(str(count)):
-            return
+            return True
         time.sleep(1.0)
-    raise RuntimeError(f"found no {count} Ray nodes at {address} in {_UP_S:.0f} s: {asked.stderr[-400:]}")
+    return False
 
 
 def _toml(value: Any) -> str:
