@@ -111,24 +111,11 @@ def number_sorting(problem: Metadata) -> list[str]:
     return [problem["direction"]]
 
 
-def isomorphic_strings(problem: Metadata) -> list[str]:
-    """The pairs of characters, up to the first that contradicts an earlier one."""
-    there: dict[str, str] = {}
-    back: dict[str, str] = {}
-    words = []
-    for one, other in zip(*problem["words"], strict=True):
-        words += [one, other]
-        if there.setdefault(one, other) != other or back.setdefault(other, one) != one:
-            return [*words, "no"]
-    return words
+def binary_alternation(problem: Metadata) -> list[str]:
+    """The places that differ from the alternating string that begins with 0."""
+    return [str(place) for place, digit in enumerate(problem["string"]) if int(digit) != place % 2]
 
 
-def ransom_note(problem: Metadata) -> list[str]:
-    """The letters of the note, up to the first that the magazine lacks."""
-    left, words = list(problem["magazine"]), []
-    for letter in problem["ransom_note"]:
-        words.append(letter)
-        if letter not in left:
-            return [*words, "no"]
-        left.remove(letter)
-    return words
+def string_insertion(problem: Metadata) -> list[str]:
+    """The letters of the string."""
+    return list(problem["string"])
