@@ -12,9 +12,9 @@ what each method predicted for them. The base is `oracle order`: longest first b
     shuffled       the predictions of `auto`, dealt to other prompts
 
 `guarded` takes `least-loaded` instead wherever the predictions found no more of the longest fifth than chance, on 64 other
-prompts. Shapes: a batch that queues has at least four times as many trajectories as there are places; one that fits has
-places for all on each replica. `two-cores` is this repository's measured profile (or `--profile`, of `tailrace profile`), the other an H800
-with Qwen2.5-7B and lengths forty times as long. Then the same on two real replicas, all arms in turn in random order.
+prompts. Shapes: a batch that queues has at least four times as many trajectories as there are places; one that fits has places
+for all on each replica. `two-cores` is this repository's measured profile (or `--profile`, of `tailrace profile`), the other an
+H800 with Qwen2.5-7B and lengths forty times as long. Then the same on two real replicas, all arms in turn in random order.
 
 Planning time stands in `dispatch_plan.py`; that LPT stays within 4/3 of the optimum is a test of `tailrace-repack`.
 """
@@ -109,7 +109,7 @@ def collect(found: dict[str, list[float]], seconds: Mapping[str, float], batch: 
     """Add a batch's makespans over that of the base, guarded ones too."""
     for arm, value in seconds.items():
         found.setdefault(arm, []).append(value / seconds[BASE])
-        name, _, how = arm.rpartition(" ")
+        name, _, _ = arm.rpartition(" ")
         if name in (AUTO, SHUFFLED):
             guarded = seconds[LEAST_LOADED] if name in batch.blind else value
             found.setdefault(f"{arm} {GUARDED}", []).append(guarded / seconds[BASE])
@@ -157,8 +157,7 @@ def table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown: a row for each arm, a column for each shape."""
     names = list(dict.fromkeys(arm for column in columns.values() for arm in column))
     lines = [title, "", f"| arm | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    for arm in names:
-        lines.append(f"| {arm} | {' | '.join(shown(column.get(arm)) for column in columns.values())} |")
+    lines += [f"| {arm} | {' | '.join(shown(column.get(arm)) for column in columns.values())} |" for arm in names]
     return "\n".join(lines)
 
 

@@ -3,7 +3,7 @@
     uv run python tools/bench/ranker.py DIR [--budget-s S] [--train-s S] [--splits NAME ...] [--no-versions] [--json FILE]
 
 The mix (`length_ranking/mix.py`) has 13 families of reasoning-gym in three difficulties, 2,028 prompts; the policy is a Qwen3
-of 0.2 million parameters that learned from worked solutions of all of them, of which 30 % give only the answer. It gives
+of 0.2 million parameters that learned from worked solutions of all of them, of which 20 % give only the answer. It gives
 16 responses to each prompt, at temperature 1. Then each method learns from a part, and is measured on the rest:
 
     prompts     a fifth of the prompts is held out, three times, at random

@@ -52,6 +52,7 @@ def _method(one: Outcome, order: Sequence[int], draws: Any, ceilings: Mapping[st
             return float(np.mean([fast_recall(scores[at], lengths[at], share) for scores, lengths, _ in ways]))
 
         found[name] = resampled(value, draws, len(order))
+        found[f"{name}_by_p90"] = float(np.mean([fast_recall(p90, lengths, share) for _, lengths, p90 in ways]))
         found[f"{name}_over_ceiling"] = {key: found[name][key] / ceilings[name][key] for key in ("value", "draws")}
     _checked(ways[0], found["recall20"]["value"], len(ways))
     found["tau_b"] = float(
