@@ -13,7 +13,7 @@ from length_ranking.stages import Clock
 
 MAX_TOKENS = 192
 MAX_MODEL_LEN = 512
-STEPS, BATCH, DEMONSTRATIONS = 1200, 32, 12_000
+STEPS, BATCH, DEMONSTRATIONS = 1200, 24, 12_000
 RL_STEPS, RL_EVERY = 50, 10
 """Versions of the RL run, and every which one is measured."""
 

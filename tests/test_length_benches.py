@@ -1,0 +1,123 @@
+"""What the figures of `tools/bench/ranker.py` and `tools/bench/dispatch.py` rest on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.fleetsim.cost import DecodeCost, PrefillCost
+from tailrace.ranker import recall
+from tailrace.repack import lpt
+from tailrace.repack.lpt import longest_first
+
+BENCH = Path(__file__).parents[1] / "tools/bench"
+pytest.importorskip("numpy")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bench_on_path():
+    sys.path.insert(0, str(BENCH))
+    yield
+    sys.path.remove(str(BENCH))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.integers(1, 12), st.integers(1, 5), st.sampled_from([0.05, 0.1, 0.2, 0.5, 1.0]))
+def test_the_fast_recall_is_the_packages(data, prompts, samples, share):
+    import numpy as np
+    from length_ranking.figures import fast_recall
+
+    scores = data.draw(st.lists(st.integers(0, 4), min_size=prompts, max_size=prompts))
+    lengths = [data.draw(st.lists(st.integers(1, 6), min_size=samples, max_size=samples)) for _ in scores]
+    each = [score for score, row in zip(scores, lengths, strict=True) for _ in row]
+    found = fast_recall(np.array(scores, float), np.array(lengths), share)
+    assert found == pytest.approx(recall(each, [length for row in lengths for length in row], share))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 4), st.integers(1, 5))
+def test_longest_first_takes_what_lpt_says_where_a_step_takes_as_long_for_any_batch(lengths, replicas, places):
+    from dispatching.feeding import Shared
+    from dispatching.modelled import Costs, makespan_s
+
+    costs = Costs("constant", DecodeCost.fitted(0.0, 0.0, 0.0, 1.0, 10**6), PrefillCost.fitted(0.0), 1)
+    found = makespan_s(Shared(longest_first(lengths)), costs, replicas, places, [1] * len(lengths), lengths)
+    assert found == pytest.approx(lpt(lengths, replicas * places).makespan)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.integers(1, 40), st.integers(1, 4), st.integers(1, 5))
+def test_every_arm_gives_out_each_trajectory_once(data, count, replicas, places):
+    from dispatching.arms import ORACLE, Replicas, arms, feed
+    from dispatching.feeding import next_placements
+
+    predicted = {ORACLE: data.draw(st.lists(st.integers(1, 99), min_size=count, max_size=count))}
+    plan = Replicas(replicas, places, 1000, lambda batch: 1.0 + batch, 10.0, 60.0)
+    for arm in arms([ORACLE]):
+        waiting, held, running, seen = feed(arm, plan, count, predicted), [0] * replicas, [], []
+        while len(seen) < count or running:
+            placed = next_placements(waiting, held, places)
+            for replica, position in placed:
+                held[replica] += 1
+                running.append(replica)
+                seen.append(position)
+            assert running, f"{arm}: nothing runs and {count - len(seen)} wait"
+            assert max(held) <= places
+            held[running.pop(data.draw(st.integers(0, len(running) - 1)))] -= 1
+        assert sorted(seen) == list(range(count))
+
+
+def test_constant_predictions_are_at_chance_and_true_ones_are_not():
+    from dispatching.arms import at_chance
+
+    lengths = list(range(1, 101))
+    assert at_chance([1.0] * 100, lengths, 50)
+    assert not at_chance(lengths, lengths, 50)
+
+
+def test_a_replica_without_work_takes_the_longest_that_waits_elsewhere():
+    from dispatching.feeding import Own
+
+    waiting = Own([[], [0, 1], [2, 3]], [5, 4, 9, 1])
+    assert waiting.take(0, 1) is None
+    assert waiting.take(0, 0) == 2
+    assert [waiting.take(1, 3), waiting.take(1, 3), waiting.take(1, 3)] == [0, 1, None]
+
+
+@pytest.mark.deep
+def test_the_mix_is_the_same_in_each_process_and_its_work_leads_to_the_answer():
+    pytest.importorskip("reasoning_gym")
+    program = """
+import hashlib
+from length_ranking import mix
+found = mix.problems(0, 5)
+work = {family.name: family.work for family in mix.FAMILIES}
+last = {"chain_sum", "leg_counting", "lcm", "letter_counting"}
+for problem in found:
+    words = work[problem.family](problem.entry)
+    if problem.family in last:
+        assert words[-1] == problem.answer, (problem, words)
+    if problem.family == "gcd":
+        assert words[-1] == "0" and words[-2] == problem.answer, (problem, words)
+    if problem.family == "count_bits":
+        assert sum(int(word) % 2 for word in words) == int(problem.answer), (problem, words)
+    if problem.family == "count_primes":
+        assert len(words) == int(problem.answer), (problem, words)
+print(hashlib.sha256(repr(found).encode()).hexdigest())
+"""
+    digests = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program],
+            env={**os.environ, "PYTHONPATH": str(BENCH), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=200,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
