@@ -189,6 +189,8 @@ def main() -> int:
     options = parser.parse_args()
     if not options.budget_s > 0 or not options.train_s > 0 or options.prompts < 5 or options.samples < 2:
         parser.error("found a value out of range, expected seconds above 0, at least 5 prompts and 2 samples")
+    if options.directory.exists() and not options.directory.is_dir():
+        parser.error(f"found the file {options.directory}, expected a directory, which need not exist")
     bench = Bench(options, Clock(options.budget_s))
     try:
         bench.run()
