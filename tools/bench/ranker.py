@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -177,7 +178,7 @@ def main() -> int:
     parser.add_argument(
         "--budget-s", type=float, default=math.inf, help="seconds after which it ends with what there is"
     )
-    parser.add_argument("--train-s", type=float, default=120.0, help="seconds of one training")
+    parser.add_argument("--train-s", type=float, default=120.0, help="seconds of processor time of one training")
     parser.add_argument("--splits", nargs="+", choices=trials.SPLITS, default=list(trials.SPLITS))
     parser.add_argument("--methods", nargs="+", choices=method_names(), default=method_names(), metavar="NAME")
     parser.add_argument("--no-versions", dest="versions", action="store_false", help="without the RL run")
@@ -191,6 +192,7 @@ def main() -> int:
         parser.error("found a value out of range, expected seconds above 0, at least 5 prompts and 2 samples")
     if options.directory.exists() and not options.directory.is_dir():
         parser.error(f"found the file {options.directory}, expected a directory, which need not exist")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: processor time is that of one thread
     bench = Bench(options, Clock(options.budget_s))
     try:
         bench.run()

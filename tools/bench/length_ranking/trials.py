@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +53,7 @@ class Outcome:
 
     Args:
         recall20_held_back: by which `auto` chooses.
-        train_s: seconds that it learned for.
+        train_s: seconds of processor time that it learned for.
         needs_samples: whether it predicts from a prompt's own samples.
         ways: one; two for a method that needs samples of a prompt, which knows one half of them and is asked for the other.
     """
@@ -97,7 +98,7 @@ def outcomes(
         problems: all of the mix.
         examples: of each, by index.
         policy: directory of the model that generated them.
-        train_s: seconds of one training.
+        train_s: seconds of processor time of one training.
         clock: what is left of the time.
         names: of the methods.
 
@@ -145,12 +146,13 @@ def _tried(
     policy: Path,
     train_s: float,
 ) -> dict[str, Any]:
-    setting = Setting(seed, Deadline(train_s), policy)
+    # Processor time: what else the machine does at the moment changes no figure.
+    setting = Setting(seed, Deadline(train_s, time.process_time), policy)
     trials = try_methods({name: method}, learn, back, setting)
     if name in trials.left_out:
         raise OptionError(trials.left_out[name])
     (trial,) = trials.tried
-    fresh = replace(setting, deadline=Deadline(train_s))
+    fresh = replace(setting, deadline=Deadline(train_s, time.process_time))
     prompts = [example.prompt for example in asked.values()]
     ways: list[tuple[tuple[int, int], Sequence[Prediction]]] = []
     samples = len(next(iter(asked.values())).lengths)
