@@ -71,14 +71,6 @@ def test_every_arm_gives_out_each_trajectory_once(data, count, replicas, places)
         assert sorted(seen) == list(range(count))
 
 
-def test_constant_predictions_are_at_chance_and_true_ones_are_not():
-    from dispatching.arms import at_chance
-
-    lengths = list(range(1, 101))
-    assert at_chance([1.0] * 100, lengths, 50)
-    assert not at_chance(lengths, lengths, 50)
-
-
 def test_a_replica_without_work_takes_the_longest_that_waits_elsewhere():
     from dispatching.feeding import Own
 

@@ -12,9 +12,10 @@ what each method predicted for them. The base is `oracle order`: longest first b
     shuffled       the predictions of `auto`, dealt to other prompts
 
 `guarded` takes `least-loaded` instead wherever the predictions found no more of the longest fifth than chance, on 64 other
-prompts. Shapes: a batch that queues has at least four times as many trajectories as there are places; one that fits has places
-for all on each replica. `two-cores` is this repository's measured profile (or `--profile`, of `tailrace profile`), the other an
-H800 with Qwen2.5-7B and lengths forty times as long. Then the same on two real replicas, all arms in turn in random order.
+prompts, by the rule of a run's controller. Shapes: a batch that queues has at least four times as many trajectories as there
+are places; one that fits has places for all on each replica. `two-cores` is this repository's measured profile (or `--profile`,
+of `tailrace profile`), the other an H800 with Qwen2.5-7B and lengths forty times as long. Then the same on two real replicas,
+all arms in turn in random order.
 
 Planning time stands in `dispatch_plan.py`; that LPT stays within 4/3 of the optimum is a test of `tailrace-repack`.
 """

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dispatching.feeding import Feed, Own, Shared
 
-from tailrace.ranker import recall
 from tailrace.repack import plan_dispatch
 from tailrace.repack.lpt import longest_first
 
@@ -17,7 +15,7 @@ ORDER, SPLIT = "order", "split"
 """Longest first to whoever has a place; and with replicas of their own for the tail."""
 ORACLE, SHUFFLED = "oracle", "shuffled"
 BASE = f"{ORACLE} {ORDER}"
-ALPHA, TAIL = 0.2, 0.2
+ALPHA = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +74,3 @@ def feed(arm: str, replicas: Replicas, count: int, predicted: Mapping[str, Seque
 def arms(names: Sequence[str]) -> list[str]:
     """All arms with these predictions, beside those without any."""
     return [FCFS, LEAST_LOADED, *(f"{name} {how}" for name in names for how in (ORDER, SPLIT))]
-
-
-def at_chance(predicted: Sequence[float], lengths: Sequence[int], prompts: int) -> bool:
-    """Whether recall of the longest fifth is within two standard errors of what constant predictions have.
-
-    Samples of one prompt depend on each other, so prompts are what is counted.
-
-    Args:
-        predicted: for recent trajectories.
-        lengths: of them.
-        prompts: whose they are.
-    """
-    error = math.sqrt(TAIL * (1 - TAIL) / math.ceil(TAIL * prompts))
-    return recall(predicted, lengths, TAIL) <= TAIL + 2 * error

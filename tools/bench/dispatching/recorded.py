@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispatching.arms import ORACLE, SHUFFLED, at_chance
+from dispatching.arms import ORACLE, SHUFFLED
 from length_ranking import mix, trials
 from length_ranking.stages import Clock
 from length_ranking.tables import AUTO
 
+from tailrace.pipeline.controller.prediction_record import Outcome, measured_recall
 from tailrace.ranker import Example
 from tailrace.ranker.methods import method_names
 
@@ -75,9 +76,9 @@ class Recorded:
         return {**self.p50, SHUFFLED: dict(zip(self.p50[AUTO], mixed, strict=True))}
 
     def _blind(self, p50: Mapping[int, float], prompts: Sequence[int]) -> bool:
-        lengths = [length for index in prompts for length in self.lengths[index]]
-        predicted = [p50[index] for index in prompts for _ in self.lengths[index]]
-        return at_chance(predicted, lengths, len(prompts))
+        """Whether a run's controller would do without these predictions."""
+        found = measured_recall([Outcome(index, p50[index], tuple(self.lengths[index])) for index in prompts])
+        return found is not None and found.by_chance
 
 
 def read(directory: Path, seed: int) -> Recorded:

@@ -17,7 +17,7 @@ from typing import Any
 
 from dispatching.feeding import Feed, next_placements
 
-_START_S, _STILL_S, _END_S = 300.0, 60.0, 10.0
+_START_S, _STILL_S, _END_S = 900.0, 120.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
