@@ -7,7 +7,6 @@ upper one seldom.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -127,8 +126,10 @@ def of_run(run: Path, dtype: str) -> list[Words]:
 
 def learning_rate(run: Path) -> float:
     """The learning rate of a run."""
-    config = json.loads((run / "config.json").read_text())
-    return float(config["trainer"]["options"].get("lr", 1e-3))
+    from tailrace.pipeline.run.directory import RunDirectory
+    from tailrace.trainer import TrainerConfig
+
+    return float(RunDirectory.open(run).configuration().trainer.options.get("lr", TrainerConfig().lr))
 
 
 def made_up(nbytes: int, share: float, far: float, seed: int = 0) -> Iterator[Words]:
