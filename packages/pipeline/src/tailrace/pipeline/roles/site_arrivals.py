@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from tailrace.paramserver import PublishTimeout, RelayGroup, RelayUnreachable
@@ -24,13 +25,14 @@ class SiteArrivals:
     Args:
         group: the relays and their sites.
         arrived: called with each version.
-        patience_s: how long a version is held back for a site.
+        patience_s: how long a version is held back for a site, from when the master relay showed it: those that wait behind
+            another are held back no longer for that.
     """
 
     def __init__(self, group: RelayGroup, arrived: Callable[[int], None], *, patience_s: float = PATIENCE_S) -> None:
         self._group, self._arrived, self._patience_s = group, arrived, patience_s
         self._changed = threading.Condition()
-        self._waiting: dict[int, None] = {}
+        self._waiting: dict[int, float] = {}  # until when each is held back
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="arrivals at sites", daemon=True)
         self._thread.start()
@@ -38,7 +40,7 @@ class SiteArrivals:
     def expect(self, version: int) -> None:
         """A version is on the master relay."""
         with self._changed:
-            self._waiting[version] = None
+            self._waiting.setdefault(version, time.monotonic() + self._patience_s)
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
@@ -54,10 +56,10 @@ class SiteArrivals:
                 self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-                version = next(iter(self._waiting))
+                version, until = next(iter(self._waiting.items()))
             there = True
             try:
-                self._group.wait_sites(version, self._patience_s)
+                self._group.wait_sites(version, max(0.0, until - time.monotonic()))
             except PublishTimeout as error:
                 _log.warning("%s; its replicas will wait for it", error)
             except RelayUnreachable as error:  # no relay lives: the controller hears of it, and publishes again
