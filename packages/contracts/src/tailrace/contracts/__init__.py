@@ -60,6 +60,7 @@ from tailrace.contracts.events import (
 )
 from tailrace.contracts.extras import MissingExtraError, extra, need_extra
 from tailrace.contracts.gradients import AddsGradients, FetchesOnce, FillsCells, adds_gradients
+from tailrace.contracts.iterations import WatchesIterations
 from tailrace.contracts.policies import (
     AdmissionGate,
     AdmissionPolicy,
@@ -109,6 +110,7 @@ from tailrace.contracts.views import (
     Candidate,
     Evict,
     GroupEnd,
+    IterationRecord,
     Launch,
     Move,
     Placement,
@@ -169,6 +171,7 @@ __all__ = [
     "Health",
     "Interrupt",
     "Interrupted",
+    "IterationRecord",
     "Launch",
     "LaunchesRounds",
     "LooksAhead",
@@ -245,6 +248,7 @@ __all__ = [
     "Tried",
     "Unstarted",
     "Up",
+    "WatchesIterations",
     "WatchesRounds",
     "Why",
     "adds_gradients",

@@ -52,6 +52,10 @@ class Why(StrEnum):
     REFUSED: the engine of replica `who` did not take its prompt.
     OVER: every batch is trained on.
     PLANNED: the provisioning policy asked for it.
+    GENERATION_SLOWER: generation takes longer than training, so a replica is added; `generation_s` and `training_s` of an
+        iteration, and `saved_s`, by which generation is predicted to become faster.
+    TRAINING_SLOWER: training takes longer than generation, so a replica is removed; `generation_s`, `training_s`, and
+        `cost_s`, by which generation is predicted to become slower.
     FAILED: a member failed; `failures` in a row, within `window_s`, of which the policy allows `allowed`, if
         it says so.
     DAMAGED: its checkpoint cannot be used, so an older one is tried; `version` of the damaged one.
@@ -95,6 +99,8 @@ class Why(StrEnum):
     REFUSED = "refused"
     OVER = "over"
     PLANNED = "planned"
+    GENERATION_SLOWER = "generation-slower"
+    TRAINING_SLOWER = "training-slower"
     FAILED = "failed"
     DAMAGED = "damaged"
     STILL = "still"

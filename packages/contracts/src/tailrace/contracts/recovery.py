@@ -9,7 +9,7 @@ from enum import StrEnum
 from tailrace.contracts.events import Cause
 from tailrace.contracts.reasons import Reason, Why
 from tailrace.contracts.record import record
-from tailrace.contracts.views import Progress, ReplicaView, RoundRecord, RoundView
+from tailrace.contracts.views import IterationRecord, Progress, ReplicaView, RoundRecord, RoundView
 
 
 class Health(StrEnum):
@@ -85,6 +85,8 @@ class FleetView:
         lengths: response tokens of the last trajectories that finished (4,096 at most), in order of their end.
         lent: replicas whose devices are lent to cells of the trainer, or about to be, or not returned yet. They are not among
             `loads`.
+        iterations: the last iterations, oldest first, for a policy that asks for them (`WatchesIterations`). The first of a
+            run, and the first after the driver died, are not among them.
     """
 
     machines: Mapping[str, MachineView]
@@ -98,6 +100,7 @@ class FleetView:
     loads: Sequence[ReplicaView] = ()
     lengths: Sequence[int] = ()
     lent: Sequence[str] = ()
+    iterations: Sequence[IterationRecord] = ()
 
     def of(self, role: str) -> list[MemberView]:
         """The members of a role."""

@@ -42,6 +42,14 @@ REASONS = {
     Why.REFUSED: "{who}'s engine refused its prompt",
     Why.OVER: "every batch is trained on",
     Why.PLANNED: "the provisioning policy wants it so",
+    Why.GENERATION_SLOWER: (
+        "generation took {generation_s:.3g} s an iteration, training {training_s:.3g} s; one more replica saves generation "
+        "{saved_s:.3g} s"
+    ),
+    Why.TRAINING_SLOWER: (
+        "training took {training_s:.3g} s an iteration, generation {generation_s:.3g} s; one replica fewer costs generation "
+        "{cost_s:.3g} s"
+    ),
     Why.FAILED: "it failed, {failures:.0f} in a row",
     Why.DAMAGED: "the checkpoint of version {version:.0f} cannot be used",
     Why.STILL: "stood still for {still_s:.0f} s with work in flight, longer than {limit_s:.0f} s",

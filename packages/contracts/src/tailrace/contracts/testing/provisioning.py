@@ -7,6 +7,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
+from tailrace.contracts.iterations import WatchesIterations
 from tailrace.contracts.policies import ProvisioningPolicy
 from tailrace.contracts.recovery import (
     FleetAction,
@@ -21,7 +22,7 @@ from tailrace.contracts.recovery import (
 )
 from tailrace.contracts.rounds import WatchesRounds
 from tailrace.contracts.testing.reasons import check_reason
-from tailrace.contracts.views import Progress, ReplicaView, RoundView
+from tailrace.contracts.views import IterationRecord, Progress, ReplicaView, RoundView
 
 _STEPS, _ROUNDS = 60, 100
 _Actions = Sequence[FleetAction]
@@ -69,6 +70,8 @@ class ProvisioningDrive:
         self.cells, self.kv = self.random.choice([1, 2, 2, 4]), 0.01
         self.lent: set[str] = set()
         self.round: RoundView | None = None
+        self.iterations: list[IterationRecord] = []
+        self.slower = self.random.choice([0.2, 0.9, 1.0, 1.1, 5.0])  # how much longer generation takes than training
         self.fails = self.random.choice([0.5, 0.5, 0.02])  # how often a member that is up and is struck fails
 
     def member(self, role: str, name: str, health: Health) -> MemberView:
@@ -82,6 +85,9 @@ class ProvisioningDrive:
         progress = Progress(self.version, self.version, 0, 0, 0, self.version * batch, 0, batch, last)
         step_s = 30.0 if self.version > 1 else 0.0
         view = FleetView(self.machines, tuple(self.members), progress, self.now_s, 10.0 * (self.version > 0), step_s)
+        if isinstance(self.policy, WatchesIterations):
+            last = tuple(self.iterations[-self.policy.iterations :])
+            view = dataclasses.replace(view, iterations=last, lengths=(5, 50, 500))
         if not isinstance(self.policy, WatchesRounds):
             return view
         up = [member for member in self.replicas() if member.health is Health.UP and member.id not in self.lent]
@@ -159,6 +165,9 @@ class ProvisioningDrive:
             self.next_in_round()
         if self.random.random() < 0.2:
             self.version += 1
+            self.iterations.append(self.iteration())
+            if self.random.random() < 0.1:
+                self.slower = self.random.choice([0.2, 0.9, 1.0, 1.1, 5.0])
             return
         member = self.random.choice(self.members)
         if member.health is Health.RESIZING:
@@ -173,6 +182,13 @@ class ProvisioningDrive:
             self.change(member, Health.STARTING)
         elif member.health is Health.STOPPING:
             self.members.remove(member)
+
+    def iteration(self) -> IterationRecord:
+        """An iteration that is over: the fewer replicas serve, the longer it generates."""
+        up = sum(member.health is Health.UP for member in self.replicas())
+        all_up = up if up == len(self.replicas()) else 0
+        generation_s = 10.0 * self.slower / max(1, up) * self.random.uniform(0.8, 1.2)
+        return IterationRecord(self.version, max(10.0, generation_s), generation_s, 10.0, all_up, 3)
 
     def change_hands(self, action: LendReplica | ReturnReplica) -> None:
         """Lend or return the devices of a replica."""

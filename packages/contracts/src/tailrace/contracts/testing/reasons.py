@@ -24,6 +24,8 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.TRAINED: frozenset({"version"}),
     Why.NOT_SCORED: frozenset({"attempts"}),
     Why.NOT_SCORED_YET: frozenset({"attempts"}),
+    Why.GENERATION_SLOWER: frozenset({"generation_s", "training_s", "saved_s"}),
+    Why.TRAINING_SLOWER: frozenset({"generation_s", "training_s", "cost_s"}),
     Why.FAILED: frozenset({"failures", "window_s", "allowed"}),
     Why.DAMAGED: frozenset({"version"}),
     Why.STILL: frozenset({"still_s", "limit_s", "failures", "window_s", "allowed"}),

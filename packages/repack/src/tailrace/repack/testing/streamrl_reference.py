@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from tailrace.repack.throughput import ThroughputModel
+
 
 def split_slowly(
     predicted: Sequence[float],
@@ -95,3 +97,20 @@ def allocate_slowly(
         for train in range(1, devices - generate + 1)
     ]
     return min((each for each in found if each[0] < math.inf), default=None)
+
+
+def batch_time_slowly(lengths: Sequence[int], replicas: int, model: ThroughputModel, slots: int | None) -> float:
+    """What `tailrace.repack.batch_time_s` computes: every replica decoded step by step, and the slowest taken."""
+    order = sorted(lengths, reverse=True)
+    slowest = 0.0
+    for replica in range(replicas):
+        waiting = [order[place] for place in range(replica, len(order), replicas)]
+        running: list[tuple[int, int]] = []  # tokens so far, and in the end
+        seconds = 0.0
+        while waiting or running:
+            while waiting and (slots is None or len(running) < slots):
+                running.append((0, waiting.pop(0)))
+            seconds += model.step_latency_s(sum(so_far for so_far, _ in running), len(running))
+            running = [(so_far + 1, end) for so_far, end in running if so_far + 1 < end]
+        slowest = max(slowest, seconds)
+    return slowest
