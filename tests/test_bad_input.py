@@ -388,6 +388,16 @@ KINDS = {
         None,
         ["executor.scorer_gpus", "found 0.2 of a device for the judge", "'scale-down'", "expected whole devices"],
     ),
+    "no-device-is-free": (
+        settings('pipeline.provisioning={name = "balanced", devices = 2}'),
+        None,
+        ["c.toml", "pipeline.provisioning", "devices=2 for 2 replicas of 1", "none is free", "at least 3"],
+    ),
+    "stages-balanced-on-the-same-devices": (
+        settings("pipeline.provisioning=balanced", "pipeline.admission=on-policy", "trainer.colocated=true"),
+        None,
+        ["trainer.colocated", "pipeline.provisioning", "'balanced'", "devices of their own"],
+    ),
     # the sizes of replicas; the model has two heads
     "replicas-that-lend-beyond-heads": (
         settings('pipeline.provisioning={name = "adaptive-tp-scale-down", short = 4}'),

@@ -111,3 +111,14 @@ def test_scripted_faults_and_their_recoveries_reach_the_status_of_a_run(tmp_path
         (death,) = [line for line in told if line.startswith(f"{member} {what}")]
         assert "restart 1 of 3 within 600 s" in death
         assert any(line.startswith(f"{member} is back after ") for line in told[told.index(death) :])
+
+
+def test_a_replica_that_comes_or_leaves_says_why():
+    numbers = {"generation_s": 91.25, "training_s": 50.0}
+    slow = c.Reason(c.Why.GENERATION_SLOWER, numbers={**numbers, "saved_s": 30.0})
+    fast = c.Reason(c.Why.TRAINING_SLOWER, numbers={"generation_s": 12.0, "training_s": 50.0, "cost_s": 6.0})
+    commands = [c.Start(1, "replica", "r2", reason=slow), c.Stop(2, "replica", "r1", reason=fast)]
+    assert Incidents().lines(5.0, [], [c.Start(0, "replica", "r0"), *commands]) == [
+        "replica r2 is added: generation of an iteration took 91.2 s, training 50.0 s",
+        "replica r1 is removed: generation of an iteration took 12.0 s, training 50.0 s",
+    ]

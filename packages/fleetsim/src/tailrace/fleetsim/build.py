@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tailrace.contracts import WatchesIterations
 from tailrace.fleetsim.config import FleetConfig, Goal, fleet_config
 from tailrace.fleetsim.cost import TrainingCost
 from tailrace.fleetsim.errors import FleetError
@@ -57,6 +58,11 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
     workload = (table.workload or WorkloadConfig()).build(seed, config.rollout.max_tokens)
     config = _completed(config, table, split, workload, costs)
     spec = build_spec(config)
+    if split.colocated and isinstance(spec.provisioning, WatchesIterations):
+        raise FleetError(
+            f"table 'fleet': found placement = 'colocated' and provisioning {config.pipeline.provisioning.name!r}, which "
+            "compares the times of stages that have devices of their own; expected 'split'"
+        )
     spec = dataclasses.replace(spec, colocated=spec.colocated or split.colocated)
     warm = warm_up(table, spec)
     batches = spec.steps

@@ -159,6 +159,7 @@ def _write(watched: Watched, directory: RunDirectory, *, keep_events: bool) -> d
         training_s=training_s,
         extra={
             **(watched.folds.rounds.plain() if watched.folds.rounds.used else {}),
+            **watched.folds.came_and_went.plain(),
             "simulated_in_s": round(watched.wall_s, 2),
             "warnings": found["warnings"],
             "figures": rows(watched),

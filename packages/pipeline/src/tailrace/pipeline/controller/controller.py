@@ -150,6 +150,7 @@ class Controller:
         if self.over and not any(self._goes_on(one) for one in events):
             return []
         self.now = self.fleet.now = self.weights.now = self.failed_groups.now = now
+        self.provisioning.iterations.passed(now)
         try:
             if not self.started:
                 self._start(now)
@@ -175,6 +176,7 @@ class Controller:
             "coordinator": self.coordinator,
             "scoring": self.scoring,
             "plan": self.provisioning,
+            "iterations": self.provisioning.iterations,
             "failed groups": self.failed_groups,
             "predictions": self.predictions,
         }
@@ -258,7 +260,7 @@ class Controller:
                 counts[lag] = counts.get(lag, 0) + 1
             self.scoring.next.append(name)
             if state.purpose is _TRAIN:
-                self.round_history.finished(event.tokens)
+                self.provisioning.finished(event.tokens)
                 self.groups.generated(state.group)
 
     def _on_interrupted(self, event: c.Interrupted) -> None:

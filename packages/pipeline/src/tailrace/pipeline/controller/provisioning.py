@@ -7,6 +7,7 @@ from collections import deque
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.fleet import Replicas
+from tailrace.pipeline.controller.iterations import Iterations
 from tailrace.pipeline.controller.lending import Lending
 from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import REPLICA, Members, MemberState
@@ -41,6 +42,7 @@ class Provisioning:
         outbox: Outbox,
     ) -> None:
         self._rounds, self._lending = rounds, lending
+        self.iterations = Iterations(spec, fleet, trainer)
         self.started = 0
         self.wanted: int | None = None
         """Number of replicas that a resumed run was changed to; None if it was not."""
@@ -55,6 +57,12 @@ class Provisioning:
     def stepped(self, now: float, training_s: float) -> None:
         """Note that a batch was trained on, and the seconds that the trainer took for it."""
         self._stepped.append((now, training_s))
+        self.iterations.stepped(now, self._trainer.version)
+
+    def finished(self, tokens: int) -> None:
+        """Note the length of a response to train on."""
+        self._rounds.finished(tokens)
+        self.iterations.finished(tokens)
 
     def view(self) -> c.FleetView:
         """The view for provisioning and recovery policies."""
@@ -73,8 +81,9 @@ class Provisioning:
             round=self._rounds.open,
             rounds=tuple(self._rounds.records),
             loads=self._coordinator.views() if self._rounds.used else (),
-            lengths=tuple(self._rounds.lengths),
+            lengths=tuple(self._rounds.lengths or self.iterations.lengths),
             lent=self._lending.lent,
+            iterations=tuple(self.iterations.records),
         )
 
     def plan(self, now: float) -> None:
@@ -158,6 +167,7 @@ class Provisioning:
         self._stopping.clear()
         self._resizing.clear()
         self._starting.clear()
+        self.iterations.restarted()
 
     def _start_waiting(self) -> None:
         if self._resizing:

@@ -351,8 +351,14 @@ def _cost_model(config: RunConfig) -> dict[str, Any]:
 
 
 def _devices(config: RunConfig) -> dict[str, Any]:
-    """What a policy may want to know of replicas: the devices that each spans, and the model's heads, which those divide."""
-    found: dict[str, Any] = {"tp": tensor_parallel(config.rollout.options)}
+    """What a policy may want to know of replicas: the devices that each spans, the model's heads, which those divide, the
+    trajectories that it generates at once, and those of a batch."""
+    pipeline = config.pipeline
+    found: dict[str, Any] = {
+        "tp": tensor_parallel(config.rollout.options),
+        "slots": pipeline.prompts_per_replica * pipeline.samples_per_prompt,
+        "trajectories": pipeline.prompts_per_step * pipeline.samples_per_prompt,
+    }
     path, small = config.model.path, config.model.small
     if path is not None and (path / "config.json").is_file():
         with contextlib.suppress(ValueError, AttributeError):  # a file that is damaged is named with the model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from tailrace import contracts as c
 
@@ -59,6 +59,7 @@ class Incidents:
         """Members that the controller itself took for down."""
         lines = []
         for command in commands:
+            lines += _by_plan(command)
             if not isinstance(command, c.Restart | c.Stop) or (command.role, command.id) in down:
                 continue
             key, reason = (command.role, command.id), command.reason
@@ -81,6 +82,21 @@ class Incidents:
             return []
         often = "" if self._unscored == 1 else f" (failure {self._unscored:,})"
         return [f"trajectory {event.trajectory} could not be scored{often}: {event.reason}"]
+
+
+def _by_plan(command: c.Command) -> list[str]:
+    """A replica that comes or leaves because one stage takes longer than the other."""
+    match command:
+        case c.Start(id=name, reason=reason) if reason.why is c.Why.GENERATION_SLOWER:
+            return [f"replica {name} is added: {_stages(reason.numbers)}"]
+        case c.Stop(id=name, reason=reason) if reason.why is c.Why.TRAINING_SLOWER:
+            return [f"replica {name} is removed: {_stages(reason.numbers)}"]
+    return []
+
+
+def _stages(seconds: Mapping[str, float]) -> str:
+    generation_s, training_s = seconds.get("generation_s", 0.0), seconds.get("training_s", 0.0)
+    return f"generation of an iteration took {generation_s:.1f} s, training {training_s:.1f} s"
 
 
 def _what_then(member: _Key, commands: Sequence[c.Command]) -> str:

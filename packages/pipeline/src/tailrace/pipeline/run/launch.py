@@ -30,6 +30,7 @@ from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.ranker_figures import prompt_characters
 from tailrace.pipeline.run.replay import replay
+from tailrace.pipeline.run.replica_figures import replica_figures
 from tailrace.pipeline.run.round_figures import round_figures
 from tailrace.pipeline.run.score_figures import score_figures
 from tailrace.pipeline.run.scripted_faults import build_faults
@@ -303,6 +304,7 @@ class _Launch:
                 **score_figures(read_log(self.directory.events)).plain(),
                 **rounds.plain(),
                 **stream_figures(read_log(self.directory.events)).plain(),
+                **replica_figures(read_log(self.directory.events)).plain(),
             },
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailrace.contracts import LendsDevices, adds_gradients
+from tailrace.contracts import LendsDevices, WatchesIterations, adds_gradients
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.spec import PipelineSpec
@@ -29,6 +29,11 @@ def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
             f"keys 'executor.scorer_gpus' and 'pipeline.provisioning': found {part} of a device for the judge, beside a "
             f"replica, and {config.pipeline.provisioning.name!r}, which may lend that device while the judge is needed; "
             "expected whole devices of its own, such as 1, or 'static' or 'adaptive-tp', which lend none"
+        )
+    if shared and isinstance(spec.provisioning, WatchesIterations):
+        raise ConfigError(
+            f"keys 'trainer.colocated' and 'pipeline.provisioning': found true and {config.pipeline.provisioning.name!r}, "
+            "which compares the times of stages that have devices of their own; expected false, or 'static'"
         )
     if shared and spec.admission.gate(spec.batch_groups).bound != 0:
         raise ConfigError(

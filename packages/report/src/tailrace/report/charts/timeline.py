@@ -40,6 +40,8 @@ SYMBOLS = {
     MarkKind.RESTART: ("circle", "$restart"),
     MarkKind.SUSPECT: ("diamond-open", "$down"),
     MarkKind.PULL_FAILED: ("cross", "$down"),
+    MarkKind.ADDED: ("star", "$restart"),
+    MarkKind.REMOVED: ("star-open", "$restart"),
     MarkKind.PUBLISHED: ("line-ns-open", "$ink"),
 }
 MERGED = {MarkKind.PULL, MarkKind.EVICTION}  # frequent: drawn once for each replica and moment

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
+from tailrace.pipeline.run.replica_figures import ReplicaFigures
 from tailrace.pipeline.run.round_figures import RoundFigures
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.batches import TrainedBatches
@@ -33,7 +34,7 @@ class Folds:
         self.history = history = History(spec, first=first)
         self.batches, self.versions, self.evaluations = TrainedBatches(history), Versions(), EvaluationFold(history)
         self.interruptions, self.loads, self.timeline = Interruptions(history), Loads(history), Timeline(history)
-        self.rounds = RoundFigures(spec)
+        self.rounds, self.came_and_went = RoundFigures(spec), ReplicaFigures()
         folds = (self.loads, self.batches, self.versions, self.evaluations, self.interruptions, self.timeline)
         self._audience = audience(*(fold.hears for fold in folds))
         self._most = most
@@ -60,6 +61,7 @@ class Folds:
             for one in each:
                 for hear in audience.get(type(one), ()):
                     hear(now, one)
+        self.came_and_went.observe(now, events, commands)
         if self.rounds.used:
             self.rounds.observe(now, events, commands)
         self.batches.settle(now)

@@ -19,6 +19,8 @@ class MarkKind(StrEnum):
     PULL_FAILED = "pull failed"
     PUBLISHED = "published"
     RESUMED = "resumed"
+    ADDED = "added"
+    REMOVED = "removed"
 
 
 @dataclass(frozen=True, slots=True)

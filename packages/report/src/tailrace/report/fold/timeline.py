@@ -19,7 +19,7 @@ from tailrace.report.fold.history import History
 from tailrace.report.fold.interruptions import Interruption
 from tailrace.report.fold.marks import Mark, MarkKind
 from tailrace.report.fold.states import PastMember
-from tailrace.report.words import many
+from tailrace.report.words import many, why
 
 
 class Doing(StrEnum):
@@ -61,7 +61,20 @@ _ABOUT: dict[type, Callable[[Any], Key]] = {
     **dict.fromkeys((*_BY_TRAINER, c.Resumed), lambda _: (TRAINER, "0")),
 }
 _TOUCHES_ALL = {c.Tick, c.Resumed, c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Down}  # causes may change
-_MARKED = {c.Restart, c.Up, c.Suspect, c.PullFailed, c.Published, c.Resumed, c.Interrupt, c.Step, c.Stepped, c.Pull}
+_MARKED = {
+    c.Start,
+    c.Stop,
+    c.Restart,
+    c.Up,
+    c.Suspect,
+    c.PullFailed,
+    c.Published,
+    c.Resumed,
+    c.Interrupt,
+    c.Step,
+    c.Stepped,
+    c.Pull,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +217,10 @@ class Timeline:
                     state.label = OTHERS
             case c.Restart(reason=reason) if reason.why is not c.Why.LOST_IN_CRASH:
                 self._restarting[one.role, one.id] = now
+            case c.Start(role=role, id=member, reason=reason) if reason.why is c.Why.GENERATION_SLOWER:
+                mark(MarkKind.ADDED, role, member, why(reason))
+            case c.Stop(role=role, id=member, reason=reason) if reason.why is c.Why.TRAINING_SLOWER:
+                mark(MarkKind.REMOVED, role, member, why(reason))
             case c.Up(role=role, id=member) if (role, member) in self._restarting:
                 waited_s = now - self._restarting.pop((role, member))
                 mark(MarkKind.RESTART, role, member, f"up again after {waited_s:.1f} s")

@@ -1,0 +1,138 @@
+"""Replicas that come and go with the lengths of responses, in virtual time (StreamRL, section 4.2)."""
+
+import dataclasses
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.faulttol import parse_fault
+from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.simulator import Simulation
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.report.words import why
+
+STEPS = 60
+HARDER, EASIER = 21, 41  # the first versions of harder and of easier prompts
+START_S = 10.0
+
+
+def config(drift=((0, 1.0),), *, fleet=(), **pipeline):
+    """Generation of two replicas takes less long than training, with one it would take longer."""
+    return {
+        "app": "laminar",
+        "task": {"name": "chain_sum"},
+        "fleet": {
+            "model": "Qwen2.5-7B",
+            "trainer": {"gpus": 8, "data_s": 42.0},
+            "rollout": {"gpus": 2, "start_s": START_S},
+            "steady": False,
+            "workload": {
+                "response": {"median": 400, "sigma": 0.1},
+                "correlation": 0.0,
+                "drift": [list(point) for point in drift],
+            },
+            **dict(fleet),
+        },
+        "rollout": {"max_tokens": 8192},
+        "pipeline": {
+            "steps": STEPS,
+            "prompts_per_step": 32,
+            "samples_per_prompt": 8,
+            "prompts_per_replica": 2,
+            "admission": "one-step",
+            "provisioning": "balanced",
+            **pipeline,
+        },
+    }
+
+
+class Seen:
+    """A simulation, and which replicas were started and stopped after how many steps."""
+
+    def __init__(self, content, *, seed=0, faults=()):
+        fleet = build_fleet(RunConfig.model_validate(content), seed=seed)
+        self.simulation = Simulation(dataclasses.replace(fleet, faults=tuple(map(parse_fault, faults))))
+        self.simulation.run()
+        self.run = self.simulation.controller.view
+        assert self.run.failure is None
+        assert self.run.step == STEPS
+        self.changes, self.reasons = [], []
+        step = 0
+        for _, events, commands in self.simulation.log.instants:
+            step += sum(isinstance(event, c.Stepped) for event in events)
+            for one in commands:
+                if isinstance(one, c.Start | c.Stop) and one.role == "replica" and one.reason.why is not c.Why.PLANNED:
+                    self.changes.append((step, type(one).__name__, one.id))
+                    self.reasons.append(one.reason)
+
+    def complete(self):
+        """Nothing is lost and nothing is trained on twice; a replica serves nothing before it has pulled."""
+        counts = self.run.counts
+        trained = [
+            name
+            for _, _, commands in self.simulation.log.instants
+            for one in commands
+            if isinstance(one, c.Step)
+            for part in one.mini_batches
+            for name in part
+        ]
+        assert len(trained) == len(set(trained)) == STEPS * 32 * 8
+        assert counts.admitted == STEPS * 32 + counts.filtered + counts.failed + counts.deferred + self.run.open_groups
+        assert max(self.run.staleness_at_consumption) <= 1
+        assert self.run.contradictions == 0
+        serves = set()
+        for _, events, commands in self.simulation.log.instants:
+            for event in events:
+                if isinstance(event, c.Pulled):
+                    serves.add(event.replica)
+                elif isinstance(event, c.Down) and event.role == "replica":
+                    serves.discard(event.id)
+            for one in commands:
+                assert not isinstance(one, c.Route) or one.replica in serves
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_harder_prompts_bring_one_within_five_iterations_and_easier_ones_remove_it(seed):
+    drift = [(0, 1.0), (HARDER - 1, 1.0), (HARDER, 2.2), (EASIER - 1, 2.2), (EASIER, 1.0)]
+    seen = Seen(config(drift), seed=seed)
+    seen.complete()
+    (came, *_), (left, *_) = seen.changes
+    assert [(does, name) for _, does, name in seen.changes] == [("Start", "r2"), ("Stop", "r2")]
+    # With one step of staleness, the prompts of version v are trained on in the iteration after it.
+    assert HARDER < came <= HARDER + 5
+    assert EASIER < left <= EASIER + 5
+    assert [reason.why for reason in seen.reasons] == [c.Why.GENERATION_SLOWER, c.Why.TRAINING_SLOWER]
+    assert [" training " in f" {why(reason)}" for reason in seen.reasons] == [True, True]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_stationary_iterations_do_neither(seed):
+    seen = Seen(config(), seed=seed)
+    seen.complete()
+    assert seen.changes == []
+
+
+def test_a_joiner_that_is_killed_comes_again_and_nothing_is_lost():
+    """It dies as soon as it is up, before it serves anything."""
+    drift = [(0, 1.0), (HARDER - 1, 1.0), (HARDER, 2.2)]
+    seen = Seen(config(drift), faults=["replica:r2@step25"])
+    seen.complete()
+    assert [(does, name) for _, does, name in seen.changes] == [("Start", "r2")]
+    restarts = [
+        one for _, _, commands in seen.simulation.log.instants for one in commands if isinstance(one, c.Restart)
+    ]
+    assert [one.id for one in restarts] == ["r2"]
+    finished = {
+        event.replica
+        for _, events, _ in seen.simulation.log.instants
+        for event in events
+        if isinstance(event, c.Finished)
+    }
+    assert finished == {"r0", "r1", "r2"}
+
+
+def test_stages_that_take_turns_on_the_same_devices_are_refused():
+    content = config(fleet={"placement": "colocated", "trainer": {}})
+    with pytest.raises(FleetError, match="'balanced', which compares the times of stages"):
+        build_fleet(RunConfig.model_validate(content))

@@ -1,0 +1,47 @@
+"""How many replicas a run added and removed after its start, folded from its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.members import REPLICA
+from tailrace.pipeline.run.eventlog import Instant
+
+_FAILED = frozenset({c.Why.FAILED, c.Why.STILL, c.Why.MACHINE})
+
+
+class ReplicaFigures:
+    """A fold over the instants of a log.
+
+    `added` counts replicas that were started beyond those of the run's start; one that takes the place of a dead one is none of
+    them. `removed` counts replicas that were stopped; one that failed is none of them.
+    """
+
+    def __init__(self) -> None:
+        self.added = self.removed = 0
+        self._began = False
+
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
+        """Take in one instant."""
+        del now, events
+        began = self._began
+        for command in commands:
+            if isinstance(command, c.Start):
+                self._began = True
+                self.added += began and command.role == REPLICA
+            elif isinstance(command, c.Stop):
+                self.removed += command.role == REPLICA and command.reason.why not in _FAILED
+
+    def plain(self) -> dict[str, Any]:
+        """The figures as fields of a summary."""
+        return {"replicas_added": self.added, "replicas_removed": self.removed}
+
+
+def replica_figures(log: Iterable[Instant]) -> ReplicaFigures:
+    """The figures of a whole log."""
+    figures = ReplicaFigures()
+    for instant in log:
+        figures.observe(instant.now, instant.events, instant.commands)
+    return figures
