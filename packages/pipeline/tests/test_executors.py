@@ -9,6 +9,7 @@ from tailrace.contracts import Place
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.ray import RayHost
+from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.small_run import STEPS
@@ -140,6 +141,19 @@ class TestRay(ExecutorContract):
         with pytest.raises(TypeError, match="fromkeys"):
             member.call("ready").result(60)
         host.close()
+
+
+class TestBalanceLocal(BalanceContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
+
+
+@pytest.mark.deep
+class TestBalanceRay(BalanceContract):
+    cluster = TestRay.cluster
+
+    def make_host(self, started_s):
+        return SharedCluster(started_s)
 
 
 @pytest.mark.deep

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -48,15 +48,20 @@ class RealRuns:
         ranks: int = 1,
         spec: PipelineSpec | None = None,
         observer: Observer | None = None,
+        changed: Callable[[Deployment], Deployment] = lambda deployment: deployment,
     ) -> RunView:
-        """Do one run and check it."""
+        """Do one run and check it.
+
+        Args:
+            changed: changes how roles are started.
+        """
         spec = spec or make_spec()
         controller = Controller(spec, relays=relays)
         silent_s = 6.0 if any(text.startswith("hang") for text in faults) else 30.0
         deployment = make_deployment(
             root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, cells=spec.cells, silent_s=silent_s
         )
-        executor = self._executor(0.0, deployment, observer)
+        executor = self._executor(0.0, changed(deployment), observer)
         try:
             with EventLog(root / LOG) as log:
                 executor.run(controller, log, faults=[parse_fault(text) for text in faults])

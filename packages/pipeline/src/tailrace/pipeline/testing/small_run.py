@@ -44,7 +44,7 @@ def fingerprint(weights: Iterable[tuple[str, Any]]) -> int:
     return zlib.crc32(name.encode() + tensor.detach().contiguous().view(-1).numpy().tobytes())
 
 
-class _Engine(FakeEngine):
+class SlowEngine(FakeEngine):
     """The fake engine on real weights, slow enough to be killed during its work."""
 
     def load_weights(self, weights: Iterable[tuple[str, Any]]) -> None:
@@ -64,7 +64,7 @@ class FakeReplicaRole(ReplicaRole):
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> c.Engine:
         """Build the fake engine."""
         del engine, model, options
-        return _Engine(max_num_seqs=16, max_model_len=256)
+        return SlowEngine(max_num_seqs=16, max_model_len=256)
 
 
 # ---- what runs ------------------------------------------------------------------------------------------------------
