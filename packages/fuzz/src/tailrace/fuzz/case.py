@@ -192,6 +192,8 @@ class Case(_Strict):
             "prompts": pipeline.prompts_per_step,
             "shuffle_seed": self.seed,
             "max_tokens": self.max_tokens,
+            "slots": pipeline.prompts_per_replica * pipeline.samples_per_prompt,
+            "trajectories": pipeline.prompts_per_step * pipeline.samples_per_prompt,
         }
         try:
             made: dict[str, Any] = {}

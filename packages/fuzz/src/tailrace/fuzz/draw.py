@@ -29,6 +29,8 @@ from tailrace.pipeline.config.models import Choice
 from tailrace.pipeline.run.ranking import PLANS_WITH_PREDICTIONS
 
 ADMIT_ROUNDS = ("on-policy", "one-step")
+WATCH_ROUNDS = ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")
+WATCH_ITERATIONS = ("balanced",)
 
 
 def draw_case(seed: int, policies: Policies = NONE) -> Case:
@@ -49,7 +51,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     lends = False
     if launches_rounds(Choice(**pipeline["batching"]), policies):
         sizes = Random(f"tailrace fuzz {seed}, sizes of replicas")
-        pipeline |= draw_newer(sizes, "provisioning", policies, share=0.5)  # elsewhere it does nothing
+        pipeline |= draw_newer(sizes, "provisioning", policies, 0.5, WATCH_ROUNDS)  # elsewhere they do nothing
         if "admission" not in policies:
             pipeline["admission"] = {"name": newer.choice(ADMIT_ROUNDS)}
         lends = lends_devices(Choice(**pipeline["provisioning"]), policies)
@@ -59,6 +61,12 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
             pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, fetches"), "training", policies)
         if streams_parts(Choice(**pipeline["training"]), policies):
             pipeline["training"] = {"name": newer.choice(("full-batch", "mini-batch"))}
+    else:
+        stages = Random(f"tailrace fuzz {seed}, balance of stages")
+        pipeline |= draw_newer(stages, "provisioning", policies, names=WATCH_ITERATIONS)
+    balances = pipeline["provisioning"]["name"] in WATCH_ITERATIONS
+    if balances:
+        pipeline["steps"] = Random(f"tailrace fuzz {seed}, iterations").choice([5, 8, 12])
     pipeline |= draw_options(Random(f"tailrace fuzz {seed}, newer options"), pipeline, policies)
     samples = pipeline["samples_per_prompt"] + pipeline["batching"].get("surplus_samples", 0)
     max_tokens = random.choice([48, 96, 200])
@@ -107,6 +115,14 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         many = ranker.choice([0, 0, 1, 3])
         content["faults"] += tuple([_of_the_ranker(ranker, pipeline["steps"], step_s) for _ in range(many)])
     content["far"] = Random(f"tailrace fuzz {seed}, sites").choice([0, 0, 0, 1, 2])
+    if balances:
+        joiner = Random(f"tailrace fuzz {seed}, what breaks a joiner")
+        content["faults"] += tuple(
+            [
+                _of_a_joiner(joiner, content["replicas"], pipeline["steps"], step_s)
+                for _ in range(joiner.choice([0, 1, 2]))
+            ]
+        )
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
@@ -248,6 +264,13 @@ def _of_the_ranker(random: Random, steps: int, step_s: float) -> dict[str, Any]:
     kind, at_step = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), random.randint(0, steps - 1)
     after_s = round(random.random() * step_s, 3)
     return {"kind": kind, "role": "ranker", "member": "0", "at_step": at_step, "after_s": after_s}
+
+
+def _of_a_joiner(random: Random, replicas: int, steps: int, step_s: float) -> dict[str, Any]:
+    """Of the first replica beyond those of the start, if there is one by then."""
+    kind = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG])
+    at_step, after_s = random.randint(1, steps - 1), round(random.random() * step_s, 3)
+    return {"kind": kind, "role": "replica", "member": f"r{replicas}", "at_step": at_step, "after_s": after_s}
 
 
 def _fault(

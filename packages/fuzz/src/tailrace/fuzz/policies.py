@@ -6,7 +6,7 @@ A policy of yours is the name of a plugin, a class (or function) whose options a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Any
@@ -42,6 +42,8 @@ FOLLOWS = {
     "surplus",
     "tp",
     "heads",
+    "slots",
+    "trajectories",
     "k1",
     "k2",
     "k3",
@@ -54,7 +56,7 @@ FOLLOWS = {
 """Options that follow from the rest of a case, or are drawn apart (`draw_options`)."""
 NEWER = {
     "batching": ("tail-batching",),
-    "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down"),
+    "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down", "balanced"),
     "routing": ("skew-aware",),
     "sync": ("when-drained",),
     "training": ("single-fetch",),
@@ -91,14 +93,19 @@ def draw_policy(random: Random, axis: str, policies: Policies = NONE) -> dict[st
 
 
 def draw_newer(
-    random: Random, axis: str, policies: Policies = NONE, share: float = SHARE_OF_NEWER
+    random: Random,
+    axis: str,
+    policies: Policies = NONE,
+    share: float = SHARE_OF_NEWER,
+    names: Sequence[str] = (),
 ) -> dict[str, dict[str, Any]]:
     """A newer built-in that takes the place of what was drawn on an axis: in most cases none.
 
     Args:
         share: share of cases in which there is one.
+        names: those to choose from; empty: all.
     """
-    chosen, name = random.random() < share, random.choice(NEWER[axis])
+    chosen, name = random.random() < share, random.choice(names or NEWER[axis])
     drawn = _drawn(random, axis, name)
     return {axis: drawn} if chosen and axis not in policies else {}
 

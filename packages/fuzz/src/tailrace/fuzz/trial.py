@@ -13,6 +13,7 @@ from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.policies import NONE, POLICIES, Policies
 from tailrace.fuzz.simulation import FuzzSimulation
+from tailrace.pipeline.run.replica_figures import ReplicaFigures
 
 _NUMBER = re.compile(r"[re]?\d[\w.]*")
 
@@ -116,7 +117,9 @@ def _covered(case: Case, fuzz: FuzzSimulation) -> dict[str, Counter[str]]:
     simulation, checker = fuzz.simulation, fuzz.checker
     run = simulation.controller.view
     engines = [replica.engine for replica in simulation.models.replicas.values()]
-    counts = run.counts
+    counts, came_and_went = run.counts, ReplicaFigures()
+    for instant in simulation.log.instants:
+        came_and_went.observe(*instant)
     return {
         "policies": Counter(f"{axis} {getattr(case.pipeline, axis).name}" for axis in POLICIES),
         "faults": fuzz.strikes.struck.copy(),
@@ -136,6 +139,8 @@ def _covered(case: Case, fuzz: FuzzSimulation) -> dict[str, Counter[str]]:
                 "preemptions": sum(engine.preemptions for engine in engines),
                 "evaluations": len(run.evaluations),
                 "replica restarts": run.replica_restarts,
+                "replicas added": came_and_went.added,
+                "replicas removed": came_and_went.removed,
             }
         ),
     }
