@@ -107,6 +107,9 @@ def test_a_fit_of_its_cost_model_says_whether_it_may_be_used(capsys):
     assert told.startswith("# Verdict: ")
     assert set(tomllib.loads(told)["rollout"]["cost_model"]) == {"k1", "k2", "k3", "k4"}
     assert all(line.startswith("#") for line in told.partition("[rollout.cost_model]")[0].splitlines())
+    begins = told[told.index("# train_s = ") :].replace("# ", "")
+    assert tomllib.loads(begins)["train_s"] > 0
+    assert len(tomllib.loads(begins)["lengths"]) == 20
 
 
 def test_it_is_not_gone_on_with(capsys):

@@ -28,7 +28,9 @@ def fit_cost(run: Path) -> None:
     Raises:
         RunDirectoryError: the run does not exist or has too few snapshots.
     """
+    from tailrace.pipeline.run.eventlog import read_log
     from tailrace.pipeline.run.fit import fit_cost_model
+    from tailrace.pipeline.run.stage_figures import stage_figures
 
     fit = fit_cost_model(RunDirectory.open(run))
     least, most = fit.running
@@ -44,3 +46,8 @@ def fit_cost(run: Path) -> None:
     typer.echo("[rollout.cost_model]")
     for name in ("k1", "k2", "k3", "k4"):
         typer.echo(f"{name} = {getattr(fit.model, name):.4g}")
+    stages = stage_figures(read_log(RunDirectory.open(run).events))
+    if stages.train_s is not None and stages.lengths:
+        typer.echo('# What provisioning "balanced" may begin with, from the last steps and responses:')
+        typer.echo(f"# train_s = {stages.train_s:.4g}")
+        typer.echo(f"# lengths = {list(stages.lengths)}")

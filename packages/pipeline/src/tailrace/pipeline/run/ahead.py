@@ -10,8 +10,9 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.ray import RayHost
-from tailrace.pipeline.run.build import CPU_ENVIRONMENT, selected_engine
+from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec, selected_engine
 from tailrace.pipeline.run.pools import relay_count
+from tailrace.repack import Balanced
 
 
 def start_ahead(host: RayHost, config: RunConfig) -> None:
@@ -34,10 +35,16 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
         nice=config.rollout.nice,
     )
     first = None
-    alike = 0 if config.rollout.pools else config.rollout.replicas
+    alike = 0 if config.rollout.pools else _replicas(config)
     for index in range(alike):  # the others find bytecode and warm files
         done = host.prepare(REPLICA, f"r{index}", replica, after=first)
         first = first or done
+
+
+def _replicas(config: RunConfig) -> int:
+    """Replicas at the start."""
+    policy = build_spec(config).provisioning
+    return policy.start if isinstance(policy, Balanced) else config.rollout.replicas
 
 
 def _nothing() -> None:
