@@ -255,6 +255,11 @@ class RayHost:
             self._session = Path(context.address_info["session_dir"])
             ray_session.claim(self._session)
 
+    @property
+    def gpus(self) -> float:
+        """GPUs of the cluster, whoever uses them."""
+        return float(self._ray.cluster_resources().get("GPU", 0.0))
+
     def prepare(self, role: str, id_: str, spec: RoleSpec, after: Any = None) -> Any:
         """Start the process of a member's first incarnation ahead of `spawn`, which takes it if it asks for the same.
 

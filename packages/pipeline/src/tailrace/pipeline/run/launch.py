@@ -23,6 +23,7 @@ from tailrace.pipeline.run.ahead import start_ahead
 from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_log
+from tailrace.pipeline.run.free_devices import check_free_devices
 from tailrace.pipeline.run.garbage import GarbageCollection
 from tailrace.pipeline.run.imports import keep_bytecode
 from tailrace.pipeline.run.metrics import MetricsObserver
@@ -145,6 +146,7 @@ class _Launch:
             if isinstance(host, RayHost):
                 if config.executor.ray_address is not None:  # one machine may stand for several sites, a cluster not
                     check_labels(config, host.sites())
+                check_free_devices(config, host.gpus)
                 start_ahead(host, config)
             prepared = prepare(config, directory, self._preparing)
             deployment = build_deployment(config, prepared, directory, token=new_token())

@@ -1,0 +1,31 @@
+"""Whether a cluster has the GPUs for the replicas that a run may add."""
+
+from __future__ import annotations
+
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.build import build_spec
+from tailrace.repack import Balanced
+
+
+def check_free_devices(config: RunConfig, gpus: float) -> None:
+    """Refuse a run whose replicas could not all be placed: one that is added would wait for its GPUs until its deadline.
+
+    Args:
+        gpus: of the whole cluster.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    policy, executor = build_spec(config).provisioning, config.executor
+    if not isinstance(policy, Balanced) or not executor.replica_gpus:
+        return
+    others = config.trainer.processes * executor.trainer_gpus + executor.scorer_gpus
+    needed = policy.most * executor.replica_gpus + others
+    if needed > gpus:
+        fit = int((gpus - others) // executor.replica_gpus)
+        raise ConfigError(
+            f"key 'pipeline.provisioning': found {policy.most} replicas of {executor.replica_gpus:g} GPUs at most and "
+            f"{others:g} for the other roles on a cluster with {gpus:g} GPUs, expected devices for at most {max(0, fit)} "
+            "replicas"
+        )

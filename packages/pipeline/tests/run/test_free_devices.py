@@ -1,0 +1,33 @@
+"""Whether a cluster has the GPUs for replicas that a run may add."""
+
+import pytest
+
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.free_devices import check_free_devices
+
+
+def config(provisioning, **executor):
+    return RunConfig.model_validate(
+        {
+            "pipeline": {"provisioning": provisioning},
+            "rollout": {"replicas": 2},
+            "trainer": {"processes": 2},
+            "executor": {"trainer_gpus": 1.0, **executor},
+        }
+    )
+
+
+def test_every_replica_that_may_come_must_have_its_gpus():
+    balanced = config({"name": "balanced", "devices": 5}, replica_gpus=1.0, scorer_gpus=1.0)
+    check_free_devices(balanced, 8.0)
+    with pytest.raises(ConfigError) as caught:
+        check_free_devices(balanced, 7.0)
+    line = str(caught.value)
+    assert "found 5 replicas of 1 GPUs at most and 3 for the other roles on a cluster with 7 GPUs" in line
+    assert line.endswith("expected devices for at most 4 replicas")
+
+
+@pytest.mark.parametrize(("provisioning", "gpus"), [("static", 1.0), ({"name": "balanced", "devices": 5}, 0.0)])
+def test_other_policies_and_replicas_without_gpus_need_none(provisioning, gpus):
+    check_free_devices(config(provisioning, replica_gpus=gpus), 0.0)
