@@ -147,6 +147,10 @@ class TestBalanceLocal(BalanceContract):
     def make_host(self, started_s):
         return LocalHost(started_s)
 
+    test_one_joins_a_slow_generation_and_leaves_a_fast_one = deep(
+        BalanceContract.test_one_joins_a_slow_generation_and_leaves_a_fast_one
+    )
+
 
 @pytest.mark.deep
 class TestBalanceRay(BalanceContract):

@@ -9,7 +9,7 @@ from enum import StrEnum
 from tailrace.contracts.events import Cause
 from tailrace.contracts.reasons import Reason, Why
 from tailrace.contracts.record import record
-from tailrace.contracts.views import IterationRecord, Progress, ReplicaView, RoundRecord, RoundView
+from tailrace.contracts.views import Progress, ReplicaView, RoundRecord, RoundView
 
 
 class Health(StrEnum):
@@ -66,6 +66,27 @@ class MachineView:
     site: str = ""
     device: str = ""
     healthy: bool = True
+
+
+@record
+class IterationRecord:
+    """An iteration that is over: from the end of one training step to the end of the next.
+
+    Args:
+        version: the version that its step made.
+        seconds: how long it took.
+        generation_s: seconds of it in which the replica with most to do had trajectories of training.
+        training_s: seconds of it in which the trainer, or a cell of it, computed.
+        replicas: replicas that served all the while; 0 if they were not the same ones throughout, or the trainer went down.
+        trajectories: trajectories of training that finished generating in it.
+    """
+
+    version: int
+    seconds: float
+    generation_s: float
+    training_s: float
+    replicas: int
+    trajectories: int
 
 
 @record

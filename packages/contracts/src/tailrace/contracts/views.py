@@ -266,27 +266,6 @@ class RoundRecord:
     generation_s: float
 
 
-@record
-class IterationRecord:
-    """An iteration that is over: from the end of one training step to the end of the next.
-
-    Args:
-        version: the version that its step made.
-        seconds: how long it took.
-        generation_s: seconds of it in which the replica with most to do had trajectories of training.
-        training_s: seconds of it in which the trainer, or a cell of it, computed.
-        replicas: replicas that served all the while; 0 if they were not the same ones throughout, or the trainer went down.
-        trajectories: trajectories of training that finished generating in it.
-    """
-
-    version: int
-    seconds: float
-    generation_s: float
-    training_s: float
-    replicas: int
-    trajectories: int
-
-
 class GroupEnd(StrEnum):
     """How a group ended.
 

@@ -13,6 +13,7 @@ from tailrace.contracts.recovery import (
     FleetAction,
     FleetView,
     Health,
+    IterationRecord,
     LendReplica,
     MachineView,
     MemberView,
@@ -22,7 +23,7 @@ from tailrace.contracts.recovery import (
 )
 from tailrace.contracts.rounds import WatchesRounds
 from tailrace.contracts.testing.reasons import check_reason
-from tailrace.contracts.views import IterationRecord, Progress, ReplicaView, RoundView
+from tailrace.contracts.views import Progress, ReplicaView, RoundView
 
 _STEPS, _ROUNDS = 60, 100
 _Actions = Sequence[FleetAction]
@@ -86,8 +87,8 @@ class ProvisioningDrive:
         step_s = 30.0 if self.version > 1 else 0.0
         view = FleetView(self.machines, tuple(self.members), progress, self.now_s, 10.0 * (self.version > 0), step_s)
         if isinstance(self.policy, WatchesIterations):
-            last = tuple(self.iterations[-self.policy.iterations :])
-            view = dataclasses.replace(view, iterations=last, lengths=(5, 50, 500))
+            iterations = tuple(self.iterations[-self.policy.iterations :])
+            view = dataclasses.replace(view, iterations=iterations, lengths=(5, 50, 500))
         if not isinstance(self.policy, WatchesRounds):
             return view
         up = [member for member in self.replicas() if member.health is Health.UP and member.id not in self.lent]

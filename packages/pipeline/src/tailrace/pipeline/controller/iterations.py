@@ -30,7 +30,11 @@ class Iterations:
         self.lengths: deque[int] = deque(maxlen=_LENGTHS if self.used else 0)
         self._fleet, self._trainer = fleet, trainer
         self._looked_s = 0.0
-        self._forget()
+        self._began_s: float | None = None
+        self._busy_s: dict[str, float] = {}
+        self._training_s, self._finished = 0.0, 0
+        self._served: tuple[str, ...] = ()
+        self._same = True
 
     def passed(self, now: float) -> None:
         """Note who has worked since the last instant. Call it before the events of this one are taken in."""
@@ -71,12 +75,8 @@ class Iterations:
         self._forget()
 
     def _forget(self) -> None:
-        self._began_s: float | None = None
-        self._busy_s: dict[str, float] = {}
-        self._training_s = 0.0
-        self._finished = 0
-        self._served: tuple[str, ...] = ()
-        self._same = True
+        self._began_s, self._busy_s, self._training_s, self._finished = None, {}, 0.0, 0
+        self._served, self._same = (), True
 
     def _serving(self) -> tuple[str, ...]:
         """Replicas that are up and have pulled a version, so that they share in the work."""

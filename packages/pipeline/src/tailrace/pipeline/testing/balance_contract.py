@@ -37,8 +37,8 @@ from tailrace.pipeline.testing.small_run import (
     policy,
 )
 
-_EASIER, _STEPS, _JOINER = "easier", 24, "r1"
-_SLOW_STEP_S, _SLOW_TRAINING_S, _SLOW_START_S = 0.05, 1.5, 2.0
+_EASIER, _STEPS, _JOINER = "easier", 18, "r1"
+_SLOW_STEP_S, _SLOW_TRAINING_S, _SLOW_START_S = 0.05, 1.2, 1.0
 
 
 class _Engine(SlowEngine):
@@ -110,11 +110,11 @@ class BalanceContract(RealRuns):
 
     def test_a_joiner_that_is_killed_while_it_starts_comes_again(self, tmp_path: Path, model: Path) -> None:
         """By SIGKILL, if members are processes."""
-        run = self.balanced(tmp_path, model, kills=True)
+        self.balanced(tmp_path, model, kills=True)
         assert self.downs(tmp_path) == [(REPLICA, "died"), (REPLICA, "stopped")]
-        assert run.replica_restarts == 1
+        assert [restart.id for restart in commands_of(tmp_path, c.Restart)] == [_JOINER]
 
-    def balanced(self, root: Path, model: Path, *, kills: bool) -> RunView:
+    def balanced(self, root: Path, model: Path, *, kills: bool) -> None:
         """A run with one replica, a second that joins, and one that leaves."""
         easier = root / _EASIER
 
@@ -125,7 +125,7 @@ class BalanceContract(RealRuns):
             roles[TRAINER] = RoleSpec(_Trainer, {**roles[TRAINER].arguments, _EASIER: easier})
             return replace(deployment, roles=roles)
 
-        run = self.run(root, model, spec=_spec(), observer=_Eases(easier, kills=kills), changed=slow)
+        self.run(root, model, spec=_spec(), observer=_Eases(easier, kills=kills), changed=slow)
         assert replica_figures(read_log(root / LOG)).plain() == {"replicas_added": 1, "replicas_removed": 1}
         starts = [start for start in commands_of(root, c.Start) if start.role == REPLICA]
         assert [(start.id, start.reason.why) for start in starts] == [
@@ -135,7 +135,6 @@ class BalanceContract(RealRuns):
         (stop,) = commands_of(root, c.Stop)
         assert stop.reason.why is c.Why.TRAINING_SLOWER
         assert {event.replica for event in events_of(root, c.Finished)} == {"r0", _JOINER}
-        return run
 
 
 def _spec() -> PipelineSpec:
