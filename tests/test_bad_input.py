@@ -398,6 +398,14 @@ KINDS = {
         None,
         ["trainer.colocated", "pipeline.provisioning", "'balanced'", "devices of their own"],
     ),
+    "stages-balanced-with-unlike-replicas": (
+        settings(
+            "pipeline.provisioning=balanced",
+            'rollout.pools=[{name = "a", count = 1}, {name = "b", count = 1}]',
+        ),
+        None,
+        ["rollout.pools", "found 2 pools", "'balanced'", "expected one pool"],
+    ),
     # the sizes of replicas; the model has two heads
     "replicas-that-lend-beyond-heads": (
         settings('pipeline.provisioning={name = "adaptive-tp-scale-down", short = 4}'),

@@ -32,7 +32,7 @@ from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plain_state import plain_state
-from tailrace.pipeline.controller.plugin_faults import blame
+from tailrace.pipeline.controller.plugin_faults import blame, policies_of
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.provisioning import Provisioning
 from tailrace.pipeline.controller.refill import Refill
@@ -44,7 +44,7 @@ from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.controller.weights import Weights
 from tailrace.pipeline.errors import ControllerError
-from tailrace.pipeline.spec import AXES, PipelineSpec
+from tailrace.pipeline.spec import PipelineSpec
 
 _TRAIN: Final = c.Purpose.TRAIN
 _EVAL: Final = c.Purpose.EVAL
@@ -158,7 +158,7 @@ class Controller:
                 self.scoring.send()
                 self._decide(set(map(type, events)), now)
         except Exception as error:
-            line = blame(error, self._policies())
+            line = blame(error, policies_of(self.spec, self.gate, self.source))
             if line is None:
                 raise
             self._fail(line)
@@ -394,9 +394,3 @@ class Controller:
     def _fail(self, reason: str) -> None:
         self.failure = reason
         self.outbox.send(c.Fail, reason=reason)
-
-    def _policies(self) -> dict[str, object]:
-        """Policies and the objects that they opened, by axis; an object with several names keeps the first."""
-        found = {axis: getattr(self.spec, axis) for axis in (*AXES, "sampler", "eviction")}
-        found = {axis: policy for axis, policy in found.items() if policy is not None}
-        return {**found, "admission gate": self.gate, "batching source": self.source}

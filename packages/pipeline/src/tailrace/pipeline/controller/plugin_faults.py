@@ -6,7 +6,9 @@ import traceback
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
+from tailrace.contracts import AdmissionGate, BatchingSource
 from tailrace.pipeline.errors import PluginAnswerError
+from tailrace.pipeline.spec import AXES, PipelineSpec
 
 _Answer = TypeVar("_Answer")
 
@@ -72,6 +74,13 @@ def blame(error: Exception, policies: Mapping[str, object]) -> str | None:
                 raised = f"{frame.f_code.co_name} raised {type(error).__name__}: {error}"
                 return _line(f"{axis} policy {name_of(policy)}: {raised}")
     return None
+
+
+def policies_of(spec: PipelineSpec, gate: AdmissionGate, source: BatchingSource) -> dict[str, object]:
+    """Policies and the objects that they opened, by axis; an object with several names keeps the first."""
+    found = {axis: getattr(spec, axis) for axis in (*AXES, "sampler", "eviction")}
+    found = {axis: policy for axis, policy in found.items() if policy is not None}
+    return {**found, "admission gate": gate, "batching source": source}
 
 
 def _line(text: str) -> str:

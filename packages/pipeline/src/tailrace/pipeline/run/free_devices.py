@@ -5,6 +5,7 @@ from __future__ import annotations
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.pools import replica_gpus
 from tailrace.repack import Balanced
 
 
@@ -18,14 +19,15 @@ def check_free_devices(config: RunConfig, gpus: float) -> None:
         ConfigError: there are too few.
     """
     policy, executor = build_spec(config).provisioning, config.executor
-    if not isinstance(policy, Balanced) or not executor.replica_gpus:
+    each = replica_gpus(config) / config.rollout.replicas
+    if not isinstance(policy, Balanced) or not each:
         return
     others = config.trainer.processes * executor.trainer_gpus + executor.scorer_gpus
-    needed = policy.most * executor.replica_gpus + others
+    needed = policy.most * each + others
     if needed > gpus:
-        fit = int((gpus - others) // executor.replica_gpus)
+        fit = int((gpus - others) // each)
         raise ConfigError(
-            f"key 'pipeline.provisioning': found {policy.most} replicas of {executor.replica_gpus:g} GPUs at most and "
+            f"key 'pipeline.provisioning': found {policy.most} replicas of {each:g} GPUs at most and "
             f"{others:g} for the other roles on a cluster with {gpus:g} GPUs, expected devices for at most {max(0, fit)} "
             "replicas"
         )

@@ -35,6 +35,12 @@ def check_shared(config: RunConfig, spec: PipelineSpec) -> None:
             f"keys 'trainer.colocated' and 'pipeline.provisioning': found true and {config.pipeline.provisioning.name!r}, "
             "which compares the times of stages that have devices of their own; expected false, or 'static'"
         )
+    if isinstance(spec.provisioning, WatchesIterations) and len(spec.pools) > 1:
+        raise ConfigError(
+            f"keys 'rollout.pools' and 'pipeline.provisioning': found {len(spec.pools)} pools and "
+            f"{config.pipeline.provisioning.name!r}, which predicts what one replica more or fewer changes where all are "
+            "alike; expected one pool, or none"
+        )
     if shared and spec.admission.gate(spec.batch_groups).bound != 0:
         raise ConfigError(
             f"key 'trainer.colocated': found true and admission {config.pipeline.admission.name!r}, expected 'on-policy': "
