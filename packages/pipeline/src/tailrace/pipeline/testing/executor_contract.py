@@ -208,11 +208,10 @@ class ExecutorContract(RealRuns):
 
     def test_what_was_predicted_outlives_the_driver(self, tmp_path: Path, model: Path) -> None:
         """The log has it, and every group that was trained on counts once; the ranker goes on with what it had saved."""
-        spec, deployment = _with_a_ranker(4 * STEPS), make_deployment(tmp_path, model)
+        spec, deployment = _with_a_ranker(3 * STEPS), make_deployment(tmp_path, model)
         self.dies(spec, deployment, tmp_path, Watching(c.Predicted, None))
-        self.dies(spec, deployment, tmp_path, Watching(c.Stepped, 3 * STEPS))
         run = self.goes_on(spec, deployment, tmp_path).view
-        assert sorted(outcome.prompt for outcome in run.prediction_outcomes) == list(range(4 * STEPS * GROUPS))
+        assert sorted(outcome.prompt for outcome in run.prediction_outcomes) == list(range(3 * STEPS * GROUPS))
         assert run.prediction_outcomes[-1].predicted is not None
         learned = [event.phase for event in events_of(tmp_path, c.Activity) if event.role == RANKER]
         assert learned.count("trained") == 1
