@@ -145,7 +145,7 @@ def plan_command(
 
 @app.command("reproduce")
 def reproduce_command(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="laminar, staleflow or rollpacker.")],
+    paper: Annotated[str, typer.Argument(metavar="PAPER", help="laminar, staleflow, rollpacker or streamrl.")],
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="ID", help="One target, such as LAM-BCAST. Repeatable.")
     ] = None,
