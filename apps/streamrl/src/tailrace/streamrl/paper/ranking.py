@@ -5,43 +5,53 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping
 
+from tailrace.fleetsim.noisy_oracle import TABLE_4, expected_recalls, noise_of
 from tailrace.fleetsim.reproduce import Found, Measure, Point
 from tailrace.streamrl.paper.points import MODELS, colocated
 
-RECALL = 0.87
-"""Of the longest 20 %, with a ranker of 7B (Table 4)."""
+SHARES = {0.2: "recall20", 0.1: "recall10", 0.05: "recall5"}
+ALL = dict.fromkeys(SHARES, 1.0)
+"""Of an oracle."""
 
 MOST = 0.7
 """Of an oracle's gain, what counts as most of it."""
 
 
 def measures(*, quick: bool) -> dict[str, Measure]:
-    """The measure of the ranker's worth."""
+    """The measures of the ranker's recall, and of its worth."""
     random = {model: colocated(model, "20K", quick=quick) for model in MODELS}
-    oracle = {model: colocated(model, "20K", quick=quick, routing="skew-aware") for model in MODELS}
-    ranked = {model: with_recall(at, RECALL) for model, at in oracle.items()}
+    ranked = {model: colocated(model, "20K", quick=quick, routing="skew-aware") for model in MODELS}
+    oracle = {model: with_recalls(at, ALL) for model, at in ranked.items()}
     every = [*random.values(), *oracle.values(), *ranked.values()]
     return {
+        "SR-RANK": Measure((), lambda _: [recall for ranker in TABLE_4.values() for recall in _recalls(ranker)]),
         "SR-RANK-near": Measure(
             every, lambda lab: [all(share >= MOST for share in kept(lab, random, ranked, oracle).values())]
-        )
+        ),
     }
 
 
-def with_recall(at: Point, recall: float) -> Point:
-    """A point whose ranker finds this share of the longest 20 %."""
-    return at.over(fleet__ranker__recall=recall)
+def with_recalls(at: Point, recalls: Mapping[float, float]) -> Point:
+    """A point whose ranker finds these parts of the longest, by share of the tail."""
+    return at.over(**{f"fleet__ranker__{SHARES[share]}": recall for share, recall in recalls.items()})
 
 
 def kept(
     found: Found, random: Mapping[str, Point], ranked: Mapping[str, Point], oracle: Mapping[str, Point]
 ) -> dict[str, float]:
     """The share of the oracle's gain in generation time over random dispatch that is left, by model."""
-    seconds = [{model: rollout_s(found, at) for model, at in points.items()} for points in (random, ranked, oracle)]
-    blind, some, all_ = seconds
-    return {model: (blind[model] - some[model]) / (blind[model] - all_[model]) for model in random}
+    return {
+        model: (rollout_s(found, random[model]) - rollout_s(found, ranked[model]))
+        / (rollout_s(found, random[model]) - rollout_s(found, oracle[model]))
+        for model in random
+    }
 
 
 def rollout_s(found: Found, at: Point) -> float:
     """Mean seconds of generation of a batch."""
     return statistics.fmean(one.rollout_s for one in found[at].steps)
+
+
+def _recalls(ranker: Mapping[float, float]) -> list[float]:
+    expected = expected_recalls(noise_of(ranker), tuple(ranker))
+    return [expected[share] for share in SHARES]
