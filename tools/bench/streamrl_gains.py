@@ -10,6 +10,7 @@ that generation and training of a batch take in turn on all devices; it is moved
     sync       StreamRL-Sync
     one-step   a batch ahead, with a barrier and whole batches (the paper's strawman)
     async      StreamRL-Async
+    free       without any barrier, on the devices of StreamRL-Async
 
 The second table is the share of an oracle's gain in generation time over dispatch at random that is left at a recall of the
 longest 20 %: the paper's three rankers, chance, and others.
@@ -26,7 +27,7 @@ from typing import Any
 from tailrace.fleetsim.noisy_oracle import TABLE_4, expected_recalls, noise_of
 from tailrace.fleetsim.reproduce import Point
 from tailrace.fleetsim.reproduce.lab import Lab
-from tailrace.streamrl.paper.points import MODELS, PARAMETERS, asynchronous, colocated, synchronous, times
+from tailrace.streamrl.paper.points import GROUPS, MODELS, PARAMETERS, asynchronous, colocated, free, synchronous, times
 from tailrace.streamrl.paper.ranking import ALL, kept, with_recalls
 
 MFUS = (0.05, 0.1, 0.2, 0.4, 0.8)
@@ -44,13 +45,15 @@ def main() -> None:
     options = parser.parse_args()
     lab = Lab(processes=options.jobs)
     gains, recalls = by_ratio(lab, quick=options.quick), by_recall(lab, quick=options.quick)
-    print(f"{'':5} {'generation':>10} {'skew':>6} {'sync':>6} {'one-step':>8} {'async':>6}")
+    print(f"{'':5} {'generation':>10} {'skew':>6} {'sync':>6} {'one-step':>8} {'async':>6} {'free':>6}")
     for row in gains:
-        figures = " ".join(f"{row[name]:{width}.2f}" for name, width in zip(SYSTEMS, (6, 6, 8, 6), strict=True))
+        figures = " ".join(f"{row[name]:{width}.2f}" for name, width in zip(SYSTEMS, (6, 6, 8, 6, 6), strict=True))
         print(f"{row['model']:5} {row['generation_over_training']:10.2f} {figures}")
     print(f"\n{'ranker':14} {'recall':>6} " + " ".join(f"{model:>6}" for model in MODELS))
     for row in recalls:
-        print(f"{row['ranker']:14} {row['recall20']:6.2f} " + " ".join(f"{row['kept'][model]:6.2f}" for model in MODELS))
+        print(
+            f"{row['ranker']:14} {row['recall20']:6.2f} " + " ".join(f"{row['kept'][model]:6.2f}" for model in MODELS)
+        )
     if options.json is not None:
         options.json.write_text(json.dumps({"gains": gains, "recalls": recalls}, indent=1) + "\n")
 
@@ -61,7 +64,14 @@ def _skewed(model: str, *, quick: bool) -> Point:
 
 def _one_step(model: str, *, quick: bool) -> Point:
     ahead = asynchronous(model, LENGTH, quick=quick)
-    return ahead.over(pipeline__sync="barrier", pipeline__training="full-batch", pipeline__routing="round-robin")
+    known = dict(ahead.settings)
+    generate, size = known["fleet.rollout.gpus"], known["fleet.rollout.tensor_parallel"]
+    assert isinstance(generate, int)
+    assert isinstance(size, int)
+    even = -(-GROUPS * size // generate)
+    return ahead.over(
+        pipeline__training="full-batch", pipeline__routing="round-robin", pipeline__prompts_per_replica=even
+    )
 
 
 SYSTEMS: dict[str, Callable[..., Point]] = {
@@ -69,6 +79,7 @@ SYSTEMS: dict[str, Callable[..., Point]] = {
     "sync": lambda model, *, quick: synchronous(model, LENGTH, quick=quick),
     "one-step": _one_step,
     "async": lambda model, *, quick: asynchronous(model, LENGTH, quick=quick),
+    "free": lambda model, *, quick: free(model, LENGTH, quick=quick),
 }
 
 

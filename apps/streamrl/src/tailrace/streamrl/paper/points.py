@@ -12,7 +12,8 @@ PACKAGE = "tailrace.streamrl.paper"
 PARAMETERS = Parameters(PACKAGE)
 value = PARAMETERS.value
 
-COLOCATED, SYNC, ASYNC, ACROSS = "streamrl-colocated", "streamrl-sync", "streamrl", "streamrl-across"
+COLOCATED, SYNC, ASYNC = "streamrl-colocated", "streamrl-sync", "streamrl-async"
+FREE, ACROSS = "streamrl", "streamrl-across"
 LONGEST = 20_000
 LENGTHS = {"5K": 0.25, "10K": 0.5, "20K": 1.0}
 """Lengths are scaled down by two and four (section 7, settings)."""
@@ -21,8 +22,11 @@ FAR = 32
 """H20 of the cloud (section 7, testbed)."""
 
 GROUPS = 512
-STEPS, WARM_UP = (24, 8), (4, 2)
-"""Steps of a whole run, of which 20 are measured as in the paper, and of a quick one; those of their warm-ups."""
+STEPS, WARM_UP = (32, 16), (12, 8)
+"""Steps of a whole run, of which 20 are measured as in the paper, and of a quick one; those of their warm-ups.
+
+Before its first update an asynchronous run generates two batches, and the trainer takes many steps to work that off.
+"""
 
 TOKENS_AT_ONCE = 2_048
 """Tokens for each of the trainer's devices that saturate it."""
@@ -74,6 +78,13 @@ def asynchronous(model: str, length: str, *, quick: bool) -> Point:
     """StreamRL-Async, with the devices of each stage that Algorithm 1 finds."""
     asked = _at(ASYNC, model, length, quick=quick)
     return shared(asked, times(asked).share(MODELS[model].gpus, unit=MODELS[model].unit))
+
+
+def free(model: str, length: str, *, quick: bool) -> Point:
+    """Without any barrier, on the devices of `asynchronous`; a replica has at most twice an even share of a batch."""
+    found = times(_at(ASYNC, model, length, quick=quick)).share(MODELS[model].gpus, unit=MODELS[model].unit)
+    at = shared(_at(FREE, model, length, quick=quick), found)
+    return at.over(pipeline__prompts_per_replica=-(-2 * GROUPS * found.tensor_parallel // found.generate))
 
 
 def evenly_split(model: str, length: str, *, quick: bool) -> Point:
