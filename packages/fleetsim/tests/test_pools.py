@@ -135,6 +135,14 @@ def test_pools_have_the_names_of_their_devices_and_their_own_batches():
     assert not build_fleet(config(rollout={"gpus": 4}, sites={})).spec.pools
 
 
+def test_each_pool_has_the_cost_model_of_its_own_devices():
+    fleet = build_fleet(config())
+    models = [pool.cost_model for pool in fleet.config.rollout.pools]
+    for model, pool in zip(models, fleet.pools, strict=True):
+        assert model.k1 == pytest.approx(pool.decode.per_token_s, rel=0.05)
+    assert fleet.config.rollout.cost_model == models[0] != models[1]
+
+
 def test_replicas_of_several_pools_are_not_resized():
     content = {
         **CONTENT,

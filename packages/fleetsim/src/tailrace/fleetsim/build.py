@@ -10,7 +10,7 @@ from typing import Any
 
 from tailrace.contracts import WatchesIterations
 from tailrace.fleetsim.config import FleetConfig, Goal, fleet_config
-from tailrace.fleetsim.cost import TrainingCost
+from tailrace.fleetsim.cost import DecodeCost, TrainingCost
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.layout import Layout, layout
@@ -101,7 +101,7 @@ def _completed(
 ) -> RunConfig:
     """Settings that follow from the fleet: the number of replicas, and the cost model that `tailrace fit-cost` would find.
 
-    Policies have one cost model: of unequal replicas, that of the first pool.
+    Of unequal replicas, each pool has its own cost model, and policies that know one only have that of the first.
     """
     first, sizes = split.pools[0], costs[0]
     decode = sizes[first.tp][0]
@@ -116,8 +116,9 @@ def _completed(
                 device=pool.device.name,
                 tp=pool.tp,
                 prompts_per_replica=pool.table.prompts_per_replica,
+                cost_model=_cost_model(found[pool.tp][0]) if table.fit_cost else None,
             )
-            for pool in split.pools
+            for pool, found in zip(split.pools, costs, strict=True)
         )
     if first.tp > 1:
         rollout["options"] = {**config.rollout.options, "tensor_parallel_size": first.tp}
@@ -136,20 +137,23 @@ def _completed(
             known |= {"short": best, "long": best}
         pipeline["provisioning"] = Choice(name=provisioning.name, **{**known, **provisioning.options})
     if table.fit_cost:
-        fitted = decode.coefficients()
-        cost = CostModelConfig(k1=fitted.k1, k2=fitted.k2, k3=fitted.k3, k4=fitted.k4)
         relocation = config.pipeline.relocation
         takes = inspect.signature(load_policy("relocation", relocation.name)).parameters
         if "roofline_batch" in takes and "roofline_batch" not in relocation.options:
             options = {**relocation.options, "roofline_batch": max(1, decode.roofline_batch)}
             pipeline["relocation"] = Choice(name=relocation.name, **options)
-        rollout["cost_model"] = cost
+        rollout["cost_model"] = _cost_model(decode)
     return config.model_copy(
         update={
             "rollout": config.rollout.model_copy(update=rollout),
             "pipeline": config.pipeline.model_copy(update=pipeline),
         }
     )
+
+
+def _cost_model(decode: DecodeCost) -> CostModelConfig:
+    fitted = decode.coefficients()
+    return CostModelConfig(k1=fitted.k1, k2=fitted.k2, k3=fitted.k3, k4=fitted.k4)
 
 
 def _slow_replicas(table: FleetConfig, replicas: int, seed: int) -> dict[str, float]:
