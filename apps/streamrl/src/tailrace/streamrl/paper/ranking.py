@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
+from typing import Any
 
 from tailrace.fleetsim.noisy_oracle import TABLE_4, expected_recalls, noise_of
 from tailrace.fleetsim.reproduce import Found, Measure, Point
@@ -33,7 +34,8 @@ def measures(*, quick: bool) -> dict[str, Measure]:
 
 def with_recalls(at: Point, recalls: Mapping[float, float]) -> Point:
     """A point whose ranker finds these parts of the longest, by share of the tail."""
-    return at.over(**{f"fleet__ranker__{SHARES[share]}": recall for share, recall in recalls.items()})
+    settings: dict[str, Any] = {f"fleet__ranker__{SHARES[share]}": recall for share, recall in recalls.items()}
+    return at.over(**settings)
 
 
 def kept(
