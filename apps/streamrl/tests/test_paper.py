@@ -12,7 +12,7 @@ from tailrace.fleetsim.reproduce.lab import Lab
 from tailrace.fleetsim.reproduce.points import systems, table
 from tailrace.fleetsim.reproduce.targets import TargetClass
 from tailrace.fleetsim.testing import check_paper
-from tailrace.streamrl.paper import PAPER
+from tailrace.streamrl.paper import PAPER, adjustment
 from tailrace.streamrl.paper.points import (
     MODELS,
     PACKAGE,
@@ -94,6 +94,15 @@ def test_each_trains_on_the_same_batches_at_the_staleness_of_its_kind() -> None:
     assert len({one.trajectories for one in found.values()}) == 1
     assert all(one.lost_trajectories == 0 for one in found.values())
     assert found["async"].step_s < found["sync"].step_s
+
+
+def test_lengths_that_grow_were_cut_at_half_of_what_they_grow_to() -> None:
+    growing = adjustment.growing(quick=True)
+    workload = build_fleet(growing.config()).workload
+    for version, longest in ((0, 10_000), (adjustment.ITERATIONS, 20_000)):
+        lengths = [sample.turns[0][0] for group in range(400) for sample in workload.group(group, 2, version)]
+        assert max(lengths) == longest
+        assert lengths.count(longest) < 0.05 * len(lengths)
 
 
 def test_targets_without_simulations() -> None:
