@@ -11,6 +11,9 @@ A side generates the same prompts, with as many engines of the same options, eac
 The model is a Qwen3 of random weights. Some tokens end a response, so lengths differ (`--max-tokens` at most). The sides
 take turns, in another order each time; a ratio is that of one turn. `front_cpu` is the CPU time of the process that hosts the
 service, as a share of one core while it generates.
+
+Wall clock compares them on a quiet machine alone: where others compute too, a side of more processes gets more of the cores.
+`cpu_ratio` holds there, too: it is the CPU time for each token of the bare engines over the side's, with all its processes.
 """
 
 from __future__ import annotations
@@ -116,12 +119,28 @@ class Processes:
             process.join(30)
 
 
+def children_s() -> float:
+    """CPU time of the processes that this one has started and that live."""
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            ticks += sum(map(int, Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 async def timed(generate: Awaitable[int]) -> dict[str, float]:
-    """Tokens per second, and the CPU time of this process as a share of a core."""
-    wall, cpu = time.perf_counter(), time.process_time()
+    """Tokens per second, and CPU time."""
+    wall, own, others = time.perf_counter(), time.process_time(), children_s()
     tokens = await generate
-    wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-    return {"tokens": tokens, "seconds": wall_s, "tokens_per_s": tokens / wall_s, "front_cpu": cpu_s / wall_s}
+    wall_s, own_s, cpu_s = time.perf_counter() - wall, time.process_time() - own, children_s() - others
+    return {
+        "tokens": tokens,
+        "seconds": wall_s,
+        "tokens_per_s": tokens / wall_s,
+        "front_cpu": own_s / wall_s,
+        "front_us_per_token": 1e6 * own_s / tokens,
+        "us_per_token": 1e6 * (own_s + cpu_s) / tokens,
+    }
 
 
 async def answers(pipes: list[Connection], works: list[Work]) -> int:
@@ -183,11 +202,25 @@ async def measure(engine: str, model: Path, options: argparse.Namespace) -> dict
 
 
 def figures(turns: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"bare_tokens_per_s": statistics.median(turn["bare"]["tokens_per_s"] for turn in turns)}
+    def median(side: str, figure: str) -> float:
+        return statistics.median(turn[side][figure] for turn in turns)
+
+    found: dict[str, Any] = {
+        "bare_tokens_per_s": median("bare", "tokens_per_s"),
+        "bare_us_per_token": median("bare", "us_per_token"),
+    }
     for name, aim in AIMS.items():
         ratios = [turn[name]["tokens_per_s"] / turn["bare"]["tokens_per_s"] for turn in turns]
-        front = statistics.median(turn[name]["front_cpu"] for turn in turns)
-        found[name] = {"ratio": statistics.median(ratios), "ratios": sorted(ratios), "aim": aim, "front_cpu": front}
+        cpu_ratios = [turn["bare"]["us_per_token"] / turn[name]["us_per_token"] for turn in turns]
+        found[name] = {
+            "ratio": statistics.median(ratios),
+            "ratios": sorted(ratios),
+            "cpu_ratio": statistics.median(cpu_ratios),
+            "cpu_ratios": sorted(cpu_ratios),
+            "aim": aim,
+            "front_cpu": median(name, "front_cpu"),
+            "front_us_per_token": median(name, "front_us_per_token"),
+        }
     return found
 
 
@@ -215,10 +248,12 @@ def main() -> None:
             found.append(asyncio.run(measure(engine, model, options)))
             for name in AIMS:
                 one = found[-1][name]
+                spread, cpu = one["ratios"], one["cpu_ratios"]
                 print(
-                    f"{engine} {name}: {one['ratio']:.3f} ({one['ratios'][0]:.3f} to {one['ratios'][-1]:.3f}) of the bare "
-                    f"engines' {found[-1]['bare_tokens_per_s']:,.0f} tokens per second, aim {one['aim']}; the service's own "
-                    f"process takes {one['front_cpu']:.1%} of a core"
+                    f"{engine} {name}: {one['ratio']:.3f} ({spread[0]:.3f} to {spread[-1]:.3f}) of the bare engines' "
+                    f"{found[-1]['bare_tokens_per_s']:,.0f} tokens per second, aim {one['aim']}; in CPU time "
+                    f"{one['cpu_ratio']:.3f} ({cpu[0]:.3f} to {cpu[-1]:.3f}); the service's own process takes "
+                    f"{one['front_cpu']:.1%} of a core, {one['front_us_per_token']:.0f} us a token"
                 )
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=2))
