@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from length_ranking.figures import SHARES, interval
+from length_ranking.figures import BY_QUANTILES, SHARES, interval
 
 PAPER = {
     "Qwen2.5-7B": {"recall20": 0.87, "recall10": 0.82, "recall5": 0.76},
@@ -41,22 +41,25 @@ def over_seeds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def table(title: str, found: Mapping[str, Any]) -> str:
     """Markdown: a row for each method, and the ceiling."""
+    rest = "10 % | 5 % | over the ceiling"
     lines = [
         f"{title}: {' / '.join(map(str, found['prompts']))} prompts, {found['seeds']} seeds",
         "",
-        "| method | recall 20 % | 10 % | 5 % | over the ceiling, 20 % | by p90, 20 % | tau-b | within p90 | trained |",
-        "|---" * 9 + "|",
+        f"| method | recall 20 % | {rest} | by p50 + p90, 20 % | {rest} | tau-b | within p90 | trained |",
+        "|---" * 12 + "|",
     ]
     for name, one in found["methods"].items():
-        cells = [shown(one[share]) for share in SHARES]
-        cells += [
-            shown(one["recall20_over_ceiling"]),
-            f"{one['recall20_by_p90']:.2f}",
-            f"{one['tau_b']:.2f}",
-            f"{one['coverage90']:.2f}",
-        ]
+        cells = []
+        for by in ("", BY_QUANTILES):
+            cells += [
+                shown(one[f"recall20{by}"]),
+                *(f"{one[f'{share}{by}']['mean']:.2f}" for share in tuple(SHARES)[1:]),
+            ]
+            cells.append(f"{one[f'recall20{by}_over_ceiling']['mean']:.2f}")
+        cells += [f"{one['tau_b']:.2f}", f"{one['coverage90']:.2f}"]
         lines.append(f"| `{name}` | {' | '.join(cells)} | {one['train_s']:.0f} s |")
-    lines.append(f"| ceiling | {' | '.join(shown(found['ceiling'][share]) for share in SHARES)} | 1 | | | | |")
+    of = [f"{found['ceiling'][share]['mean']:.2f}" for share in SHARES]
+    lines.append(f"| ceiling | {' | '.join([*of, '1'] * 2)} | | | |")
     ahead = found["auto_ahead_of_it"]
     low, high = ahead["interval"]
     lines += ["", f"auto is ahead of {found['best_baseline']} by {ahead['mean']:+.3f} ({low:+.3f} to {high:+.3f})"]
@@ -88,9 +91,9 @@ def shown(spread: Mapping[str, Any]) -> str:
 
 
 def _method(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    names = [name for share in SHARES for name in (share, f"{share}_over_ceiling")]
-    keys = ("tau_b", "coverage90", "train_s", *(f"{share}_by_p90" for share in SHARES))
-    plain = {key: float(np.mean([one[key] for one in found])) for key in keys}
+    found_by = [f"{share}{by}" for share in SHARES for by in ("", BY_QUANTILES)]
+    names = [name for each in found_by for name in (each, f"{each}_over_ceiling")]
+    plain = {key: float(np.mean([one[key] for one in found])) for key in ("tau_b", "coverage90", "train_s")}
     return {**{name: _spread([one[name] for one in found]) for name in names}, **plain}
 
 
