@@ -11,6 +11,8 @@ what each method predicted for them. The base is `oracle order`: longest first b
     NAME split     the tail on replicas of its own (`plan_dispatch`); a replica without work takes the longest that waits
     shuffled       the predictions of `auto`, dealt to other prompts
 
+What NAME predicts is its p50, as in a run; `NAME p50+p90` is the mean of both quantiles.
+
 `guarded` takes `least-loaded` instead wherever the predictions found no more of the longest fifth than chance, on 64 other
 prompts, by the rule of a run's controller. Shapes: a batch that queues has at least four times as many trajectories as there
 are places; one that fits has places for all on each replica. `two-cores` is this repository's measured profile (or `--profile`,
@@ -70,7 +72,7 @@ LARGE = (Shape("queues", 8, 16, 1024), Shape("fits", 16, 1024, 1024))
 
 def known(recorded: Recorded) -> list[str]:
     """Whose predictions there are."""
-    return [ORACLE, *recorded.p50, SHUFFLED]
+    return [ORACLE, *recorded.tokens, SHUFFLED]
 
 
 def replicas_of(costs: Costs, shape: Shape, recorded: Recorded, prompts: Mapping[int, int]) -> Replicas:

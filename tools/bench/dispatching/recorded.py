@@ -19,6 +19,8 @@ from tailrace.ranker.methods import method_names
 
 RECENT = 64
 """Prompts by which it is judged whether predictions say anything."""
+BOTH = ("lexical", "hidden", "encoder", "sft")
+"""Methods that are tried with the mean of p50 and p90, too; a run's routing sorts by p50."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +47,14 @@ class Recorded:
     Args:
         texts: of the prompts, by index.
         lengths: of the samples that count, by index.
-        p50: predicted tokens by method and index.
+        tokens: predicted for each, by method and index: p50 unless the name says more.
         recent: lengths of prompts that were not held out.
         chosen: the method that `auto` took.
     """
 
     texts: Mapping[int, str]
     lengths: Mapping[int, Sequence[int]]
-    p50: Mapping[str, Mapping[int, float]]
+    tokens: Mapping[str, Mapping[int, float]]
     recent: Sequence[int]
     chosen: str
 
@@ -71,9 +73,9 @@ class Recorded:
         return Batch(prompts, lengths, {**known, ORACLE: lengths}, blind)
 
     def _predictors(self, drawn: random.Random) -> dict[str, Mapping[int, float]]:
-        mixed = list(self.p50[AUTO].values())
+        mixed = list(self.tokens[AUTO].values())
         drawn.shuffle(mixed)
-        return {**self.p50, SHUFFLED: dict(zip(self.p50[AUTO], mixed, strict=True))}
+        return {**self.tokens, SHUFFLED: dict(zip(self.tokens[AUTO], mixed, strict=True))}
 
     def _blind(self, p50: Mapping[int, float], prompts: Sequence[int]) -> bool:
         """Whether a run's controller would do without these predictions."""
@@ -103,10 +105,15 @@ def read(directory: Path, seed: int) -> Recorded:
     held = sorted(trials.held_out("prompts", seed, problems))
     half = len(rows[0]["lengths"]) // 2
     chosen = trials.chosen(found)
+    ways = {name: one.ways[0] for name, one in {**found, AUTO: found[chosen]}.items()}
+    predicted = {name: way.p50 for name, way in ways.items()}
+    for name in (name for name in BOTH if name in ways):
+        way = ways[name]
+        predicted[f"{name} p50+p90"] = {index: (p50 + way.p90[index]) / 2 for index, p50 in way.p50.items()}
     return Recorded(
         {index: problems[index].prompt for index in held},
         {index: examples[index].lengths[half:] for index in held},
-        {name: one.ways[0].p50 for name, one in {**found, AUTO: found[chosen]}.items()},
+        predicted,
         [length for index, one in examples.items() if index not in set(held) for length in one.lengths],
         chosen,
     )
