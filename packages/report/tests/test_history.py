@@ -7,6 +7,7 @@ import pytest
 from tailrace import contracts as c
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.simulation import FuzzSimulation
+from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.figures import prompts
 from tailrace.report.fold.folds import Folds
@@ -148,3 +149,10 @@ def test_a_line_of_prompts_that_does_not_add_up_says_so():
     assert str(prompts.PromptFates(10, 4, {"surplus-group": 1, "expired": 2}, {}, open=3)) == (
         "10 admitted = 4 trained on + 3 filtered (2 too old, 1 surplus) + 0 failed + 3 still open; 0 lost"
     )
+
+
+@pytest.mark.parametrize("batchwise", [False, True])
+def test_a_batch_that_is_launched_later_counts_among_those_that_may_be_open(batchwise):
+    admission = {"name": "one-step", "batchwise": batchwise}
+    history = History(build_spec(configured({"admission": admission, "sync": "barrier", "buffer_prompts": None})))
+    assert history.open_limit == history.room == 2 * 4

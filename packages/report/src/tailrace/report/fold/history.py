@@ -37,14 +37,14 @@ class History:
     def __init__(self, spec: PipelineSpec, *, first: int = 0) -> None:
         gate, batch = spec.admission.gate(spec.batch_groups), spec.batch_groups
         launch = spec.batching.open().next(c.Progress(0, -1, 0, 0, 0, 0, 0, batch, spec.steps))
-        self.spec, self.first, self.bound, self.room = spec, first, gate.bound, gate.room
-        self.mixes_versions = spec.sync.mixes_versions
-        self.open_limit = min(
-            (limit for limit in (gate.room, spec.buffer_groups) if limit is not None), default=4 * batch
-        )
+        batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise  # its room grows as a batch starts
+        self.spec, self.first, self.bound = spec, first, gate.bound
+        self.room = (1 + (gate.bound or 0)) * batch if batchwise else gate.room
+        limits = [limit for limit in (self.room, spec.buffer_groups) if limit is not None]
+        self.open_limit = min(limits, default=4 * batch)
         self.needed = 1 if launch is None else launch.needed
         self._again = AGAIN if launch is None or launch.round is None else AGAIN | AGAIN_IN_ROUNDS
-        self.now = 0.0
+        self.mixes_versions, self.now = spec.sync.mixes_versions, 0.0
         self.members: dict[tuple[str, str], PastMember] = {}
         self.trajectories: dict[str, Trajectory] = {}
         self.pending: dict[str, Trajectory] = {}
