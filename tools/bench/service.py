@@ -195,7 +195,7 @@ async def measure(engine: str, model: Path, options: argparse.Namespace) -> dict
         turns.append(found)
         say = ", ".join(f"{name} {one['tokens_per_s']:,.0f}" for name, one in found.items())
         print(f"{engine}, turn {turn}: tokens per second {say}", flush=True)
-    processes.close()
+    await asyncio.to_thread(processes.close)
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
     return {"engine": engine, "options": engine_options, **figures(turns[1:]), "turns": turns}
