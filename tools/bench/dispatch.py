@@ -153,7 +153,8 @@ def real(
             collect(times, {arm: one.makespan_s for arm, one in done.items()}, batch)
             collect(steps, {arm: float(one.steps) for arm, one in done.items()}, batch)
             print(f"real {shape.name}: turn {turn + 1} of {options.repeats}", file=sys.stderr, flush=True)
-    return {arm: {"seconds": described(times[arm]), "steps": described(steps[arm])} for arm in times}
+    order = [each for arm in tried for each in (arm, f"{arm} {GUARDED}") if each in times]
+    return {arm: {"seconds": described(times[arm]), "steps": described(steps[arm])} for arm in order}
 
 
 def table(title: str, columns: Mapping[str, Mapping[str, Any]]) -> str:
