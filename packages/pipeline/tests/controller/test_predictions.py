@@ -338,7 +338,7 @@ def test_one_that_says_something_in_between_is_restarted_again_and_again():
     for _ in range(10):
         run.down("ranker", leave=(c.Route,))
         run.go(c.Predicted(0, 12.0), leave=(c.Route,))
-    assert run.controller.members.get("ranker").restarts == 10
+    assert run.view.restarts("ranker") == 10
 
 
 def test_what_a_ranker_has_no_length_for_is_regular_and_not_asked_for_again():

@@ -142,7 +142,8 @@ class Failures:
 
     def _restart(self, member: MemberState, reason: c.Reason, *, avoid: tuple[str, ...] = ()) -> None:
         self._members.starts_anew(member)
-        member.restarts += 1
+        restarts = self._members.restarts
+        restarts[member.role] = restarts.get(member.role, 0) + 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
         place = member.place()

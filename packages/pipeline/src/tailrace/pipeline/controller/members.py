@@ -35,7 +35,6 @@ class MemberState:
     still_s: float = 0.0
     slowest_s: float = 0.0
     failures: list[float] = field(default_factory=list)
-    restarts: int = 0
     avoids: tuple[str, ...] = ()
     tp: int = 1
     own_tp: int | None = None
@@ -73,12 +72,14 @@ class MemberState:
 class Members:
     """All members that were started and are not gone for good, in the order in which they were first started.
 
-    `failed` lists the time, role and machine of all failures in the run that still count.
+    `failed` lists the time, role and machine of all failures in the run that still count. `restarts` counts restarts by role,
+    those of members that are gone for good too.
     """
 
     states: dict[tuple[str, str], MemberState] = field(default_factory=dict)
     machines: dict[str, MachineView] = field(default_factory=dict)
     failed: list[tuple[float, str, str]] = field(default_factory=list)
+    restarts: dict[str, int] = field(default_factory=dict)
 
     def add(self, role: str, id_: str, *, site: str = "", pool: str = "") -> MemberState:
         """Add a member that is starting."""
@@ -200,6 +201,7 @@ class Members:
         return {f"{role} {id_}": repr(state) for (role, id_), state in self.states.items()} | {
             "machines": repr(self.machines),
             "failed": list(self.failed),
+            "restarts": dict(self.restarts),
         }
 
 

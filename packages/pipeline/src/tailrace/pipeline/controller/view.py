@@ -210,8 +210,8 @@ class RunView:
         return self._parts.coordinator.interrupting_pulls
 
     def restarts(self, role: str) -> int:
-        """Number of restarts of a role's members, without members that are gone for good."""
-        return sum(member.restarts for member in self._parts.members.of(role))
+        """Number of restarts of a role's members, of those that are gone for good too."""
+        return self._parts.members.restarts.get(role, 0)
 
     def step_of(self, version: int) -> int:
         """Batches consumed when the trainer made a version."""
