@@ -206,7 +206,7 @@ def test_what_resumes_goes_to_its_class_if_a_replica_of_it_may_go_on():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"alpha": 1.5}, "alpha=1.5"), ({"alpha": -1}, "alpha=-1"), ({"hysteresis": -0.1}, "hysteresis=-0.1")],
+    [({"alpha": 1.5}, "alpha=1.5"), ({"alpha": -1}, "alpha=-1"), ({"hysteresis": -0.1}, "hysteresis=-0.1"), ({"split_recall": 1.1}, "split_recall=1.1")],
 )
 def test_options_that_make_no_sense_are_refused(options, words):
     with pytest.raises(LoadError, match=words):
@@ -219,7 +219,7 @@ def test_predictions_that_find_the_longest_no_better_than_chance_are_not_used(se
     views = [replica(f"r{n}", [9_000] * draw.randint(0, 3)) for n in range(4)]
     predicted = [draw.choice([None, 500, 600, 8_000]) for _ in range(draw.randint(1, 30))]
     told = cycle(views, [*predicted, 700.0], samples=2)
-    chance, skill = MeasuredRecall(0.3, 0.34, 128), MeasuredRecall(0.36, 0.34, 128)
+    chance, skill = MeasuredRecall(0.3, 0.34, 128), MeasuredRecall(0.7, 0.34, 128)
     blind = POLICY.route(dataclasses.replace(told, recall=chance))
     least = list(LeastLoaded().route(told))
     assert [(each.trajectory, each.replica) for each in blind] == [(e.trajectory, e.replica) for e in least], (
@@ -230,6 +230,22 @@ def test_predictions_that_find_the_longest_no_better_than_chance_are_not_used(se
     assert POLICY.route(dataclasses.replace(told, recall=skill)) == POLICY.route(told)
     nothing = cycle([replica("r0"), replica("r1")], [None] * 3, samples=2)
     assert {each.reason.why for each in POLICY.route(dataclasses.replace(nothing, recall=chance))} == {Why.UNPREDICTED}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_predictions_that_are_often_wrong_order_what_waits_and_do_not_split_it(seed):
+    draw = random.Random(seed)
+    views = [replica(f"r{n}") for n in range(4)]
+    predicted = [float(draw.randint(100, 9_000)) for _ in range(draw.randint(8, 30))]
+    told = cycle(views, predicted, samples=2)
+    often_wrong = dataclasses.replace(told, recall=MeasuredRecall(0.69, 0.34, 128))
+    placements = POLICY.route(often_wrong)
+    assert {each.reason.why for each in placements} == {Why.REGULAR}, f"seed {seed}"
+    assert placements == dataclasses.replace(POLICY, alpha=0.0).route(told)
+    assert placements == dataclasses.replace(POLICY, alpha=0.0).route(often_wrong)
+    assert dataclasses.replace(POLICY, split_recall=0.0).route(often_wrong) == POLICY.route(told)
+    starts = [each.reason.numbers["predicted"] for each in placements]
+    assert starts == sorted(starts, reverse=True), f"seed {seed}"
 
 
 # ---- replicas that are not alike ---------------------------------------------------------------------------------------

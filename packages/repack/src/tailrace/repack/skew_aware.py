@@ -16,7 +16,9 @@ the paper leaves a choice:
   trajectory is that of its whole length;
 * replicas with unlike room for trajectories or tokens, or of pools with unlike costs, are each planned with their own, and time
   is spread evenly instead of tokens; the tail runs where it stands already, then where one decodes fastest;
-* a replica without work takes the longest that waits, of either class. A class whose replicas are full waits.
+* a replica without work takes the longest that waits, of either class. A class whose replicas are full waits;
+* predictions that are right less often than `split_recall` order what waits and do not split it: a long response among the
+  others costs little, and replicas that wait for a tail that is none of the longest cost much.
 """
 
 from __future__ import annotations
@@ -63,6 +65,8 @@ class SkewAware(Costed):
         k1, k2, k3, k4: see `Costed`.
         alpha: share of the trajectories that wait and run that are the tail, 0 to 1; their number is rounded up.
         hysteresis: share by which another split must be faster than the one that stands, at least 0.
+        split_recall: measured recall of the longest 20 % from which the tail runs apart, 0 to 1. Below it all replicas take
+            the longest first. A recall that is not measured yet counts as one that is high enough.
         pool_costs: name and k1 to k4 of each pool of replicas that has coefficients of its own.
 
     Raises:
@@ -71,12 +75,15 @@ class SkewAware(Costed):
 
     alpha: Annotated[float, Tried((0.05, 0.2, 0.5))] = 0.2
     hysteresis: Annotated[float, Tried((0.0, 0.1, 1.0))] = 0.1
+    split_recall: float = 0.7
     pool_costs: tuple[PoolCost, ...] = ()
 
     def __post_init__(self) -> None:
         Costed.__post_init__(self)
         if not 0 <= self.alpha <= 1:
             raise LoadError(f"found alpha={self.alpha!r}, expected a share of 0 to 1")
+        if not 0 <= self.split_recall <= 1:
+            raise LoadError(f"found split_recall={self.split_recall!r}, expected a share of 0 to 1")
         if not (self.hysteresis >= 0 and math.isfinite(self.hysteresis)):
             raise LoadError(f"found hysteresis={self.hysteresis!r}, expected a finite share of at least 0")
         models_of(self.pool_costs)
@@ -96,7 +103,9 @@ class SkewAware(Costed):
         unknown = _UNPREDICTED if not known else _no_better_than_chance(cycle.recall)
         if unknown is not None:
             return [Placement(each.trajectory, each.replica, unknown) for each in LeastLoaded().route(cycle)]
-        part = self._part(replicas, running, known, len(rolling))
+        apart = cycle.recall is None or cycle.recall.recall >= self.split_recall
+        wanted = tail_count(len(rolling), self.alpha) if apart else 0
+        part = self._part(replicas, running, known, len(rolling), wanted)
         return _place(cycle, part, resumed, sorted(fresh, key=part.turn))
 
     def _part(
@@ -105,6 +114,7 @@ class SkewAware(Costed):
         running: Sequence[Sequence[TrajectoryView]],
         known: Sequence[float],
         count: int,
+        wanted: int,
     ) -> _Part:
         """Which lengths are the tail, and which replicas run it.
 
@@ -112,8 +122,9 @@ class SkewAware(Costed):
             running: what each replica holds.
             known: all predictions of what waits and runs, longest first.
             count: trajectories that wait and run, predicted or not.
+            wanted: how many of them are to be the tail.
         """
-        median, wanted = known[len(known) // 2], tail_count(count, self.alpha)
+        median = known[len(known) // 2]
         limit = known[wanted] if wanted < len(known) else 0.0
         tail = bisect_left(known, -limit, key=lambda length: -length)
         work = [[_left(view, median) for view in held] for held in running]
