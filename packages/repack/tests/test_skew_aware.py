@@ -206,7 +206,12 @@ def test_what_resumes_goes_to_its_class_if_a_replica_of_it_may_go_on():
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"alpha": 1.5}, "alpha=1.5"), ({"alpha": -1}, "alpha=-1"), ({"hysteresis": -0.1}, "hysteresis=-0.1"), ({"split_recall": 1.1}, "split_recall=1.1")],
+    [
+        ({"alpha": 1.5}, "alpha=1.5"),
+        ({"alpha": -1}, "alpha=-1"),
+        ({"hysteresis": -0.1}, "hysteresis=-0.1"),
+        ({"split_recall": 1.1}, "split_recall=1.1"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options, words):
     with pytest.raises(LoadError, match=words):
