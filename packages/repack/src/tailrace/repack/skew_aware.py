@@ -75,7 +75,7 @@ class SkewAware(Costed):
 
     alpha: Annotated[float, Tried((0.05, 0.2, 0.5))] = 0.2
     hysteresis: Annotated[float, Tried((0.0, 0.1, 1.0))] = 0.1
-    split_recall: float = 0.7
+    split_recall: float = 0.65
     pool_costs: tuple[PoolCost, ...] = ()
 
     def __post_init__(self) -> None:
