@@ -62,6 +62,8 @@ def settings(case: Case) -> list[str]:
         "checkpoint.every": case.checkpoint_every,
         "evaluation.every": case.evaluation.every,
     }
+    if case.predictions:
+        values["ranker.method"] = "lexical"
     return [f"{key}={_toml(value)}" for key, value in _leaves("", values)]
 
 

@@ -116,6 +116,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         content["faults"] += tuple([_of_the_ranker(ranker, pipeline["steps"], step_s) for _ in range(many)])
     content["far"] = Random(f"tailrace fuzz {seed}, sites").choice([0, 0, 0, 1, 2])
     if balances:
+        content["far"] = 0  # it plans for replicas that are all alike
         joiner = Random(f"tailrace fuzz {seed}, what breaks a joiner")
         content["faults"] += tuple(
             [

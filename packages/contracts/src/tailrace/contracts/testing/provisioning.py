@@ -72,7 +72,8 @@ class ProvisioningDrive:
         self.lent: set[str] = set()
         self.round: RoundView | None = None
         self.iterations: list[IterationRecord] = []
-        self.slower = self.random.choice([0.2, 0.9, 1.0, 1.1, 5.0])  # how much longer generation takes than training
+        self.times = random.Random(f"iterations, {seed}")
+        self.slower = self.times.choice([0.2, 0.9, 1.0, 1.1, 5.0])  # how much longer generation takes than training
         self.fails = self.random.choice([0.5, 0.5, 0.02])  # how often a member that is up and is struck fails
 
     def member(self, role: str, name: str, health: Health) -> MemberView:
@@ -167,8 +168,8 @@ class ProvisioningDrive:
         if self.random.random() < 0.2:
             self.version += 1
             self.iterations.append(self.iteration())
-            if self.random.random() < 0.1:
-                self.slower = self.random.choice([0.2, 0.9, 1.0, 1.1, 5.0])
+            if self.times.random() < 0.1:
+                self.slower = self.times.choice([0.2, 0.9, 1.0, 1.1, 5.0])
             return
         member = self.random.choice(self.members)
         if member.health is Health.RESIZING:
@@ -188,7 +189,7 @@ class ProvisioningDrive:
         """An iteration that is over: the fewer replicas serve, the longer it generates."""
         up = sum(member.health is Health.UP for member in self.replicas())
         all_up = up if up == len(self.replicas()) else 0
-        generation_s = 10.0 * self.slower / max(1, up) * self.random.uniform(0.8, 1.2)
+        generation_s = 10.0 * self.slower / max(1, up) * self.times.uniform(0.8, 1.2)
         return IterationRecord(self.version, max(10.0, generation_s), generation_s, 10.0, all_up, 3)
 
     def change_hands(self, action: LendReplica | ReturnReplica) -> None:
