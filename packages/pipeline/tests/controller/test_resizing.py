@@ -89,6 +89,21 @@ def test_one_that_dies_while_it_is_emptied_starts_at_its_new_size(run, policy):
     assert not of(c.Resize, run.given)
 
 
+def test_one_that_waits_for_its_devices_leaves_without_a_process():
+    policy = Sized(2)
+    run = Scripted(spec(provisioning=policy, steps=12))
+    run.go(c.Tick(), leave=(c.Route,))
+    given = tick_over(run, policy, 1, leave=(c.Route, c.Interrupt, c.Resize, "replica"))
+    assert not changed(given)  # r0 holds trajectories: it has the devices on which r1 is to start
+    assert run.controller.members.get("replica", "r1") is not None
+    policy.tp = 2
+    given += run.go(c.Down("relay", "0", "killed", c.Cause.DIED), leave=(c.Route, c.Interrupt, c.Resize, "replica"))
+    assert run.controller.members.get("replica", "r1") is None
+    given += run.catch_up(c.Interrupt, leave=(c.Route, c.Resize, "replica"))
+    assert changed(given) == ["Resize r0"]
+    assert of(c.Resize, given)[0].tp == 2
+
+
 def test_after_the_drivers_death_replicas_start_at_their_new_size(run, policy):
     tick_over(run, policy, 2, leave=(c.Route, c.Interrupt, c.Stop, c.Resize))
     given = resume(run)

@@ -59,8 +59,7 @@ class Failures:
             return
         if event.cause is c.Cause.STOPPED or member.health is c.Health.STOPPING:
             self._losses.lost(member)
-            member.health = c.Health.DOWN
-            del self._members.states[event.role, event.id]
+            self._members.leaves(member)
             return
         if event.cause is c.Cause.CHECKPOINT and event.role == TRAINER:
             self._losses.lost(member)

@@ -181,6 +181,11 @@ class Members:
         state.phase, state.still_s = "", 0.0
         state.avoids = self.given_up
 
+    def leaves(self, state: MemberState) -> None:
+        """Forget a member that has no process. Others may know it by its state, which says that it is down."""
+        state.health = Health.DOWN
+        del self.states[state.role, state.id]
+
     def restarted(self) -> None:
         """Reset all members after the driver and every process died. A member that was down starts again too.
 
@@ -190,8 +195,7 @@ class Members:
         for state in list(self.states.values()):
             state.failures.clear()
             if state.health is Health.STOPPING:
-                state.health = Health.DOWN  # others may know it by its state
-                del self.states[state.role, state.id]
+                self.leaves(state)
             else:
                 state.health, state.machine, state.address = Health.STARTING, "", ""
                 state.phase, state.still_s = "", 0.0

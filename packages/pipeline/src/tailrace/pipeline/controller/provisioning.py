@@ -113,8 +113,7 @@ class Provisioning:
         self.wanted = replicas
         here = list(self._members.of(REPLICA))
         for member in here[replicas:]:
-            member.health = c.Health.DOWN
-            del self._members.states[REPLICA, member.id]
+            self._members.leaves(member)
         return max(0, replicas - len(here))
 
     def start(self, replicas: int) -> None:
@@ -185,7 +184,9 @@ class Provisioning:
             raise answered(
                 "provisioning", self._spec.provisioning, "plan", action, "a replica whose devices are not lent"
             )
-        if member is not None and member.health is not c.Health.STOPPING:
+        if member is not None and self._starting.pop(action.replica, None) is not None:
+            self._members.leaves(member)  # it waited for devices: there is no process to stop
+        elif member is not None and member.health is not c.Health.STOPPING:
             member.health = c.Health.STOPPING
             self._stopping[action.replica] = action.reason
             self._coordinator.empty(replica, c.Why.STOPPING)
