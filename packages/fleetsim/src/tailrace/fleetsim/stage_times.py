@@ -123,7 +123,7 @@ class StageTimes:
             max_batch=lambda length: max(1, min(most, int(decode.kv_capacity_tokens // length))),
             p50=median,
             p90=self._lengths[round(0.9 * last)],
-            alpha=self._routing.options.get("alpha", 0.2),
+            **{name: value for name, value in self._routing.options.items() if name == "alpha"},
         )
         return [[batch[position] for position in queue] for queue in plan.queues]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from tailrace.paramserver.errors import (
@@ -231,19 +231,14 @@ class RelayGroup:
             PublishTimeout: not within `timeout_s`; names the relays that lack it.
             RelayUnreachable: no relay lives, or the group is closed.
         """
-        deadline = self._machine.now() + timeout_s
-        with self._changed:
-            while True:
-                living = self._coordinator.living()
-                late = [m.name for m in living if version not in [held for held, _ in m.report.versions]]
-                if self._closed or not living:
-                    raise RelayUnreachable("the group is closed" if self._closed else "no relay of the group lives")
-                if not late:
-                    return
-                remaining = deadline - self._machine.now()
-                if remaining <= 0:
-                    raise PublishTimeout(f"version {version} did not reach {', '.join(late)} in {timeout_s:.3g} s")
-                self._changed.wait(remaining)
+
+        def late() -> list[str] | None:
+            living = self._coordinator.living()
+            return (
+                [m.name for m in living if version not in [held for held, _ in m.report.versions]] if living else None
+            )
+
+        self._wait_for(late, f"version {version} did not reach", timeout_s)
 
     def wait_sites(self, version: int, timeout_s: float) -> None:
         """Wait until each site where a relay lives has one that shows a version, or a newer one.
@@ -252,22 +247,30 @@ class RelayGroup:
             PublishTimeout: not within `timeout_s`; names the sites that lack it.
             RelayUnreachable: no relay lives, or the group is closed.
         """
+
+        def late() -> list[str] | None:
+            newest: dict[str, int] = {}
+            for member in self._coordinator.living():
+                shown = max((held for held, _ in member.report.versions), default=-1)
+                newest[member.site] = max(shown, newest.get(member.site, -1))
+            behind = sorted(site for site, shown in newest.items() if shown < version)
+            return [site or "the trainer's" for site in behind] if newest else None
+
+        self._wait_for(late, f"version {version} did not reach the sites", timeout_s)
+
+    def _wait_for(self, late: Callable[[], list[str] | None], words: str, timeout_s: float) -> None:
+        """Wait until nobody is late. `late` names those who are; None if no relay lives. `words` come before the names."""
         deadline = self._machine.now() + timeout_s
         with self._changed:
             while True:
-                newest: dict[str, int] = {}
-                for member in self._coordinator.living():
-                    shown = max((held for held, _ in member.report.versions), default=-1)
-                    newest[member.site] = max(shown, newest.get(member.site, -1))
-                if self._closed or not newest:
+                names = late()
+                if self._closed or names is None:
                     raise RelayUnreachable("the group is closed" if self._closed else "no relay of the group lives")
-                late = sorted(site for site, shown in newest.items() if shown < version)
-                if not late:
+                if not names:
                     return
                 remaining = deadline - self._machine.now()
                 if remaining <= 0:
-                    sites = ", ".join(site or "the trainer's" for site in late)
-                    raise PublishTimeout(f"version {version} did not reach the sites {sites} in {timeout_s:.3g} s")
+                    raise PublishTimeout(f"{words} {', '.join(names)} in {timeout_s:.3g} s")
                 self._changed.wait(remaining)
 
     def join(self, address: str, *, name: str | None = None, site: str | None = None) -> None:
