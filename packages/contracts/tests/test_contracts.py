@@ -41,7 +41,7 @@ def test_each_command_that_changes_what_happens_to_something_says_why():
         if {"reason", "reasons"} & typing.get_type_hints(kind).keys()
     }
     # Of each of these there is one reason only: it is time to.
-    does = {"Checkpoint", "Publish", "Score", "Predict", "Accumulate", "Step", "Finish"}
+    does = {"Checkpoint", "Publish", "Score", "Call", "Predict", "Accumulate", "Step", "Finish"}
     assert says | does == {kind.__name__ for kind in typing.get_args(c.Command)}
     assert not says & does
 
@@ -112,6 +112,52 @@ def test_an_experience_knows_its_oldest_and_newest_version():
     assert (experience.oldest_version, experience.newest_version) == (4, 6)
     assert experience.tokens == (1, 2, 3)
     assert experience.logprobs == (-1.0, -2.0, -3.0)
+
+
+@st.composite
+def responses(draw):
+    """Segments, and beside them one flag and one version for each token."""
+    segments, flags, versions = [], [], []
+    version = draw(st.integers(0, 3))
+    for size, observation in draw(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=8)):
+        if not observation:
+            version = draw(st.integers(0, 5))
+        logprobs = (0.0 if observation else -1.5,) * size
+        segments.append(c.Segment(version, tuple(range(size)), logprobs, observation))
+        flags += [observation] * size
+        versions += [version] * size
+    return tuple(segments), flags, versions
+
+
+@given(responses())
+def test_observations_are_told_from_what_was_generated_token_by_token(drawn):
+    segments, flags, versions = drawn
+    experience = c.Experience("0.0", 0, (9,), segments)
+    assert experience.generated == tuple(not flag for flag in flags)
+    assert len(experience.tokens) == len(experience.logprobs) == len(experience.generated)
+    assert experience.generated_tokens == flags.count(False)
+    began = [index for index, flag in enumerate(flags) if not flag and (not index or flags[index - 1])]
+    assert experience.turns == len(began)
+    of_generated = [version for version, flag in zip(versions, flags, strict=True) if not flag]
+    if of_generated:  # a segment without tokens has a version too
+        assert experience.oldest_version <= min(of_generated)
+        assert experience.newest_version >= max(of_generated)
+
+
+def test_the_versions_of_an_experience_are_those_of_generated_tokens():
+    segments = (c.Segment(4, (1,), (-1.0,)), c.Segment(2, (2,), (0.0,), observation=True), c.Segment(6, (3,), (-1.0,)))
+    experience = c.Experience("0.0", 0, (9,), segments)
+    assert (experience.oldest_version, experience.newest_version, experience.turns) == (4, 6, 2)
+
+
+def test_no_policy_drew_an_observation():
+    with pytest.raises(ValueError, match="an observation of 2 tokens came with log-probabilities"):
+        c.Segment(0, (1, 2), (0.0, -0.5), observation=True)
+
+
+def test_one_delta_does_not_end_both_a_turn_and_the_response():
+    with pytest.raises(ValueError, match="trajectory a: found the end of a turn and of the response"):
+        c.PartialDelta("a", 0, 0, (1,), (-1.0,), c.FinishReason.STOP, turn_ends=True)
 
 
 def test_an_unknown_plugin_names_the_group():

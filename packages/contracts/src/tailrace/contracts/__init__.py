@@ -10,6 +10,7 @@ from tailrace.contracts.codec import decode, encode
 from tailrace.contracts.commands import (
     Abort,
     Accumulate,
+    Call,
     Checkpoint,
     Command,
     Fail,
@@ -34,6 +35,7 @@ from tailrace.contracts.errors import CodecError, PluginError, TailraceError, ex
 from tailrace.contracts.events import (
     Accumulated,
     Activity,
+    CallFailed,
     Cause,
     Discarded,
     Down,
@@ -56,6 +58,8 @@ from tailrace.contracts.events import (
     Struck,
     Suspect,
     Tick,
+    Turned,
+    TurnEnded,
     Up,
 )
 from tailrace.contracts.extras import MissingExtraError, extra, need_extra
@@ -139,6 +143,8 @@ __all__ = [
     "BatchingPolicy",
     "BatchingSource",
     "CHOSEN",
+    "Call",
+    "CallFailed",
     "Candidate",
     "Cause",
     "Checkpoint",
@@ -246,6 +252,8 @@ __all__ = [
     "TrajectoryRef",
     "TrajectoryView",
     "Tried",
+    "TurnEnded",
+    "Turned",
     "Unstarted",
     "Up",
     "WatchesIterations",

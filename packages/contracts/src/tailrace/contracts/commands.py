@@ -22,7 +22,7 @@ _POLICY = Reason(Why.POLICY)
 class Route:
     """Generate these trajectories on a replica, resuming those that have tokens.
 
-    Answered by `Finished` for each, or `Refused`.
+    Answered by `Finished` for each, `TurnEnded` where an environment comes next, or `Refused`.
 
     Args:
         reasons: one for each trajectory, or a single one for all.
@@ -41,7 +41,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Stop these trajectories on a replica and keep their tokens. Answered by one `Interrupted` (or `Finished`) each."""
+    """Stop these trajectories on a replica and keep their tokens.
+
+    Answered by one `Interrupted` each, or by `Finished` or `TurnEnded` where that came first.
+    """
 
     seq: int
     replica: str
@@ -144,6 +147,21 @@ class Score:
     """Score finished trajectories. Answered by `Scored` or `ScoringFailed` for each."""
 
     seq: int
+    trajectories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Let an environment answer the last turn of these trajectories. Answered by `Turned` or `CallFailed` for each.
+
+    Args:
+        environment: the member of the environment role.
+        trajectories: trajectories of which the store has a turn that is not answered. A call may be repeated: the store keeps
+            the first observation of a turn.
+    """
+
+    seq: int
+    environment: str
     trajectories: tuple[str, ...]
 
 
@@ -297,6 +315,7 @@ Command = (
     | Publish
     | Checkpoint
     | Score
+    | Call
     | Predict
     | Accumulate
     | Step

@@ -15,16 +15,19 @@ class Sampling:
 
     Args:
         temperature: 0 is greedy.
-        max_tokens: most response tokens, including resumed ones.
-        stop_token_ids: tokens that end the response; the one that did is kept in it.
+        max_tokens: most response tokens, including resumed ones and what environments answered.
+        stop_token_ids: tokens that end the response, or a turn of it; the one that did is kept in it.
         seed: seed of this request's noise. Under the same weights, the same prompt and seed give the same tokens, whatever
             else runs beside it. None leaves the noise to the engine, as does an engine that keeps no seeds.
+        turns: whether a stop token ends a turn, which an environment answers, and not the response. Existing tokens that end
+            with a stop token are then not complete: an answer may end with any token.
     """
 
     temperature: float = 1.0
     max_tokens: int = 192
     stop_token_ids: tuple[int, ...] = ()
     seed: int | None = None
+    turns: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Request:
     Args:
         id: unique among the requests in flight.
         prompt: prompt token ids.
-        kept: response token ids that exist already (resume); generation continues after them.
+        kept: response token ids that exist already (resume), observations among them; generation continues after them.
     """
 
     id: str

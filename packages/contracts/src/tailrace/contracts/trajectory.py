@@ -2,6 +2,10 @@
 
 Invariant: each token of a trajectory has its log-probability and its version, also after interruption, moves and resumption.
 A `Segment` whose lengths differ cannot be built.
+
+The response of a trajectory with several turns is one sequence of tokens: what the model generated, and in between what an
+environment answered (*observations*). Lengths, offsets and limits count both, since both fill the context. What is measured or
+trained per token counts generated tokens alone.
 """
 
 from __future__ import annotations
@@ -28,24 +32,32 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A run of response tokens that one weight version produced.
+    """A run of response tokens that one weight version produced, or that an environment answered.
 
     Args:
-        version: the weight version.
+        version: the weight version; of an observation, that of the segment before it.
         tokens: token ids, in order.
-        logprobs: the behaviour policy's log-probability of each token (natural log), same length as `tokens`.
+        logprobs: the behaviour policy's log-probability of each token (natural log), same length as `tokens`; of an
+            observation, 0.0 each.
+        observation: whether an environment answered these tokens. They are context, and are not trained on.
 
     Raises:
-        ValueError: the lengths differ.
+        ValueError: the lengths differ, or an observation has a log-probability other than 0.0.
     """
 
     version: int
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
+    observation: bool = False
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs):
             raise ValueError(f"a segment of {len(self.tokens)} tokens came with {len(self.logprobs)} log-probabilities")
+        if self.observation and any(self.logprobs):
+            raise ValueError(
+                f"an observation of {len(self.tokens)} tokens came with log-probabilities, expected 0.0 for each: "
+                "no policy drew them"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +71,10 @@ class PartialDelta:
         tokens: token ids, in order.
         logprobs: the behaviour policy's log-probability of each token (natural log), same length as `tokens`.
         finish: set with the last tokens: the response is complete.
+        turn_ends: set with the last tokens of a turn that an environment answers: no token follows before its observation.
 
     Raises:
-        ValueError: the lengths differ, or the offset is negative.
+        ValueError: the lengths differ, the offset is negative, or the delta ends both a turn and the response.
     """
 
     trajectory: str
@@ -70,6 +83,7 @@ class PartialDelta:
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish: FinishReason | None = None
+    turn_ends: bool = False
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.logprobs):
@@ -79,6 +93,11 @@ class PartialDelta:
             )
         if self.offset < 0:
             raise ValueError(f"trajectory {self.trajectory}: found offset {self.offset}, expected at least 0")
+        if self.turn_ends and self.finish is not None:
+            raise ValueError(
+                f"trajectory {self.trajectory}: found the end of a turn and of the response ({self.finish}) in one delta, "
+                "expected one of them: after the response no environment is asked"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +110,7 @@ class Resume:
         kept_tokens: response token ids that exist already; generation continues after them.
         kept_logprobs: the behaviour policy's log-probability (natural log) of each.
         complete: whether the response is complete, so that no token is left to generate.
+        turn_ended: whether the last turn has ended and its environment has not answered, so that no token may follow yet.
     """
 
     trajectory: str
@@ -98,6 +118,7 @@ class Resume:
     kept_tokens: tuple[int, ...] = ()
     kept_logprobs: tuple[float, ...] = ()
     complete: bool = False
+    turn_ended: bool = False
 
 
 @record
@@ -133,7 +154,7 @@ class Experience:
         trajectory: id of the trajectory.
         group: number of the group; advantages are normalised within it.
         prompt: prompt token ids.
-        segments: response tokens with their versions, in order.
+        segments: response tokens with their versions, in order; observations of an environment among them.
         finish: why generation ended.
         reward: the verifier's reward, None before scoring.
         completed_version: the trainer's version when generation finished (inherent staleness M - K, Laminar section 6).
@@ -155,15 +176,31 @@ class Experience:
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """The behaviour log-probability of every response token."""
+        """The behaviour log-probability of every response token; 0.0 of those that an environment answered."""
         return tuple(value for segment in self.segments for value in segment.logprobs)
 
     @property
+    def generated(self) -> tuple[bool, ...]:
+        """For every response token, whether the model generated it; otherwise an environment answered it."""
+        return tuple(not segment.observation for segment in self.segments for _ in segment.tokens)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Number of response tokens that the model generated: those that are trained on."""
+        return sum(len(segment.tokens) for segment in self.segments if not segment.observation)
+
+    @property
+    def turns(self) -> int:
+        """Number of turns: runs of generated tokens, which observations separate."""
+        kinds = [segment.observation for segment in self.segments if segment.tokens]
+        return sum(not kind and (not index or kinds[index - 1]) for index, kind in enumerate(kinds))
+
+    @property
     def oldest_version(self) -> int:
-        """The oldest version that produced a token: staleness is counted from it."""
-        return min((segment.version for segment in self.segments), default=0)
+        """The oldest version that generated a token: staleness is counted from it."""
+        return min((segment.version for segment in self.segments if not segment.observation), default=0)
 
     @property
     def newest_version(self) -> int:
-        """The newest version that produced a token."""
-        return max((segment.version for segment in self.segments), default=0)
+        """The newest version that generated a token."""
+        return max((segment.version for segment in self.segments if not segment.observation), default=0)
