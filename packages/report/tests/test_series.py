@@ -50,3 +50,19 @@ def test_a_coarser_one_covers_the_same_time(values, most):
 def test_columns_of_a_stretch_of_time():
     series, _ = filled([(1.0, float(place), 0.0) for place in range(10)], 64)
     assert [column[0] for column in series.between(2.0, 5.0)] == [2.0, 3.0, 4.0]
+
+
+@given(samples, samples, st.sampled_from([2, 4, 16]))
+def test_a_value_that_comes_later_was_zero_before(before, after, most):
+    wide, narrow, at_s = Series(3, most), Series(2, most), 0.0
+    for place, (gap, first, second) in enumerate([*before, *after]):
+        at_s += gap
+        if place == len(before):
+            narrow.widen()
+        wide.add(at_s, [first, second, second if place >= len(before) else 0.0])
+        narrow.add(at_s, [first, second, second][: narrow.rows])
+    wide.close()
+    narrow.close()
+    assert narrow.ends_s == wide.ends_s
+    for row in range(narrow.rows):
+        assert narrow.row(row) == pytest.approx(wide.row(row))

@@ -15,7 +15,7 @@ from tailrace.report.fold.timeline import Doing, Span
 def loads(running):
     """What a replica said at the seconds 1, 2, 3 and so on."""
     found = Loads(SimpleNamespace(version=0))
-    found.watch(["r0"], 1)
+    found.watch(["r0"], ["r0"])
     for second, count in enumerate(running, 1):
         for event in (c.Snapshot("r0", 0.5, count, 0, 0, 1, 1), c.Tick()):
             found.hears[type(event)](float(second), event)

@@ -101,7 +101,7 @@ def test_a_heat_map_has_a_row_for_each_replica(page, written):
     heat = page.charts()["running"]["data"][0]
     assert heat["y"] == ["r0", "r1", "r2", "r3"]
     assert {len(row) for row in heat["z"]} == {len(heat["x"]) - 1}
-    top = max(max(written[1].folds.loads.series.row(place)) for place in range(4))
+    top = max(max(written[1].folds.loads.running.row(place)) for place in range(4))
     assert 0 < max(max(row) for row in heat["z"]) <= top + 0.05
 
 

@@ -45,7 +45,7 @@ def test_of_a_large_fleet_some_are_watched(monkeypatch):
     assert (watched.replicas, watched.loads.of, watched.sampled) == (("r0", "r2", "r5"), 8, True)
     assert {s.member for s in watched.timeline.spans if s.role == "replica"} == {"r0", "r2", "r5"}
     assert {mark.member for mark in watched.timeline.marks if mark.role == "replica"} <= {"r0", "r2", "r5"}
-    assert watched.loads.series.rows == 6
+    assert watched.loads.running.rows == 3
     assert [batch.version for batch in whole.batches] == list(watched.batches.begun) == [1, 2, 3]
 
 
@@ -69,7 +69,7 @@ def test_flows_add_up_to_what_was_generated_and_trained_on():
     assert loads.generated(0.0, half_s) + loads.generated(half_s, result.duration_s) == pytest.approx(generated)
     moments = range(len(loads.flow.ends_s))
     running = [sum(loads.flow.row(FIRST_LAG + lag)[at] for lag in range(LAGS)) for at in moments]
-    assert running == pytest.approx([sum(loads.series.row(row)[at] for row in range(4)) for at in moments])
+    assert running == pytest.approx([sum(loads.running.row(row)[at] for row in range(4)) for at in moments])
 
 
 def test_progress_is_told(monkeypatch):

@@ -13,16 +13,15 @@ ROW_HEIGHT, LEAST_HEIGHT, MOST_HEIGHT = 14, 220, 620
 
 def heat_charts(loads: Loads, shown_s: tuple[float, float], time: TimeAxis) -> list[Chart]:
     """Running trajectories and KV cache in use, of each watched replica over time."""
-    series = loads.series.coarser(HEAT_COLUMNS)
-    if not series.ends_s:
+    ran, held = loads.running.coarser(HEAT_COLUMNS), loads.kv.coarser(HEAT_COLUMNS)
+    if not ran.ends_s:
         return []
     count = len(loads.replicas)
-    rows = [series.row(place) for place in range(2 * count)]
-    running = [[round(value, 1) for value in row] for row in rows[:count]]
-    kv = [[round(100 * value) for value in row] for row in rows[count:]]
+    running = [[round(value, 1) for value in ran.row(place)] for place in range(count)]
+    kv = [[round(100 * value) for value in held.row(place)] for place in range(count)]
     of = f"{count} of the {loads.of:,} replicas, evenly chosen. " if count < loads.of else ""
     note = f"{of}One row per replica. In the colour of idleness: nothing runs."
-    ends = [time(end_s) for end_s in series.ends_s]
+    ends = [time(end_s) for end_s in ran.ends_s]
 
     def heat(id_: str, title: str, z: Sequence[Sequence[float]], color: str, unit: str, note: str) -> Chart:
         tick = {"tickfont": {"size": 11, "color": "$muted"}, "outlinewidth": 0, "thickness": 10, "ticksuffix": unit}

@@ -16,7 +16,7 @@ FAINTEST = 0.22
 
 def shaded(spans: Iterable[Span], loads: Loads) -> tuple[list[Span], dict[Span, float]]:
     """The spans, cut, and the opacity of those that are not drawn in full: the most that ran anywhere is 1."""
-    rows = {name: loads.series.row(place) for place, name in enumerate(loads.replicas)}
+    rows = {name: loads.running.row(place) for place, name in enumerate(loads.replicas)}
     peak = max((max(row, default=0.0) for row in rows.values()), default=0.0)
     pieces: list[Span] = []
     opacity: dict[Span, float] = {}
@@ -25,7 +25,7 @@ def shaded(spans: Iterable[Span], loads: Loads) -> tuple[list[Span], dict[Span, 
         if span.doing is not Doing.GENERATING or not row or not peak:
             pieces.append(span)
             continue
-        for piece, shade in _cut(span, loads.series.ends_s, row, peak):
+        for piece, shade in _cut(span, loads.running.ends_s, row, peak):
             pieces.append(piece)
             opacity[piece] = FAINTEST + (1 - FAINTEST) * shade / SHADES
     return pieces, opacity

@@ -33,8 +33,8 @@ def steady(folds: Folds, warm_up: int, *, name: str, fleet: str, gpus: float, si
     length_s, measured = end_s - begin_s, batches[warm_up:]
     lags = Counter(lag for batch in measured for lag in batch.at_consumption)
     count = len(loads.replicas)
-    seen = loads.series.between(begin_s, end_s)
-    seated = [(column[place], column[count + place]) for column in seen for place in range(count) if column[place] > 0]
+    seen = zip(loads.running.between(begin_s, end_s), loads.kv.between(begin_s, end_s), strict=True)
+    seated = [(ran, held) for running, kv in seen for ran, held in zip(running, kv, strict=True) if ran > 0]
     of, notes = max(1, len(batches)), []
     if folds.sampled:
         notes.append(

@@ -55,7 +55,7 @@ class Folds:
         history.observe(now, events, commands)
         if not self.loads.replicas:
             names = [id_ for role, id_ in history.members if role == REPLICA]
-            self.loads.watch(evenly(names, self._most), len(names))
+            self.loads.watch(evenly(names, self._most), names)
             self.timeline.only = frozenset(self.loads.replicas) if self.sampled else None
         for each in (events, commands):
             for one in each:

@@ -18,24 +18,49 @@ GENERATED, FIRST_LAG = 0, 1
 class Loads:
     """Hears what replicas say of their load, and samples it at each tick.
 
-    `series` holds running trajectories and then shares of KV cache in use of the watched replicas. `flow` holds response tokens
-    per second of all, and running trajectories by versions behind the trainer, scaled up from those watched to all.
+    `running` and `kv` have a row for each watched replica, in the order of `replicas`: running trajectories, and the share of
+    its KV cache in use; 0 while it is not up. `flow` holds response tokens per second of all, and running trajectories by
+    versions behind the trainer, scaled up from those watched to all.
     """
 
     def __init__(self, history: History) -> None:
-        self.hears: Hears = {c.Snapshot: self._said, c.Tick: self._sample, c.Up: self._up}
+        self.hears: Hears = {
+            c.Snapshot: self._said,
+            c.Tick: self._sample,
+            c.Start: self._start,
+            c.Up: self._up,
+            c.Down: self._down,
+        }
         self._history = history
         self.replicas: tuple[str, ...] = ()
-        self.of = 0
-        self.series, self.flow = Series(0), Series(FIRST_LAG + LAGS)
+        self.running, self.kv, self.flow = Series(0), Series(0), Series(FIRST_LAG + LAGS)
+        self._known: set[str] = set()
         self._seen: dict[str, c.Snapshot | None] = {}
         self._told_s: dict[str, float] = {}
         self._tokens, self._sampled_s = 0.0, 0.0
 
-    def watch(self, replicas: Sequence[str], of: int) -> None:
-        """Look at these replicas, out of so many."""
-        self.replicas, self.of = tuple(replicas), of
-        self._seen, self.series = dict.fromkeys(replicas), Series(2 * len(replicas))
+    @property
+    def of(self) -> int:
+        """Replicas that there ever were."""
+        return len(self._known)
+
+    def watch(self, replicas: Sequence[str], of: Sequence[str]) -> None:
+        """Look at these replicas, out of those of the start. If these are all, later ones are looked at too."""
+        self.replicas, self._known = tuple(replicas), set(of)
+        self._seen = dict.fromkeys(replicas)
+        self.running, self.kv = Series(len(replicas)), Series(len(replicas))
+
+    def _start(self, now: float, event: c.Start) -> None:
+        """A replica may be started later than the others; one that is known starts again after the driver's death."""
+        del now
+        if event.role != REPLICA or event.id in self._known:
+            return
+        if len(self.replicas) == self.of:
+            self.replicas = (*self.replicas, event.id)
+            self._seen[event.id] = None
+            self.running.widen()
+            self.kv.widen()
+        self._known.add(event.id)
 
     def _said(self, now: float, event: c.Snapshot) -> None:
         since = self._told_s.get(event.replica, now)
@@ -50,9 +75,15 @@ class Loads:
             if event.id in self._seen:
                 self._seen[event.id] = None
 
+    def _down(self, now: float, event: c.Down) -> None:
+        del now
+        if event.role == REPLICA and event.id in self._seen:
+            self._seen[event.id] = None
+
     def close(self) -> None:
         """The log ends here."""
-        self.series.close()
+        self.running.close()
+        self.kv.close()
         self.flow.close()
 
     def generated(self, begin_s: float, end_s: float) -> float:
@@ -68,7 +99,8 @@ class Loads:
         version = self._history.version
         seen = [self._seen[name] for name in self.replicas]
         running = [0 if shot is None else shot.running for shot in seen]
-        self.series.add(now, [*running, *(0.0 if shot is None else shot.kv for shot in seen)])
+        self.running.add(now, running)
+        self.kv.add(now, [0.0 if shot is None else shot.kv for shot in seen])
         elapsed_s = now - self._sampled_s
         flow = [self._tokens / elapsed_s if elapsed_s else 0.0, *[0.0] * LAGS]
         self._tokens, self._sampled_s = 0.0, now

@@ -40,6 +40,13 @@ class Series:
         if len(self._columns) >= self._most:
             self._merge()
 
+    def widen(self) -> None:
+        """Samples have one value more from now on, behind the others. In earlier columns it is 0."""
+        self.rows += 1
+        self._sum.append(0.0)
+        for column in self._columns:
+            column.append(0.0)
+
     def close(self) -> None:
         """No sample follows: the last column may hold fewer than the others."""
         if self._count:
