@@ -5,10 +5,12 @@ A cause names no version and no number: the report adds up the time of each.
 
 from __future__ import annotations
 
+from itertools import islice
+
 from tailrace.contracts import Health
 from tailrace.pipeline.controller.members import RELAY
 from tailrace.report.fold.history import History
-from tailrace.report.fold.states import PastMember
+from tailrace.report.fold.states import PastMember, Stage
 
 UNPUBLISHED = "no weights published yet"
 NO_RELAY = "no relay to pull from"
@@ -25,13 +27,14 @@ OTHERS = "waiting for the other replicas"  # what that was, once all pull togeth
 
 FIRST_BATCH = "the first batch is being generated"
 NO_BATCH = "no complete batch"
+NEXT_NOT_STARTED = "the batch is complete, and held until the next one has started whole"
 HELD_FOR_LATER = "enough groups are complete, but the oldest batch lacks one"
 DONE = "all steps done: last evaluations and checkpoint"
 
 
 def idle_cause(replica: PastMember, history: History) -> str:
     """Why a replica that is up, pulls nothing and holds nothing is idle."""
-    spec, mixes = history.spec, history.mixes_versions
+    mixes = history.mixes_versions
     if history.published < 0:
         return UNPUBLISHED
     if replica.version is None:
@@ -40,8 +43,7 @@ def idle_cause(replica: PastMember, history: History) -> str:
     if _only_scores(history):
         return SCORING
     open_ = history.generating + history.buffered
-    left = spec.steps * spec.batch_groups + spec.batching.surplus_groups - history.started + history.dropped
-    if left <= 0 and not (mixes and history.pending):
+    if _left(history) <= 0 and not (mixes and history.pending):
         return ADMITTED
     if open_ >= history.open_limit and not history.pending:
         if history.room is None:
@@ -60,11 +62,29 @@ def waiting_cause(history: History) -> str:
     """Why a trainer that is up has no batch."""
     if history.step >= history.spec.steps:
         return DONE
+    if _held(history):
+        return NEXT_NOT_STARTED
     if _only_scores(history):
         return SCORING
     if history.step == 0:
         return FIRST_BATCH
     return HELD_FOR_LATER if history.buffered >= history.spec.batch_groups else NO_BATCH
+
+
+def _held(history: History) -> bool:
+    """Whether a step waits for groups to start: batches start one after the other, and its own is complete."""
+    if not history.batchwise or _left(history) <= 0:
+        return False
+    size = history.spec.batch_groups
+    open_ = [group for group in history.groups.values() if group.stage is not Stage.TRAINED]
+    complete = all(group.stage is not Stage.GENERATING for group in islice(open_, size))
+    return size <= len(open_) < history.open_limit and complete
+
+
+def _left(history: History) -> int:
+    """Groups of the run that have not started."""
+    spec = history.spec
+    return spec.steps * spec.batch_groups + spec.batching.surplus_groups - history.started + history.dropped
 
 
 def _only_scores(history: History) -> bool:

@@ -37,9 +37,9 @@ class History:
     def __init__(self, spec: PipelineSpec, *, first: int = 0) -> None:
         gate, batch = spec.admission.gate(spec.batch_groups), spec.batch_groups
         launch = spec.batching.open().next(c.Progress(0, -1, 0, 0, 0, 0, 0, batch, spec.steps))
-        batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise  # its room grows as a batch starts
+        self.batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise  # its room grows as a batch starts
         self.spec, self.first, self.bound = spec, first, gate.bound
-        self.room = (1 + (gate.bound or 0)) * batch if batchwise else gate.room
+        self.room = (1 + (gate.bound or 0)) * batch if self.batchwise else gate.room
         limits = [limit for limit in (self.room, spec.buffer_groups) if limit is not None]
         self.open_limit = min(limits, default=4 * batch)
         self.needed = 1 if launch is None else launch.needed
