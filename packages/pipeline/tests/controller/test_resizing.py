@@ -104,6 +104,27 @@ def test_one_that_waits_for_its_devices_leaves_without_a_process():
     assert of(c.Resize, given)[0].tp == 2
 
 
+def test_a_new_one_starts_once_the_one_whose_devices_it_gets_is_gone(run, policy):
+    """A plan of a stop and a start, with nothing that is resized."""
+    plan = [c.StopReplica("r0"), c.StartReplica()]
+    policy.plan = lambda view: [plan.pop(0) for _ in range(len(plan))]
+    down = c.Down("relay", "0", "killed", c.Cause.DIED)
+    given = run.go(down, leave=(c.Route, c.Interrupt, c.Stop))
+    assert not changed(given)  # r0 holds trajectories
+    emptied = run.catch_up(c.Interrupt, leave=(c.Route, c.Stop))
+    assert changed(emptied) == ["Stop r0"]
+    assert not changed(run.later(5.0, leave=(c.Route, c.Stop)))  # its process is there still
+    assert changed(run.catch_up(c.Stop, leave=(c.Route,))) == ["Start r2"]
+
+
+def test_one_that_waits_for_a_leaver_starts_if_the_leaver_dies(run, policy):
+    plan = [c.StopReplica("r0"), c.StartReplica()]
+    policy.plan = lambda view: [plan.pop(0) for _ in range(len(plan))]
+    run.go(c.Down("relay", "0", "killed", c.Cause.DIED), leave=(c.Route, c.Interrupt, c.Stop))
+    run.forget(c.Interrupt)
+    assert changed(run.down("replica", "r0", leave=(c.Route,))) == ["Start r2"]
+
+
 def test_after_the_drivers_death_replicas_start_at_their_new_size(run, policy):
     tick_over(run, policy, 2, leave=(c.Route, c.Interrupt, c.Stop, c.Resize))
     given = resume(run)

@@ -148,8 +148,10 @@ class Provisioning:
         """Stop and resize replicas that hold no trajectories any more, and start those whose devices are free."""
         replicas = self._fleet.replicas
         for name in [name for name in self._stopping if not replicas[name].assigned]:
-            self._outbox.send(c.Stop, role=REPLICA, id=name, reason=self._stopping.pop(name))
-        gone = all(member.health is not c.Health.STOPPING for member in self._members.of(REPLICA))
+            reason = self._stopping.pop(name)
+            if self._members.get(REPLICA, name) is not None:  # else it died while it was emptied
+                self._outbox.send(c.Stop, role=REPLICA, id=name, reason=reason)
+        gone = self._gone()
         for name, (grows, reason) in list(self._resizing.items()):
             member = self._members.get(REPLICA, name)
             if member is None or member.health is not c.Health.RESIZING:
@@ -168,8 +170,12 @@ class Provisioning:
         self._starting.clear()
         self.iterations.restarted()
 
+    def _gone(self) -> bool:
+        """Whether no replica has devices that it is to leave."""
+        return all(member.health is not c.Health.STOPPING for member in self._members.of(REPLICA))
+
     def _start_waiting(self) -> None:
-        if self._resizing:
+        if self._resizing or not self._gone():
             return  # they have the devices still
         for name, reason in self._starting.items():
             member = self._members.get(REPLICA, name)
