@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pytest
 
@@ -165,6 +166,10 @@ def test_the_training_suite_finds(policy, words):
 class Elastic:
     """One replica more for each step, from two to four, and back to two: as many as the version says."""
 
+    start: ClassVar[int] = 2
+    most: ClassVar[int] = 4
+    spans: ClassVar[int | None] = None
+
     def plan(self, view):
         wanted = (2, 3, 4, 3)[view.progress.version % 4]
         there = [member for member in view.of("replica") if member.health is not c.Health.STOPPING]
@@ -176,8 +181,8 @@ def test_replicas_that_come_and_go():
     assert check_provisioning_policy(Elastic()) > 500
 
 
-def provisioning(plan):
-    return type("Policy", (), {"plan": lambda self, view: plan(view)})()
+def provisioning(plan, **has):
+    return type("Policy", (), {"plan": lambda self, view: plan(view), **has})()
 
 
 def replicas(view, health=None):
@@ -206,7 +211,7 @@ def changes_the_view(view):
             lambda view: (
                 [c.StopReplica(stopping[0].id)]
                 if (stopping := replicas(view, c.Health.STOPPING))
-                else Elastic().plan(view)
+                else [c.StopReplica(member.id) for member in replicas(view)[:1]] or [c.StartReplica(), c.StartReplica()]
             ),
             "which is stopping",
         ),
@@ -223,6 +228,20 @@ def changes_the_view(view):
 def test_the_provisioning_suite_finds(plan, words):
     with pytest.raises(AssertionError, match=rf"seed \d+.*{words}"):
         check_provisioning_policy(provisioning(plan))
+
+
+@pytest.mark.parametrize(
+    ("has", "words"),
+    [
+        ({}, "its replicas use . devices after a start with ., expected a policy that says how many they may be"),
+        ({"start": 1, "most": 4, "spans": None}, "it starts . replicas, and says start=1"),
+        ({"start": 2, "most": 3, "spans": None}, "it has 4 replicas, and says most=3"),
+        ({"start": 2, "most": 1, "spans": None}, "it has 2 replicas, and says most=1"),
+    ],
+)
+def test_the_provisioning_suite_finds_replicas_that_nobody_was_told_of(has, words):
+    with pytest.raises(AssertionError, match=rf"seed \d+.*{words}"):
+        check_provisioning_policy(provisioning(Elastic().plan, **has))
 
 
 @pytest.mark.parametrize(

@@ -156,3 +156,14 @@ def test_adaptive_tp_sees_the_rounds_of_a_run_and_resizes_as_one_begins():
     assert [past.tp for past in run.controller.round_history.records] == [1, 2]
     assert changed(run.given)[:2] == ["Start r0", "Start r1"]
     assert [name for name in changed(run.given) if name not in ("Start r0", "Start r1")] == ["Stop r1", "Resize r0"]
+
+
+def test_more_replicas_than_a_policy_said_end_the_run_with_a_line(run, policy):
+    policy.start, policy.most, policy.spans = 2, 2, None
+    greedy = Scripted(spec(provisioning=policy, steps=12))
+    greedy.go(c.Tick(), leave=(c.Route,))
+    assert greedy.view.failure is None
+    policy.plan = lambda view: [c.StartReplica()]
+    greedy.go(c.Down("relay", "0", "killed", c.Cause.DIED), leave=(c.Route,))
+    assert "expected no more than the 2 replicas that it may have" in greedy.view.failure
+    assert "r2" not in {one.id for one in of(c.Start, greedy.given)}

@@ -63,6 +63,7 @@ from tailrace.contracts.events import (
     Up,
 )
 from tailrace.contracts.extras import MissingExtraError, extra, need_extra
+from tailrace.contracts.fleet_size import AddsReplicas
 from tailrace.contracts.gradients import AddsGradients, FetchesOnce, FillsCells, adds_gradients
 from tailrace.contracts.iterations import WatchesIterations
 from tailrace.contracts.policies import (
@@ -136,6 +137,7 @@ __all__ = [
     "Accumulated",
     "Activity",
     "AddsGradients",
+    "AddsReplicas",
     "AdmissionGate",
     "AdmissionPolicy",
     "AdmitsRounds",

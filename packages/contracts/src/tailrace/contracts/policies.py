@@ -330,7 +330,8 @@ class ProvisioningPolicy(Protocol):
         A replica that is down but will be restarted is still a member; one that is evicted is not. Only replicas of the view
         are stopped or resized, none that is stopping already, and none both. One that is to be resized has its new size in the
         view at once, and is starting until it is up again. Asked repeatedly in one moment, with its actions carried out, the
-        policy soon answers nothing more; then at least one replica is not stopping.
+        policy soon answers nothing more; then at least one replica is not stopping. Its replicas never use more devices than
+        those of its start, unless it says how many they may be (`AddsReplicas`).
         """
         ...
 

@@ -125,6 +125,11 @@ class Balanced:
         return 2 * self.count if self.devices is None else self.devices // self.tp
 
     @property
+    def spans(self) -> int:
+        """Devices of each replica."""
+        return self.tp
+
+    @property
     def start(self) -> int:
         """Replicas at the start: if all is known for it, the fewest that hold training up by 2 % at most (Algorithm 1)."""
         if self.train_s is None or not self.lengths or self.trajectories is None:

@@ -7,6 +7,7 @@ import dataclasses
 import random
 from collections.abc import Sequence
 
+from tailrace.contracts.fleet_size import AddsReplicas
 from tailrace.contracts.iterations import WatchesIterations
 from tailrace.contracts.policies import ProvisioningPolicy
 from tailrace.contracts.recovery import (
@@ -70,6 +71,7 @@ class ProvisioningDrive:
         self.members = [self.member(role, "0", Health.UP) for role in ("data", "trainer", "scorer", "relay")]
         self.cells, self.kv = self.random.choice([1, 2, 2, 4]), 0.01
         self.lent: set[str] = set()
+        self.devices: int | None = None  # of the start
         self.round: RoundView | None = None
         self.iterations: list[IterationRecord] = []
         self.times = random.Random(f"iterations, {seed}")
@@ -114,6 +116,8 @@ class ProvisioningDrive:
                 assert working, (
                     f"{self.where}: it plans nothing, and no replica is up or starting; {self.replicas()!r:.200}"
                 )
+                if self.devices is None:
+                    self.has_started(working)
                 return
             self.carry_out(plan)
         raise AssertionError(f"{self.where}: after {_ROUNDS} plans in one moment it still wants {plan!r:.200}")
@@ -159,6 +163,28 @@ class ProvisioningDrive:
                     assert _is_size(action.tp), f"{does} to {action.tp} devices, expected a power of two"
                     self.change(found[0], Health.RESIZING, action.tp)
             check_reason(action.reason, self.where)
+        self.check_room()
+
+    def has_started(self, working: Sequence[MemberView]) -> None:
+        """The replicas of the start are there."""
+        self.devices = sum(member.tp for member in working)
+        if isinstance(self.policy, AddsReplicas):
+            start, most = self.policy.start, self.policy.most
+            assert len(working) == start, f"{self.where}: it starts {len(working)} replicas, and says start={start}"
+            assert start <= most, f"{self.where}: it says start={start} and most={most}, expected at least as many"
+
+    def check_room(self) -> None:
+        """Check that there are devices for all replicas that are not stopping."""
+        working = [member for member in self.replicas() if member.health is not Health.STOPPING]
+        if isinstance(self.policy, AddsReplicas):
+            most = self.policy.most
+            assert len(working) <= most, f"{self.where}: it has {len(working)} replicas, and says most={most}"
+        elif self.devices is not None:
+            devices = sum(member.tp for member in working)
+            assert devices <= self.devices, (
+                f"{self.where}: its replicas use {devices} devices after a start with {self.devices}, expected a policy that "
+                "says how many they may be (AddsReplicas)"
+            )
 
     def happen(self) -> None:
         """One random event: a member comes up, fails, is restarted, evicted or gone, or the trainer has made a step."""

@@ -43,6 +43,8 @@ class Provisioning:
     ) -> None:
         self._rounds, self._lending = rounds, lending
         self.iterations = Iterations(spec, fleet, trainer)
+        policy = spec.provisioning
+        self._most = policy.most if isinstance(policy, c.AddsReplicas) else None
         self.started = 0
         self.wanted: int | None = None
         """Number of replicas that a resumed run was changed to; None if it was not."""
@@ -93,6 +95,7 @@ class Provisioning:
         actions = listed("provisioning", policy, "plan", policy.plan(self.view()), _ACTIONS)
         for action in actions:
             if isinstance(action, c.StartReplica):
+                self._check_room(action)
                 self._start(action)
             elif self._members.get(REPLICA, action.replica) is None:
                 raise answered("provisioning", policy, "plan", action, "a start, or a replica to stop or to resize")
@@ -121,6 +124,12 @@ class Provisioning:
         for _ in range(replicas):
             self._start(c.StartReplica())
         self._start_waiting()
+
+    def _check_room(self, action: c.StartReplica) -> None:
+        here = sum(member.health is not c.Health.STOPPING for member in self._members.of(REPLICA))
+        if self._most is not None and here >= self._most:
+            expected = f"no more than the {self._most} replicas that it may have"
+            raise answered("provisioning", self._spec.provisioning, "plan", action, expected)
 
     def _start(self, action: c.StartReplica) -> None:
         here = [member.pool for member in self._members.of(REPLICA)]

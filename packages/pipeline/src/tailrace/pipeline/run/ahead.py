@@ -5,14 +5,14 @@ A warm start leaves a core idle, and vLLM's import takes longer than the rest of
 
 from __future__ import annotations
 
+from tailrace.contracts import AddsReplicas
 from tailrace.contracts.plugins import load
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec, selected_engine
-from tailrace.pipeline.run.pools import relay_count
-from tailrace.repack import Balanced
+from tailrace.pipeline.run.pools import relay_count, tensor_parallel
 
 
 def start_ahead(host: RayHost, config: RunConfig) -> None:
@@ -27,24 +27,27 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
         backend = {"group": "tailrace.backend", "name": config.trainer.backend}
         gpus = config.executor.trainer_gpus
         host.prepare(TRAINER, "0", RoleSpec(load, backend, gpus=gpus, environment=CPU_ENVIRONMENT))
+    count, factor = (0, 1.0) if config.rollout.pools else _replicas(config)
     replica = RoleSpec(
         import_engine,
         {"name": selected_engine(config)},
-        gpus=config.executor.replica_gpus,
+        gpus=factor * config.executor.replica_gpus,
         environment=CPU_ENVIRONMENT,
         nice=config.rollout.nice,
     )
     first = None
-    alike = 0 if config.rollout.pools else _replicas(config)
-    for index in range(alike):  # the others find bytecode and warm files
+    for index in range(count):  # the others find bytecode and warm files
         done = host.prepare(REPLICA, f"r{index}", replica, after=first)
         first = first or done
 
 
-def _replicas(config: RunConfig) -> int:
-    """Replicas at the start."""
+def _replicas(config: RunConfig) -> tuple[int, float]:
+    """Replicas at the start, and how many times the devices that the configuration says each of them has."""
     policy = build_spec(config).provisioning
-    return policy.start if isinstance(policy, Balanced) else config.rollout.replicas
+    if not isinstance(policy, AddsReplicas):
+        return config.rollout.replicas, 1.0
+    tp = tensor_parallel(config.rollout.options)
+    return policy.start, (tp if policy.spans is None else policy.spans) / tp
 
 
 def _nothing() -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from tailrace.contracts import AddsReplicas
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.pools import replica_gpus
-from tailrace.repack import Balanced
+from tailrace.pipeline.run.pools import replica_gpus, tensor_parallel
 
 
 def check_free_devices(config: RunConfig, gpus: float) -> None:
-    """Refuse a run whose replicas could not all be placed: one that is added would wait for its GPUs until its deadline.
+    """Refuse a run whose policy may add replicas that could not be placed: one would wait for its GPUs until its deadline.
 
     Args:
         gpus: of the whole cluster.
@@ -20,8 +20,10 @@ def check_free_devices(config: RunConfig, gpus: float) -> None:
     """
     policy, executor = build_spec(config).provisioning, config.executor
     each = replica_gpus(config) / config.rollout.replicas
-    if not isinstance(policy, Balanced) or not each:
+    if not isinstance(policy, AddsReplicas) or not each:
         return
+    if policy.spans is not None:
+        each *= policy.spans / tensor_parallel(config.rollout.options)
     others = config.trainer.processes * executor.trainer_gpus + executor.scorer_gpus
     needed = policy.most * each + others
     if needed > gpus:
