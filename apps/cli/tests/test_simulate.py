@@ -109,7 +109,7 @@ def test_a_fit_of_its_cost_model_says_whether_it_may_be_used(capsys):
     assert all(line.startswith("#") for line in told.partition("[rollout.cost_model]")[0].splitlines())
     begins = told[told.index("# train_s = ") :].replace("# ", "")
     assert tomllib.loads(begins)["train_s"] > 0
-    assert len(tomllib.loads(begins)["lengths"]) == 20
+    assert len(tomllib.loads(begins)["lengths"]) == 50
 
 
 def test_it_is_not_gone_on_with(capsys):

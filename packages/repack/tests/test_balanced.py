@@ -250,6 +250,37 @@ def test_it_starts_as_many_as_are_asked_for_or_as_a_profile_says():
     assert Balanced(count=3, devices=4, fewest=3, train_s=1e6, **known).start == 3
 
 
+def test_it_starts_replicas_of_the_size_that_is_best_and_says_what_it_predicts():
+    """The batch and the costs that are worked by hand in `test_parallelism.py`."""
+    sizes = ((1, 0, 0.0, 0.0, 1.0, 1.0), (2, 0, 0.0, 0.0, 0.5, 1.0))
+    known = {"devices": 4, "lengths": (10, 10, 10, 40), "trajectories": 4, "replica_costs": sizes}
+    policy = Balanced(count=4, tp=1, training_times=((1, 130.0), (2, 66.0)), trainer_devices=2, **known)
+    assert (policy.start, policy.spans, policy.most) == (2, 2, 2)
+    first, second = policy.plan(view(replicas=0))
+    assert first == second
+    assert first.tp == 2
+    assert first.reason.why is c.Why.ALLOCATED
+    assert first.reason.numbers == {"replicas": 2, "devices": 2, "generation_s": 65.0, "training_s": 66.0}
+    assert check_provisioning_policy(policy, cases=5)
+    # With the trainer's 130 s a replica less is enough.
+    slow = Balanced(count=4, tp=1, train_s=130.0, **known)
+    assert (slow.start, slow.spans) == (1, 1)
+    assert slow.plan(view(replicas=0))[0].tp is None  # as the run's configuration says
+    # What is not known is not guessed.
+    assert Balanced(count=4, tp=1, **known | {"devices": 8}).plan(view(replicas=0)) == [c.StartReplica()] * 4
+    assert Balanced(count=1, tp=1, train_s=1.0, fewest=2, **known).start == 2
+
+
+def test_a_replica_that_is_added_later_has_the_size_of_the_others():
+    sizes = ((1, 0, 0.0, 0.0, 1.0, 1.0), (2, 0, 0.0, 0.0, 0.5, 1.0))
+    lengths = (10, 10, 10, 40)
+    policy = Balanced(count=1, devices=8, train_s=74.0, lengths=lengths, trajectories=4, replica_costs=sizes)
+    assert (policy.start, policy.spans, policy.most) == (1, 2, 4)
+    rows = [iteration(number, 150.0, 74.0, 1, 4) for number in range(6)]
+    (added,) = policy.plan(view(rows, 1, lengths * 4))
+    assert (added.tp, added.reason.why) == (2, c.Why.GENERATION_SLOWER)
+
+
 # ---- options ------------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +299,17 @@ def test_it_starts_as_many_as_are_asked_for_or_as_a_profile_says():
         ({"train_s": 1.0}, "without a cost model"),
         ({"lengths": (0,), **COSTS}, "lengths"),
         ({**COSTS, "k2": 0.0, "k4": 0.0}, "k2=0.0 and k4=0.0"),
+        ({"trainer_devices": 0}, "trainer_devices=0"),
+        (
+            {"replica_costs": ((3, 0, 0.0, 0.0, 0.0, 1.0),)},
+            "found a replica of 3 devices in replica_costs, expected powers of two",
+        ),
+        ({"replica_costs": ((8, 0, 0.0, 0.0, 0.0, 1.0),), "heads": 4}, "that divide the model's 4 heads"),
+        ({"replica_costs": ((1, 0, 0.0, 0.0, 0.0, 1.0),) * 2}, "each size once"),
+        (
+            {"training_times": ((2, 9.0), (4, 5.0)), "trainer_devices": 8},
+            "no row of 8 devices in training_times, which the trainer has",
+        ),
     ],
 )
 def test_an_option_out_of_its_range_is_refused_in_a_line(options, says):

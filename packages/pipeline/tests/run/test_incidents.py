@@ -113,6 +113,15 @@ def test_scripted_faults_and_their_recoveries_reach_the_status_of_a_run(tmp_path
         assert any(line.startswith(f"{member} is back after ") for line in told[told.index(death) :])
 
 
+def test_a_start_that_was_chosen_says_what_it_predicts_once():
+    numbers = {"replicas": 2, "devices": 4, "generation_s": 65.0, "training_s": 66.25}
+    reason = c.Reason(c.Why.ALLOCATED, numbers=numbers)
+    starts = [c.Start(number, "replica", f"r{number}", reason=reason, tp=4) for number in range(2)]
+    (said,) = Incidents().lines(0.0, [], starts)
+    assert said.startswith("the run starts with 2 replicas of 4 devices each: ")
+    assert said.endswith("predicted are 65.0 s of generation and 66.2 s of training an iteration")
+
+
 def test_a_replica_that_comes_or_leaves_says_why():
     numbers = {"generation_s": 91.25, "training_s": 50.0}
     slow = c.Reason(c.Why.GENERATION_SLOWER, numbers={**numbers, "saved_s": 30.0})

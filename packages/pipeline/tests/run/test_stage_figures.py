@@ -31,8 +31,8 @@ def test_lengths_are_those_of_training_at_equal_distances():
     names = [f"0.{number}" for number in range(100)]
     rows = [c.Finished("r0", name, number + 1) for number, name in enumerate(names)]
     found = figures([route(*names), route("e0", purpose=c.Purpose.EVAL)], [*rows, c.Finished("r0", "e0", 9_999)])
-    assert found.lengths == tuple(range(3, 101, 5))
-    assert figures([route("a")], [c.Finished("r0", "a", 7)]).lengths == (7,) * 20
+    assert found.lengths == tuple(range(2, 101, 2))
+    assert figures([route("a")], [c.Finished("r0", "a", 7)]).lengths == (7,) * 50
 
 
 def test_seconds_of_training_count_every_part_of_a_batch_and_the_last_batches():

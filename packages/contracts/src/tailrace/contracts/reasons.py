@@ -52,6 +52,8 @@ class Why(StrEnum):
     REFUSED: the engine of replica `who` did not take its prompt.
     OVER: every batch is trained on.
     PLANNED: the provisioning policy asked for it.
+    ALLOCATED: the run starts with what Algorithm 1 of StreamRL finds best; `replicas`, the `devices` of each, and the predicted
+        `generation_s` and `training_s` of an iteration.
     GENERATION_SLOWER: generation takes longer than training, so a replica is added; `generation_s` and `training_s` of an
         iteration, and `saved_s`, by which generation is predicted to become faster.
     TRAINING_SLOWER: training takes longer than generation, so a replica is removed; `generation_s`, `training_s`, and
@@ -99,6 +101,7 @@ class Why(StrEnum):
     REFUSED = "refused"
     OVER = "over"
     PLANNED = "planned"
+    ALLOCATED = "allocated"
     GENERATION_SLOWER = "generation-slower"
     TRAINING_SLOWER = "training-slower"
     FAILED = "failed"

@@ -12,6 +12,7 @@ from tailrace.contracts import WatchesIterations
 from tailrace.fleetsim.config import FleetConfig, Goal, fleet_config
 from tailrace.fleetsim.cost import DecodeCost, TrainingCost
 from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.fitted_stages import fitted_stages
 from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.layout import Layout, layout
 from tailrace.fleetsim.pools import Costs, pool_costs, replica_pool
@@ -136,6 +137,8 @@ def _completed(
             best = best_size(sizes, workload, first.table, devices=first.gpus, groups=groups, samples=samples)
             known |= {"short": best, "long": best}
         pipeline["provisioning"] = Choice(name=provisioning.name, **{**known, **provisioning.options})
+    if table.fit_stages:
+        pipeline["provisioning"] = Choice(name=provisioning.name, **fitted_stages(config, split, sizes, takes))
     if table.fit_cost:
         relocation = config.pipeline.relocation
         takes = inspect.signature(load_policy("relocation", relocation.name)).parameters

@@ -250,6 +250,8 @@ class FleetConfig(_Strict):
             otherwise it ends there, as a real one. Where there is a `model`, true if None.
         fit_cost: give policies the cost model of these devices, as `tailrace fit-cost` finds it; otherwise that of the
             configuration.
+        fit_stages: begin with the replicas that provisioning `balanced` chooses from what `tailrace fit-cost` would find of
+            both stages on these devices, instead of those of `rollout`.
         cross_datacenter: the replicas are in another datacenter than the trainer.
         prices: price of one device for an hour, by the device's name, in any one currency.
         scoring: a pool for each kind of `workload.scoring`, where it differs from the run's own (`reward`); without kinds
@@ -266,6 +268,7 @@ class FleetConfig(_Strict):
     warm_up: Annotated[int, Field(ge=0)] | None = None
     steady: bool | None = None
     fit_cost: bool = True
+    fit_stages: bool = False
     cross_datacenter: bool = False
     prices: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
     goal: Goal | None = None

@@ -93,6 +93,11 @@ class StageTimes:
         self._known: dict[int, Generation] = {}
 
     @property
+    def lengths(self) -> Sequence[int]:
+        """Response tokens of the trajectories of a batch, ascending."""
+        return self._lengths
+
+    @property
     def sizes(self) -> Sequence[int]:
         """Devices that a replica can have, ascending."""
         return sorted(self._costs)

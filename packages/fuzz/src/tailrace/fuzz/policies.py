@@ -44,6 +44,7 @@ FOLLOWS = {
     "heads",
     "slots",
     "trajectories",
+    "trainer_devices",
     "k1",
     "k2",
     "k3",

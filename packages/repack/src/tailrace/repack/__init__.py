@@ -14,6 +14,7 @@ from tailrace.repack.lpt import Schedule, lpt
 from tailrace.repack.marginal_gain import ideal_gain, marginal_gain
 from tailrace.repack.marginal_throughput import MarginalThroughput
 from tailrace.repack.migration import Migration
+from tailrace.repack.parallelism import Arrangement, StageShare, fewest_devices, share_devices
 from tailrace.repack.relocation import BestFit, NoRelocation
 from tailrace.repack.resizing import to_size
 from tailrace.repack.routing import LeastLoaded, RoundRobin
@@ -26,6 +27,7 @@ __all__ = [
     "AdaptiveTP",
     "AdaptiveTPScaleDown",
     "Allocation",
+    "Arrangement",
     "Balanced",
     "Barrier",
     "BestFit",
@@ -46,6 +48,7 @@ __all__ = [
     "ScaleDown",
     "Schedule",
     "SkewAware",
+    "StageShare",
     "ThroughputModel",
     "UnmeasuredError",
     "WhenDrained",
@@ -54,9 +57,11 @@ __all__ = [
     "allocate_across",
     "batch_time_s",
     "consolidate",
+    "fewest_devices",
     "ideal_gain",
     "lpt",
     "marginal_gain",
     "plan_dispatch",
+    "share_devices",
     "to_size",
 ]

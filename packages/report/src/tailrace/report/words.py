@@ -42,6 +42,10 @@ REASONS = {
     Why.REFUSED: "{who}'s engine refused its prompt",
     Why.OVER: "every batch is trained on",
     Why.PLANNED: "the provisioning policy wants it so",
+    Why.ALLOCATED: (
+        "replicas of {devices:.0f} devices each, {replicas:.0f} of them, are predicted to generate a batch in "
+        "{generation_s:.3g} s, and training takes {training_s:.3g} s"
+    ),
     Why.GENERATION_SLOWER: (
         "generation took {generation_s:.3g} s an iteration, training {training_s:.3g} s; one more replica saves generation "
         "{saved_s:.3g} s"

@@ -24,6 +24,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.TRAINED: frozenset({"version"}),
     Why.NOT_SCORED: frozenset({"attempts"}),
     Why.NOT_SCORED_YET: frozenset({"attempts"}),
+    Why.ALLOCATED: frozenset({"replicas", "devices", "generation_s", "training_s"}),
     Why.GENERATION_SLOWER: frozenset({"generation_s", "training_s", "saved_s"}),
     Why.TRAINING_SLOWER: frozenset({"generation_s", "training_s", "cost_s"}),
     Why.FAILED: frozenset({"failures", "window_s", "allowed"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tailrace.contracts import AddsReplicas
 from tailrace.fleetsim.config import DelayConfig, FleetConfig, Goal, RolloutFleet
 from tailrace.fleetsim.cost import DecodeCost, PrefillCost, TrainingCost
 from tailrace.fleetsim.engine import ModelledEngine
@@ -191,7 +192,9 @@ def _check(config: RunConfig, machine: MachineProfile) -> None:
 
 def _check_sizes(spec: PipelineSpec, machine: MachineProfile) -> None:
     """Refuse a policy that resizes replicas: a profile has the costs of the one size that was measured."""
-    sizes = getattr(spec.provisioning, "sizes", (spec.tp,))
+    policy = spec.provisioning
+    spans = (policy.spans or spec.tp,) if isinstance(policy, AddsReplicas) else (spec.tp,)
+    sizes = getattr(policy, "sizes", spans)
     if set(sizes) - {spec.tp}:
         raise FleetError(
             f"keys 'pipeline.provisioning' and 'fleet.profile': found {type(spec.provisioning).__name__}, whose replicas span "

@@ -32,7 +32,10 @@ _OPTIONS = {
 # Options that another key decides.
 _ELSEWHERE = {
     *(f"pipeline.batching.{name}" for name in ("samples", "prompts", "shares", "shuffle_seed")),
-    *(f"pipeline.provisioning.{name}" for name in ("count", "max_tokens", "tp", "heads", "slots", "trajectories")),
+    *(
+        f"pipeline.provisioning.{name}"
+        for name in ("count", "max_tokens", "tp", "heads", "slots", "trajectories", "trainer_devices")
+    ),
     *(f"pipeline.{axis}.k{number}" for axis in ("routing", "relocation", "provisioning") for number in range(1, 5)),
     "pipeline.routing.pool_costs",
     *(f"warm_start.options.{name}" for name in ("steps", "batch", "lr", "processes", "seed")),

@@ -12,7 +12,7 @@ from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, 
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.run.build import CPU_ENVIRONMENT, build_spec, selected_engine
-from tailrace.pipeline.run.pools import relay_count, tensor_parallel
+from tailrace.pipeline.run.pools import relay_count
 
 
 def start_ahead(host: RayHost, config: RunConfig) -> None:
@@ -43,11 +43,11 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
 
 def _replicas(config: RunConfig) -> tuple[int, float]:
     """Replicas at the start, and how many times the devices that the configuration says each of them has."""
-    policy = build_spec(config).provisioning
+    spec = build_spec(config)
+    policy = spec.provisioning
     if not isinstance(policy, AddsReplicas):
         return config.rollout.replicas, 1.0
-    tp = tensor_parallel(config.rollout.options)
-    return policy.start, (tp if policy.spans is None else policy.spans) / tp
+    return policy.start, 1.0 if policy.spans is None else policy.spans / spec.tp
 
 
 def _nothing() -> None:

@@ -351,14 +351,15 @@ def _cost_model(config: RunConfig) -> dict[str, Any]:
 
 
 def _devices(config: RunConfig) -> dict[str, Any]:
-    """What a policy may want to know of replicas: the devices that each spans, the model's heads, which those divide, the
-    trajectories that it generates at once, and those of a batch."""
+    """What a policy may want to know of devices: those that each replica spans, the model's heads, which they divide, the
+    trajectories that a replica generates at once, and those of a batch; the trainer's devices, one for each process."""
     pipeline, pools = config.pipeline, replica_pools(config)
     batch = pipeline.prompts_per_replica * pipeline.samples_per_prompt
     found: dict[str, Any] = {
         "tp": pools[0].tp if len(pools) == 1 else tensor_parallel(config.rollout.options),
         "slots": pools[0].replica_batch if len(pools) == 1 else batch,
         "trajectories": pipeline.prompts_per_step * pipeline.samples_per_prompt,
+        "trainer_devices": config.trainer.processes,
     }
     path, small = config.model.path, config.model.small
     if path is not None and (path / "config.json").is_file():

@@ -6,7 +6,7 @@ from tailrace.contracts import AddsReplicas
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.pools import replica_gpus, tensor_parallel
+from tailrace.pipeline.run.pools import replica_gpus
 
 
 def check_free_devices(config: RunConfig, gpus: float) -> None:
@@ -18,12 +18,13 @@ def check_free_devices(config: RunConfig, gpus: float) -> None:
     Raises:
         ConfigError: there are too few.
     """
-    policy, executor = build_spec(config).provisioning, config.executor
+    spec, executor = build_spec(config), config.executor
+    policy = spec.provisioning
     each = replica_gpus(config) / config.rollout.replicas
     if not isinstance(policy, AddsReplicas) or not each:
         return
     if policy.spans is not None:
-        each *= policy.spans / tensor_parallel(config.rollout.options)
+        each *= policy.spans / (spec.pools[0].tp if spec.pools else spec.tp)
     others = config.trainer.processes * executor.trainer_gpus + executor.scorer_gpus
     needed = policy.most * each + others
     if needed > gpus:

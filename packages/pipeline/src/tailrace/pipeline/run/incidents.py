@@ -87,11 +87,22 @@ class Incidents:
 def _by_plan(command: c.Command) -> list[str]:
     """A replica that comes or leaves because one stage takes longer than the other."""
     match command:
+        case c.Start(id="r0", reason=reason) if reason.why is c.Why.ALLOCATED:  # the others say the same
+            return [_allocated(reason.numbers)]
         case c.Start(id=name, reason=reason) if reason.why is c.Why.GENERATION_SLOWER:
             return [f"replica {name} is added: {_stages(reason.numbers)}"]
         case c.Stop(id=name, reason=reason) if reason.why is c.Why.TRAINING_SLOWER:
             return [f"replica {name} is removed: {_stages(reason.numbers)}"]
     return []
+
+
+def _allocated(predicted: Mapping[str, float]) -> str:
+    replicas, devices = predicted.get("replicas", 0.0), predicted.get("devices", 0.0)
+    generation_s, training_s = predicted.get("generation_s", 0.0), predicted.get("training_s", 0.0)
+    return (
+        f"the run starts with {replicas:.0f} replicas of {devices:.0f} devices each: predicted are {generation_s:.1f} s of "
+        f"generation and {training_s:.1f} s of training an iteration"
+    )
 
 
 def _stages(seconds: Mapping[str, float]) -> str:

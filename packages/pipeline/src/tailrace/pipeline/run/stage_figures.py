@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -11,7 +11,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.run.eventlog import Instant
 
 _STEPS, _RESPONSES = 8, 4_096  # the last ones, since both change as the model learns
-QUANTILES = 20
+QUANTILES = 50  # with fewer, the longest are missing, on which the time of a batch depends
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,12 @@ class StageFigures:
     Args:
         train_s: mean seconds for which the trainer computed on a batch; None if it trained on none.
         lengths: response tokens at equal distances in the distribution, shortest first; empty if none finished.
+        kv_tokens: tokens that the KV cache of a replica holds; 0 if none says.
     """
 
     train_s: float | None
     lengths: tuple[int, ...]
+    kv_tokens: int = 0
 
 
 def stage_figures(log: Iterable[Instant]) -> StageFigures:
@@ -32,13 +34,15 @@ def stage_figures(log: Iterable[Instant]) -> StageFigures:
     training: set[str] = set()
     lengths: deque[int] = deque(maxlen=_RESPONSES)
     steps: deque[float] = deque(maxlen=_STEPS)
-    added_s = 0.0
+    added_s, kv_tokens = 0.0, 0
     for instant in log:
         for event in instant.events:
             match event:
                 case c.Finished(trajectory=name, tokens=tokens) if name in training:
                     training.discard(name)
                     lengths.append(max(1, tokens))
+                case c.Snapshot(kv_capacity_tokens=told):
+                    kv_tokens = told or kv_tokens
                 case c.Accumulated(metrics=metrics):
                     added_s += metrics.get("wall_s", 0.0)
                 case c.Stepped(metrics=metrics):
@@ -47,6 +51,10 @@ def stage_figures(log: Iterable[Instant]) -> StageFigures:
         for command in instant.commands:
             if isinstance(command, c.Route):
                 training.update(ref.trajectory for ref in command.trajectories if ref.purpose is c.Purpose.TRAIN)
-    ordered = sorted(lengths)
-    places = ((2 * place + 1) * len(ordered) // (2 * QUANTILES) for place in range(QUANTILES if ordered else 0))
-    return StageFigures(fmean(steps) if steps else None, tuple(ordered[place] for place in places))
+    return StageFigures(fmean(steps) if steps else None, at_equal_distances(sorted(lengths)), kv_tokens)
+
+
+def at_equal_distances(ordered: Sequence[int], count: int = QUANTILES) -> tuple[int, ...]:
+    """Of lengths in ascending order, so many that stand for all of them; empty if there are none."""
+    places = ((2 * place + 1) * len(ordered) // (2 * count) for place in range(count if ordered else 0))
+    return tuple(ordered[place] for place in places)

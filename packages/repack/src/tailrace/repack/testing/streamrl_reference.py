@@ -99,9 +99,17 @@ def allocate_slowly(
     return min((each for each in found if each[0] < math.inf), default=None)
 
 
-def batch_time_slowly(lengths: Sequence[int], replicas: int, model: ThroughputModel, slots: int | None) -> float:
+def batch_time_slowly(
+    lengths: Sequence[int],
+    replicas: int,
+    model: ThroughputModel,
+    slots: int | None,
+    kv_tokens: int | None = None,
+) -> float:
     """What `tailrace.repack.batch_time_s` computes: every replica decoded step by step, and the slowest taken."""
     order = sorted(lengths, reverse=True)
+    if kv_tokens is not None and order[0] > kv_tokens:
+        return math.inf
     slowest = 0.0
     for replica in range(replicas):
         waiting = [order[place] for place in range(replica, len(order), replicas)]
@@ -109,8 +117,30 @@ def batch_time_slowly(lengths: Sequence[int], replicas: int, model: ThroughputMo
         seconds = 0.0
         while waiting or running:
             while waiting and (slots is None or len(running) < slots):
+                if kv_tokens is not None and sum(end for _, end in running) + waiting[0] > kv_tokens:
+                    break
                 running.append((0, waiting.pop(0)))
             seconds += model.step_latency_s(sum(so_far for so_far, _ in running), len(running))
             running = [(so_far + 1, end) for so_far, end in running if so_far + 1 < end]
         slowest = max(slowest, seconds)
     return slowest
+
+
+def share_slowly(
+    devices: int,
+    batch: Sequence[int],
+    costs: Sequence[tuple[int, int, float, float, float, float]],
+    training: Sequence[tuple[int, float]],
+    slots: int | None = None,
+) -> tuple[float, int, int] | None:
+    """Seconds of an iteration, devices in all and devices that generate, over every number and size of replicas and every
+    measured trainer; None if nothing fits. What `tailrace.repack.share_devices` finds.
+    """
+    found = []
+    for size, kv_tokens, *k in costs:
+        for replicas in range(1, devices // size + 1):
+            generation_s = batch_time_slowly(batch, replicas, ThroughputModel(*k), slots, kv_tokens or None)
+            for train, training_s in training:
+                if replicas * size + train <= devices and generation_s < math.inf:
+                    found.append((max(generation_s, training_s), replicas * size + train, replicas * size))
+    return min(found, default=None)
