@@ -1,5 +1,7 @@
 """``tailrace profile`` at the terminal: what it says, what it writes, and what it refuses before it starts anything."""
 
+import tomllib
+
 import pytest
 
 from tailrace.cli.main import main
@@ -45,6 +47,12 @@ def test_it_writes_the_machine_and_says_how_well_it_fits(measured, capsys, tmp_p
         "3 computing   each got 0.55 of its cores, the simulator gives 0.53",
     ):
         assert said in out
+    begins = tomllib.loads(out.partition('with provisioning "balanced":')[2].partition("\n\nwrote")[0])
+    decode = load_machine("two-cores").decode
+    row = [1, decode.kv_capacity_tokens, decode.k1, decode.k2, decode.k3, decode.k4]
+    assert begins["replica_costs"] == [pytest.approx(row, rel=1e-3)]
+    assert begins["training_times"] == [[1, begins["train_s"]]]
+    assert len(begins["lengths"]) == 50
     assert "tailrace simulate staleflow --set fleet.profile=mine.toml" in out
     assert "measure again" not in out
     assert out.count("step ") < 12  # not a line for each

@@ -110,6 +110,10 @@ def test_a_fit_of_its_cost_model_says_whether_it_may_be_used(capsys):
     begins = told[told.index("# train_s = ") :].replace("# ", "")
     assert tomllib.loads(begins)["train_s"] > 0
     assert len(tomllib.loads(begins)["lengths"]) == 50
+    ((spans, kv_tokens, *coefficients),) = tomllib.loads(begins)["replica_costs"]
+    assert (spans, coefficients) == (1, list(tomllib.loads(told)["rollout"]["cost_model"].values()))
+    assert kv_tokens > 8192
+    assert tomllib.loads(begins)["training_times"] == [[1, tomllib.loads(begins)["train_s"]]]
 
 
 def test_it_is_not_gone_on_with(capsys):

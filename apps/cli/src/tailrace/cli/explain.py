@@ -7,6 +7,7 @@ from textwrap import wrap
 
 import typer
 
+from tailrace.cli.measured_rows import rows
 from tailrace.pipeline.run.directory import RunDirectory
 
 
@@ -32,7 +33,8 @@ def fit_cost(run: Path) -> None:
     from tailrace.pipeline.run.fit import fit_cost_model
     from tailrace.pipeline.run.stage_figures import stage_figures
 
-    fit = fit_cost_model(RunDirectory.open(run))
+    directory = RunDirectory.open(run)
+    fit = fit_cost_model(directory)
     least, most = fit.running
     if fit.doubts:
         typer.echo("# Verdict: do not use this fit.")
@@ -44,10 +46,12 @@ def fit_cost(run: Path) -> None:
     left_out = "" if fit.held_out is None else f", {fit.held_out:.0%} on what was left out of the fit"
     typer.echo(f"# {fit.samples} snapshots; step times are off by {fit.error:.0%} in the median{left_out}")
     typer.echo("[rollout.cost_model]")
-    for name in ("k1", "k2", "k3", "k4"):
-        typer.echo(f"{name} = {getattr(fit.model, name):.4g}")
-    stages = stage_figures(read_log(RunDirectory.open(run).events))
+    coefficients = {name: getattr(fit.model, name) for name in ("k1", "k2", "k3", "k4")}
+    for name, value in coefficients.items():
+        typer.echo(f"{name} = {value:.4g}")
+    stages = stage_figures(read_log(directory.events))
     if stages.train_s is not None and stages.lengths:
         typer.echo('# What provisioning "balanced" may begin with, from the last steps and responses:')
-        typer.echo(f"# train_s = {stages.train_s:.4g}")
-        typer.echo(f"# lengths = {list(stages.lengths)}")
+        config, measured = directory.configuration(), (tuple(coefficients.values()), stages.kv_tokens)
+        for line in rows(config, *measured, stages.train_s, stages.lengths):
+            typer.echo(f"# {line}")

@@ -17,10 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tailrace.cli.errors import CommandError
+from tailrace.cli.measured_plan import is_measured, plan_measured
 from tailrace.cli.prices import check_used, read_prices, with_prices
 from tailrace.fleetsim.config import fleet_config
 from tailrace.fleetsim.hardware import find_device
 from tailrace.fleetsim.plan import Option, Search, Split, devices_of, plan
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.report.words import duration, money, price
 
@@ -48,6 +50,10 @@ def show_plan(options: PlanOptions) -> None:
     """
     if options.objective not in ("throughput", "cost"):
         raise CommandError(f"--objective {options.objective}: expected throughput or cost")
+    measured = configuration(options.target, settings=options.settings)
+    if is_measured(measured):
+        _show_measured(measured, options)
+        return
     prices = read_prices(options.prices)
     config = with_prices(configuration(options.target, settings=options.settings), prices)
     table = fleet_config(config.fleet)
@@ -64,10 +70,37 @@ def show_plan(options: PlanOptions) -> None:
         )
     show(search, console)
     if options.out is not None:
-        options.out.write_text(written(options.target, options.out, search.options[0]))
+        best = search.options[0]
+        found = f"{best.split}; {best.policies}"
+        options.out.write_text(written(options.target, options.out, found, best.settings))
         console.print(Text(f"Written as a configuration: {options.out}"), soft_wrap=True)
     if options.json_file is not None:
         options.json_file.write_text(json.dumps(_plain(search), indent=1) + "\n")
+
+
+def _show_measured(config: RunConfig, options: PlanOptions) -> None:
+    """Share devices by what was measured of both stages, and print how."""
+    if options.gpus is None:
+        raise CommandError("found no number of devices, expected --gpus N")
+    if options.prices or options.objective != "throughput" or options.bound is not None:
+        raise CommandError(
+            f"{options.target}: found --price, --objective or --bound for a plan from measured runs, expected --gpus alone; a "
+            "table 'fleet' with a model is searched by them"
+        )
+    plan = plan_measured(config, options.gpus)
+    share = plan.share
+    print(f"Best: {plan}.")
+    print(
+        f"Predicted: {share.generation.seconds:.3g} s of generation and {share.training_s:.3g} s of training a batch; an "
+        f"iteration takes {share.iteration_s:.3g} s."
+    )
+    for line in _lines(plan.settings()):
+        print(f"  {line}")
+    if options.out is not None:
+        options.out.write_text(written(options.target, options.out, str(plan), plan.settings()))
+        print(f"Written as a configuration: {options.out}")
+    if options.json_file is not None:
+        options.json_file.write_text(json.dumps({"devices": plan.devices, **asdict(share)}, indent=1) + "\n")
 
 
 class _Lines:
@@ -83,15 +116,15 @@ class _Lines:
             print(said, file=sys.stderr, flush=True)
 
 
-def written(target: str, out: Path, best: Option) -> str:
-    """The best option as a configuration file that is based on the searched one."""
-    lines = list(_lines(best.settings))
+def written(target: str, out: Path, found: str, settings: Mapping[str, Any]) -> str:
+    """What was found, in words and as settings, as a configuration file that is based on the searched one."""
+    lines = list(_lines(settings))
     if target.endswith(".toml"):
         app = configuration(target).app
         head = [f"app = {json.dumps(app)}", f"base = {json.dumps(os.path.relpath(target, out.parent))}"]
     else:
         head = [f"app = {json.dumps(target)}", 'base = "quickstart"']
-    return "\n".join([f"# Found by tailrace plan: {best.split}; {best.policies}.", *head, *lines, ""])
+    return "\n".join([f"# Found by tailrace plan: {found}.", *head, *lines, ""])
 
 
 def _lines(content: Mapping[str, Any], above: str = "") -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.cli.complaints import DEBUG, complain, one_line
 from tailrace.cli.errors import CommandError
+from tailrace.cli.measured_rows import rows
 from tailrace.cli.preflight import check
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ControllerError, DeadlineError, RoleError, RunFailedError
@@ -25,6 +26,7 @@ from tailrace.pipeline.run.prompt_reading import sized
 if TYPE_CHECKING:
     from tailrace.fleetsim.profile.fit import Profile
     from tailrace.fleetsim.profile.run import Progress
+    from tailrace.pipeline.config.models import RunConfig
 
 INTERRUPTED, FAILED = 130, 1
 STEPS = 50
@@ -81,6 +83,8 @@ def profile(options: ProfileOptions) -> int:
     out.write_text(machine_toml(profiled.machine), encoding="utf-8")
     for line in lines(profiled):
         print(line)
+    for line in begins(profiled, config):
+        print(line)
     print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; simulate with it:")
     print(f"  tailrace simulate {options.target} --set fleet.profile={out}")
     return 0
@@ -130,6 +134,25 @@ def lines(profile: Profile) -> Iterator[str]:
             f"other programs used {profile.others_cores:.2f} cores meanwhile: measure again on a quiet machine before you "
             "rely on this"
         )
+
+
+def begins(profile: Profile, config: RunConfig) -> Iterator[str]:
+    """What provisioning `balanced` may begin with, for a batch as large as the configuration's."""
+    from tailrace.pipeline.run.stage_figures import at_equal_distances
+
+    machine, pipeline = profile.machine, config.pipeline
+    decode, training = machine.decode, machine.training
+    trajectories = [(prompt, response) for _, prompt, responses, _ in machine.workload.groups for response in responses]
+    share = pipeline.prompts_per_step * pipeline.samples_per_prompt / len(trajectories)
+    tokens = sum(prompt + response for prompt, response in trajectories)
+    squares = sum((prompt + response) ** 2 for prompt, response in trajectories)
+    train_s = training.batch_s + training.fixed_s
+    train_s += share * (training.per_token_s * tokens + training.per_square_token_s * squares)
+    lengths = at_equal_distances(sorted(response for _, response in trajectories))
+    coefficients = decode.k1, decode.k2, decode.k3, decode.k4
+    yield 'with provisioning "balanced":'
+    for line in rows(config, coefficients, decode.kv_capacity_tokens, train_s, lengths):
+        yield f"  {line}"
 
 
 def _filling(profile: Profile) -> Iterator[str]:

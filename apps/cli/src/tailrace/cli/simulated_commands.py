@@ -99,7 +99,9 @@ def compare_command(
 
 @app.command("plan")
 def plan_command(
-    target: Annotated[str, typer.Argument(metavar="CONFIG", help="A TOML file with a table [fleet].")],
+    target: Annotated[
+        str, typer.Argument(metavar="CONFIG", help="A TOML file with a table [fleet], or with what runs measured.")
+    ],
     gpus: Annotated[
         int | None,
         typer.Option("--gpus", metavar="N", min=1, help="Devices in all; with pools or sites, at most so many."),

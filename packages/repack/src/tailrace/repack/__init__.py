@@ -5,7 +5,7 @@ from tailrace.repack.adaptive_tp import AdaptiveTP
 from tailrace.repack.adaptive_tp_scale_down import AdaptiveTPScaleDown
 from tailrace.repack.allocation import Allocation, allocate, allocate_across
 from tailrace.repack.balanced import Balanced
-from tailrace.repack.batch_time import batch_time_s
+from tailrace.repack.batch_time import batch_like, batch_time_s
 from tailrace.repack.consolidation import consolidate
 from tailrace.repack.dispatch import Dispatch, plan_dispatch
 from tailrace.repack.errors import FitError, LoadError, NothingFitsError, RepackError, UnmeasuredError
@@ -55,6 +55,7 @@ __all__ = [
     "WhenUseful",
     "allocate",
     "allocate_across",
+    "batch_like",
     "batch_time_s",
     "consolidate",
     "fewest_devices",

@@ -26,7 +26,7 @@ from tailrace.contracts import (
     Tried,
     Why,
 )
-from tailrace.repack.batch_time import batch_time_s
+from tailrace.repack.batch_time import batch_like, batch_time_s
 from tailrace.repack.costed import Costed
 from tailrace.repack.errors import LoadError
 from tailrace.repack.lpt import checked_lengths
@@ -154,7 +154,7 @@ class Balanced:
         train_s, costs = self._train_s, self.replica_costs or self._own_cost
         if train_s is None or not costs or not self.lengths or self.trajectories is None:
             return None
-        batch = tuple(_batch(self.lengths, self.trajectories))
+        batch = tuple(batch_like(self.lengths, self.trajectories))
         return _fewest_devices(self._devices, batch, costs, train_s, self.slots)
 
     def plan(self, view: FleetView) -> Sequence[StartReplica | StopReplica]:
@@ -171,7 +171,7 @@ class Balanced:
         if len(last) < self.patience:
             return ()
         here = len(staying)
-        batch = _batch(view.lengths, round(fmean(one.trajectories for one in last)))
+        batch = batch_like(view.lengths, round(fmean(one.trajectories for one in last)))
         stages = {
             "generation_s": fmean(one.generation_s for one in last),
             "training_s": fmean(one.training_s for one in last),
@@ -220,7 +220,7 @@ class Balanced:
         numbers = {
             "replicas": self.start,
             "devices": begins.size,
-            "generation_s": self._time_s(_batch(self.lengths, self.trajectories or 0), self.start),
+            "generation_s": self._time_s(batch_like(self.lengths, self.trajectories or 0), self.start),
             "training_s": train_s,
         }
         return StartReplica(Reason(Why.ALLOCATED, numbers=numbers), self._own_tp)
@@ -307,11 +307,3 @@ def _fewest_devices(
 ) -> Arrangement:
     """`fewest_devices`, which a run asks for often."""
     return fewest_devices(devices, batch, costs, train_s, slots=slots)
-
-
-def _batch(lengths: Sequence[int], trajectories: int) -> Sequence[int]:
-    """So many lengths, at equal distances in the distribution of the last ones; empty if there are none of either."""
-    known = sorted(max(1, length) for length in lengths[-trajectories:]) if trajectories else []
-    if not known:
-        return ()
-    return [known[number * len(known) // trajectories] for number in range(trajectories)]

@@ -53,6 +53,14 @@ def batch_time_s(
     return max(_alone_s(part, model, slots, kv_tokens) for part in parts)
 
 
+def batch_like(lengths: Sequence[int], trajectories: int) -> Sequence[int]:
+    """So many lengths, at equal distances in the distribution of the last ones; empty if there are none of either."""
+    known = sorted(max(1, length) for length in lengths[-trajectories:]) if trajectories else []
+    if not known:
+        return ()
+    return [known[number * len(known) // trajectories] for number in range(trajectories)]
+
+
 def _alone_s(queue: Sequence[int], model: ThroughputModel, slots: int | None, room: float) -> float:
     """Seconds of one replica for a queue of responses, each of which fits."""
     waiting = deque(queue)
