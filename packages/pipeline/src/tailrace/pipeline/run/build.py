@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import DrawsAgain, PluginError, adds_gradients
+from tailrace.contracts import AddsReplicas, DrawsAgain, PluginError, adds_gradients
 from tailrace.paramserver import ParamServerError
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
@@ -135,7 +135,7 @@ def check(config: RunConfig) -> None:
     parts = (
         build_spec,
         prepare.check,
-        check_faults,
+        _check_faults,
         _check_transfer,
         selected_engine,
         _engine_options,
@@ -271,6 +271,10 @@ def _engine_options(config: RunConfig) -> Any:
     from tailrace.rollout import EngineOptions
 
     return read_options(EngineOptions, config.rollout.options, "key 'rollout.options'")
+
+
+def _check_faults(config: RunConfig) -> None:
+    check_faults(config, lambda: isinstance(build_spec(config).provisioning, AddsReplicas))
 
 
 def _check_seeds(config: RunConfig) -> None:

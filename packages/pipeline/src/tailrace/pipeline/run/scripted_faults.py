@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 from tailrace.faulttol import Fault, FaulttolError, parse_fault
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.pools import relay_count
+
+_LATER = re.compile(r"r?\d+")
 
 
 def build_faults(config: RunConfig) -> list[Fault]:
@@ -22,8 +27,11 @@ def build_faults(config: RunConfig) -> list[Fault]:
         raise ConfigError(f"key 'faults': {error}") from error
 
 
-def check_faults(config: RunConfig) -> None:
+def check_faults(config: RunConfig, adds_replicas: Callable[[], bool]) -> None:
     """Check that the scripted faults name members of the run's start, and steps before its end.
+
+    Args:
+        adds_replicas: whether replicas may join later, which a fault may name too.
 
     Raises:
         ConfigError: one does not; a line for each.
@@ -41,7 +49,9 @@ def check_faults(config: RunConfig) -> None:
                 f"key 'faults': {fault}: found no {fault.role} in this run, expected one of {', '.join(members)}"
             )
             continue
-        if fault.member is not None and not {fault.member, f"r{fault.member}"} & set(known):
+        if fault.member is None or {fault.member, f"r{fault.member}"} & set(known):
+            pass
+        elif not (fault.role == REPLICA and _LATER.fullmatch(fault.member) and adds_replicas()):
             gathered.add(
                 f"key 'faults': {fault}: found {fault.role} {fault.member!r}, expected one of {', '.join(known)}"
             )
