@@ -393,6 +393,27 @@ KINDS = {
         None,
         ["c.toml", "pipeline.provisioning", "devices=2 for 2 replicas of 1", "none is free", "at least 3"],
     ),
+    "no-replica-that-was-measured-fits": (
+        settings(
+            "pipeline.provisioning=balanced",
+            "pipeline.provisioning.replica_costs=[[2, 30, 0.0, 0.0, 0.0, 1.0]]",
+            "pipeline.provisioning.lengths=[40]",
+            "pipeline.provisioning.train_s=1.0",
+        ),
+        None,
+        [
+            "c.toml",
+            "pipeline.provisioning",
+            "no replica of 2 devices",
+            "the longest response, 40 tokens",
+            "expected more",
+        ],
+    ),
+    "a-trainer-that-was-not-measured": (
+        settings('pipeline.provisioning={name = "balanced", training_times = [[2, 9.0], [4, 5.0]]}'),
+        None,
+        ["c.toml", "pipeline.provisioning", "no row of 1 devices in training_times", "expected one beside 2, 4"],
+    ),
     "stages-balanced-on-the-same-devices": (
         settings("pipeline.provisioning=balanced", "pipeline.admission=on-policy", "trainer.colocated=true"),
         None,

@@ -38,7 +38,7 @@ def fitted_stages(
     for size, (decode, _) in sorted(sizes.items()):
         fitted = decode.coefficients()
         costs.append((size, decode.kv_capacity_tokens, fitted.k1, fitted.k2, fitted.k3, fitted.k4))
-    found = {
+    found: dict[str, Any] = {
         "devices": split.rollout_gpus,
         "replica_costs": costs,
         "train_s": times.train_s(split.trainer_gpus),
