@@ -98,8 +98,8 @@ class Balanced:
     trajectories: int | None = None
     train_s: Annotated[float | None, Tried((None,))] = None
     lengths: Annotated[tuple[int, ...], Tried((None,))] = ()
-    replica_costs: Annotated[tuple[ReplicaCost, ...], Tried((None,))] = ()
-    training_times: Annotated[tuple[TrainingTime, ...], Tried((None,))] = ()
+    replica_costs: tuple[ReplicaCost, ...] = ()
+    training_times: tuple[TrainingTime, ...] = ()
     trainer_devices: int | None = None
     heads: int | None = None
     k1: float | None = None
