@@ -84,7 +84,7 @@ class StreamGenerationService:
         ahead: int | None = None,
         restarts: int = 3,
         still_s: float = 120.0,
-        flush_s: float = 0.02,
+        flush_s: float = 0.05,
         pull_timeout_s: float = 120.0,
         start_timeout_s: float = 600.0,
         rank_timeout_s: float = 10.0,
