@@ -1,6 +1,6 @@
 """Weights between two datacenters over a slow link: bytes for each version, what a transfer costs a step, a cut of the link.
 
-    sudo .venv/bin/python tools/bench/sites.py [--mib N] [--repeats N] [--steps N] [--step-s S] [--run RUN]... [--quick]
+    sudo .venv/bin/python tools/bench/sites.py [--mib N] [--repeats N] [--steps N] [--step-s S] [--run RUN]... [--quick] [--ray]
 
 The datacenters are network namespaces, and the link between them is limited in both directions and counted by the kernel. It
 needs Linux, root, `ip` and `tc`. Its parts are in `site_link/`.
@@ -12,11 +12,12 @@ import argparse
 import json
 import os
 import platform
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from site_link import crossing, pipeline, versions
+from site_link import crossing, pipeline, ray_groups, versions
 
 COUNTS = (1, 2, 4)
 SMALL_LR, PUBLISHED = 1e-6, "bfloat16"
@@ -87,6 +88,22 @@ def survived(step_s: float, nbytes: int, steps: int, cut_s: float) -> pipeline.S
     return found
 
 
+def real_runs(steps: int) -> list[ray_groups.Run]:
+    """The quick start over two groups of Ray nodes, with and without a cut."""
+    found = []
+    for cut_s in (0.0, pipeline.CUT_S):
+        with tempfile.TemporaryDirectory(prefix="sites-run-") as folder:
+            row = ray_groups.run(rate=20e6, replicas=2, steps=steps, cut_s=cut_s, folder=Path(folder) / "run")
+        found.append(row)
+        print(
+            f"{row.steps} steps over two groups of Ray nodes, cut for {row.cut_s:.0f} s: {row.lost} trajectories lost, "
+            f"staleness at most {row.staleness}, {row.beyond[0]} of {row.beyond[1]} replicas came up beyond the link, "
+            f"{row.link_bytes / 2**20:.1f} MiB crossed; steps of {row.step_s:.1f} s, {row.exposed_s:.2f} s exposed in all; "
+            f"{row.wall_s:.0f} s"
+        )
+    return found
+
+
 def _words_in(dtype: str) -> int:
     return 2 if dtype == "float32" else 1
 
@@ -101,11 +118,16 @@ def main() -> None:
     parser.add_argument(
         "--run", type=Path, action="append", default=[], help="a run whose checkpoints are compared too"
     )
+    parser.add_argument("--ray", action="store_true", help="only: a real run over two groups of Ray nodes, minutes")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     mib, repeats = options.mib or (16 if options.quick else 64), options.repeats or (2 if options.quick else 5)
     steps, step_s = options.steps or (8 if options.quick else 15), options.step_s or (1.0 if options.quick else 2.0)
     report: dict[str, Any] = {"benchmark": "sites", "load_before": os.getloadavg()[0], "cores": os.cpu_count()}
+    if options.ray:
+        report["runs"] = [asdict(row) for row in real_runs(options.steps or 6)]
+        written(report, options.json)
+        return
     changed = words(options.run, *((128, 2) if options.quick else (256, 4)))
     crossed = bytes_over_the_link(changed, mib * 2**20, repeats)
     timed, costs = pipelines(step_s, 8 * 2**20, steps)
