@@ -13,9 +13,9 @@ The same calls with the same events give the same commands, byte for byte. So re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.batches import Batches
@@ -36,19 +36,16 @@ from tailrace.pipeline.controller.plugin_faults import blame, policies_of
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.provisioning import Provisioning
 from tailrace.pipeline.controller.refill import Refill
+from tailrace.pipeline.controller.responses import Responses
 from tailrace.pipeline.controller.round_history import RoundHistory
 from tailrace.pipeline.controller.rounds import Rounds
 from tailrace.pipeline.controller.scoring import Scoring
-from tailrace.pipeline.controller.states import GroupPhase, Phase
+from tailrace.pipeline.controller.states import GroupPhase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.controller.weights import Weights
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
-
-_TRAIN: Final = c.Purpose.TRAIN
-_EVAL: Final = c.Purpose.EVAL
-_DONE: Final = Phase.DONE
 
 
 class Controller:
@@ -100,6 +97,10 @@ class Controller:
             spec, self.members, self.fleet, self.trainer, self.coordinator, self.losses, self.round_history, self.lending,
             self.outbox,
         )  # fmt: skip
+        self.responses = Responses(
+            self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.scoring, self.predictions,
+            self.coordinator, self.groups, self.provisioning,
+        )  # fmt: skip
         self.failures = Failures(
             spec.recovery, self.members, self.trainer, self.outbox,
             losses=self.losses, view=self.provisioning.view, fail=self._fail,
@@ -112,7 +113,7 @@ class Controller:
         self.view = RunView(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
-            c.Interrupted: self._on_interrupted,
+            c.Interrupted: self.responses.interrupted,
             c.Pulled: self.weights.pulled,
             c.PullFailed: self.weights.pull_failed,
             c.Published: self.weights.was_published,
@@ -149,7 +150,7 @@ class Controller:
         """
         if self.over and not any(self._goes_on(one) for one in events):
             return []
-        self.now = self.fleet.now = self.weights.now = self.failed_groups.now = now
+        self.now = self.fleet.now = self.weights.now = self.failed_groups.now = self.responses.now = now
         self.provisioning.iterations.passed(now)
         try:
             if not self.started:
@@ -188,9 +189,9 @@ class Controller:
         """Update the state from events. Returns whether the run continues."""
         for kind, alike in groupby(events, type):
             if kind is c.Finished:
-                self._on_finished(cast("Iterator[c.Finished]", alike))
+                self.responses.finished(cast("Iterator[c.Finished]", alike))
             elif kind is c.Scored:
-                self._on_scored(cast("Iterator[c.Scored]", alike))
+                self.responses.scored(cast("Iterator[c.Scored]", alike))
             elif kind is c.Predicted:
                 self.predictions.heard(cast("Iterator[c.Predicted]", alike))
             else:
@@ -243,50 +244,8 @@ class Controller:
         if event.still_s > 0:
             self.failures.stands_still(self.now)
 
-    def _on_finished(self, events: Iterable[c.Finished]) -> None:
-        replicas, trajectories, ledger = self.fleet.replicas, self.ledger.trajectories, self.ledger
-        trainer, counts = self.trainer.version, self.trainer.staleness_at_completion
-        for event in events:
-            name = event.trajectory
-            replica, state = replicas[event.replica], trajectories.get(name)
-            replica.left(name, evaluation=state is not None and state.purpose is _EVAL)
-            replica.member.worked()
-            if state is None or name in ledger.discarding or not ledger.finished(state, event.tokens, trainer):
-                continue
-            if state.destination is not None:
-                self.coordinator.unbind(state)
-            if state.purpose is _TRAIN and state.version is not None:
-                lag = trainer - state.version
-                counts[lag] = counts.get(lag, 0) + 1
-            self.scoring.next.append(name)
-            if state.purpose is _TRAIN:
-                self.provisioning.finished(event.tokens)
-                self.groups.generated(state.group)
-
-    def _on_interrupted(self, event: c.Interrupted) -> None:
-        name, state = event.trajectory, self.ledger.trajectories.get(event.trajectory)
-        evaluation = state is not None and state.purpose is _EVAL
-        self.fleet.replicas[event.replica].left(name, evaluation=evaluation)
-        if state is not None and state.replica == event.replica:
-            self.ledger.returned(name, event.tokens_kept)
-
     def _on_durable(self, event: c.Durable) -> None:
         self.groups.settled(self.ledger.settle(self.trainer.became_durable(event.version)))
-
-    def _on_scored(self, events: Iterable[c.Scored]) -> None:
-        trajectories, ledger = self.ledger.trajectories, self.ledger
-        for event in events:
-            trajectory = trajectories.get(event.trajectory)
-            if trajectory is None or trajectory.phase is not _DONE:
-                continue  # it was dropped, or is scored already
-            group = ledger.scored(trajectory, event.reward)
-            if group is None:
-                ledger.settle_eval(self.evaluations.scored(trajectory, event, self.trainer, self.now))
-            elif group.scored >= group.needed and group.phase is GroupPhase.GENERATING:
-                self.predictions.completed(group)
-                self.groups.complete(group)
-        self._worked(SCORER)
-        self._worked(DATA)
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
         self.batches.accumulated(event)
@@ -308,7 +267,7 @@ class Controller:
         self._check_measured(event)
         trainer.stepped(event.version)
         self.provisioning.stepped(self.now, event.metrics.get("wall_s", 0.0))
-        self._worked(TRAINER)
+        self.members.worked(TRAINER)
         self.ledger.trained(event.version)
         self.predictions.trained(event.version)
         self.weights.publish()
@@ -385,11 +344,6 @@ class Controller:
             self.groups.freed |= self.batches.give()
 
     # ---- helpers --------------------------------------------------------------------------------------------------
-
-    def _worked(self, role: str) -> None:
-        member = self.members.get(role)
-        if member is not None:
-            member.worked()
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

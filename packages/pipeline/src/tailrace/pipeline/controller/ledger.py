@@ -296,7 +296,7 @@ class Ledger:
         for index in self.consumed.get(version, ()):
             group = self.groups[index]
             group.phase = GroupPhase.TRAINED
-            self._count_trained(group, 1)
+            self.counts.trains(group, 1)
 
     def roll_back(self, durable: int) -> None:
         """Put groups that were consumed for versions newer than a checkpoint back into the buffer."""
@@ -304,7 +304,7 @@ class Ledger:
         back = [self.groups[index] for version in undone for index in self.consumed.pop(version)]
         for group in sorted(back, key=_order):
             if group.phase is GroupPhase.TRAINED:
-                self._count_trained(group, -1)
+                self.counts.trains(group, -1)
             self._buffer(group)
 
     def settle(self, version: int) -> list[int]:
@@ -327,16 +327,9 @@ class Ledger:
         if group.phase is GroupPhase.GENERATING:
             self.generating -= 1
         self.buffered.pop(index, None)
-        if phase is GroupPhase.DEFERRED:
-            self.counts.defers(group.prompt)
-        else:
+        self.counts.ends(group, phase, reason)
+        if phase is not GroupPhase.DEFERRED:
             self.predictions.done(group.prompt)
-        if phase is GroupPhase.FILTERED:
-            self.counts.filtered += 1
-            self.counts.filtered_because[reason] = self.counts.filtered_because.get(reason, 0) + 1
-        elif phase is GroupPhase.FAILED:
-            self.counts.failed += 1
-            self.counts.failed_because[reason] = self.counts.failed_because.get(reason, 0) + 1
         if group.version is None:
             self._leaves_unstarted(group)
             return group.fresh()
@@ -378,11 +371,6 @@ class Ledger:
     def _buffer(self, group: GroupState) -> None:
         group.phase, group.consumed_for = GroupPhase.BUFFERED, 0
         self.buffered[group.index] = None
-
-    def _count_trained(self, group: GroupState, count: int) -> None:
-        self.counts.trained += count
-        self.counts.trained_trajectories += count * len(group.members)
-        self.counts.trained_tokens += count * group.tokens
 
     def _forget(self, state: TrajectoryState) -> None:
         del self.trajectories[state.id]

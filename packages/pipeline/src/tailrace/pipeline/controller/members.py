@@ -96,6 +96,12 @@ class Members:
         """The members of a role."""
         return (state for state in self.states.values() if state.role == role)
 
+    def worked(self, role: str, id_: str = "0") -> None:
+        """Note that a member did its work, unless it is gone for good."""
+        state = self.states.get((role, id_))
+        if state is not None:
+            state.worked()
+
     def is_up(self, role: str, id_: str = "0") -> bool:
         """Whether a member can be given work."""
         state = self.states.get((role, id_))

@@ -100,7 +100,7 @@ class Predictions:
     def failed(self, event: c.PredictionFailed) -> None:
         """Leave a prompt without a prediction. It counts as asked for until the ranker has learned."""
         del event
-        self._worked()
+        self._members.worked(RANKER)
 
     def learned(self, event: c.Activity) -> None:
         """A ranker has learned: ask it for what it had no length for, and, if it learned anew, for all that has not started."""
@@ -121,7 +121,7 @@ class Predictions:
             ControllerError: a length is not a finite number of at least 1, or `p90` is below the median.
         """
         new = {event.prompt: _checked(event) for event in events}
-        self._worked()
+        self._members.worked(RANKER)
         ledger, predictions = self._ledger, self._ledger.predictions
         found = [group for group in ledger.groups.values() if group.prompt in new]
         open_prompts = {group.prompt for group in found}
@@ -137,11 +137,6 @@ class Predictions:
                 ledger.waiting.predict(state.id, *predictions.of(group.prompt, state.tokens))
                 if state.replica is not None:
                     self._fleet.replicas[state.replica].assigned.outdated()
-
-    def _worked(self) -> None:
-        ranker = self._members.get(RANKER)
-        if ranker is not None:
-            ranker.worked()
 
 
 def _checked(event: c.Predicted) -> c.Predicted:

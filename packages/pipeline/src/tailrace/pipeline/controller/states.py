@@ -136,6 +136,23 @@ class Counts:
         self.deferred += 1
         self.queued[prompt] = None
 
+    def ends(self, group: GroupState, phase: GroupPhase, reason: str) -> None:
+        """Count a group that ended untrained: as DEFERRED, FILTERED or FAILED."""
+        if phase is GroupPhase.DEFERRED:
+            self.defers(group.prompt)
+        elif phase is GroupPhase.FILTERED:
+            self.filtered += 1
+            self.filtered_because[reason] = self.filtered_because.get(reason, 0) + 1
+        elif phase is GroupPhase.FAILED:
+            self.failed += 1
+            self.failed_because[reason] = self.failed_because.get(reason, 0) + 1
+
+    def trains(self, group: GroupState, count: int) -> None:
+        """Count that a group was trained on (count 1), or that this is undone (-1)."""
+        self.trained += count
+        self.trained_trajectories += count * len(group.members)
+        self.trained_tokens += count * group.tokens
+
     @property
     def prompts(self) -> int:
         """Prompts that were admitted: groups without those whose prompt comes again."""
