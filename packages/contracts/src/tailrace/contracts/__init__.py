@@ -12,6 +12,7 @@ from tailrace.contracts.commands import (
     Accumulate,
     Call,
     Checkpoint,
+    Close,
     Command,
     Fail,
     Finish,
@@ -35,7 +36,6 @@ from tailrace.contracts.errors import CodecError, PluginError, TailraceError, ex
 from tailrace.contracts.events import (
     Accumulated,
     Activity,
-    CallFailed,
     Cause,
     Discarded,
     Down,
@@ -58,8 +58,6 @@ from tailrace.contracts.events import (
     Struck,
     Suspect,
     Tick,
-    Turned,
-    TurnEnded,
     Up,
 )
 from tailrace.contracts.extras import MissingExtraError, extra, need_extra
@@ -112,6 +110,7 @@ from tailrace.contracts.trajectory import (
     TrajectoryRef,
 )
 from tailrace.contracts.tried import Tried
+from tailrace.contracts.turns import CallFailed, SessionOrigin, Turned, TurnEnded
 from tailrace.contracts.views import (
     Candidate,
     Evict,
@@ -150,6 +149,7 @@ __all__ = [
     "Candidate",
     "Cause",
     "Checkpoint",
+    "Close",
     "Clock",
     "CodecError",
     "Command",
@@ -234,6 +234,7 @@ __all__ = [
     "Scored",
     "ScoringFailed",
     "Segment",
+    "SessionOrigin",
     "Snapshot",
     "Start",
     "StartReplica",

@@ -1,7 +1,8 @@
 """Commands: what the controller asks an executor to do. Metadata only; each carries a sequence number.
 
 A command goes to one member, except `Abort`, which goes to the data role, the scorer and the replicas that it names. The
-member answers with an event that names the command's number. If the member goes down instead, its `Down` is the answer.
+member answers with an event that names the command's number, except to a `Close`. If the member goes down instead, its `Down`
+is the answer.
 
 `Route`, `Interrupt`, `Pull`, `Lend` and `Return` may also carry `after`: the number of the previous such command to the same
 incarnation of the replica, 0 for the first. The replica then carries out each command once and in that order, even if the
@@ -166,6 +167,19 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Close:
+    """End the sessions of these trajectories and drop their calls. It has no answer; a session that is over is no error.
+
+    Args:
+        environment: the member of the environment role that has them.
+    """
+
+    seq: int
+    environment: str
+    trajectories: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Predict:
     """Predict the lengths of the responses to prompts of the stream. Answered by `Predicted` or `PredictionFailed` for each.
 
@@ -316,6 +330,7 @@ Command = (
     | Checkpoint
     | Score
     | Call
+    | Close
     | Predict
     | Accumulate
     | Step

@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from tailrace.contracts.record import record
 from tailrace.contracts.trajectory import FinishReason
+from tailrace.contracts.turns import CallFailed, Turned, TurnEnded
 
 
 @record
@@ -49,52 +50,6 @@ class Finished:
     trajectory: str
     tokens: int
     reason: FinishReason = FinishReason.STOP
-    answers: int | None = None
-
-
-@record
-class TurnEnded:
-    """A turn of a trajectory is complete and the trajectory store has its tokens; an environment answers it next.
-
-    Args:
-        tokens: all response tokens so far, what environments answered before included.
-    """
-
-    replica: str
-    trajectory: str
-    tokens: int
-    answers: int | None = None
-
-
-@record
-class Turned:
-    """An environment has answered a turn, and the trajectory store has its observation.
-
-    Args:
-        turn: number of the turn that was answered, from 1.
-        tokens: all response tokens so far, this observation included.
-        done: whether the environment has ended the trajectory, which is then complete in the store.
-        seconds: wall time of the environment's step, without its time in a queue.
-    """
-
-    trajectory: str
-    turn: int
-    tokens: int
-    done: bool = False
-    seconds: float = 0.0
-    answers: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """An environment gave no answer that can be used, or none in time. That is never a reward of zero.
-
-    Args:
-        reason: what was found, in words.
-    """
-
-    trajectory: str
-    reason: str
     answers: int | None = None
 
 

@@ -24,6 +24,7 @@ class Why(StrEnum):
         `chance`, the recall up to which that is so.
     DRY: the replica ran out of work, so it takes the longest that waits, whichever it is; `predicted` in tokens, if known.
     MOVED: the trajectory moves between replicas; `who` is the other replica.
+    TURNED: its environment has answered, and it goes on where it was.
     EVALUATION: an evaluation is due or continues; `version`.
     BEHIND: an idle replica is behind; `version` is the one to pull.
     ALL_IDLE: every replica is idle, so all pull together; `version`.
@@ -50,6 +51,8 @@ class Why(StrEnum):
     NOT_SCORED: its verifier failed too often; `attempts`.
     NOT_SCORED_YET: its verifier failed too often for now, and its prompt comes again later; `attempts`.
     REFUSED: the engine of replica `who` did not take its prompt.
+    UNANSWERED: environment `who` gave no answer to a turn that can be used, or none in time.
+    SESSION_LOST: its session was lost with its environment and could not be had again, so the trajectory starts again.
     OVER: every batch is trained on.
     PLANNED: the provisioning policy asked for it.
     ALLOCATED: the run starts with what Algorithm 1 of StreamRL finds best; `replicas`, the `devices` of each, and the predicted
@@ -74,6 +77,7 @@ class Why(StrEnum):
     CHANCE = "chance"
     DRY = "dry"
     MOVED = "moved"
+    TURNED = "turned"
     EVALUATION = "evaluation"
     BEHIND = "behind"
     ALL_IDLE = "all-idle"
@@ -99,6 +103,8 @@ class Why(StrEnum):
     NOT_SCORED = "not-scored"
     NOT_SCORED_YET = "not-scored-yet"
     REFUSED = "refused"
+    UNANSWERED = "unanswered"
+    SESSION_LOST = "session-lost"
     OVER = "over"
     PLANNED = "planned"
     ALLOCATED = "allocated"

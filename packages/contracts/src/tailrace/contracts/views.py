@@ -163,7 +163,7 @@ class ReplicaView:
     Args:
         version: the version that it serves, None before its first pull.
         pulling: whether a pull is under way.
-        in_flight: trajectories that were routed to it and have not come back.
+        in_flight: trajectories that it owes: routed to it and not back, and those of its that environments answer now.
         capacity: most trajectories in its decode batch.
         kv: share of the KV cache in use, 0 to 1, at the last snapshot.
         kv_before: `kv` at the previous periodic sample.
@@ -176,9 +176,10 @@ class ReplicaView:
         pinned: whether it runs an evaluation; then neither its weights nor its work may change.
         preemptions: times since it started that its engine took a trajectory's KV cache away, at the last snapshot.
         cells: the trainer's cells that stand on its devices, wholly or in part; empty where they have their own.
-        trajectories: the trajectories in flight, in order of routing.
+        trajectories: the trajectories in flight that it holds, in order of routing.
         pool: the pool of equal replicas that it belongs to; empty where all are alike.
         site: its datacenter; empty for the trainer's.
+        in_environment: trajectories in flight whose last turn an environment answers. They hold no place and come back.
     """
 
     replica: str
@@ -200,6 +201,12 @@ class ReplicaView:
     cells: tuple[int, ...] = ()
     pool: str = ""
     site: str = ""
+    in_environment: int = 0
+
+    @property
+    def held(self) -> int:
+        """Trajectories that have a place on it: in flight, and not in an environment."""
+        return self.in_flight - self.in_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +281,7 @@ class GroupEnd(StrEnum):
     SURPLUS: its batch had all the groups that it needs.
     EXPIRED: it was complete, but too old to be trained on within the bound.
     UNSCORED: its verifier failed too often, through no fault of a response.
-    FAILED: an engine refused its prompt.
+    FAILED: an engine refused its prompt, or an environment did not answer.
     """
 
     TRAINED = "trained"

@@ -33,7 +33,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
 }
 """The numbers of each kind of reason that has any. `CHOSEN` has them only if the policy computes a gain."""
 
-NAMES_ANOTHER = frozenset({Why.MOVED, Why.LOW_THROUGHPUT, Why.REPLICA_DOWN, Why.REFUSED, Why.MACHINE})
+NAMES_ANOTHER = frozenset({Why.MOVED, Why.LOW_THROUGHPUT, Why.REPLICA_DOWN, Why.REFUSED, Why.UNANSWERED, Why.MACHINE})
 """Kinds whose `who` is another member or a machine."""
 
 _COUNTED = frozenset({"gain", "least"})
