@@ -71,7 +71,10 @@ class BestFit:
     def plan(self, cycle: Cycle) -> Sequence[Move]:
         """Algorithm 1 over the replicas whose load is known and settled; N_reqs is a view's `in_flight`.
 
-        A replica takes no part while it pulls weights, has no version, runs nothing, has a queue inside its engine, was given
+        Trajectories in environments count among these requests, since they come back, and not in the use of the KV cache. So a
+        replica whose trajectories are all in environments is the cheapest to release.
+
+        A replica takes no part while it pulls weights, has no version, has nothing in flight, has a queue inside its engine, was given
         work since its last snapshot, or is pinned.
         """
         settled = [

@@ -13,7 +13,7 @@ class Rooms:
 
     def __init__(self, replicas: Sequence[ReplicaView]) -> None:
         self.replicas = replicas
-        self.held = [view.in_flight for view in replicas]
+        self.held = [view.held for view in replicas]
 
     def has_room(self, index: int, count: int) -> bool:
         """Whether a group fits. One larger than a replica's capacity fits an empty replica, or it would wait for ever."""

@@ -152,7 +152,7 @@ def projected_tokens(loads: Sequence[ReplicaView], lengths: Sequence[int], max_t
             continue
         if not load.kv_capacity_tokens:
             return math.inf
-        so_far = load.kv * load.kv_capacity_tokens / load.in_flight
+        so_far = load.kv * load.kv_capacity_tokens / load.held if load.held else 0.0
         longer = ordered[bisect_right(ordered, so_far) :]
         total += load.in_flight * (sum(longer) / len(longer) if longer else max(so_far, float(max_tokens)))
     return total

@@ -300,7 +300,7 @@ def _have_room(replicas: Sequence[ReplicaView], fresh: Sequence[_Fresh]) -> bool
     """Whether some group fits some open replica: else there is nothing to plan."""
     smallest = min([len(group.members) for group in fresh], default=0)
     return bool(fresh) and any(
-        view.open and (not view.in_flight or view.in_flight + smallest <= view.capacity) for view in replicas
+        view.open and (not view.held or view.held + smallest <= view.capacity) for view in replicas
     )
 
 

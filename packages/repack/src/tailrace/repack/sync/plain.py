@@ -18,7 +18,7 @@ class OnIdle:
         return False
 
     def pulls(self, cycle: Cycle) -> Sequence[Sync]:
-        """Each idle replica that is behind."""
+        """Each idle replica that is behind. One whose trajectories are all in environments is not idle: they come back."""
         return _pull([view for view in may_pull(cycle) if not view.in_flight], cycle, Why.BEHIND)
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
@@ -41,7 +41,7 @@ class Barrier:
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """Whether it serves the newest version and has room; it may have work already."""
-        return _is_current(replica, progress) and replica.in_flight < replica.capacity
+        return _is_current(replica, progress) and replica.held < replica.capacity
 
 
 @dataclass(frozen=True, slots=True)

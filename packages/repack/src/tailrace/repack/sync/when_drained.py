@@ -52,7 +52,7 @@ class WhenDrained:
 
     def accepts(self, replica: ReplicaView, progress: Progress) -> bool:
         """Whether it has room and is not too far behind; it may have work already. Admission knows which versions may start."""
-        return self._is_new_enough(replica, progress) and replica.in_flight < replica.capacity
+        return self._is_new_enough(replica, progress) and replica.held < replica.capacity
 
     def _may_be_given_work(self, view: ReplicaView, cycle: Cycle) -> bool:
         return view.version is not None and may_run_at(

@@ -85,7 +85,14 @@ def random_views(random_numbers: random.Random, count: int) -> list[ReplicaView]
                 },
             )
         )
-    return views
+    away = random.Random(f"in environments {len(views)} {views[0].kv if views else 0}")  # the rest stays as it was
+    return [_with_some_away(view, away.choice([0, 0, 0, 1, 3])) for view in views]
+
+
+def _with_some_away(view: ReplicaView, count: int) -> ReplicaView:
+    """The same replica, some of whose trajectories are in environments."""
+    count = 0 if view.version is None else count
+    return dataclasses.replace(view, in_flight=view.in_flight + count, in_environment=count)
 
 
 def _running(random_numbers: random.Random, name: str, version: int | None) -> TrajectoryView | None:
