@@ -8,7 +8,7 @@ from tailrace.pipeline.executor.deployment import Deadlines, Deployment
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.seam import RoleSpec
 
-ROLES = ("data", "scorer", "relay", "trainer", "replica", "ranker")
+ROLES = ("data", "scorer", "relay", "trainer", "replica", "ranker", "environment")
 LIMITS = Deadlines(
     start_s=20.0,
     step_s=30.0,
@@ -19,6 +19,7 @@ LIMITS = Deadlines(
     silent_s=10.0,
     close_s=3.0,
     predict_s=70.0,
+    call_s=80.0,
 )
 
 

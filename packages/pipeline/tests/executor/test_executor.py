@@ -179,12 +179,14 @@ LATE = [
     (c.Score(3, ("1.0",)), "scorer", 60, "trajectories to be scored", c.ScoringFailed("1.0", "broke", 3)),
     (c.Predict(3, (7,)), "ranker", 70, "lengths to be predicted", c.Predicted(7, 200.0, 3)),
     (c.Predict(3, (7,)), "ranker", 70, "lengths to be predicted", c.PredictionFailed(7, "found nan tokens", 3)),
+    (c.Call(3, "0", ("1.0",)), "environment", 80, "environment 0 to answer turns", c.Turned("1.0", 1, 9, answers=3)),
+    (c.Call(3, "0", ("1.0",)), "environment", 80, "environment 0 to answer turns", c.CallFailed("1.0", "nonsense", 3)),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("command", "role", "limit_s", "what", "answer"), LATE)
 def test_every_command_has_a_deadline_and_its_answer_ends_it(run, command, role, limit_s, what, answer):
-    everybody = (*EVERYBODY, ("ranker", "0"))
+    everybody = (*EVERYBODY, ("ranker", "0"), ("environment", "0"))
     members = dict(zip(everybody, run.up(*everybody), strict=True))
     member = members[role, "r0" if role == "replica" else "0"]
     run.give(command)
@@ -201,7 +203,7 @@ def test_every_command_has_a_deadline_and_its_answer_ends_it(run, command, role,
 
 @pytest.mark.parametrize(("command", "role", "limit_s", "what", "answer"), LATE)
 def test_one_that_lives_and_does_not_answer_in_time_is_down(run, command, role, limit_s, what, answer):
-    everybody = (*EVERYBODY, ("ranker", "0"))
+    everybody = (*EVERYBODY, ("ranker", "0"), ("environment", "0"))
     members = dict(zip(everybody, run.up(*everybody), strict=True))
     run.give(command)
     for each in members.values():
@@ -254,6 +256,23 @@ def test_the_deadline_of_predicting_counts_from_the_last_answer_and_ends_with_th
     run.pass_time(30.0)
     assert [type(event) for event in run.controller.news()] == [c.Down]
     run.pass_time(100.0)
+    assert run.controller.news() == []
+
+
+def test_each_environment_has_a_deadline_that_counts_from_its_own_last_answer(run):
+    first, second = run.up(("environment", "0"), ("environment", "1"))
+    run.give(c.Call(3, "0", ("0.0", "0.1")), c.Call(4, "1", ("1.0",)))
+    first.takes()
+    second.takes()
+    run.pass_time(60.0)
+    first.says(c.Turned("0.0", 1, 9, answers=3))
+    run.pass_time(30.0)
+    said, down = run.controller.news()
+    assert (type(said), down) == (c.Turned, c.Down("environment", "1", down.reason, c.Cause.SILENT))
+    assert "environment 1 to answer turns" in down.reason
+    run.give(c.Close(5, "0", ("0.1",)))
+    first.takes()  # nothing is waited for any more
+    run.pass_time(200.0)
     assert run.controller.news() == []
 
 

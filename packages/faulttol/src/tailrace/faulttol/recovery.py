@@ -1,6 +1,6 @@
 """Axis recovery: who is suspected, and what restarts when a member of a role fails. Entry-point group ``tailrace.recovery``.
 
-Roles: ``replica``, ``relay``, ``scorer``, ``trainer``, ``data``, ``ranker``.
+Roles: ``replica``, ``relay``, ``scorer``, ``trainer``, ``data``, ``ranker``, ``environment``.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated
 from tailrace.contracts import Failure, FleetView, Health, Reason, RecoveryAction, Suspected, Tried, Why
 from tailrace.faulttol.errors import RecoveryError
 
-ROLES = ("replica", "relay", "scorer", "trainer", "data", "ranker")
-_REPLACEABLE = ("replica", "relay", "scorer", "ranker")
+ROLES = ("replica", "relay", "scorer", "trainer", "data", "ranker", "environment")
+_REPLACEABLE = ("replica", "relay", "scorer", "ranker", "environment")
 DISPENSABLE = ("ranker",)  # nothing waits for it
 
 
@@ -22,15 +22,15 @@ DISPENSABLE = ("ranker",)  # nothing waits for it
 class Isolate:
     """Contain a failure in its role (Laminar, sections 3.3 and 4.3). Plugin ``isolate``.
 
-    While one member is down, the others continue. A replica, relay, scorer or ranker is restarted in its place. If it fails
+    While one member is down, the others continue. A replica, relay, scorer, ranker or environment is restarted. If it fails
     again and again without doing work in between, it is evicted and others do its work; nobody has to do a ranker's. The
     trainer is restarted from its last durable checkpoint, the data role with its store. A member that cannot be replaced, or
     one of an unknown role, fails the run.
     A replica whose engine stands still inside its living process is suspected; heartbeats alone would not notice it.
 
     Args:
-        max_restarts: restarts of a replica, relay, scorer or ranker without work in between. After that it is evicted,
-            or the run fails if it is the last of its role, but for a ranker. The paper tries one.
+        max_restarts: restarts of a replica, relay, scorer, ranker or environment without work in between. After that it is
+            evicted, or the run fails if it is the last of its role, but for a ranker. The paper tries one.
         trainer_restarts: restarts of the trainer without work in between, before the run fails.
         data_restarts: restarts of the data role without work in between, before the run fails.
         window_s: seconds after which a failure no longer counts.

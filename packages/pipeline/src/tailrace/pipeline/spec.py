@@ -102,6 +102,8 @@ class PipelineSpec:
         ranker: whether a ranker predicts the lengths of responses, for policies that use them.
         pools: pools of unequal replicas; empty if all replicas have `tp` and `replica_batch`, at the trainer's site.
         relay_sites: the site of each relay, by its number; empty if all are at the trainer's, as those beyond its end are.
+        environments: members of the environment role, which answer the turns of trajectories; 0: each response is one turn.
+        environment_sessions: sessions that each of them may have at work before it is given another; None for no limit.
     """
 
     admission: AdmissionPolicy
@@ -133,6 +135,8 @@ class PipelineSpec:
     ranker: bool = False
     pools: tuple[RolloutPool, ...] = ()
     relay_sites: tuple[str, ...] = ()
+    environments: int = 0
+    environment_sessions: int | None = None
 
     def relay_site(self, relay: int) -> str:
         """The site of a relay, by its number; empty for the trainer's."""

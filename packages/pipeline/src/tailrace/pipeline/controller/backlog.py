@@ -61,4 +61,4 @@ def in_turn(views: Sequence[ReplicaView], most: int, turn: int) -> tuple[int, in
 def room(view: ReplicaView) -> int:
     """Number of trajectories that a replica may still be given."""
     serves = view.version is not None and not view.pulling
-    return max(0, view.capacity - view.in_flight) if serves else 0
+    return max(0, view.capacity - view.held) if serves else 0

@@ -21,6 +21,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.discards import Discards
+from tailrace.pipeline.controller.environments import Environments
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.failed_groups import FailedGroups
 from tailrace.pipeline.controller.failures import Failures
@@ -29,7 +30,7 @@ from tailrace.pipeline.controller.groups import Groups
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.lending import Lending
 from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, SCORER, TRAINER, Members
+from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, SCORER, TRAINER, Members
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plain_state import plain_state
 from tailrace.pipeline.controller.plugin_faults import blame, policies_of
@@ -40,6 +41,7 @@ from tailrace.pipeline.controller.responses import Responses
 from tailrace.pipeline.controller.round_history import RoundHistory
 from tailrace.pipeline.controller.rounds import Rounds
 from tailrace.pipeline.controller.scoring import Scoring
+from tailrace.pipeline.controller.sessions import Sessions
 from tailrace.pipeline.controller.states import GroupPhase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.view import RunView
@@ -68,7 +70,8 @@ class Controller:
         self.gate.reset(first_version, {})
         self.source = spec.batching.open()
         self.outbox = Outbox(self.fleet)
-        self.discards = Discards(self.ledger, self.outbox)
+        self.sessions = Sessions(self.ledger, self.members, self.outbox, spec.environment_sessions)
+        self.discards = Discards(self.ledger, self.outbox, self.sessions)
         self.scoring = Scoring(self.ledger, self.outbox, spec.scoring_attempts)
         self.rounds = Rounds(spec, self.source, self.gate, self.ledger, self.trainer)
         self.refill = Refill(spec, self.ledger, self.trainer, self.gate, self.source, self.rounds)
@@ -79,6 +82,9 @@ class Controller:
             spec, self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.gate, self.refill,
             self.discards, self.outbox,
         )  # fmt: skip
+        self.environments = Environments(
+            self.ledger, self.fleet, self.sessions, route=self.coordinator.route, unbind=self.coordinator.unbind
+        )
         self.weights = Weights(
             self.ledger, self.fleet, self.members, self.trainer, self.discards, self.outbox, self._fail
         )
@@ -88,18 +94,21 @@ class Controller:
         )  # fmt: skip
         self.failed_groups = FailedGroups(
             spec, self.ledger, self.fleet, self.trainer, self.evaluations,
-            self.coordinator, self.scoring, self.groups, self._fail,
+            self.coordinator, self.scoring, self.groups, self.sessions, self.discards, self._fail,
         )  # fmt: skip
         self.round_history = RoundHistory(spec, self.rounds, self.fleet)
         self.lending = Lending(spec, self.fleet, self.trainer, self.coordinator, self.batches, self.outbox)
-        self.losses = Losses(self.ledger, self.fleet, self.trainer, self.scoring, self.predictions, self.coordinator)
+        self.losses = Losses(
+            self.ledger, self.fleet, self.trainer, self.scoring, self.predictions, self.coordinator, self.sessions,
+            self.environments,
+        )  # fmt: skip
         self.provisioning = Provisioning(
             spec, self.members, self.fleet, self.trainer, self.coordinator, self.losses, self.round_history, self.lending,
             self.outbox,
         )  # fmt: skip
         self.responses = Responses(
             self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.scoring, self.predictions,
-            self.coordinator, self.groups, self.provisioning,
+            self.coordinator, self.groups, self.provisioning, self.sessions, self.environments,
         )  # fmt: skip
         self.failures = Failures(
             spec.recovery, self.members, self.trainer, self.outbox,
@@ -113,6 +122,9 @@ class Controller:
         self.view = RunView(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
             c.Snapshot: self.fleet.observed,
+            c.TurnEnded: self.environments.turn_ended,
+            c.Turned: self.responses.turned,
+            c.CallFailed: self.failed_groups.call_failed,
             c.Interrupted: self.responses.interrupted,
             c.Pulled: self.weights.pulled,
             c.PullFailed: self.weights.pull_failed,
@@ -208,7 +220,8 @@ class Controller:
         self.started, self.coordinator.last_plan_s = True, now
         ranker = ((RANKER, "0"),) if self.spec.ranker else ()
         relays = ((RELAY, str(i)) for i in range(self.relays))
-        for role, id_ in ((DATA, "0"), (SCORER, "0"), *relays, (TRAINER, "0"), *ranker):
+        environments = ((ENVIRONMENT, str(i)) for i in range(self.spec.environments))
+        for role, id_ in ((DATA, "0"), (SCORER, "0"), *relays, (TRAINER, "0"), *ranker, *environments):
             member = self.members.add(role, id_, site=self.spec.relay_site(int(id_)) if role == RELAY else "")
             self.outbox.send(c.Start, role=role, id=id_, place=member.place())
         self.provisioning.plan(now)
@@ -315,11 +328,13 @@ class Controller:
         if self.round_history.look(now) or not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
             self.provisioning.plan(now)
         self.provisioning.go_on()
-        if self.groups.freed or self.coordinator.due(kinds, now):
+        self.environments.go_on()
+        if self.groups.freed or self.environments.homeless or self.coordinator.due(kinds, now):
             self.groups.freed = False
             self.coordinator.run(now, stepped=c.Stepped in kinds)
             if self.batches.held:
                 self._train()
+        self.sessions.send()
         if not self.trainer.done:
             self.predictions.ask()
         if self.trainer.done:

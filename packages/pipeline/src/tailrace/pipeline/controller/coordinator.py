@@ -39,7 +39,9 @@ from tailrace.pipeline.spec import PipelineSpec
 
 _ONCE = "a trajectory of the pool, placed once"
 _LOAD = frozenset({c.Snapshot})
-_ANSWERS = frozenset({c.Finished, c.Refused, c.Interrupted, c.Scored, c.ScoringFailed})
+_ANSWERS = frozenset(
+    {c.Finished, c.TurnEnded, c.Turned, c.CallFailed, c.Refused, c.Interrupted, c.Scored, c.ScoringFailed}
+)
 _PROGRESS = _ANSWERS | {
     c.Durable,
     c.Suspect,
@@ -89,7 +91,7 @@ class Coordinator:
         self._spec, self._ledger, self._fleet, self._trainer = spec, ledger, fleet, trainer
         self._members, self._gate, self._outbox = members, gate, outbox
         self._refill = refill
-        self._evaluating = Evaluating(evaluations, ledger, fleet, trainer, discards, self._route, self._pull)
+        self._evaluating = Evaluating(evaluations, ledger, fleet, trainer, discards, self.route, self._pull)
 
     def progress(self) -> c.Progress:
         """How far the run is, for policies."""
@@ -189,7 +191,7 @@ class Coordinator:
             elif replica.pulling is None and replica.version != trajectory.version:
                 self.unbind(trajectory)
         for (name, source), trajectories in arrivals.items():
-            self._route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED, source))
+            self.route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED, source))
 
     def _place_stranded(self) -> None:
         """Route trajectories that need their own version, before a replica of that version pulls another."""
@@ -302,7 +304,7 @@ class Coordinator:
         self.routings += 1
         return group
 
-    def _route(self, replica: ReplicaState, states: Sequence[TrajectoryState], reason: c.Reason) -> None:
+    def route(self, replica: ReplicaState, states: Sequence[TrajectoryState], reason: c.Reason) -> None:
         self._send(replica, states, (reason,))
 
     def _send(self, replica: ReplicaState, states: Sequence[TrajectoryState], reasons: tuple[c.Reason, ...]) -> None:
@@ -340,6 +342,7 @@ class Coordinator:
 
     def empty(self, replica: ReplicaState, why: c.Why) -> None:
         """Empty a replica that loses its devices: its trajectories go back to the pool with their tokens."""
+        replica.hands_over(None)
         if replica.assigned:
             self._interrupt(replica, tuple(replica.assigned), c.Reason(why))
 
@@ -367,9 +370,11 @@ class Coordinator:
         for name in names:
             self._ledger.bind(self._ledger.trajectories[name], destination.id)
         destination.incoming += len(names)
-        source.moving_out = True
-        self.moves += 1
-        self._interrupt(source, names, c.Reason(c.Why.MOVED, destination.id))
+        source.hands_over(destination)
+        if names:
+            self.moves += 1
+            source.moving_out = True
+            self._interrupt(source, names, c.Reason(c.Why.MOVED, destination.id))
 
     def unbind(self, trajectory: TrajectoryState) -> None:
         """Cancel a trajectory's move to its destination."""

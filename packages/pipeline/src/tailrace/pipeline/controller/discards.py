@@ -8,20 +8,26 @@ from dataclasses import dataclass, field
 from tailrace import contracts as c
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.outbox import Outbox
+from tailrace.pipeline.controller.sessions import Sessions
 from tailrace.pipeline.controller.states import TrajectoryState
 
 
 @dataclass(slots=True)
 class Discards:
-    """Aborts that the store has not answered. `pending` has the trajectories and the reason of each, by its number."""
+    """Aborts that the store has not answered. `pending` has the trajectories and the reason of each, by its number.
+
+    What is dropped has no session any more.
+    """
 
     ledger: Ledger
     outbox: Outbox
+    sessions: Sessions
     pending: dict[int, tuple[tuple[str, ...], c.Reason]] = field(default_factory=dict)
 
     def abort(self, names: Sequence[str], reason: c.Reason, replicas: Sequence[str] = ()) -> None:
         """Drop trajectories."""
         if names:
+            self.sessions.close(names)
             seq = self.outbox.send(
                 c.Abort, trajectories=tuple(names), replicas=tuple(dict.fromkeys(replicas)), reason=reason
             )

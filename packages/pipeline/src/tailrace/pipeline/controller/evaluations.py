@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tailrace.contracts import Purpose, Refused, Scored, ScoringFailed
+from tailrace.contracts import CallFailed, Purpose, Refused, Scored, ScoringFailed
 from tailrace.pipeline.controller.states import TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import EvaluationPlan
@@ -26,7 +26,7 @@ class EvaluationResult:
         rewards: the rewards.
         correct: whether the answer is right; None where nobody says. A reward of 1 or 0 says so if the verifier does not.
         tokens: response tokens.
-        failed: problems whose verifier failed, or that the engine refused.
+        failed: problems whose verifier failed, that the engine refused, or whose environment did not answer.
         sources: the source of each problem; empty where all are of one.
     """
 
@@ -97,7 +97,11 @@ class Evaluations:
         return []
 
     def scored(
-        self, trajectory: TrajectoryState, event: Scored | ScoringFailed | Refused, trainer: TrainerState, now: float
+        self,
+        trajectory: TrajectoryState,
+        event: Scored | ScoringFailed | Refused | CallFailed,
+        trainer: TrainerState,
+        now: float,
     ) -> Iterable[str]:
         """Note a verdict, or that there is none. Returns the ids to forget once the evaluation is complete."""
         key = next((key for key, job in self.running.items() if trajectory.id in job.waiting), None)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from tailrace.contracts import Health, ReplicaView, Snapshot, TrajectoryView
+from tailrace.contracts import Health, Purpose, ReplicaView, Snapshot, TrajectoryView
 from tailrace.pipeline.controller.assigned import Assigned
 from tailrace.pipeline.controller.members import MemberState
 from tailrace.pipeline.controller.states import TrajectoryState
@@ -20,9 +20,10 @@ from tailrace.pipeline.controller.states import TrajectoryState
 class ReplicaState:
     """One replica.
 
-    `assigned` holds trajectories that were routed and have not come back; `incoming` counts those that move here. `sent` is the
-    number of the last command to this process. `evaluating` counts evaluation trajectories in `assigned`. `aborted` counts
-    trajectories that left by an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
+    `assigned` holds trajectories that were routed and have not come back; `incoming` counts those that move here. `away` has
+    those that come back from environments, which it does not hold meanwhile. `sent` is the number of the last command to this
+    process. `evaluating` counts evaluation trajectories in `assigned` and `away`. `aborted` counts trajectories that left by
+    an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
     `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` those of all its processes.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
     snapshot of this process came at `told_s`, on the run's clock.
@@ -54,11 +55,12 @@ class ReplicaState:
     cells: tuple[int, ...] = ()
     lent: bool = False
     told_s: float | None = None
+    away: dict[str, TrajectoryState] = field(default_factory=dict)
 
     @property
     def in_flight(self) -> int:
-        """Number of trajectories that it holds or is about to receive."""
-        return len(self.assigned.states) + self.incoming
+        """Number of trajectories that it holds or is about to receive, those in environments included."""
+        return len(self.assigned.states) + self.incoming + len(self.away)
 
     @property
     def serves(self) -> bool:
@@ -81,7 +83,7 @@ class ReplicaState:
             self.id,
             self.version,
             self.pulling is not None or self.moving_out,
-            len(self.assigned.states) + self.incoming,
+            len(self.assigned.states) + self.incoming + len(self.away),
             self.capacity,
             self.kv,
             self.kv_before,
@@ -97,6 +99,7 @@ class ReplicaState:
             self.cells,
             self.member.pool,
             self.member.site,
+            len(self.away),
         )
         if not opens(view):
             object.__setattr__(view, "open", False)  # the view is not in use yet
@@ -113,8 +116,27 @@ class ReplicaState:
         if self.moving_out and not assigned.states:
             self.moving_out = False
 
+    def awaits(self, state: TrajectoryState) -> None:
+        """Make this the home of a trajectory that is in an environment."""
+        state.home, self.away[state.id] = self.id, state
+        self.evaluating += state.purpose is Purpose.EVAL
+
+    def awaits_no_more(self, state: TrajectoryState) -> None:
+        """Forget a trajectory in an environment, if this is its home."""
+        if self.away.pop(state.id, None) is not None:
+            self.evaluating -= state.purpose is Purpose.EVAL
+
+    def hands_over(self, home: ReplicaState | None) -> None:
+        """Give its trajectories in environments another home; None: they get one when they come back. Nothing is moved."""
+        for state in list(self.away.values()):
+            self.awaits_no_more(state)
+            state.home = None
+            if home is not None:
+                home.awaits(state)
+
     def reset(self) -> None:
         """Forget all state of the process that died."""
+        self.hands_over(None)
         self.version, self.pulling, self.moving_out = None, None, False
         self.assigned.clear()
         self.evaluating = self.aborted = self.incoming = 0
@@ -153,7 +175,7 @@ class Replicas:
         """The whole state as plain data."""
         replicas = {
             replica.id: {each.name: getattr(replica, each.name) for each in fields(replica) if each.name != "member"}
-            | {"assigned": list(replica.assigned)}
+            | {"assigned": list(replica.assigned), "away": list(replica.away)}
             for replica in self.replicas.values()
         }
         return {"replicas": replicas, "contradictions": self.contradictions}
@@ -168,6 +190,13 @@ class Replicas:
         replica.assigned.add(trajectories)
         replica.evaluating += evaluations
         replica.kv_peak = replica.kv
+
+    def comes_back(self, state: TrajectoryState) -> str | None:
+        """Take a trajectory out of its environment. Returns its home; None if it has none."""
+        home, state.home = state.home, None
+        if home is not None:
+            self.replicas[home].awaits_no_more(state)
+        return home
 
     def commanded(self, replica: ReplicaState, seq: int) -> int:
         """Note a command to a replica, whose load is unknown until a snapshot shows it. Returns the previous command."""
@@ -188,7 +217,7 @@ class Replicas:
         replica.kv_peak = max(replica.kv_peak, snapshot.kv)
         replica.fresh = snapshot.last_seq >= replica.sent
         if replica.fresh:
-            held = snapshot.running + snapshot.waiting + snapshot.in_environment
+            held = snapshot.running + snapshot.waiting
             surplus = held - len(replica.assigned)
             if surplus == 0:
                 replica.aborted = 0

@@ -126,6 +126,7 @@ class Groups:
     def _abort(self, trajectories: Sequence[TrajectoryState], reason: c.Reason) -> None:
         holders = []
         for trajectory in trajectories:
+            self._fleet.comes_back(trajectory)
             if trajectory.replica is not None:
                 replica = self._fleet.replicas[trajectory.replica]
                 replica.aborted += 1

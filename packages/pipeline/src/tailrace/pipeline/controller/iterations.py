@@ -44,7 +44,7 @@ class Iterations:
         if self._began_s is None:
             return
         for replica in self._fleet.replicas.values():
-            if len(replica.assigned) > replica.evaluating:
+            if len(replica.assigned) + len(replica.away) > replica.evaluating:
                 self._busy_s[replica.id] = self._busy_s.get(replica.id, 0.0) + since
         if self._trainer.making is not None:
             self._training_s += since

@@ -1,7 +1,7 @@
 """The ledger: owns the state of every trajectory and group.
 
     PENDING ──route──► RUNNING ──finish──► DONE ──score──► SCORED
-       ▲                  │ interrupt, replica down
+       ▲                  │ interrupt, replica down, or a turn of several ends: IN_ENVIRONMENT until it is answered
        └──────────────────┘
 
     GENERATING ──all scored──► BUFFERED ──given to it──► TRAINING ──stepped──► TRAINED
@@ -29,6 +29,7 @@ from tailrace.pipeline.errors import ControllerError
 # Looked up once, since access to an enum's members is slow and every trajectory passes each of these.
 _PENDING: Final = Phase.PENDING
 _RUNNING: Final = Phase.RUNNING
+_IN_ENVIRONMENT: Final = Phase.IN_ENVIRONMENT
 _DONE: Final = Phase.DONE
 _SCORED: Final = Phase.SCORED
 _TRAIN: Final = Purpose.TRAIN
@@ -152,7 +153,7 @@ class Ledger:
                     if state.version is not None:
                         self.unfinished[state.version] -= 1
                         self.counts.regenerated_trajectories += 1
-                        state.tokens = 0
+                        self.counts.turns_lost += state.keeps(0)
                 if state.purpose is _EVAL:
                     self.stranded_evaluations.pop(name, None)
             state.phase, state.replica, state.version = _RUNNING, replica, at
@@ -183,6 +184,11 @@ class Ledger:
         self._pend(state)
         return state
 
+    def turn_ended(self, state: TrajectoryState, tokens: int) -> None:
+        """Note that a turn of a running trajectory is complete, and that its environment has to answer."""
+        state.phase, state.replica = _IN_ENVIRONMENT, None
+        self.counts.turns += state.ends_turn(tokens)
+
     def discarding_begins(self, state: TrajectoryState) -> None:
         """Take a pending trajectory out of the pool until its tokens are dropped."""
         self.waiting.remove(state.id)
@@ -193,9 +199,10 @@ class Ledger:
         """Set a pending trajectory's version and number of tokens; by default it has none."""
         self.waiting.remove(state.id)
         self.discarding.pop(state.id, None)
-        if state.phase is _PENDING or state.phase is _RUNNING:
+        if state.phase is not _DONE and state.phase is not _SCORED:
             self._needed(state, -1)
-        state.phase, state.replica, state.version, state.tokens = _PENDING, None, version, tokens
+        self.counts.turns_lost += state.keeps(tokens)
+        state.phase, state.replica, state.home, state.version = _PENDING, None, None, version
         self._needed(state, 1)
         self._pend(state)
 
@@ -231,6 +238,7 @@ class Ledger:
         group.scored += 1
         group.rewards[state.sample] = reward
         group.tokens += state.tokens
+        group.observed += state.observed
         version = state.version
         if version != group.version:
             assert version is not None
@@ -374,7 +382,7 @@ class Ledger:
 
     def _forget(self, state: TrajectoryState) -> None:
         del self.trajectories[state.id]
-        if state.phase is _PENDING or state.phase is _RUNNING:
+        if state.phase is not _DONE and state.phase is not _SCORED:
             self.waiting.remove(state.id)
             self.stranded_evaluations.pop(state.id, None)
             self.discarding.pop(state.id, None)

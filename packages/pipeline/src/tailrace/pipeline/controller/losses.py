@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
+from tailrace.pipeline.controller.environments import Environments
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import RANKER, RELAY, REPLICA, SCORER, TRAINER, MemberState
+from tailrace.pipeline.controller.members import ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, MemberState
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.scoring import Scoring
+from tailrace.pipeline.controller.sessions import Sessions
 from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
@@ -26,9 +28,12 @@ class Losses:
         scoring: Scoring,
         predictions: Predictions,
         coordinator: Coordinator,
+        sessions: Sessions,
+        environments: Environments,
     ) -> None:
         self._ledger, self._fleet, self._trainer = ledger, fleet, trainer
         self._scoring, self._predictions, self._coordinator = scoring, predictions, coordinator
+        self._sessions, self._environments = sessions, environments
 
     def lost(self, member: MemberState) -> None:
         """Note that a member is gone with its state, except the data role's store, which survives."""
@@ -40,6 +45,8 @@ class Losses:
             self._scoring.went_down()
         elif member.role == RANKER:
             self._predictions.went_down()
+        elif member.role == ENVIRONMENT:
+            self._sessions.went_down(member.id)
         elif member.role == RELAY:  # pulls that failed because of it say nothing about the replicas
             for replica in self._fleet.replicas.values():
                 replica.failed_pulls = 0
@@ -62,6 +69,7 @@ class Losses:
             generated: told the group of each complete trajectory, in the order in which the store got them.
         """
         held, ledger = dict.fromkeys(event.held), self._ledger
+        self._environments.forget()
         for trajectory in list(ledger.trajectories.values()):
             if trajectory.phase is Phase.SCORED or trajectory.id in ledger.discarding:
                 held.pop(trajectory.id, None)

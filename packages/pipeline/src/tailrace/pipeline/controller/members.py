@@ -15,6 +15,7 @@ from typing import Any
 from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Up
 
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
+ENVIRONMENT = "environment"
 _UP = Health.UP
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tailrace.contracts import AdmissionGate, BatchingSource
 from tailrace.pipeline.controller.discards import Discards
+from tailrace.pipeline.controller.environments import Environments
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
@@ -26,6 +27,7 @@ class _Owners(Protocol):
     gate: AdmissionGate
     source: BatchingSource
     discards: Discards
+    environments: Environments
 
 
 def plain_state(owners: _Owners, parts: Mapping[str, object]) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def plain_state(owners: _Owners, parts: Mapping[str, object]) -> dict[str, Any]:
         "fleet": owners.fleet.plain(),
         "trainer": dataclasses.asdict(owners.trainer),
         "evaluations": dataclasses.asdict(owners.evaluations),
+        "environments": owners.environments.plain(),
     }
     for name, part in parts.items():
         plain[name] = {key: v for key, v in vars(part).items() if isinstance(v, int | float | str | None)}

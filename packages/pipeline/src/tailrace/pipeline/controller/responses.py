@@ -1,4 +1,4 @@
-"""What becomes of trajectories: on replicas, and with the scorer."""
+"""What becomes of trajectories: on replicas, in environments and with the scorer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
+from tailrace.pipeline.controller.environments import Environments
 from tailrace.pipeline.controller.evaluations import Evaluations
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.groups import Groups
@@ -15,7 +16,8 @@ from tailrace.pipeline.controller.members import DATA, SCORER, Members
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.provisioning import Provisioning
 from tailrace.pipeline.controller.scoring import Scoring
-from tailrace.pipeline.controller.states import GroupPhase, Phase
+from tailrace.pipeline.controller.sessions import Sessions
+from tailrace.pipeline.controller.states import GroupPhase, Phase, TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
 _TRAIN: Final = c.Purpose.TRAIN
@@ -24,7 +26,7 @@ _DONE: Final = Phase.DONE
 
 
 class Responses:
-    """Takes in that trajectories finished, were interrupted or have their rewards.
+    """Takes in that trajectories finished, were answered by an environment, were interrupted or have their rewards.
 
     `now` is the time of the events, in seconds on the run's clock.
     """
@@ -41,16 +43,19 @@ class Responses:
         coordinator: Coordinator,
         groups: Groups,
         provisioning: Provisioning,
+        sessions: Sessions,
+        environments: Environments,
     ) -> None:
         self.now = 0.0
         self._ledger, self._fleet, self._members, self._trainer = ledger, fleet, members, trainer
         self._evaluations, self._scoring, self._predictions = evaluations, scoring, predictions
         self._coordinator, self._groups, self._provisioning = coordinator, groups, provisioning
+        self._sessions, self._environments = sessions, environments
 
     def finished(self, events: Iterable[c.Finished]) -> None:
         """Trajectories are complete. One that was dropped, or is complete already, only leaves its replica."""
         replicas, trajectories, ledger = self._fleet.replicas, self._ledger.trajectories, self._ledger
-        trainer, counts = self._trainer.version, self._trainer.staleness_at_completion
+        trainer, sessions = self._trainer.version, self._sessions.of
         for event in events:
             name = event.trajectory
             replica, state = replicas[event.replica], trajectories.get(name)
@@ -58,15 +63,27 @@ class Responses:
             replica.member.worked()
             if state is None or name in ledger.discarding or not ledger.finished(state, event.tokens, trainer):
                 continue
-            if state.destination is not None:
-                self._coordinator.unbind(state)
-            if state.purpose is _TRAIN and state.version is not None:
-                lag = trainer - state.version
-                counts[lag] = counts.get(lag, 0) + 1
-            self._scoring.next.append(name)
-            if state.purpose is _TRAIN:
-                self._provisioning.finished(event.tokens)
-                self._groups.generated(state.group)
+            if name in sessions:
+                self._sessions.close([name])
+            self._complete(state)
+
+    def turned(self, event: c.Turned) -> None:
+        """An environment has answered, and may have ended the trajectory with that."""
+        state = self._environments.turned(event)
+        if state is not None and self._ledger.finished(state, event.tokens, self._trainer.version):
+            self._complete(state)
+
+    def _complete(self, state: TrajectoryState) -> None:
+        """Have a trajectory scored that has just finished."""
+        if state.destination is not None:
+            self._coordinator.unbind(state)
+        if state.purpose is _TRAIN and state.version is not None:
+            lag, counts = self._trainer.version - state.version, self._trainer.staleness_at_completion
+            counts[lag] = counts.get(lag, 0) + 1
+        self._scoring.next.append(state.id)
+        if state.purpose is _TRAIN:
+            self._provisioning.finished(state.tokens)
+            self._groups.generated(state.group)
 
     def interrupted(self, event: c.Interrupted) -> None:
         """A trajectory goes back to the pool with its tokens, unless it is elsewhere by now."""

@@ -14,6 +14,7 @@ class Phase(StrEnum):
 
     PENDING = "pending"
     RUNNING = "running"
+    IN_ENVIRONMENT = "in environment"
     DONE = "done"
     SCORED = "scored"
 
@@ -35,7 +36,9 @@ class TrajectoryState:
     """One trajectory.
 
     `version` is the oldest version of its tokens; None while it has none. `destination` is set while it moves. `since` is
-    `Assigned.generated` of its replica when it was routed there.
+    `Assigned.generated` of its replica when it was routed there. `home` is the replica to which it goes back from its
+    environment. `turns` are the response tokens at the end of each of its turns, `answered` how many of them an environment
+    has answered, and `observed` the tokens of those answers.
     """
 
     id: str
@@ -53,6 +56,37 @@ class TrajectoryState:
     completed_at: int = 0
     scoring_attempts: int = 0
     since: float = 0.0
+    home: str | None = None
+    turns: tuple[int, ...] = ()
+    answered: int = 0
+    observed: int = 0
+
+    def may_end_turn(self, tokens: int) -> bool:
+        """Whether a turn may end with so many tokens: a new one, or the last one if nobody has answered it."""
+        ended = self.turns[-1] if self.turns else 0
+        return tokens > ended or (tokens == ended and self.answered < len(self.turns))
+
+    def ends_turn(self, tokens: int) -> bool:
+        """Note that a turn ended. Returns whether that was not known."""
+        self.tokens = tokens
+        known = bool(self.turns) and self.turns[-1] == tokens
+        if not known:
+            self.answered = len(self.turns)
+            self.turns = (*self.turns, tokens)
+        return not known
+
+    def is_answered(self, tokens: int) -> None:
+        """Note that an environment has answered the last turn: the trajectory has so many tokens with that."""
+        self.observed += tokens - self.tokens
+        self.tokens, self.answered = tokens, len(self.turns)
+
+    def keeps(self, tokens: int) -> int:
+        """Note that it has only so many tokens left. Returns the number of turns that had ended and are lost with the rest."""
+        self.tokens, before = tokens, len(self.turns)
+        self.turns = tuple([end for end in self.turns if end <= tokens])
+        self.answered = min(self.answered, len(self.turns))
+        self.observed = min(self.observed, tokens)
+        return before - len(self.turns)
 
 
 @dataclass(slots=True)
@@ -60,9 +94,10 @@ class GroupState:
     """One attempt at a prompt. `version` is the version of its first routing, which admission counts.
 
     `states` are its trajectories in order of their samples, once it has started. `scored` counts those with a reward;
-    `rewards` has their rewards by sample, `tokens` their response tokens, and `newer` counts those of versions newer than the
-    group's. `predicted` are the response tokens that were predicted for each of its trajectories when it started; None if
-    nothing was. `candidate` is the complete group for a sampler. `round`, `kind` and `draw` are those of its `Launch`.
+    `rewards` has their rewards by sample, `tokens` their response tokens, `observed` those of them that environments answered,
+    and `newer` counts those of versions newer than the group's. `predicted` are the response tokens that were predicted for
+    each of its trajectories when it started; None if nothing was. `candidate` is the complete group for a sampler. `round`,
+    `kind` and `draw` are those of its `Launch`.
     """
 
     index: int
@@ -75,6 +110,7 @@ class GroupState:
     scored: int = 0
     rewards: list[float | None] = field(default_factory=list)
     tokens: int = 0
+    observed: int = 0
     newer: dict[int, int] | None = None
     candidate: Candidate | None = None
     consumed_for: int = 0
@@ -105,6 +141,9 @@ class Counts:
     `deferred` counts groups that ended while their prompt comes again later, as another group; `queued` has the prompts of
     those that have not come again yet.
     `unpredicted` counts trajectories that started before a length was predicted for them.
+    `turns` counts turns that ended, `turns_lost` those of them whose tokens have to be generated again. `sessions_restored`,
+    `sessions_replayed` and `sessions_lost` count sessions of environments that went down, by what became of them.
+    `trained_tokens` are those that were generated.
     `filtered_because` and `failed_because` split `filtered` and `failed` by reason. `failed_words` has what was said of the
     first group that failed for each reason.
     """
@@ -121,6 +160,11 @@ class Counts:
     resumed_on_newer: int = 0
     surplus_trajectories: int = 0
     unpredicted: int = 0
+    turns: int = 0
+    turns_lost: int = 0
+    sessions_restored: int = 0
+    sessions_replayed: int = 0
+    sessions_lost: int = 0
     filtered_because: dict[str, int] = field(default_factory=dict)
     failed_because: dict[str, int] = field(default_factory=dict)
     failed_words: dict[str, str] = field(default_factory=dict)
@@ -151,7 +195,7 @@ class Counts:
         """Count that a group was trained on (count 1), or that this is undone (-1)."""
         self.trained += count
         self.trained_trajectories += count * len(group.members)
-        self.trained_tokens += count * group.tokens
+        self.trained_tokens += count * (group.tokens - group.observed)
 
     @property
     def prompts(self) -> int:

@@ -14,7 +14,8 @@ from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import REPLICA, Members
 from tailrace.pipeline.controller.prediction_record import Outcome
 from tailrace.pipeline.controller.predictions import Predictions
-from tailrace.pipeline.controller.states import Counts
+from tailrace.pipeline.controller.sessions import Sessions
+from tailrace.pipeline.controller.states import Counts, Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -28,6 +29,7 @@ class _Parts(Protocol):
     evaluations: Evaluations
     coordinator: Coordinator
     predictions: Predictions
+    sessions: Sessions
     gate: c.AdmissionGate
     finished: bool
     failure: str | None
@@ -40,6 +42,7 @@ class ReplicaRow:
     Args:
         doing: what it does, in words.
         trajectories: number of trajectories in flight.
+        in_environment: those of them that environments answer.
         kv: share of the KV cache in use, 0 to 1.
     """
 
@@ -48,11 +51,12 @@ class ReplicaRow:
     version: int | None
     trajectories: int
     kv: float
+    in_environment: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """A trajectory of a batch: its oldest version, the trainer's version at its completion, its number of tokens."""
+    """A trajectory of a batch: its oldest version, the trainer's version at its completion, its tokens without observations."""
 
     version: int
     completed_at: int
@@ -225,14 +229,18 @@ class RunView:
         """The trajectories that were consumed for a version so far."""
         for state in self._parts.ledger.batch(version):
             if state.version is not None:
-                yield BatchMember(state.version, state.completed_at, state.tokens)
+                yield BatchMember(state.version, state.completed_at, state.tokens - state.observed)
 
     def waits(self, trajectory: str) -> str | None:
         """What a trajectory does or waits for, in words; None if it is unknown or settled."""
         state = self._parts.ledger.get(trajectory)
         if state is None:
             return None
-        return f"{state.phase}{'' if state.replica is None else f' on {state.replica}'}, version {state.version}"
+        where = "" if state.replica is None else f" on {state.replica}"
+        if state.phase is Phase.IN_ENVIRONMENT:
+            called = self._parts.sessions.calls.get(trajectory)
+            where = " (waits for a session)" if called is None else f" {called[0]}"
+        return f"{state.phase}{where}, version {state.version}"
 
     def replicas(self) -> Iterator[ReplicaRow]:
         """All replicas, in the order in which they were first started."""
@@ -244,9 +252,12 @@ class RunView:
                 doing = f"pulling version {replica.pulling}"
             elif replica.assigned:
                 doing = "releasing" if replica.moving_out else "generating"
+            elif replica.away:
+                doing = "waiting for environments"
             else:
                 doing = "idle"
-            yield ReplicaRow(replica.id, doing, replica.version, len(replica.assigned), round(replica.kv, 3))
+            held, away = len(replica.assigned), len(replica.away)
+            yield ReplicaRow(replica.id, doing, replica.version, held + away, round(replica.kv, 3), away)
 
     def members_down(self) -> list[dict[str, str]]:
         """Members that are not up: role, id and health."""

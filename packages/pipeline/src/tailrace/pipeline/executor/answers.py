@@ -32,6 +32,7 @@ class Answers:
         self._scores = Outcomes(waits, "trajectories to be scored", deadlines.score_s, down)
         self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down)
         self._of_role = {SCORER: self._scores, RANKER: self._lengths}
+        self._calls: dict[Running, Outcomes] = {}  # of each environment
         self._heard: dict[type, Callable[[c.Event], None]] = dict.fromkeys(
             (c.Stepped, c.Accumulated, c.Durable, c.Pulled, c.PullFailed, c.Discarded), self._answered
         )
@@ -72,6 +73,18 @@ class Answers:
         """Wait for predictions for prompts. The deadline counts from the ranker's last answer."""
         self._lengths.expect(ranker, prompts, now)
 
+    def calling(self, environment: Running, names: Sequence[str], now: float) -> None:
+        """Wait for an environment's answers to the last turns of trajectories. The deadline counts from its last answer."""
+        if environment not in self._calls:
+            what, limit_s = f"{environment} to answer turns", self._deadlines.call_s
+            self._calls[environment] = Outcomes(self._waits, what, limit_s, self._down)
+        self._calls[environment].expect(environment, names, now)
+
+    def closed(self, environment: Running, names: Sequence[str]) -> None:
+        """Stop waiting for an environment's answers to trajectories whose sessions end."""
+        if environment in self._calls:
+            self._calls[environment].dropped(names)
+
     def dropped(self, names: Sequence[str]) -> None:
         """Stop waiting for the scores of trajectories."""
         self._scores.dropped(names)
@@ -80,6 +93,7 @@ class Answers:
         """End or renew waits after events of members."""
         scored: list[str] = []
         predicted: list[int] = []
+        turned: list[str] = []
         for event in events:
             kind = type(event)
             if kind is c.Finished or kind is c.Snapshot:  # the most frequent events, which answer nothing else
@@ -88,18 +102,24 @@ class Answers:
                 scored.append(event.trajectory)  # type: ignore[union-attr]
             elif kind is c.Predicted or kind is c.PredictionFailed:
                 predicted.append(event.prompt)  # type: ignore[union-attr]
+            elif kind is c.Turned or kind is c.CallFailed:
+                turned.append(event.trajectory)  # type: ignore[union-attr]
             elif kind in self._heard:
                 self._heard[kind](event)
         if scored:
             self._scores.came(scored, now)
         if predicted:
             self._lengths.came(predicted, now)
+        if turned:
+            for calls in self._calls.values():
+                calls.came_here(turned, now)
 
     def forget(self, running: Running) -> None:
         """End all waits for a member that is gone."""
         self._numbers = {seq: entry for seq, entry in self._numbers.items() if entry[1] is not running}
         if running.role in self._of_role:
             self._of_role[running.role].clear()
+        self._calls.pop(running, None)
 
     def _add(self, running: Running, seq: int, what: str, timeout_s: float, now: float) -> None:
         number = self._waits.add(

@@ -11,6 +11,7 @@ from typing import Any
 from tailrace.pipeline.executor.seam import Host, RoleSpec
 
 DATA, SCORER, TRAINER, REPLICA, RELAY, RANKER = "data", "scorer", "trainer", "replica", "relay", "ranker"
+ENVIRONMENT = "environment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Deadlines:
         pull_s: deadline for a replica to load a version.
         score_s: deadline for the next outcome while trajectories are scored.
         predict_s: deadline for the next answer while lengths are predicted.
+        call_s: deadline for the next answer of an environment while it has calls; a call's own deadline is the environment's.
         suspect_s, silent_s: silence after which a member is suspected, and after which it counts as dead.
         close_s: deadline for a role to clean up.
     """
@@ -37,11 +39,12 @@ class Deadlines:
     silent_s: float = 60.0
     close_s: float = 30.0
     predict_s: float = 120.0
+    call_s: float = 300.0
 
     @classmethod
     def all(cls, limit_s: float, *, suspect_s: float, silent_s: float) -> Deadlines:
         """Deadlines that are all `limit_s`, except those for silence."""
-        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, silent_s, limit_s, limit_s)
+        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, silent_s, limit_s, limit_s, limit_s)
 
 
 @dataclass(frozen=True, slots=True)

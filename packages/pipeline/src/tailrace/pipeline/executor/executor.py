@@ -21,7 +21,7 @@ from tailrace.faulttol import Fault
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import DeadlineError, RunFailedError
-from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deployment
+from tailrace.pipeline.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deployment
 from tailrace.pipeline.executor.injection import Injection
 from tailrace.pipeline.executor.membership import Key, Membership
 from tailrace.pipeline.executor.running import Running
@@ -77,6 +77,8 @@ class Executor:
             c.Abort: self._abort,
             c.Score: self._score,
             c.Predict: self._predict,
+            c.Call: self._call,
+            c.Close: self._close,
             c.Start: self.membership.start,
             c.Restart: self.membership.restart,
             c.Resize: self.membership.resize,
@@ -302,3 +304,13 @@ class Executor:
         ranker = self._send((RANKER, "0"), command)
         if ranker is not None:
             self._answers.predicting(ranker, command.prompts, self._time.now())
+
+    def _call(self, command: c.Call) -> None:
+        environment = self._send((ENVIRONMENT, command.environment), command)
+        if environment is not None:
+            self._answers.calling(environment, command.trajectories, self._time.now())
+
+    def _close(self, command: c.Close) -> None:
+        environment = self._send((ENVIRONMENT, command.environment), command)
+        if environment is not None:
+            self._answers.closed(environment, command.trajectories)

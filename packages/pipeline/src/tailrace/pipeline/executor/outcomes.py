@@ -43,6 +43,12 @@ class Outcomes:
         if self._wait is not None:
             self._waits.renew(self._wait, now, self._limit_s)
 
+    def came_here(self, things: Iterable[Hashable], now: float) -> None:
+        """Note outcomes of which some may be another member's."""
+        mine = [thing for thing in things if thing in self._open]
+        if mine:
+            self.came(mine, now)
+
     def dropped(self, things: Iterable[Hashable]) -> None:
         """Stop waiting for some."""
         for thing in things:
