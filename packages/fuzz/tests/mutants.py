@@ -110,7 +110,8 @@ def _a_broken_verifier_as_a_zero(patch):
 
     def planted(controller, *arguments, **named):
         begin(controller, *arguments, **named)
-        controller._handlers[c.ScoringFailed] = lambda event: controller._on_scored([c.Scored(event.trajectory, 0.0)])
+        scored = controller.responses.scored
+        controller._handlers[c.ScoringFailed] = lambda event: scored([c.Scored(event.trajectory, 0.0)])
 
     patch.setattr(Controller, "__init__", planted)
 

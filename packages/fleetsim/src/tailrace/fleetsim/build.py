@@ -18,7 +18,16 @@ from tailrace.fleetsim.layout import Layout, layout
 from tailrace.fleetsim.pools import Costs, pool_costs, replica_pool
 from tailrace.fleetsim.prices import price_per_hour
 from tailrace.fleetsim.profile.fleet import profiled_fleet
-from tailrace.fleetsim.quantities import failures, needed, parts, ranker, samples, scoring_pools, warm_up
+from tailrace.fleetsim.quantities import (
+    failures,
+    needed,
+    parts,
+    ranker,
+    samples,
+    scoring_pools,
+    warm_up,
+    with_environments,
+)
 from tailrace.fleetsim.replica_sizes import best_size
 from tailrace.fleetsim.workload.config import WorkloadConfig
 from tailrace.fleetsim.workload.workload import Workload
@@ -65,6 +74,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
             "compares the times of stages that have devices of their own; expected 'split'"
         )
     spec = dataclasses.replace(spec, colocated=spec.colocated or split.colocated)
+    spec = with_environments(spec, workload)
     warm = warm_up(table, spec)
     batches = spec.steps
     if table.steady is not False:

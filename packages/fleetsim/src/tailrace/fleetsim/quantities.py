@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from tailrace.contracts import Launch, Progress
 from tailrace.fleetsim.config import FleetConfig, RankerFleet, ScoringPool
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import DAY_S, FailureRate
 from tailrace.fleetsim.fleet import ScoringWorkers
 from tailrace.fleetsim.noisy_oracle import noise_of
+from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import RewardConfig, RunConfig
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.reward.errors import SettingsError
@@ -30,6 +33,11 @@ def needed(spec: PipelineSpec) -> int:
 
 def _first_launch(spec: PipelineSpec) -> Launch | None:
     return spec.batching.open().next(Progress(0, -1, 0, 0, 0, 0, 0, spec.batch_groups, spec.steps))
+
+
+def with_environments(spec: PipelineSpec, workload: Workload) -> PipelineSpec:
+    """The pipeline with an environment at least, where trajectories of the workload have several turns."""
+    return dataclasses.replace(spec, environments=1) if workload.turns and not spec.environments else spec
 
 
 def parts(spec: PipelineSpec) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from tailrace.fleetsim.engine import ModelledEngine
 from tailrace.fleetsim.tokens import Tokens
 
 
@@ -29,6 +30,17 @@ class Totals:
     latency_sum_s: float = 0.0
     latencies: int = 0
     reprefilled_tokens: int = 0
+
+    def add_engine(self, engine: ModelledEngine) -> None:
+        """Add what a replica's engine has done."""
+        done = engine.totals()
+        self.replica_busy_s += done.prefill_s + done.decode_s
+        self.decode_s += done.decode_s
+        self.prefill_s += done.prefill_s
+        self.kv_share_s += engine.kv_share_s
+        self.running_s += done.running_s
+        self.generated_tokens += done.tokens
+        self.preemptions += engine.preemptions
 
 
 class Metered(Protocol):

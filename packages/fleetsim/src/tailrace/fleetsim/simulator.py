@@ -16,6 +16,7 @@ from tailrace.fleetsim.failures import RandomFailures
 from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fleetsim.host import MessageTransport, VirtualHost
 from tailrace.fleetsim.log import InstantLog
+from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import Replica
@@ -25,7 +26,17 @@ from tailrace.fleetsim.world import World
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import RunFailedError
-from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
+from tailrace.pipeline.executor.deployment import (
+    DATA,
+    ENVIRONMENT,
+    RANKER,
+    RELAY,
+    REPLICA,
+    SCORER,
+    TRAINER,
+    Deadlines,
+    Deployment,
+)
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.executor.seam import RoleSpec
 
@@ -42,6 +53,7 @@ class Models:
         self.trainer = self.new_trainer()
         self.data, self.scorer, self.ranker = self.new_data(), self.new_scorer(), self.new_ranker()
         self.replicas: dict[str, Replica] = {}
+        self.environments: dict[str, EnvironmentModel] = {}
 
     def new_trainer(self) -> Trainer:
         """The trainer, not started."""
@@ -63,6 +75,16 @@ class Models:
         """A replica, not started."""
         return Replica(self.world, self.relays, name, self.world.fleet.speed(name))
 
+    def new_environment(self, id_: str) -> EnvironmentModel:
+        """A member of the environment role, not started; only a pipeline with turns starts one."""
+        return EnvironmentModel(self.world, id_)
+
+    def environment(self, id_: str) -> EnvironmentModel:
+        """The member of the environment role with an id."""
+        if id_ not in self.environments:
+            self.environments[id_] = self.new_environment(id_)
+        return self.environments[id_]
+
     def replica(self, name: str) -> Replica:
         """The replica of a name."""
         if name not in self.replicas:
@@ -77,6 +99,7 @@ class Models:
             RANKER: lambda _: self.ranker,
             TRAINER: lambda _: self.trainer,
             RELAY: self.relays.relay,
+            ENVIRONMENT: self.environment,
             REPLICA: self.replica,
         }
 

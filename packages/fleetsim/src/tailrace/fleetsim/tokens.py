@@ -26,15 +26,28 @@ class SimulatedTrajectory:
         group: number of its group, one attempt at the prompt; negative for evaluations.
 
     `kept` are the response tokens that it has where it does not run, `response` all of them once it is complete, `replica` the
-    replica that it was last routed to.
+    replica that it was last routed to. `answered` counts its turns that its environment has answered; `ended_s` is when the
+    last one ended, or was last called, while it is not answered.
     """
 
-    __slots__ = ("begun_s", "group", "kept", "oldest", "prompt", "replica", "response", "sample")
+    __slots__ = ("answered", "begun_s", "ended_s", "group", "kept", "oldest", "prompt", "replica", "response", "sample")
 
     def __init__(self, sample: Sample, oldest: int, begun_s: float, replica: str, prompt: int, group: int) -> None:
         self.sample, self.oldest, self.begun_s, self.replica = sample, oldest, begun_s, replica
         self.prompt, self.group = prompt, group
-        self.kept = self.response = 0
+        self.kept = self.response = self.answered = 0
+        self.ended_s: float | None = None
+
+    @property
+    def turn_tokens(self) -> int:
+        """Response tokens at the end of its turn that is not answered yet."""
+        turns = self.sample.turns
+        return turns[0][0] if len(turns) == 1 else sum([tokens for tokens, _ in turns[: self.answered + 1]])
+
+    def restarts(self, version: int) -> None:
+        """It begins anew, under another version."""
+        self.kept = self.answered = 0
+        self.oldest, self.ended_s = version, None
 
 
 class Tokens:
@@ -67,17 +80,64 @@ class Tokens:
                 group, prompt = (ref.group, ref.prompt) if training else (-1 - ref.group, -1 - ref.group)
                 sample = self._sample(ref, prompt, group, version)
                 trajectories[name] = SimulatedTrajectory(sample, version, now, replica, prompt, group)
-                works.append(Work(name, sample.prompt_tokens, 0, sample.turns))
+                works.append(Work(name, sample.prompt_tokens, 0, ((trajectories[name].turn_tokens, 0.0),)))
                 continue
             known.replica = replica
+            if not known.kept or not self._goes_on(known, ref, version):
+                known.restarts(version)
             done, known.kept = known.kept, 0
-            if not done or (known.oldest != version and (not self.mixes_versions or ref.purpose is c.Purpose.EVAL)):
-                done, known.oldest = 0, version
-            else:
-                self.reprefilled_tokens += done
-                known.oldest = min(known.oldest, version)
-            works.append(Work(name, known.sample.prompt_tokens, done, known.sample.turns))
+            self.reprefilled_tokens += done
+            known.oldest = min(known.oldest, version)
+            works.append(Work(name, known.sample.prompt_tokens, done, ((known.turn_tokens, 0.0),)))
         return works
+
+    def _goes_on(self, known: SimulatedTrajectory, ref: c.TrajectoryRef, version: int) -> bool:
+        """Whether the tokens of a trajectory may be gone on with under a version."""
+        return known.oldest == version or (self.mixes_versions and ref.purpose is not c.Purpose.EVAL)
+
+    def unsaid_of(
+        self, refs: Sequence[c.TrajectoryRef], replica: str, version: int, answers: int
+    ) -> dict[str, c.Event]:
+        """The ends of trajectories or turns that a replica finds in the store as it begins them: nobody heard of them."""
+        found: dict[str, c.Event] = {}
+        for ref in refs:
+            name, known = ref.trajectory, self.trajectories.get(ref.trajectory)
+            if known is None:
+                continue
+            if known.response:
+                found[name] = c.Finished(replica, name, known.response, answers=answers)
+            elif known.ended_s is not None and self._goes_on(known, ref, version):
+                known.replica = replica
+                found[name] = c.TurnEnded(replica, name, known.kept, answers)
+        return found
+
+    def turns_ended(self, finished: Sequence[tuple[float, str, int]]) -> dict[str, int]:
+        """Note those of what an engine has finished that are turns which an environment answers, and return their tokens."""
+        ended: dict[str, int] = {}
+        for at, name, tokens in finished:
+            known = self.trajectories.get(name)
+            if known is not None and self.asks(name, known):
+                known.kept, known.ended_s = tokens, at
+                ended[name] = tokens
+        return ended
+
+    def asks(self, name: str, known: SimulatedTrajectory) -> bool:
+        """Whether an environment answers the turn that a trajectory is in: all but the last."""
+        del name
+        return known.answered + 1 < len(known.sample.turns)
+
+    def observe(self, name: str, now: float) -> bool:
+        """An environment has answered a turn. Returns whether that has ended the trajectory, with its last turn."""
+        known = self.trajectories[name]
+        if known.response:
+            return True
+        if known.ended_s is not None:
+            known.answered += 1
+            known.ended_s = None
+        if known.answered < len(known.sample.turns):
+            return False
+        self._complete([(now, name, known.kept)])
+        return True
 
     def _sample(self, ref: c.TrajectoryRef, prompt: int, group: int, version: int) -> Sample:
         samples = self._groups.get(group)
@@ -87,15 +147,6 @@ class Tokens:
             count = max(self.samples, ref.sample + 1)
             samples = self._groups[group] = self.workload.group(prompt, count, first, draw)
         return samples[ref.sample]
-
-    def complete_of(self, refs: Sequence[c.TrajectoryRef]) -> dict[str, int]:
-        """Those that are complete already, with their tokens: their end was never reported."""
-        known, found = self.trajectories, {}
-        for ref in refs:
-            trajectory = known.get(ref.trajectory)
-            if trajectory is not None and trajectory.response:
-                found[ref.trajectory] = trajectory.response
-        return found
 
     def dropped(self, replica: str, names: Iterable[str]) -> None:
         """Called when a replica stopped trajectories that were dropped; checks override this."""
@@ -126,6 +177,9 @@ class Tokens:
 
     def complete(self, finished: Iterable[tuple[float, str, int]]) -> None:
         """Trajectories have all their tokens."""
+        self._complete(finished)
+
+    def _complete(self, finished: Iterable[tuple[float, str, int]]) -> None:
         trajectories = self.trajectories
         longest, total = self.latency_max_s, 0.0
         count = 0

@@ -95,6 +95,26 @@ class EvaluationCase(_Strict):
     every: Annotated[int, Field(ge=0)] = 0
 
 
+class EnvironmentsCase(_Strict):
+    """The environments of a workload that has some.
+
+    Args:
+        members: members of the role.
+        sessions: sessions that each may have at work; None for no limit.
+        breaks: share of calls that fail, with nonsense or too late.
+        lost: share of sessions that cannot be had again after their member is gone.
+        unanswered: share of calls of which nothing is heard any more, until the member's deadline.
+        ends: share of trajectories that the environment ends, with an answer to their last turn.
+    """
+
+    members: Positive = 1
+    sessions: Positive | None = None
+    breaks: Share = 0.0
+    lost: Share = 0.0
+    unanswered: Share = 0.0
+    ends: Share = 0.0
+
+
 class Case(_Strict):
     """One case.
 
@@ -131,12 +151,17 @@ class Case(_Strict):
     far: Annotated[int, Field(ge=0)] = 0
     cells: Positive = 1
     colocated: bool = False
+    environments: EnvironmentsCase = EnvironmentsCase()
     messages: MessagesCase = MessagesCase()
     faults: tuple[CaseFault, ...] = ()
 
     def refuses(self, prompt: int) -> bool:
         """Whether engines refuse a prompt."""
         return self.refusals > 0 and Random(f"refused {self.seed} {prompt}").random() < self.refusals
+
+    def ends_in_environment(self, trajectory: str) -> bool:
+        """Whether the environment of a trajectory ends it."""
+        return Random(f"ended {self.seed} {trajectory}").random() < self.environments.ends
 
     # ---- files ----------------------------------------------------------------------------------------------------
 
@@ -219,6 +244,8 @@ class Case(_Strict):
             ranker=self.predictions > 0,
             pools=self.pools,
             relay_sites=self.relay_sites,
+            environments=self.environments.members if self.workload.environment else 0,
+            environment_sessions=self.environments.sessions,
             evaluation=EvaluationPlan(evaluation.size, evaluation.every, first=("greedy",), last=("greedy",)),
         )
 
@@ -303,13 +330,21 @@ class Case(_Strict):
         return 10.0 + 2 * (rounds * alone_s + train_s + restarts_s + moving_s + waits_s + self.replica.start_s)
 
     @property
+    def call_s(self) -> float:
+        """Within these seconds an environment that has calls answers one of them, or is taken for silent."""
+        environment = self.workload.environment
+        longest_s = 0.0 if environment is None else environment.latency.cap or 10 * environment.latency.median
+        return 5.0 + 2 * longest_s + 4 * self.messages.delay_s
+
+    @property
     def _environment_s(self) -> float:
         environment = self.workload.environment
         if environment is None:
             return 0.0
         calls, latency = environment.calls, environment.latency
         most = calls.max if calls.max is not None else max(calls.counts or {MOST_CALLS: 1.0})
-        return most * (latency.cap if latency.cap is not None else 10 * latency.median)
+        most *= 2 + 4 * (self.environments.unanswered > 0)  # a call takes up to twice what was drawn, or is made anew
+        return self.call_s + most * (latency.cap if latency.cap is not None else 10 * latency.median)
 
 
 def _readable(value: Any, indent: str = "") -> str:

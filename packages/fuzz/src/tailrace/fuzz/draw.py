@@ -124,6 +124,16 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
                 for _ in range(joiner.choice([0, 1, 2]))
             ]
         )
+    environments = Random(f"tailrace fuzz {seed}, environments")
+    content["environments"] = _environments(environments)
+    if "environment" in content["workload"]:
+        many = environments.choice([0, 1, 1, 3])
+        content["faults"] += tuple(
+            [
+                _of_an_environment(environments, content["environments"]["members"], pipeline["steps"], step_s)
+                for _ in range(many)
+            ]
+        )
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
@@ -259,6 +269,23 @@ _KINDS: tuple[tuple[BreakKind, int], ...] = (
     (BreakKind.REPLAY, 2),
     (BreakKind.CRASH, 2),
 )
+
+
+def _environments(random: Random) -> dict[str, Any]:
+    return {
+        "members": random.choice([1, 1, 2, 3]),
+        "sessions": random.choice([None, None, 1, 2, 8]),
+        "breaks": random.choice([0.0, 0.0, 0.02, 0.1]),
+        "lost": random.choice([0.0, 0.0, 0.5, 1.0]),
+        "unanswered": random.choice([0.0, 0.0, 0.0, 0.01]),
+        "ends": random.choice([0.0, 0.5, 1.0]),
+    }
+
+
+def _of_an_environment(random: Random, members: int, steps: int, step_s: float) -> dict[str, Any]:
+    kind, member = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), str(random.randrange(members))
+    at_step, after_s = random.randint(0, steps - 1), round(random.random() * step_s, 3)
+    return {"kind": kind, "role": "environment", "member": member, "at_step": at_step, "after_s": after_s}
 
 
 def _of_the_ranker(random: Random, steps: int, step_s: float) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class CaseFault(BaseModel):
     """One fault. It strikes once, `after_s` seconds after the trainer's step number `at_step`; step 0 is the start.
 
     Args:
-        role: replica, trainer, relay, scorer, data or ranker, where the kind is about a member.
+        role: replica, trainer, relay, scorer, data, ranker or environment, where the kind is about a member.
         member: its id.
         for_s: how long, where the kind lasts.
         speed: of a slow member, 1.0 as modelled.

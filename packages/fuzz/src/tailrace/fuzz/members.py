@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from tailrace import contracts as c
+from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import Replica
@@ -15,6 +16,7 @@ from tailrace.fleetsim.members.stores import ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
 from tailrace.fleetsim.simulator import Models
 from tailrace.fleetsim.world import World
+from tailrace.fuzz.case import EnvironmentsCase
 from tailrace.fuzz.checks.data_plane import DataPlane
 from tailrace.fuzz.checks.lineage import Lineage
 
@@ -136,6 +138,34 @@ class FuzzScorer(ScorerModel):
             member.say([c.Scored(name, known.sample.reward, seq)])
 
 
+class FuzzEnvironment(EnvironmentModel):
+    """A member whose calls take their own time each, fail, are lost with their sessions, or are never answered.
+
+    Args:
+        random: draws what it does.
+        case: how often.
+    """
+
+    def __init__(self, world: World, id_: str, random: Random, case: EnvironmentsCase) -> None:
+        super().__init__(world, id_)
+        self._random, self._case = random, case
+
+    def latency_s(self, drawn_s: float) -> float:
+        return drawn_s * 2 * self._random.random()
+
+    def answer(self, name: str, seq: int, seconds: float) -> None:
+        random, case = self._random, self._case
+        gone = name not in self.sessions and self.world.tokens.trajectories[name].answered > 0
+        if random.random() < case.unanswered:  # its deadline passes, and another member takes its place
+            return
+        if gone and random.random() < case.lost:
+            self.gives_up(name, c.CallFailed(name, "its session cannot be replayed", seq, lost=True))
+        elif random.random() < case.breaks:
+            self.gives_up(name, c.CallFailed(name, random.choice(["no answer within 4 s", "found nonsense"]), seq))
+        else:
+            super().answer(name, seq, seconds)
+
+
 class FuzzModels(Models):
     """The members of a case.
 
@@ -145,6 +175,8 @@ class FuzzModels(Models):
         refuses: whether engines refuse a prompt.
         predicting: draws what is predicted.
         predictions: share of the prompts that a ranker has a length for.
+        answering: draws what environments do.
+        environments: how often they fail.
     """
 
     def __init__(
@@ -158,7 +190,10 @@ class FuzzModels(Models):
         refuses: Callable[[int], bool],
         predicting: Random,
         predictions: float,
+        answering: Random,
+        environments: EnvironmentsCase,
     ) -> None:
+        self._answering, self._environments = answering, environments
         self._plane, self._lineage, self._random, self._breaks = plane, lineage, random, breaks
         self._refuses, self._predicting, self._predictions = refuses, predicting, predictions
         super().__init__(world)
@@ -168,6 +203,9 @@ class FuzzModels(Models):
 
     def new_ranker(self) -> FuzzRanker:
         return FuzzRanker(self.world, self._predicting, self._predictions)
+
+    def new_environment(self, id_: str) -> FuzzEnvironment:
+        return FuzzEnvironment(self.world, id_, self._answering, self._environments)
 
     def new_scorer(self) -> FuzzScorer:
         return FuzzScorer(self.world, self._random, self._breaks)

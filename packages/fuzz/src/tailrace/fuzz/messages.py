@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
-from tailrace.contracts import Command, Event, Finished, Scored
+from tailrace.contracts import CallFailed, Command, Event, Finished, Scored, Turned, TurnEnded
 from tailrace.fuzz.case import MessagesCase
 from tailrace.pipeline.executor.deployment import REPLICA
+
+_REPEATED = (Finished, Scored, TurnEnded, Turned, CallFailed)
 
 
 class Messages:
@@ -40,7 +42,7 @@ class Messages:
         return self._in_order("from", role, member, now)
 
     def repeated(self, events: Sequence[Event]) -> list[Event]:
-        return [event for event in events if isinstance(event, Finished | Scored) and self._repeats()]
+        return [event for event in events if isinstance(event, _REPEATED) and self._repeats()]
 
     def renewed(self, role: str, member: str) -> None:
         self._closed_until_s.pop((role, member), None)

@@ -139,6 +139,12 @@ def _one_turn(case: Case) -> Iterator[Case | None]:
     yield _part(case, "workload", environment=None)
 
 
+def _plain_environments(case: Case) -> Iterator[Case | None]:
+    yield _with(case, environments={})
+    for name, field in type(case.environments).model_fields.items():
+        yield _part(case, "environments", **{name: field.default})
+
+
 def _no_drift(case: Case) -> Iterator[Case | None]:
     yield _part(case, "workload", drift=None, reward_latency=None)
 
@@ -219,6 +225,7 @@ _SIMPLER: Sequence[Callable[[Case], Iterator[Case | None]]] = (
     _fewer("prompts_per_step", 1),
     _fewer("prompts_per_replica", 1),
     _one_turn,
+    _plain_environments,
     _no_drift,
     _no_surplus,
     _checkpoint_each,

@@ -6,6 +6,7 @@ command, and what members really do, goes to the checks.
 
 from __future__ import annotations
 
+import dataclasses
 from random import Random
 
 from tailrace import contracts as c
@@ -39,11 +40,18 @@ class FuzzSimulation:
         mixes = fleet.spec.sync.mixes_versions
         random = Random(f"what happens in case {case.seed}")
         plane, lineage = DataPlane(mixes_versions=mixes), Lineage()
-        store = Store(fleet.workload, fleet.samples, mixes_versions=mixes, plane=plane)
+        store = Store(
+            fleet.workload,
+            fleet.samples,
+            mixes_versions=mixes,
+            plane=plane,
+            ends_in_environment=case.ends_in_environment,
+        )
         world = World(fleet, tokens=store, injuries=Injuries(kept_versions=case.weights.keep), reorders=True)
         messages = Messages(case.messages, random)
         patience_s = case.patience_s(fleet.samples)
         silent_s = fleet.delays.hang_s
+        deadlines = Deadlines.all(patience_s, suspect_s=silent_s / 2, silent_s=silent_s)
         self.case = case
         self._changes = Random(f"changes in case {case.seed}")
         self.simulation = Simulation(
@@ -58,8 +66,10 @@ class FuzzSimulation:
                 refuses=case.refuses,
                 predicting=Random(f"what is predicted in case {case.seed}"),
                 predictions=case.predictions,
+                answering=Random(f"what environments do in case {case.seed}"),
+                environments=case.environments,
             ),
-            deadlines=Deadlines.all(patience_s, suspect_s=silent_s / 2, silent_s=silent_s),
+            deadlines=dataclasses.replace(deadlines, call_s=min(patience_s, case.call_s)),
         )
         self.checker = Checker(case, self.simulation, plane)
         self.simulation.observers.append(self.checker)

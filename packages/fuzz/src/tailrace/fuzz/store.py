@@ -6,11 +6,11 @@ that the trainer lost is held again; after the death of the driver the store say
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from tailrace import contracts as c
 from tailrace.fleetsim.engine import Work
-from tailrace.fleetsim.tokens import Tokens
+from tailrace.fleetsim.tokens import SimulatedTrajectory, Tokens
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.fuzz.checks.data_plane import DataPlane
 
@@ -20,9 +20,19 @@ class Store(Tokens):
 
     Args:
         plane: the check of invariants 3 and 4.
+        ends_in_environment: whether the environment of a trajectory is asked after its last turn too, and ends it.
     """
 
-    def __init__(self, workload: Workload, samples: int, *, mixes_versions: bool, plane: DataPlane) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        samples: int,
+        *,
+        mixes_versions: bool,
+        plane: DataPlane,
+        ends_in_environment: Callable[[str], bool],
+    ) -> None:
+        self._ends_in_environment = ends_in_environment
         super().__init__(workload, samples, mixes_versions=mixes_versions)
         self._plane = plane
         self._begun: dict[str, int] = {}  # by the version that they were begun with last
@@ -46,6 +56,22 @@ class Store(Tokens):
         super().complete(finished)
         for _, name, tokens in finished:
             self._plane.completes(name, tokens, wanted=name in self.trajectories)
+
+    def turns_ended(self, finished: Sequence[tuple[float, str, int]]) -> dict[str, int]:
+        ended = super().turns_ended(finished)
+        for name, tokens in ended.items():
+            self._plane.ends_turn(name, tokens)
+        return ended
+
+    def asks(self, name: str, known: SimulatedTrajectory) -> bool:
+        return super().asks(name, known) or (len(known.sample.turns) > 1 and self._ends_in_environment(name))
+
+    def observe(self, name: str, now: float) -> bool:
+        waited = self.trajectories[name].ended_s is not None
+        done = super().observe(name, now)
+        if waited:
+            self._plane.observes(name, done=done)
+        return done
 
     def dropped(self, replica: str, names: Iterable[str]) -> None:
         self._plane.drops(replica, names)

@@ -16,12 +16,14 @@ class Work:
         done_tokens: number of response tokens generated earlier. If they end with a turn, the next turn follows.
         turns: for each turn its response tokens (at least 1) and the seconds in the environment after it (0 after the last).
         environment_s: seconds in the environment before it first queues, for work that left an engine while it was there.
+        cached_tokens: tokens of its context that are in the engine's cache already.
     An engine that gives work back (`Engine.remove`, `Engine.clear`) writes its progress into `done_tokens` and
     `environment_s`, so that the same object can resume elsewhere.
     """
 
     __slots__ = (
         "cached",
+        "cached_tokens",
         "done_tokens",
         "environment_s",
         "final",
@@ -47,12 +49,14 @@ class Work:
         done_tokens: int,
         turns: tuple[tuple[int, float], ...],
         environment_s: float = 0.0,
+        cached_tokens: int = 0,
     ) -> None:
         self.id = id
         self.prompt_tokens = prompt_tokens
         self.done_tokens = done_tokens
         self.turns = turns
         self.environment_s = environment_s
+        self.cached_tokens = cached_tokens
 
     def __repr__(self) -> str:
         return f"Work({self.id!r}, {self.prompt_tokens}, {self.done_tokens}, {self.turns}, {self.environment_s})"
@@ -88,7 +92,7 @@ class Work:
         self.last = end == total
         self.final = prompt + end
         self.left = end - done
-        self.cached = 0
+        self.cached = self.cached_tokens
         return prompt + total
 
     def next_turn(self, cached_share: float) -> float:

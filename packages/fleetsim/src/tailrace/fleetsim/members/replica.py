@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.engine import ModelledEngine
+from tailrace.fleetsim.members.prefixes import Prefixes
 from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.recorder import Totals
 from tailrace.fleetsim.world import World
@@ -43,9 +44,11 @@ class Replica:
         "_former",
         "_next_tp",
         "_preempted",
+        "_prefixes",
         "_routed_by",
         "_share",
         "_told",
+        "_turns",
         "engine",
         "finished",
         "hung",
@@ -90,6 +93,8 @@ class Replica:
         self.scheduled_s = math.inf
         self._routed_by: dict[str, int] = {}
         self._aborted_by: dict[str, int] = {}
+        self._turns = world.tokens.workload.turns
+        self._prefixes = Prefixes(self.pool.rollout.prefix_cached)
         self._share, self._beside = 1.0, 1.0 / world.slows
         self._told = (self.time.now(), 0.0)  # time of its last report of load, and tokens generated until then
         world.meters.append(self)
@@ -179,6 +184,7 @@ class Replica:
 
     def _drop_work(self, now: float) -> None:
         left = self.engine.clear(now)
+        self._prefixes.clear()
         self.flush()  # the store has the trajectories that were complete before
         self.tokens.keep(left)
 
@@ -215,18 +221,20 @@ class Replica:
             self._routed_by.update(dict.fromkeys([ref.trajectory for ref in refs], command.seq))
             self._aborted_by = {name: seq for name, seq in self._aborted_by.items() if seq > command.seq}
             refs = tuple(self.world.dropped.wanted(refs, command.seq))  # the store begins no others
-        complete = self.tokens.complete_of(refs)
-        if complete:
-            refs = tuple([ref for ref in refs if ref.trajectory not in complete])
-        self.engine.add(self.tokens.works(refs, self.id, self.version, now), now)
-        if complete:
-            self.finished += len(complete)
-            self._say([c.Finished(self.id, name, tokens, answers=command.seq) for name, tokens in complete.items()])
+        unsaid = self.tokens.unsaid_of(refs, self.id, self.version, command.seq)
+        if unsaid:
+            refs = tuple([ref for ref in refs if ref.trajectory not in unsaid])
+        works = self.tokens.works(refs, self.id, self.version, now)
+        self.tokens.reprefilled_tokens -= self._prefixes.find(works)  # each turn begins with a prefill
+        self.engine.add(works, now)
+        if unsaid:
+            self.finished += len(unsaid)
+            self._say(list(unsaid.values()))
             self.flush()  # a snapshot must follow the trajectories that it counts as finished
         self.reported = False
         self.world.cores.changed()
         self.schedule(now)
-        if complete:
+        if unsaid:
             self.idle_now()
 
     def _interrupt(self, command: c.Interrupt) -> None:
@@ -328,16 +336,22 @@ class Replica:
     def flush(self) -> None:
         """Report the trajectories that have finished."""
         finished = self.engine.take_finished()
-        if finished:
-            self.finished += len(finished)
-            name = self.id
-            self.tokens.complete(finished)
-            self._say([c.Finished(name, trajectory, tokens) for _, trajectory, tokens in finished])
+        if not finished:
+            return
+        self.finished += len(finished)
+        name = self.id
+        ended = self.tokens.turns_ended(finished) if self._turns else {}
+        if ended:
+            self._prefixes.left(ended)
+            self._say([c.TurnEnded(name, trajectory, tokens) for trajectory, tokens in ended.items()])
+            finished = [one for one in finished if one[1] not in ended]
+        self.tokens.complete(finished)
+        self._say([c.Finished(name, trajectory, tokens) for _, trajectory, tokens in finished])
 
     def idle_now(self) -> None:
         """Report the load if the replica has just become idle."""
         engine = self.engine
-        if not self.reported and not (engine.running or engine.waiting or engine.in_environment):
+        if not self.reported and not (engine.running or engine.waiting):
             self.reported = True
             self.world.cores.changed()
             self._say([self.snapshot()])
@@ -355,7 +369,6 @@ class Replica:
             self.last_seq,
             self._rate(),
             kv_capacity_tokens=self.pool.costs(self.tp)[0].kv_capacity_tokens,
-            in_environment=engine.in_environment,
             preemptions=engine.preemptions - self._preempted,
         )
 
@@ -382,14 +395,5 @@ class Replica:
 
     def add_to(self, totals: Totals) -> None:
         for engine in (*self._former, self.engine):
-            self._add(engine, totals)
-
-    def _add(self, engine: ModelledEngine, totals: Totals) -> None:
-        engine.advance(self.time.now())
-        totals.replica_busy_s += engine.busy_s
-        totals.decode_s += engine.decode_s
-        totals.prefill_s += engine.prefill_s
-        totals.kv_share_s += engine.kv_share_s
-        totals.running_s += engine.running_s
-        totals.generated_tokens += engine.tokens
-        totals.preemptions += engine.preemptions
+            engine.advance(self.time.now())
+            totals.add_engine(engine)

@@ -15,7 +15,16 @@ from tailrace.fleetsim.profile.machine import MachineProfile
 from tailrace.fleetsim.profile.machine_file import load_machine
 from tailrace.fleetsim.profile.paged_engine import PagedEngine
 from tailrace.fleetsim.profile.workload import MeasuredWorkload
-from tailrace.fleetsim.quantities import failures, needed, parts, ranker, samples, scoring_pools, warm_up
+from tailrace.fleetsim.quantities import (
+    failures,
+    needed,
+    parts,
+    ranker,
+    samples,
+    scoring_pools,
+    warm_up,
+    with_environments,
+)
 from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
@@ -63,12 +72,14 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
     _check(config, machine)
     spec = build_spec(config)
     _check_sizes(spec, machine)
-    workload = table.workload.build(seed, config.rollout.max_tokens) if table.workload is not None else None
+    own = table.workload.build(seed, config.rollout.max_tokens) if table.workload is not None else None
+    workload = own or measured_workload(config, machine, seed)
+    spec = with_environments(spec, workload)
     gpus = 0 if machine.sharing is not None else config.rollout.replicas + config.trainer.processes
     counts = {machine.name: gpus} if gpus else {}
     return ProfiledFleet(
         spec=spec,
-        workload=workload or measured_workload(config, machine, seed),
+        workload=workload,
         pools=(replica_pool(config, machine),),
         training=training_cost(machine, config.trainer.processes),
         delays=delays(machine),

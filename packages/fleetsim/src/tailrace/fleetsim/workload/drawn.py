@@ -106,6 +106,10 @@ class DrawnWorkload(Workload):
             self.distributions.scoring.assign(prompts, group, own_draw)
         return group
 
+    @property
+    def turns(self) -> bool:
+        return self._environment is not None
+
     def describe(self, version: int = 0) -> Description:
         parts = self.distributions
         response = parts.response.spread(self.max_tokens, parts.drift.factor(version))

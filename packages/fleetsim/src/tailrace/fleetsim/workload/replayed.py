@@ -43,6 +43,7 @@ class ReplayedWorkload(Workload):
         for trajectory in trajectories:
             groups.setdefault(trajectory.group, []).append(trajectory)
         self._groups = [groups[number] for number in sorted(groups)]
+        self._turns = any(len(one.turns) > 1 for one in trajectories)
 
     @classmethod
     def read(
@@ -84,6 +85,10 @@ class ReplayedWorkload(Workload):
                 )
             )
         return group
+
+    @property
+    def turns(self) -> bool:
+        return self._turns
 
     def describe(self, version: int = 0) -> Description:  # noqa: ARG002  nothing drifts
         """Figures of the trace, in which every trajectory counts once."""

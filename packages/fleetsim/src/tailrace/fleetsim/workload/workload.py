@@ -56,6 +56,11 @@ class Workload(ABC):
         """The sample of a group at a position from 0 on, surplus ones included. Takes as long as all samples before it."""
         return self.group(index, position + 1, version)[position]
 
+    @property
+    def turns(self) -> bool:
+        """Whether any trajectory has several turns, between which an environment answers."""
+        return False
+
     @abstractmethod
     def describe(self, version: int = 0) -> Description:
         """Figures of the workload at a version."""

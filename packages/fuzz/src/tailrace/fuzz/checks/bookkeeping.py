@@ -17,6 +17,7 @@ from tailrace.pipeline.controller.states import GroupPhase, Phase, TrajectorySta
 BOOKS = "the controller's books agree"
 
 _PENDING, _RUNNING, _SCORED, _EVAL = Phase.PENDING, Phase.RUNNING, Phase.SCORED, Purpose.EVAL
+_AWAY = Phase.IN_ENVIRONMENT
 
 
 def check_books(controller: Controller, pulling: Mapping[str, int]) -> None:
@@ -31,6 +32,7 @@ def check_books(controller: Controller, pulling: Mapping[str, int]) -> None:
     ledger, fleet = controller.ledger, controller.fleet
     pending: list[TrajectoryState] = []
     running: dict[str | None, list[TrajectoryState]] = {}
+    away: dict[str, TrajectoryState] = {}
     moving: dict[str | None, int] = {}
     unfinished: dict[int, int] = {}
     mixes = ledger.mixes_versions
@@ -42,13 +44,16 @@ def check_books(controller: Controller, pulling: Mapping[str, int]) -> None:
             running.setdefault(state.replica, []).append(state)
         elif phase is _PENDING:
             pending.append(state)
+        elif phase is _AWAY:
+            away[state.id] = state
         else:
             continue
         if state.version is not None and (not mixes or state.purpose is _EVAL):
             unfinished[state.version] = unfinished.get(state.version, 0) + 1
     _same("trajectories that still need a version", _positive(ledger.unfinished), unfinished)
     _check_pending(ledger, pending)
-    _check_fleet(fleet, running, moving)
+    _check_fleet(fleet, running, moving, away)
+    _check_sessions(controller, away)
     _check_groups(ledger)
     believed = {name: replica.pulling for name, replica in fleet.replicas.items() if replica.pulling is not None}
     _same("versions that replicas pull", believed, dict(pulling))
@@ -64,8 +69,19 @@ def _check_pending(ledger: Ledger, pending: list[TrajectoryState]) -> None:
     _same("stranded evaluations", set(ledger.stranded_evaluations), stranded)
 
 
+def _check_sessions(controller: Controller, away: dict[str, TrajectoryState]) -> None:
+    sessions = controller.sessions
+    _same("trajectories in environments", {*sessions.calls, *sessions.waiting}, set(away))
+    _same("calls that wait and are made", sessions.calls.keys() & sessions.waiting.keys(), set())
+    unknown = {name for name in sessions.of if name not in controller.ledger.trajectories}
+    _same("sessions of trajectories that are settled", unknown, set())
+
+
 def _check_fleet(
-    fleet: Replicas, running: dict[str | None, list[TrajectoryState]], moving: dict[str | None, int]
+    fleet: Replicas,
+    running: dict[str | None, list[TrajectoryState]],
+    moving: dict[str | None, int],
+    away: dict[str, TrajectoryState],
 ) -> None:
     for replica in fleet.replicas.values():
         here, name = running.pop(replica.id, []), replica.id
@@ -74,10 +90,13 @@ def _check_fleet(
         if seen is not None:
             _same(f"trajectories that policies see on {name}", set(seen), set(replica.assigned.states))
         _same(f"trajectories on their way to {name}", replica.incoming, moving.pop(name, 0))
-        _same(f"evaluations on {name}", replica.evaluating, sum(state.purpose is _EVAL for state in here))
+        comes_back = {state.id for state in away.values() if state.home == name}
+        _same(f"trajectories in environments that come back to {name}", set(replica.away), comes_back)
+        owed = [*here, *replica.away.values()]
+        _same(f"evaluations on {name}", replica.evaluating, sum(state.purpose is _EVAL for state in owed))
         if replica.member.health not in (Health.UP, Health.STOPPING, Health.RESIZING):
             _same(f"version of {name}, which is {replica.member.health}", replica.version, None)
-            _same(f"trajectories on {name}, which is {replica.member.health}", len(here), 0)
+            _same(f"trajectories on {name}, which is {replica.member.health}", len(owed), 0)
     _same("snapshots that contradict the books (StaleFlow, equation 1)", fleet.contradictions, 0)
     _same("trajectories on replicas that do not exist", {id_: len(states) for id_, states in running.items()}, {})
     _same("trajectories on their way to replicas that do not exist", moving, {})

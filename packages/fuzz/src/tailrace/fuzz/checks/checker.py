@@ -15,6 +15,7 @@ from tailrace.fuzz.checks.devices import Devices
 from tailrace.fuzz.checks.progress import PROGRESS, LivenessCheck
 from tailrace.fuzz.checks.rebuild import rebuild, same_commands
 from tailrace.fuzz.checks.training import ONCE, Training
+from tailrace.fuzz.checks.turns import Turns
 from tailrace.fuzz.checks.versions import VersionCheck
 from tailrace.fuzz.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
@@ -36,6 +37,7 @@ class Checker:
         self._case, self._simulation = case, simulation
         self.training = Training(case, simulation.fleet.spec, plane)
         self.devices = Devices()
+        self.turns = Turns(simulation.fleet.spec.environment_sessions)
         self.versions = VersionCheck(mixes_versions=simulation.fleet.spec.sync.mixes_versions)
         self.progress = LivenessCheck(case, simulation.fleet)
         self.events: Counter[str] = Counter()
@@ -43,18 +45,21 @@ class Checker:
         self.silenced: Collection[tuple[str, str]] = ()
         self._steps = 0
         self._shadow: Controller | None = None
-        training, versions, devices = self.training, self.versions, self.devices
+        training, versions, devices, turns = self.training, self.versions, self.devices, self.turns
         self._on_event = {
             c.Scored: (training.scored,),
             c.ScoringFailed: (training.scoring_failed,),
             c.Refused: (training.refuses, devices.left),
             c.Finished: (devices.left,),
+            c.TurnEnded: (devices.left, turns.turn_ended),
+            c.Turned: (turns.turned,),
+            c.CallFailed: (training.call_failed, turns.call_failed),
             c.Interrupted: (devices.left,),
             c.Accumulated: (training.accumulated,),
             c.Stepped: (training.stepped,),
-            c.Up: (training.up, versions.up),
-            c.Down: (versions.down, devices.down),
-            c.Resumed: (training.resumed, versions.resumed, devices.resumed),
+            c.Up: (training.up, versions.up, turns.up),
+            c.Down: (versions.down, devices.down, turns.down),
+            c.Resumed: (training.resumed, versions.resumed, devices.resumed, turns.resumed),
             c.Pulled: (versions.pulled,),
             c.PullFailed: (versions.pull_failed,),
             c.Published: (versions.published,),
@@ -90,6 +95,7 @@ class Checker:
             return
         if controller.finished:
             self.training.finished(controller)
+            self.turns.finished(controller)
             self._check_store()
         elif controller.failure is not None:
             self.progress.gave_up(controller.failure)
@@ -133,6 +139,11 @@ class Checker:
         if isinstance(command, c.Route):
             self.training.route(command)
             self.devices.route(command)
+            self.turns.route(command)
+        elif isinstance(command, c.Call):
+            self.turns.call(command, controller)
+        elif isinstance(command, c.Close):
+            self.turns.close(command)
         elif isinstance(command, c.Lend):
             self.devices.lend(command, controller)
         elif isinstance(command, c.Return):
@@ -153,3 +164,4 @@ class Checker:
         elif isinstance(command, c.Abort):
             self.training.abort(command, controller)
             self.devices.abort(command)
+            self.turns.abort(command)

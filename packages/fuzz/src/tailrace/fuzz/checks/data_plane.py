@@ -1,7 +1,7 @@
 """Invariants 3 and 4, by what the members really do: tokens, the versions that made them, and the weights that serve.
 
 * A trajectory runs on one replica at a time, goes on with exactly the tokens that it had, and under one version unless the
-  pipeline mixes them.
+  pipeline mixes them. Nothing follows the end of a turn before its environment has answered, once.
 * A replica serves only a version that it pulled completely since it started.
 """
 
@@ -29,6 +29,7 @@ class DataPlane:
         self._tokens: dict[str, int] = {}
         self._versions: dict[str, set[int]] = {}
         self.complete: dict[str, int] = {}
+        self._unanswered: set[str] = set()  # their last turn has ended
         self._serves: dict[str, int] = {}
         self._pulling: dict[str, tuple[c.Pull, bool]] = {}
 
@@ -56,6 +57,9 @@ class DataPlane:
         if tokens and versions != {version} and not mixes:
             tokens = 0
             versions.clear()
+            self._unanswered.discard(name)
+        if name in self._unanswered:
+            raise InvariantError(TOKENS, f"{name} goes on on {replica}, but its last turn is not answered")
         if work.done_tokens != tokens:
             raise InvariantError(
                 TOKENS, f"{name} goes on with {work.done_tokens} tokens under version {version}, expected {tokens}"
@@ -83,6 +87,21 @@ class DataPlane:
         else:
             self.forgets((name,))
 
+    def ends_turn(self, name: str, tokens: int) -> None:
+        """A trajectory stopped at the end of a turn."""
+        self.leaves(name, tokens)
+        self._unanswered.add(name)
+
+    def observes(self, name: str, *, done: bool) -> None:
+        """An environment answered the last turn of a trajectory, and may have ended it with that."""
+        if name not in self._unanswered:
+            raise InvariantError(
+                TOKENS, f"a turn of {name} is answered, expected one that has ended and was not answered"
+            )
+        self._unanswered.discard(name)
+        if done:
+            self.complete[name] = self._tokens[name]
+
     def drops(self, replica: str, names: Iterable[str]) -> None:
         """A replica stopped trajectories that nobody wants."""
         for name in names:
@@ -94,6 +113,7 @@ class DataPlane:
         for name in names:
             self._tokens.pop(name, None)
             self.complete.pop(name, None)
+            self._unanswered.discard(name)
             if name not in self._running:
                 self._versions.pop(name, None)
 

@@ -30,7 +30,7 @@ class Devices:
             self.lent.discard(command.id)
             self._holds.pop(command.id, None)
 
-    def left(self, event: c.Finished | c.Interrupted | c.Refused) -> None:
+    def left(self, event: c.Finished | c.TurnEnded | c.Interrupted | c.Refused) -> None:
         """A trajectory has left a replica."""
         self._holds.get(event.replica, set()).discard(event.trajectory)
 

@@ -35,6 +35,7 @@ class LivenessCheck:
         self._downs: set[str] = set()
         self._torn: dict[str, int] = {}
         self._broken = 0
+        self._unanswered = 0
 
     def seen(self, event: c.Event, now: float) -> None:
         """An event was handled."""
@@ -48,6 +49,8 @@ class LivenessCheck:
                 self._torn[event.replica] = self._torn.get(event.replica, 0) + 1
             elif isinstance(event, c.ScoringFailed):
                 self._broken += 1
+            elif isinstance(event, c.CallFailed):
+                self._unanswered += not event.lost
 
     def check(self, now: float, run: RunView) -> None:
         """Whether it is too long ago that something happened."""
@@ -70,6 +73,8 @@ class LivenessCheck:
             holds = self._broken >= case.failed_groups_limit * case.scoring_attempts
         elif "engines refused" in reason:
             holds = case.refusals > 0
+        elif "environments did not answer" in reason:
+            holds = self._unanswered >= case.failed_groups_limit
         elif "checkpoint" in reason:
             holds = any(fault.kind is BreakKind.DAMAGED_CHECKPOINT for fault in case.faults)
         else:

@@ -17,7 +17,7 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import TRAINER
 from tailrace.pipeline.spec import PipelineSpec
 
-_DONE = {c.Why.NO_SIGNAL, c.Why.NOT_SCORED, c.Why.REFUSED}
+_DONE = {c.Why.NO_SIGNAL, c.Why.NOT_SCORED, c.Why.REFUSED, c.Why.UNANSWERED}
 BOUND, ONCE = "the bound holds", "everything admitted ends exactly once"
 
 
@@ -40,6 +40,7 @@ class Training:
         self.rewards: dict[str, float] = {}
         self.broken: dict[str, int] = {}
         self.refused: set[str] = set()
+        self.unanswered: set[str] = set()
         self.ordered: dict[int, list[str]] = {}
         self.trained: dict[str, int] = {}
         self.dropped: set[str] = set()
@@ -68,6 +69,11 @@ class Training:
     def refuses(self, event: c.Refused) -> None:
         """An engine refused a prompt."""
         self.refused.add(event.trajectory.partition(".")[0])
+
+    def call_failed(self, event: c.CallFailed) -> None:
+        """An environment did not answer a turn."""
+        if not event.lost:
+            self.unanswered.add(event.trajectory.partition(".")[0])
 
     def stepped(self, event: c.Stepped) -> None:
         """A batch is trained on."""
@@ -255,16 +261,18 @@ class Training:
                 f"{counts.admitted} groups were admitted, expected {counts.trained} trained on + {counts.filtered} "
                 f"filtered + {counts.failed} failed + {counts.deferred} deferred",
             )
-        unscored, refused = (counts.failed_because.get(why, 0) for why in (c.Why.NOT_SCORED, c.Why.REFUSED))
+        why = (c.Why.NOT_SCORED, c.Why.REFUSED, c.Why.UNANSWERED)
+        unscored, refused, unanswered = (counts.failed_because.get(each, 0) for each in why)
         if (
             ((unscored or self.postponed) and not self.broken)
             or refused > len(self.refused)
-            or unscored + refused != counts.failed
+            or unanswered > len(self.unanswered)
+            or unscored + refused + unanswered != counts.failed
         ):
             raise InvariantError(
                 ONCE,
-                f"{unscored} groups failed unscored and {refused} refused, but {len(self.broken)} verifiers broke and "
-                f"{len(self.refused)} groups were refused",
+                f"{unscored} groups failed unscored, {refused} refused and {unanswered} unanswered, but {len(self.broken)} "
+                f"verifiers broke, {len(self.refused)} groups were refused and {len(self.unanswered)} calls failed",
             )
 
     def _all_prompts(self, controller: Controller) -> None:
