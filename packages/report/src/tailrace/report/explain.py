@@ -10,6 +10,7 @@ from tailrace.pipeline.controller.members import REPLICA, TRAINER
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import Instant
+from tailrace.report.fold.aftermath import ANEW
 from tailrace.report.fold.history import History
 from tailrace.report.fold.states import Group, Stage, Trajectory
 from tailrace.report.record import fold, spec_of
@@ -120,6 +121,14 @@ def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: s
     match event:
         case c.Finished(tokens=tokens, reason=reason):
             yield f"finished on {event.replica} with {tokens} tokens ({reason})"
+        case c.TurnEnded(tokens=tokens):
+            yield f"ended a turn on {event.replica} with {tokens} tokens; its environment answers"
+        case c.Turned(turn=turn, tokens=tokens, done=done, seconds=seconds, session=session):
+            had = "" if session is c.SessionOrigin.HELD else f", from a session that was {session}"
+            ends = "; that ends it" if done else ""
+            yield f"its environment answered turn {turn} in {seconds:.2g} s{had}: {tokens} tokens in all{ends}"
+        case c.CallFailed(reason=reason, lost=lost):
+            yield f"its environment {'lost its session' if lost else 'did not answer'}: {reason}"
         case c.Refused(reason=reason):
             yield f"refused by {event.replica}: {reason}"
         case c.Interrupted(tokens_kept=kept):
@@ -143,10 +152,12 @@ def _commands(instant: Instant, trajectory: str, staleness: str) -> Iterator[str
                     if ref.trajectory == trajectory:
                         tokens = f", {ref.kept} tokens of it exist" if ref.kept else ""
                         yield f"routed to {replica}: {here(command.reason(place))}{tokens}"
+            case c.Call(environment=member, trajectories=names) if trajectory in names:
+                yield f"environment {member} is to answer its turn"
             case c.Interrupt(replica=replica, trajectories=names) if trajectory in names:
                 yield f"interrupted on {replica}: {why(command.reason)}"
             case c.Abort(trajectories=names) if trajectory in names:
-                anew = command.reason.why in (c.Why.VERSION_GONE, c.Why.EVALUATION)
+                anew = command.reason.why in ANEW
                 yield f"{'begins anew' if anew else 'dropped'}: {why(command.reason)}"
             case c.Accumulate(version=version, trajectories=names, update=False, cell=cell) if trajectory in names:
                 yield f"given to cell {cell} of the trainer{staleness}, which adds its gradients for version {version}"

@@ -15,6 +15,7 @@ REASONS = {
     Why.CHANCE: "predictions find {recall:.0%} of the longest, and chance up to {chance:.0%}: it has the least load",
     Why.DRY: "the replica had run dry and takes the longest that waits",
     Why.MOVED: "a move to {who}",
+    Why.TURNED: "its environment answered, and it goes on where it was",
     Why.EVALUATION: "an evaluation of version {version:.0f}",
     Why.BEHIND: "idle, and version {version:.0f} is newer",
     Why.ALL_IDLE: "every replica is idle, so all pull version {version:.0f}",
@@ -40,6 +41,8 @@ REASONS = {
     Why.NOT_SCORED: "its verifier broke {attempts:.0f} times",
     Why.NOT_SCORED_YET: "its verifier broke {attempts:.0f} times, and its prompt comes again later",
     Why.REFUSED: "{who}'s engine refused its prompt",
+    Why.UNANSWERED: "environment {who} did not answer a turn",
+    Why.SESSION_LOST: "the session of its environment was lost, and could not be had again",
     Why.OVER: "every batch is trained on",
     Why.PLANNED: "the provisioning policy wants it so",
     Why.ALLOCATED: (
@@ -73,6 +76,7 @@ ENDS = {
     Why.NOT_SCORED: "not scored",
     Why.NOT_SCORED_YET: "not scored yet",
     Why.REFUSED: "refused",
+    Why.UNANSWERED: "not answered by an environment",
     Why.OVER: "left over",
 }
 """Why groups and samples end that are not trained on, in a word or two."""

@@ -13,7 +13,7 @@ from tailrace.contracts import Why
 from tailrace.report.fold.history import History
 from tailrace.report.words import end, many
 
-_FAILED = (Why.NOT_SCORED, Why.REFUSED)
+_FAILED = (Why.NOT_SCORED, Why.REFUSED, Why.UNANSWERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class PromptFates:
 
     Args:
         filtered: by the reason's name.
-        failed: by the reason's name: the verifier broke, or an engine refused the prompt.
+        failed: by the reason's name: the verifier broke, an engine refused the prompt, or an environment did not answer.
         open: neither trained on nor dropped yet; 0 once the run has finished.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from tailrace import contracts as c
+from tailrace.pipeline.controller.view import BatchMember
 from tailrace.pipeline.run.figures import Batch, standard_error
 from tailrace.report.fold.hearing import Hears
 from tailrace.report.fold.history import History
@@ -39,7 +40,8 @@ class TrainedBatches:
     def _given(self, now: float, command: c.Step) -> None:
         version, history = command.version, self._history
         members = history.batch(version)
-        self.begun[version] = Batch.of(version, history.version, members, now)
+        generated = [BatchMember(each.version or 0, each.completed_at, each.generated) for each in members]
+        self.begun[version] = Batch.of(version, history.version, generated, now)
         scored = [(member.reward, member.ref.prompt) for member in members if member.reward is not None]
         self.reward_errors[version] = standard_error([reward for reward, _ in scored], [prompt for _, prompt in scored])
 

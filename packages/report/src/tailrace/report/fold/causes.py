@@ -22,6 +22,7 @@ SCORING = "every response is generated, and scores are awaited"
 REFUSED = "admission: nothing may start before the trainer is further"
 HELD_BACK = "held back: no replica gains enough"
 BEHIND = "behind the newest weights, which would bring it no work yet"
+IN_ENVIRONMENTS = "its trajectories are in environments"
 NOT_YET = "behind the newest weights, and not told to pull them yet"
 OTHERS = "waiting for the other replicas"  # what that was, once all pull together
 
@@ -40,6 +41,8 @@ def idle_cause(replica: PastMember, history: History) -> str:
     if replica.version is None:
         relays = any(key[0] == RELAY and member.health is Health.UP for key, member in history.members.items())
         return NOT_YET if relays else NO_RELAY
+    if replica.id in history.away.values():
+        return IN_ENVIRONMENTS
     if _only_scores(history):
         return SCORING
     open_ = history.generating + history.buffered
@@ -89,6 +92,5 @@ def _left(history: History) -> int:
 
 def _only_scores(history: History) -> bool:
     """Whether groups are open, of which no response is being generated or about to be."""
-    return (
-        history.generating > 0 and not history.pending and not any(member.holds for member in history.members.values())
-    )
+    under_way = history.pending or history.away or any(member.holds for member in history.members.values())
+    return history.generating > 0 and not under_way

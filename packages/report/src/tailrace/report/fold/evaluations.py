@@ -23,6 +23,7 @@ class EvaluationFold:
     def __init__(self, history: History) -> None:
         self.hears: Hears = {c.Scored: self._scored, c.ScoringFailed: self._failed, c.Route: self._begin}
         self.hears[c.Refused] = self._refused
+        self.hears[c.CallFailed] = self._call_failed
         self.done: list[EvaluationResult] = []
         self._history = history
         self._open: dict[str, _Open] = {}
@@ -45,6 +46,11 @@ class EvaluationFold:
         if event.trajectory in self._open:
             self._answered(event)
 
+    def _call_failed(self, now: float, event: c.CallFailed) -> None:
+        del now
+        if event.trajectory in self._open and (event.trajectory, event.answers) in self._history.unanswered:
+            self._answered(event)
+
     def _begin(self, now: float, command: c.Route) -> None:
         del now
         began: dict[str, _Open] = {}
@@ -57,7 +63,7 @@ class EvaluationFold:
                 evaluation.left += 1
                 evaluation.problems[ref.trajectory] = ref.prompt
 
-    def _answered(self, event: c.Scored | c.ScoringFailed | c.Refused) -> None:
+    def _answered(self, event: c.Scored | c.ScoringFailed | c.Refused | c.CallFailed) -> None:
         history = self._history
         evaluation, known = self._open.pop(event.trajectory), history.trajectories[event.trajectory]
         evaluation.left -= 1

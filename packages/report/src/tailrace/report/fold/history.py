@@ -15,13 +15,14 @@ from tailrace.pipeline.controller.members import DATA, REPLICA, TRAINER
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.aftermath import AGAIN, AGAIN_IN_ROUNDS, ANEW, RELEASING
 from tailrace.report.fold.states import Group, Outage, PastMember, Stage, Trajectory
+from tailrace.report.fold.turns import TurnHistory
 from tailrace.report.words import why
 
 _KINDS = [kind for union in (c.Event, c.Command) for kind in typing.get_args(union)]
 _UP, _DOWN, _STARTING, _STOPPING = c.Health.UP, c.Health.DOWN, c.Health.STARTING, c.Health.STOPPING
 
 
-class History:
+class History(TurnHistory):
     """The fold. `observe` takes the instants of a log in order.
 
     `made` maps each version that training made, and did not fall back behind, to its number of batches. `consumed` are the
@@ -35,6 +36,7 @@ class History:
     """
 
     def __init__(self, spec: PipelineSpec, *, first: int = 0) -> None:
+        super().__init__()
         gate, batch = spec.admission.gate(spec.batch_groups), spec.batch_groups
         launch = spec.batching.open().next(c.Progress(0, -1, 0, 0, 0, 0, 0, batch, spec.steps))
         self.batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise  # its room grows as a batch starts
@@ -182,8 +184,8 @@ class History:
         known = self._known(names)
         if reason in ANEW:
             for each in known:
-                self.regenerated += reason is c.Why.VERSION_GONE and each.version is not None
-                each.version, each.tokens = None, 0
+                self.regenerated += reason is not c.Why.EVALUATION and each.version is not None
+                each.version, each.tokens, each.observed = None, 0, 0
             return
         again = names in self._aborts.values()  # to a new data role
         self._aborts[command.seq] = names
@@ -195,6 +197,7 @@ class History:
                 self._left(each.replica, name)
             del self.trajectories[name], self.groups[each.ref.group].members[name]
             self.pending.pop(name, None)
+            self.away.pop(name, None)
             if each.finished:
                 self.offcuts.setdefault(reason, []).append(each.tokens)
             else:
@@ -212,10 +215,6 @@ class History:
 
     def _on_discarded(self, event: c.Discarded) -> None:
         self._aborts.pop(event.answers, None)
-
-    def _finishes(self, name: str, known: Trajectory) -> None:
-        known.replica, known.finished, known.completed_at = None, True, self.version
-        self.pending.pop(name, None)
 
     def _known(self, names: Iterable[str]) -> list[Trajectory]:
         known = self.trajectories
@@ -329,6 +328,7 @@ class History:
     def _survived(self, held: set[str], partial: dict[str, tuple[int, int]]) -> None:
         """The store says what it holds after the driver's death."""
         self.recovering = False
+        self.away.clear()
         for name, known in self.trajectories.items():
             if known.reward is None and name not in held:
                 known.finished, known.replica, self.pending[name] = False, None, known

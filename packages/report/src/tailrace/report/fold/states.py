@@ -13,7 +13,8 @@ class Trajectory:
     """One trajectory that is not settled.
 
     `version` is the oldest that produced a token of it, `replica` where it runs, `completed_at` the trainer's version when its
-    last token was there. While it waits between two replicas it is among the `pending` of its history.
+    last token was there. While it waits between two replicas it is among the `pending` of its history. `observed` are those of
+    its tokens that environments answered, `turn_end` how many it had when its last turn ended, which is `answered` or not.
     """
 
     ref: TrajectoryRef
@@ -23,6 +24,14 @@ class Trajectory:
     finished: bool = False
     completed_at: int = 0
     reward: float | None = None
+    observed: int = 0
+    turn_end: int = 0
+    answered: bool = False
+
+    @property
+    def generated(self) -> int:
+        """Tokens that replicas generated."""
+        return self.tokens - self.observed
 
 
 class Stage(StrEnum):

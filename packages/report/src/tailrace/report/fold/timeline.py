@@ -110,7 +110,7 @@ class Timeline:
 
     def __init__(self, history: History) -> None:
         self.hears: Hears = dict.fromkeys((*_ABOUT, *_TOUCHES_ALL), self._heard)
-        self.hears[c.Finished] = self.hears[c.Refused] = self._finished
+        self.hears[c.Finished] = self.hears[c.Refused] = self.hears[c.TurnEnded] = self._finished
         self.only: frozenset[str] | None = None
         self.marks: list[Mark] = []
         self._history = history
@@ -138,7 +138,7 @@ class Timeline:
         if kind is c.Publish or kind is c.Published:
             self._touched.update({(RELAY, relay): None for relay in history.relays})
 
-    def _finished(self, now: float, event: c.Finished | c.Refused) -> None:
+    def _finished(self, now: float, event: c.Finished | c.Refused | c.TurnEnded) -> None:
         """Most events are of this kind, and most replicas generate on."""
         del now
         key = (REPLICA, event.replica)
