@@ -74,8 +74,8 @@ class BestFit:
         Trajectories in environments count among these requests, since they come back, and not in the use of the KV cache. So a
         replica whose trajectories are all in environments is the cheapest to release.
 
-        A replica takes no part while it pulls weights, has no version, has nothing in flight, has a queue inside its engine, was given
-        work since its last snapshot, or is pinned.
+        A replica takes no part while it pulls weights, has no version, has nothing in flight, has a queue inside its engine,
+        was given work since its last snapshot, or is pinned.
         """
         settled = [
             view
