@@ -3,6 +3,7 @@
 import pytest
 from executor_mutants import EXECUTOR_MUTANTS
 from mutants import MUTANTS
+from turn_mutants import TURN_MUTANTS
 
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.draw import draw_case
@@ -19,6 +20,7 @@ FIRST = {
     "a route sent before its discard": 296,
     "a late route that begins what was dropped": 74,
 }
+ALL = {**MUTANTS, **EXECUTOR_MUTANTS, **TURN_MUTANTS}
 # Shrinking repeats their runs, which are long.
 LONG = {"a chain that keeps a dead relay", "a route sent before its discard", "a poll without deadline"}
 
@@ -34,10 +36,10 @@ def hunt(mutant, first):
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.deep] * (name in LONG)) for name in (*MUTANTS, *EXECUTOR_MUTANTS)],
+    [pytest.param(name, marks=[pytest.mark.deep] * (name in LONG)) for name in ALL],
 )
 def test_a_planted_bug_is_found_and_its_case_shrunk(name, tmp_path):
-    mutant = {**MUTANTS, **EXECUTOR_MUTANTS}[name]
+    mutant = ALL[name]
     with pytest.MonkeyPatch.context() as patch:
         mutant.plant(patch)
         case, failure = hunt(mutant, FIRST.get(name, 0))
