@@ -62,5 +62,4 @@ def check_sync_policy(
 
 
 def _idle(view: ReplicaView) -> ReplicaView:
-    idle = {"in_flight": 0, "in_environment": 0, "running": 0, "waiting": 0}
-    return dataclasses.replace(view, **idle, pinned=False, trajectories={})
+    return dataclasses.replace(view, in_flight=0, in_environment=0, running=0, waiting=0, pinned=False, trajectories={})
