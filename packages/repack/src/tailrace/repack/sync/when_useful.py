@@ -90,15 +90,16 @@ def _may_come(published: int, cycle: Cycle) -> bool:
 
 def tried(cycle: Cycle, view: ReplicaView) -> Cycle:
     """The cycle as it would be if a replica had pulled the published version."""
-    empty = {
-        "in_flight": view.in_environment,
-        "running": 0,
-        "waiting": 0,
-        "kv": 0.0,
-        "kv_peak": 0.0,
-        "trajectories": {},
-    }
-    pulled = dataclasses.replace(view, version=cycle.progress.published, **empty)
+    pulled = dataclasses.replace(
+        view,
+        version=cycle.progress.published,
+        in_flight=view.in_environment,
+        running=0,
+        waiting=0,
+        kv=0.0,
+        kv_peak=0.0,
+        trajectories={},
+    )
     pool: dict[int | None, dict[str, TrajectoryView]] = {version: dict(queue) for version, queue in cycle.pool.items()}
     for trajectory in view.trajectories.values():
         pool.setdefault(trajectory.version, {})[trajectory.trajectory] = trajectory
