@@ -114,6 +114,13 @@ CASES = {
         load_verifier("math")
         """,
     ),
+    "environment[python]": (
+        ["tailrace.reward.sandbox"],
+        """
+        from tailrace.environment.python_tool import PythonTool
+        PythonTool()
+        """,
+    ),
     "ranker[torch]: the encoder": (
         ["torch"],
         """

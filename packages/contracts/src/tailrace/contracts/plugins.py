@@ -25,12 +25,32 @@ def names(group: str) -> list[str]:
     return sorted({point.name for point in _points(group)})
 
 
+def reference(group: str, name: str) -> str:
+    """What a plugin's entry point names, as ``module:object``, without importing it.
+
+    Raises:
+        PluginError: no distribution registers the name, or two do.
+    """
+    return _point(group, name).value
+
+
 def load(group: str, name: str) -> Any:
     """The object that a plugin's entry point names.
 
     Raises:
         PluginError: no distribution registers the name, two do, or its module cannot be imported.
     """
+    point = _point(group, name)
+    try:
+        return point.load()
+    except Exception as error:
+        owner = point.dist.name if point.dist else "an unknown distribution"
+        raise PluginError(
+            f"plugin {name!r} of group {group} ({owner}) does not load: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _point(group: str, name: str) -> EntryPoint:
     points: list[EntryPoint] = list(_points(group).select(name=name))
     if not points:
         raise PluginError(f"found {name!r} in group {group}, {expected_one_of(name, names(group))}")
@@ -39,11 +59,4 @@ def load(group: str, name: str) -> Any:
         raise PluginError(
             f"{name!r} in group {group} is registered by several distributions: {owners}; uninstall all but one"
         )
-    point = points[0]
-    try:
-        return point.load()
-    except Exception as error:
-        owner = point.dist.name if point.dist else "an unknown distribution"
-        raise PluginError(
-            f"plugin {name!r} of group {group} ({owner}) does not load: {type(error).__name__}: {error}"
-        ) from error
+    return points[0]

@@ -39,6 +39,9 @@ class ChainSum:
     verifier = "reasoning-gym"
     """The verifier of its rows."""
 
+    environment = no_tool_prefix = ""
+    """A response is one turn."""
+
     forced_prefix = "<think>"
     """The beginning of a response that works the answer out. An evaluation that forces it shows a gain in style alone."""
 

@@ -69,6 +69,9 @@ class Programs:
     verifier = "code"
     """The verifier of its rows."""
 
+    environment = no_tool_prefix = ""
+    """A response is one turn."""
+
     forced_prefix = "```python\ndef f(v0):"
     """The beginning of a response with a program. An evaluation that forces it shows a gain in style alone."""
 

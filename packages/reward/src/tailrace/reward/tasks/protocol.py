@@ -23,6 +23,16 @@ class GeneratedTask(Protocol):
         ...
 
     @property
+    def environment(self) -> str:
+        """The environment that answers its responses, a plugin of `tailrace.environment`; empty: a response is one turn."""
+        ...
+
+    @property
+    def no_tool_prefix(self) -> str:
+        """The beginning of a response that does without the environment, for a control; empty where there is none."""
+        ...
+
+    @property
     def forced_prefix(self) -> str:
         """The beginning of a response in the demonstrations' style. Forcing it in an evaluation shows a gain in style."""
         ...

@@ -1,0 +1,46 @@
+"""Environments of multi-turn tasks: one protocol, and a pool of sessions in worker processes that a kill does not lose.
+
+``tailrace.environment.python_tool`` is the built-in environment, a Python tool in a sandbox; ``tailrace.environment.testing``
+has the contract suite for environments of your own.
+"""
+
+from tailrace.environment.errors import (
+    EnvironmentsError,
+    NonsenseError,
+    PoolClosedError,
+    PoolFullError,
+    RaisedError,
+    SessionError,
+    SessionLostError,
+    SessionTimeoutError,
+    SetupError,
+    UnknownSessionError,
+)
+from tailrace.environment.finding import environment_names
+from tailrace.environment.pool import EnvironmentPool, Opened, Replayed
+from tailrace.environment.protocol import GROUP, Environment, Observation, StepResult
+from tailrace.environment.sessions import PoolCounts
+from tailrace.environment.workers import Abilities
+
+__all__ = [
+    "GROUP",
+    "Abilities",
+    "Environment",
+    "EnvironmentPool",
+    "EnvironmentsError",
+    "NonsenseError",
+    "Observation",
+    "Opened",
+    "PoolClosedError",
+    "PoolCounts",
+    "PoolFullError",
+    "RaisedError",
+    "Replayed",
+    "SessionError",
+    "SessionLostError",
+    "SessionTimeoutError",
+    "SetupError",
+    "StepResult",
+    "UnknownSessionError",
+    "environment_names",
+]

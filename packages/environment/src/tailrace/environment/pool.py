@@ -1,0 +1,396 @@
+"""A pool of sessions in worker processes: what a worker's death does to them is decided here.
+
+Consumes: calls of sessions, from one event loop. Waits for: room for a new session, and each call's reply, until its deadline.
+Yields: the environment's answers; or why a session is over, as an exception.
+
+What happens to a session:
+
+* its worker dies, or stands still and is killed: the session goes to another worker, from its latest snapshot, else by playing
+  its turns again, with every answer compared; then the call under way is made again. With neither of these it is lost.
+* its call misses the deadline: it is over. Its worker gets no new sessions, and ends when its other sessions are over.
+* the environment raises, or answers what is no answer: it is over.
+
+No finished turn is ever computed into another answer: a replay that differs ends the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Self
+
+from tailrace.environment.errors import (
+    EnvironmentsError,
+    NonsenseError,
+    PoolClosedError,
+    PoolFullError,
+    RaisedError,
+    SessionError,
+    SessionLostError,
+    SessionTimeoutError,
+    UnknownSessionError,
+)
+from tailrace.environment.link import WorkerGoneError, WorkerLink
+from tailrace.environment.protocol import Observation, StepResult
+from tailrace.environment.sessions import PoolCounts, SessionRecord
+from tailrace.environment.worker import TEXT_CHARACTERS
+from tailrace.environment.workers import Abilities, Workers
+
+_FIELDS = ("observation", "done", "reward", "metadata")
+
+
+class Opened(NamedTuple):
+    """A session that began.
+
+    Args:
+        session: its number.
+        observation: what the model reads first, beside the prompt.
+    """
+
+    session: int
+    observation: Observation
+
+
+class Replayed(NamedTuple):
+    """A session that was played again.
+
+    Args:
+        session: its number.
+        observation: what the model reads first.
+        results: the answer to each action. Compare them with what you have: this pool did not see the first ones.
+    """
+
+    session: int
+    observation: Observation
+    results: tuple[StepResult, ...]
+
+
+class EnvironmentPool:
+    """Sessions of one environment in worker processes: ``async with EnvironmentPool("python") as pool``.
+
+    Args:
+        environment: a registered name, ``module:Class`` or ``file.py:Class``.
+        options: the environment's options; JSON values.
+        workers: worker processes.
+        sessions: sessions at a time; `open` waits while there are so many.
+        call_s: deadline of one call.
+        room_s: how long `open` waits for room.
+        python: the interpreter of the workers, for environments whose packages cannot be installed here; empty: this one.
+        start_s: deadline for a worker to load the environment.
+        silent_s: a worker that answers no ping for so long is killed.
+        attempts: how often a call is made whose worker dies; a call that kills its worker is not tried for ever.
+
+    Raises:
+        SetupError: no environment has this name.
+        ValueError: a number is not above 0.
+    """
+
+    def __init__(
+        self,
+        environment: str,
+        options: Mapping[str, Any] | None = None,
+        *,
+        workers: int = 1,
+        sessions: int = 64,
+        call_s: float = 60.0,
+        room_s: float = 600.0,
+        python: str = "",
+        start_s: float = 60.0,
+        silent_s: float = 10.0,
+        attempts: int = 3,
+    ) -> None:
+        given = {"workers": workers, "sessions": sessions, "call_s": call_s, "room_s": room_s, "start_s": start_s}
+        for name, value in {**given, "silent_s": silent_s, "attempts": attempts}.items():
+            if not value > 0:
+                raise ValueError(f"found {name} = {value!r}, expected a number above 0")
+        self.environment = environment
+        self._workers = Workers(environment, options or {}, workers, python, start_s, silent_s)
+        self._most, self._call_s, self._room_s, self._attempts = sessions, call_s, room_s, attempts
+        self._records: dict[int, SessionRecord] = {}
+        self._numbers = itertools.count(1)
+        self._room = asyncio.Semaphore(sessions)
+        self._counts = PoolCounts()
+        self._started = False
+        self._asking: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def counts(self) -> PoolCounts:
+        """What happened so far."""
+        self._counts.workers_lost = self._workers.lost
+        return self._counts
+
+    @property
+    def abilities(self) -> Abilities:
+        """What the environment offers, as the workers found."""
+        return self._workers.abilities
+
+    @property
+    def open_sessions(self) -> int:
+        """Sessions that are open."""
+        return len(self._records)
+
+    @property
+    def full(self) -> bool:
+        """Whether another session would have to wait for room."""
+        return self._room.locked()
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that may be given sessions."""
+        return tuple(link.pid for link in self._workers.links)
+
+    async def start(self) -> None:
+        """Start the workers; calls before are refused. A pool is started once.
+
+        Raises:
+            SetupError: the environment cannot be had, in one line.
+        """
+        await self._workers.start()
+        self._started = True
+
+    async def stop(self) -> None:
+        """End all sessions and kill the workers. Calls under way and calls that wait for room raise `PoolClosedError`."""
+        self._started = False
+        for _ in self._records:
+            self._room.release()
+        self._records.clear()
+        await self._workers.stop()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+
+    async def open(self, row: Mapping[str, Any]) -> Opened:
+        """Begin a session, as soon as there is room.
+
+        Args:
+            row: the data row; JSON values only.
+
+        Raises:
+            PoolFullError: there was no room within `room_s`.
+            SessionError: it could not begin; the subclass says why.
+            SetupError: no worker is left, and none can be started.
+            TypeError: the row has a value that JSON cannot carry.
+        """
+        record = await self._begin(row)
+        self._counts.opened += 1
+        return Opened(record.number, record.first or "")
+
+    async def step(self, session: int, action: str) -> StepResult:
+        """The environment's answer to a turn.
+
+        Raises:
+            SessionTimeoutError: it missed `call_s`; the session is over.
+            RaisedError: the environment raised; the session is over.
+            NonsenseError: it answered what is no answer; the session is over.
+            SessionLostError: the worker died, and the session could not be brought back.
+            UnknownSessionError: there is no such session.
+            SessionError: the environment had said that it is done. It can still be closed.
+            ValueError: the action is longer than 2**20 characters. The session stays as it was.
+        """
+        record = self._record(session)
+        if len(action) > TEXT_CHARACTERS:
+            raise ValueError(f"found an action of {len(action):,} characters, expected at most {TEXT_CHARACTERS:,}")
+        async with record.busy:
+            if record.done:
+                raise SessionError(f"found a turn of session {session}, which is done, expected none")
+            result = await self._take(record, action)
+        self._counts.steps += 1
+        return result
+
+    async def snapshot(self, session: int) -> bytes | None:
+        """The session's snapshot after its last turn; None where the environment has none. No worker is asked.
+
+        Raises:
+            UnknownSessionError: there is no such session.
+        """
+        record = self._record(session)
+        async with record.busy:
+            return None if record.state is None else base64.b64decode(record.state)
+
+    async def restore(self, row: Mapping[str, Any], state: bytes) -> int:
+        """A session that goes on from a snapshot, perhaps of another pool. Returns its number.
+
+        Args:
+            row: the row that it was begun with.
+            state: the snapshot.
+
+        Raises:
+            SessionError, PoolFullError, SetupError: as in `open`.
+        """
+        record = await self._admit(row)
+        record.state = base64.b64encode(state).decode()
+        async with record.busy:
+            await self._call(record, {"op": "restore", "state": record.state})
+            record.begun = True
+        self._counts.restored += 1
+        return record.number
+
+    async def replay(self, row: Mapping[str, Any], actions: Sequence[str]) -> Replayed:
+        """A new session in which these turns are played again, for example those of a pool that is gone.
+
+        Raises:
+            SessionError, PoolFullError, SetupError: as in `open` and `step`.
+        """
+        record = await self._begin(row)
+        async with record.busy:
+            results = [await self._take(record, action) for action in actions]
+        self._counts.replayed += 1
+        return Replayed(record.number, record.first or "", tuple(results))
+
+    async def close(self, session: int) -> None:
+        """End a session. One that is over already, or never was, is no error."""
+        record = self._records.get(session)
+        if record is not None:
+            await self._drop(record)
+
+    async def _admit(self, row: Mapping[str, Any]) -> SessionRecord:
+        self._check_open()
+        try:
+            async with asyncio.timeout(self._room_s):
+                await self._room.acquire()
+        except TimeoutError:
+            raise PoolFullError(
+                f"found {self._most} sessions of {self.environment!r} open for {self._room_s:g} s, expected room for one more"
+            ) from None
+        if not self._started:
+            self._room.release()
+            self._check_open()
+        record = SessionRecord(next(self._numbers), row)
+        self._records[record.number] = record
+        return record
+
+    async def _begin(self, row: Mapping[str, Any]) -> SessionRecord:
+        record = await self._admit(row)
+        async with record.busy:
+            reply = await self._call(record, {"op": "open", "row": dict(row)})
+            record.first, record.state, record.begun = reply["observation"], reply["state"], True
+        return record
+
+    def _check_open(self) -> None:
+        if not self._started:
+            raise PoolClosedError(
+                "found a closed pool of environments, expected an open one: async with EnvironmentPool(...)"
+            )
+
+    def _record(self, session: int) -> SessionRecord:
+        self._check_open()
+        if session not in self._records:
+            raise UnknownSessionError(f"found session {session}, expected one that is open")
+        return self._records[session]
+
+    async def _take(self, record: SessionRecord, action: str) -> StepResult:
+        reply = await self._call(record, {"op": "step", "action": action})
+        result = StepResult(*(reply[name] for name in _FIELDS))
+        record.turns.append((action, result))
+        record.state = reply["state"]
+        return result
+
+    async def _call(self, record: SessionRecord, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a call where the session lives; bring it back first if its worker is gone."""
+        reason = ""
+        try:
+            for _ in range(self._attempts):
+                try:
+                    await self._bring_home(record)
+                    return await self._ask(record, request)
+                except WorkerGoneError as error:
+                    reason = str(error)
+        except (EnvironmentsError, TypeError, ValueError, asyncio.CancelledError):
+            await self._drop(record)  # also of one that was cancelled nobody knows how far it got
+            raise
+        await self._drop(record)
+        self._counts.lost += 1
+        raise SessionLostError(f"the worker of {self.environment!r} died {self._attempts} times in one call: {reason}")
+
+    async def _ask(self, record: SessionRecord, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One call of the session's worker, which has it.
+
+        Raises:
+            WorkerGoneError: it went.
+            SessionError: the session is over; the subclass says why.
+        """
+        assert record.link is not None
+        asking = asyncio.create_task(self._reply(record.link, {**request, "session": record.number}))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asked)
+        reply = await asyncio.shield(asking)  # who is cancelled does not wait, but a call that never ends is noticed
+        if "error" in reply:
+            if reply["kind"] == "nonsense":
+                self._counts.nonsense += 1
+                raise NonsenseError(f"the environment {self.environment!r} answered nonsense: {reply['error']}")
+            self._counts.raised += 1
+            raise RaisedError(f"the environment {self.environment!r} raised {reply['error']}")
+        return reply
+
+    async def _reply(self, link: WorkerLink, request: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return await link.ask(request, self._call_s)
+        except TimeoutError:
+            await self._workers.retire(link)
+            self._counts.timeouts += 1
+            raise SessionTimeoutError(
+                f"the environment {self.environment!r} did not answer {request['op']!r} within {self._call_s:g} s"
+            ) from None
+
+    def _asked(self, asking: asyncio.Task[dict[str, Any]]) -> None:
+        self._asking.discard(asking)
+        if not asking.cancelled():
+            asking.exception()  # seen, also where nobody waits any more
+
+    async def _bring_home(self, record: SessionRecord) -> None:
+        """Give the session a worker that has it, with every turn so far."""
+        if record.at_home:
+            return
+        if record.link is not None:
+            left, record.link = record.link, None
+            await self._workers.leave(left)
+        abilities = self.abilities
+        if record.begun and record.state is None and not (abilities.replayable and record.first is not None):
+            self._lose(record, "it has neither a snapshot nor `replayable`")
+        link = await self._workers.join()
+        if record.number not in self._records:  # it was closed meanwhile
+            await self._workers.leave(link)
+            raise UnknownSessionError(f"found session {record.number} closed within a call, expected it open")
+        record.link = link
+        if not record.begun:
+            return
+        if record.state is not None:
+            await self._ask(record, {"op": "restore", "state": record.state})
+            self._counts.restored += 1
+            return
+        again = await self._ask(record, {"op": "open", "row": dict(record.row)})
+        if again["observation"] != record.first:
+            self._lose(
+                record, f"played again, it began with {again['observation']!r:.80} instead of {record.first!r:.80}"
+            )
+        for number, (action, before) in enumerate(record.turns, 1):
+            reply = await self._ask(record, {"op": "step", "action": action})
+            after = StepResult(*(reply[name] for name in _FIELDS))
+            if (after.observation, after.done, after.reward) != (before.observation, before.done, before.reward):
+                self._lose(
+                    record, f"played again, it answered turn {number} with {after.observation!r:.80} instead of "
+                    f"{before.observation!r:.80}"
+                )  # fmt: skip
+        self._counts.replayed += 1
+
+    def _lose(self, record: SessionRecord, why: str) -> NoReturn:
+        self._counts.lost += 1
+        raise SessionLostError(f"session {record.number} of {self.environment!r} lost its worker, and {why}")
+
+    async def _drop(self, record: SessionRecord) -> None:
+        """Forget a session and tell its worker so."""
+        if self._records.pop(record.number, None) is None:
+            return
+        self._room.release()
+        link, record.link = record.link, None
+        if link is None:
+            return
+        link.tell({"op": "close", "session": record.number})
+        await self._workers.leave(link)

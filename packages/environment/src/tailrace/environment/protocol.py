@@ -1,0 +1,88 @@
+"""What an environment is: the other side of a conversation of several turns.
+
+A model's response ends a turn; the environment answers with an observation, and the model goes on, until the environment
+says that it is done. One class makes many sessions: an instance is one session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+GROUP = "tailrace.environment"
+"""The entry-point group of environments: a class, or a function that returns a session."""
+
+Observation = str
+"""What a model is given to read: text."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """An environment's answer to one turn.
+
+    An environment of another interpreter, which may not have this package, returns a mapping with the same keys, or any
+    object with these attributes.
+
+    Args:
+        observation: what the model reads next; empty where there is nothing to say.
+        done: whether the conversation is over.
+        reward: what this turn earned, finite; a trajectory's own reward is the sum of its turns'.
+        metadata: anything else, as JSON values.
+    """
+
+    observation: Observation = ""
+    done: bool = False
+    reward: float = 0.0
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Environment(Protocol):
+    """One session of an environment.
+
+    A worker process holds many sessions, each in a thread of its own while it works: calls of one session never overlap, calls
+    of several do. What a constructor does is cheap and checks the options; it raises for options that cannot be.
+
+    A session may offer more:
+
+    * ``replayable = True`` (of the class): a new session that is given the same row and the same actions answers the same.
+      A session whose worker died is then played again, and its answers are compared.
+    * ``snapshot() -> bytes`` and ``restore(state)``: what the session knows after a turn, and a new session that goes on from
+      there instead of `reset`. A snapshot changes nothing. It is taken after each turn, so it should be small.
+
+    Without either, a session ends with its worker.
+    """
+
+    def reset(self, row: Mapping[str, Any]) -> Observation:
+        """Begin, and return what the model reads before its first turn, beside the row's prompt. Often it is empty.
+
+        Called once, before everything else.
+
+        Args:
+            row: the data row: ``prompt``, ``answer``, ``metadata`` and whatever else it has; JSON values only.
+
+        Raises:
+            Exception: it cannot begin; the session has failed, with the exception as its reason.
+        """
+        ...
+
+    def step(self, action: str) -> StepResult:
+        """Answer one turn. What a model writes is no error: nonsense of a model gets an observation that says so.
+
+        Args:
+            action: the text of the model's turn, any text.
+
+        Raises:
+            Exception: the environment itself failed; so has the session, with the exception as its reason.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release what the session holds. Called once, whatever happened before, also where `reset` was not called."""
+        ...
+
+
+def is_restorable(environment: object) -> bool:
+    """Whether a class or a session offers `snapshot` and `restore`."""
+    return callable(getattr(environment, "snapshot", None)) and callable(getattr(environment, "restore", None))
