@@ -17,9 +17,9 @@ from tailrace.environment.errors import (
     UnknownSessionError,
 )
 from tailrace.environment.finding import environment_names
-from tailrace.environment.pool import EnvironmentPool, Opened, Replayed
+from tailrace.environment.pool import EnvironmentPool
 from tailrace.environment.protocol import GROUP, Environment, Observation, StepResult
-from tailrace.environment.sessions import PoolCounts
+from tailrace.environment.sessions import Opened, PoolCounts, Replayed
 from tailrace.environment.workers import Abilities
 
 __all__ = [

@@ -19,7 +19,7 @@ import asyncio
 import base64
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from tailrace.environment.errors import (
     EnvironmentsError,
@@ -33,38 +33,12 @@ from tailrace.environment.errors import (
     UnknownSessionError,
 )
 from tailrace.environment.link import WorkerGoneError, WorkerLink
-from tailrace.environment.protocol import Observation, StepResult
-from tailrace.environment.sessions import PoolCounts, SessionRecord
+from tailrace.environment.protocol import StepResult
+from tailrace.environment.sessions import Opened, PoolCounts, Replayed, SessionRecord
 from tailrace.environment.worker import TEXT_CHARACTERS
 from tailrace.environment.workers import Abilities, Workers
 
 _FIELDS = ("observation", "done", "reward", "metadata")
-
-
-class Opened(NamedTuple):
-    """A session that began.
-
-    Args:
-        session: its number.
-        observation: what the model reads first, beside the prompt.
-    """
-
-    session: int
-    observation: Observation
-
-
-class Replayed(NamedTuple):
-    """A session that was played again.
-
-    Args:
-        session: its number.
-        observation: what the model reads first.
-        results: the answer to each action. Compare them with what you have: this pool did not see the first ones.
-    """
-
-    session: int
-    observation: Observation
-    results: tuple[StepResult, ...]
 
 
 class EnvironmentPool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.environment.link import WorkerLink
 from tailrace.environment.protocol import Observation, StepResult
@@ -69,3 +69,29 @@ class PoolCounts:
     timeouts: int = 0
     raised: int = 0
     nonsense: int = 0
+
+
+class Opened(NamedTuple):
+    """A session that began.
+
+    Args:
+        session: its number.
+        observation: what the model reads first, beside the prompt.
+    """
+
+    session: int
+    observation: Observation
+
+
+class Replayed(NamedTuple):
+    """A session that was played again.
+
+    Args:
+        session: its number.
+        observation: what the model reads first.
+        results: the answer to each action. Compare them with what you have: this pool did not see the first ones.
+    """
+
+    session: int
+    observation: Observation
+    results: tuple[StepResult, ...]
