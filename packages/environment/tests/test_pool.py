@@ -17,6 +17,7 @@ from tailrace.environment import (
     SessionTimeoutError,
     SetupError,
     UnknownSessionError,
+    examine_environment,
 )
 
 FILE = Path(__file__).with_name("environments.py")
@@ -297,3 +298,10 @@ def test_another_interpreter_needs_the_standard_library_only(tmp_path):
             await EnvironmentPool("theirs", python=str(bare)).start()
 
     run(test)
+
+
+def test_an_environment_is_examined_before_long_work():
+    found = examine_environment(f"{FILE}:Replayed", {"greeting": "hello"})
+    assert (found.replayable, found.restorable) == (True, False)
+    with pytest.raises(SetupError, match="it ended with status 7"):
+        examine_environment(f"{FILE}:Crashing")

@@ -16,6 +16,7 @@ from tailrace.environment.errors import (
     SetupError,
     UnknownSessionError,
 )
+from tailrace.environment.examining import examine_environment
 from tailrace.environment.finding import environment_names
 from tailrace.environment.pool import EnvironmentPool
 from tailrace.environment.protocol import GROUP, Environment, Observation, StepResult
@@ -43,4 +44,5 @@ __all__ = [
     "StepResult",
     "UnknownSessionError",
     "environment_names",
+    "examine_environment",
 ]
