@@ -121,6 +121,13 @@ CASES = {
         PythonTool()
         """,
     ),
+    "environment[openenv]": (
+        ["websockets"],
+        """
+        from tailrace.environment.openenv import OpenEnv
+        OpenEnv("http://127.0.0.1:9")
+        """,
+    ),
     "ranker[torch]: the encoder": (
         ["torch"],
         """
