@@ -115,7 +115,7 @@ def _played(
 def _played_side_by_side(make: Callable[..., Environment], options: Mapping[str, Any], rows: Script) -> list[list[Any]]:
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(_session(make, options)) for _ in rows]
-        said = [[_begun(session, row)] for session, (row, _) in zip(sessions, rows, strict=True)]
+        said: list[list[Any]] = [[_begun(session, row)] for session, (row, _) in zip(sessions, rows, strict=True)]
         for actions in itertools.zip_longest(*(actions for _, actions in rows)):
             for session, answers, action in zip(sessions, said, actions, strict=True):
                 if action is not None:
