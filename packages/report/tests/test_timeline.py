@@ -202,3 +202,22 @@ def test_frequent_marks_become_one_for_each_replica_and_moment():
         (MarkKind.PULL, "r1", 1.3),
     ]
     assert found[0].label == "0; 2; 4 and 3 times more"
+
+
+def test_a_run_with_turns_shows_its_environment_and_who_waits_for_it():
+    environment = {"calls": {"counts": {"2": 1.0}}, "latency": {"median": 8.0}}
+    workload = {"response": [{"median": 400, "sigma": 0.9}], "environment": environment}
+    simulation = simulated(configured(steps=3, workload=workload, faults=["environment@step1"]))
+    folds = Folds(simulation.fleet.spec)
+    for instant in simulation.log.instants:
+        folds.observe(*instant)
+    timeline = folds.timeline
+    timeline.close(simulation.now)
+    chart = timeline_chart(timeline.spans, timeline.marks, (0.0, simulation.now), TimeAxis.for_length(simulation.now))
+    assert any("environment 0" in str(trace) for trace in chart.data)
+    assert "its trajectories are in environments" in {span.label for span in timeline.spans}
+    history = folds.history
+    assert history.turns == simulation.controller.view.counts.turns > 0
+    assert sum(history.answers.values()) == history.turns
+    assert history.answers[c.SessionOrigin.REPLAYED] > 0
+    assert history.environment_s >= 8.0 * (history.turns - 10)

@@ -8,7 +8,7 @@ from html import escape
 from types import MappingProxyType
 from typing import Any
 
-from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.figures import Batch
 from tailrace.report.charts.chart import Chart, TimeAxis, Trace
 from tailrace.report.fold.marks import Mark, MarkKind
@@ -214,4 +214,4 @@ def _row(role: str, member: str) -> str:
 def _order(key: tuple[str, str]) -> tuple[int, int, str]:
     role, member = key
     digits = "".join(letter for letter in member if letter.isdigit())
-    return ((TRAINER, DATA, SCORER, RANKER, RELAY, REPLICA).index(role), int(digits or 0), member)
+    return ((TRAINER, DATA, SCORER, RANKER, ENVIRONMENT, RELAY, REPLICA).index(role), int(digits or 0), member)

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.report.fold.causes import NOT_YET, OTHERS, idle_cause, waiting_cause
 from tailrace.report.fold.hearing import Hears
 from tailrace.report.fold.history import History
@@ -47,6 +47,7 @@ _HELD = {
     DATA: "prompts and trajectories",
     SCORER: "trajectories are scored",
     RANKER: "lengths are predicted",
+    ENVIRONMENT: "turns are answered",
 }
 
 Key = tuple[str, str]
