@@ -8,7 +8,7 @@ README = Path(__file__).parents[1] / "README.md"
 
 def test_the_examples_run_and_print_what_the_text_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    alone, after_a_crash, prompts = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    alone, after_a_crash, turns, prompts = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     namespace = {"__name__": "readme"}
     exec(compile(alone, "README.md", "exec"), namespace)
     kept, consumed = capsys.readouterr().out.splitlines()
@@ -19,6 +19,8 @@ def test_the_examples_run_and_print_what_the_text_says(tmp_path, monkeypatch, ca
     assert (held, partial) == ("{'0.0': 1.0}", "{}")  # version 4 was lost with its trainer
     assert statuses == "{'0.0': <Status.COMPLETE: 'complete'>}"
     assert experience == "0.0 (7, 8, 9) 1.0"
+    exec(compile(turns, "README.md", "exec"), namespace)
+    assert capsys.readouterr().out == "(7, 8, 30, 31)\n"
     Path("train.jsonl").write_text('{"question": "1 + 1", "answer": "2"}\n{"question": "2 + 2", "answer": "4"}\n')
     exec(compile(prompts, "README.md", "exec"), namespace)
     assert capsys.readouterr().out.splitlines()[-1] == "10"

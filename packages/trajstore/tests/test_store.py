@@ -61,7 +61,7 @@ def test_from_the_first_token_to_training(store):
     assert experience.metadata == {"row": 9, "purpose": "train"}
     store.consume(["0.0"], 6)
     (row,) = store.consumed()
-    assert dataclasses.astuple(row) == ("0.0", 4, 3, 5, 6, 0.5, 3)
+    assert dataclasses.astuple(row) == ("0.0", 4, 3, 5, 6, 0.5, 3, 3)
     assert store.statuses(["0.0", "nobody"]) == {"0.0": Status.CONSUMED}
 
 

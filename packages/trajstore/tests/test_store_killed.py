@@ -30,6 +30,14 @@ while True:
         assert store.append(life, deltas) == []
         for name in names:
             print("tokens", name, 3 * offset + 3, flush=True)
+    store.begin(life, 0, [Assignment(f"{life}.{number}.talk", number, (1, 2))])
+    for turn in range(3):
+        name = f"{life}.{number}.talk"
+        store.append(life, [PartialDelta(name, 3 * turn, 0, (turn, turn), (-1.0,) * 2, turn_ends=True)])
+        print("turn", name, turn + 1, flush=True)
+        serial = store.conversations([name])[0].turns[-1].serial
+        store.observe(name, serial, (90,), reward=1.0, session=str(turn).encode(), done=turn == 2)
+        print("answer", name, turn + 1, flush=True)
     for name in names:
         store.set_reward(name, 1.0)
         print("reward", name, 1, flush=True)
@@ -72,6 +80,13 @@ def test_no_acknowledged_write_is_lost(tmp_path, synchronous):
                         assert tokens[name] >= amount, f"seed {seed}"
                     else:
                         assert len(store.experiences([name])[0].tokens) == 15, f"seed {seed}"
+                elif what in ("turn", "answer"):
+                    (talk,) = store.conversations([name])
+                    answered = [turn for turn in talk.turns if turn.observation == (90,)]
+                    assert len(talk.turns if what == "turn" else answered) >= amount, f"seed {seed}"
+                    assert len(talk.turns) - len(answered) <= 1, f"seed {seed}"
+                    saved = None if len(answered) in (0, 3) else str(len(answered) - 1).encode()
+                    assert talk.session == saved, f"seed {seed}"
                 elif what == "reward":
                     assert store.experiences([name])[0].reward == 1.0, f"seed {seed}"
                 else:

@@ -20,7 +20,17 @@ class Model:
 
     def __init__(self):
         self.status, self.owner, self.version = "partial", None, 0
-        self.tokens, self.versions, self.reward, self.consumed = [], [], None, None
+        self.reward, self.consumed = None, None
+        self.begin_anew()
+
+    def begin_anew(self):
+        """Tokens as plain lists; of each, whether an environment answered it; of each turn, its end, answer and reward."""
+        self.tokens, self.versions, self.observed = [], [], []
+        self.turns, self.session = [], None
+
+    @property
+    def waits(self):
+        return bool(self.turns) and self.turns[-1]["answer"] is None
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -52,38 +62,81 @@ class StoreMachine(RuleBasedStateMachine):
             assert resume.complete == (known.status != "partial")
             if known.status == "partial":
                 if known.version != version and not self.mixed:
-                    known.tokens, known.versions = [], []
+                    known.begin_anew()
                 known.owner, known.version = owner, version
             assert list(resume.kept_tokens) == known.tokens
-            assert len(resume.kept_logprobs) == len(known.tokens)
+            assert [value == 0.0 for value in resume.kept_logprobs] == known.observed
+            assert resume.turn_ended == (known.status == "partial" and known.waits)
 
     @rule(owner=owners, name=names, count=st.integers(0, 3), skew=st.sampled_from([0, 0, 0, -1, 1]),
-          version=st.none() | versions, last=st.booleans(), again=st.booleans())  # fmt: skip
-    def append(self, owner, name, count, skew, version, last, again):
-        known = self.model.get(name)
+          version=st.none() | versions, end=st.sampled_from(["", "", "turn", "turn", "response"]),
+          again=st.booleans())  # fmt: skip
+    def append(self, owner, name, count, skew, version, end, again):
+        known, last = self.model.get(name), end == "response"
         offset = max(0, (len(known.tokens) if known else 0) + skew)
         version = (known.version if known else 0) if version is None else version
         tokens = tuple(range(self.next_token, self.next_token + count))
         self.next_token += count
         finish = FinishReason.STOP if last else None
-        delta = PartialDelta(name, offset, version, tokens, (-1.0,) * count, finish)
+        delta = PartialDelta(name, offset, version, tokens, (-1.0,) * count, finish, turn_ends=end == "turn")
         fits = (
             known is not None
             and known.status == "partial"
             and known.owner == owner
             and offset == len(known.tokens)
-            and (self.mixed or version == known.version or not (tokens or last))
+            and not known.waits
+            and (self.mixed or version == known.version or not (tokens or end))
+            and (end != "turn" or count or (known.observed and not known.observed[-1]))
         )
-        # Tokens and a finish are new each time, so only an empty delta can look like one that is stored.
-        if not tokens and (last or known is None or not fits) and not (fits and last):
+        # Tokens and an end are new each time, so only an empty delta can look like one that is stored.
+        if not tokens and (end or known is None or not fits) and not (fits and end):
             return
         assert self.store.append(owner, [delta]) == ([] if fits else [name])
         if fits:
             known.tokens += tokens
             known.versions += [version] * count
+            known.observed += [False] * count
+            if end == "turn":
+                known.turns.append({"ends": len(known.tokens), "answer": None, "reward": 0, "done": False})
             known.status = "complete" if last else "partial"
         if again and fits:
             assert self.store.append(owner, [delta]) == []
+
+    @rule(name=names, count=st.integers(0, 3), reward=st.integers(-1, 2), done=st.booleans(),
+          session=st.none() | st.binary(max_size=3), late=st.booleans(), again=st.booleans())  # fmt: skip
+    def observe(self, name, count, reward, done, session, late, again):
+        known = self.model.get(name)
+        found = self.store.conversations([name])
+        if known is None or known.status == "discarded":
+            assert found == []
+            return
+        turns = found[0].turns
+        if not turns:
+            return
+        turn, expected = turns[-1], known.turns[-1]
+        tokens = tuple(range(self.next_token, self.next_token + count))
+        self.next_token += count
+        if not tokens and not done:
+            return
+        serial = turn.serial + 1000 if late else turn.serial
+        stored = self.store.observe(name, serial, tokens, done=done, reward=reward, session=session)
+        if late:
+            assert stored is None
+            return
+        if expected["answer"] is None:
+            expected.update(answer=list(tokens), reward=reward, done=done)
+            known.versions += [known.versions[-1]] * count
+            known.tokens += tokens
+            known.observed += [True] * count
+            if done:
+                known.status, known.session = "complete", None
+            elif session is not None:
+                known.session = session
+        assert [list(stored.observation), stored.reward, stored.done] == [
+            expected["answer"], expected["reward"], expected["done"]
+        ]  # fmt: skip
+        if again:  # another member answers the same turn: the first answer stays
+            assert self.store.observe(name, serial, (9, 9, 9), reward=7, session=b"other") == stored
 
     @rule(name=names, reward=st.integers(0, 1))
     def reward(self, name, reward):
@@ -151,8 +204,22 @@ class StoreMachine(RuleBasedStateMachine):
             assert list(experience.tokens) == known.tokens
             assert [part.version for part in experience.segments for _ in part.tokens] == known.versions
             assert experience.reward == known.reward
-        assert {partial.trajectory: partial.tokens for partial in self.store.partials()} == {
-            name: len(known.tokens) for name, known in self.model.items() if known.status == "partial"
+            assert [not generated for generated in experience.generated] == known.observed
+            answered = [turn for turn in known.turns if turn["answer"] is not None]
+            about = {"turns": len(answered), "reward": sum(turn["reward"] for turn in answered),
+                     "done": any(turn["done"] for turn in answered)}  # fmt: skip
+            assert experience.metadata.get("environment") == (about if answered else None)
+        there = [name for name, known in self.model.items() if known.status != "discarded"]
+        for name, conversation in zip(there, self.store.conversations(there), strict=True):
+            known = self.model[name]
+            assert conversation.session == known.session
+            start = 0
+            for turn, expected in zip(conversation.turns, known.turns, strict=True):
+                assert (turn.start, list(turn.response)) == (start, known.tokens[start : expected["ends"]])
+                assert turn.observation == (None if expected["answer"] is None else tuple(expected["answer"]))
+                start = expected["ends"] + len(expected["answer"] or ())
+        assert {partial.trajectory: (partial.tokens, partial.turn_ended) for partial in self.store.partials()} == {
+            name: (len(known.tokens), known.waits) for name, known in self.model.items() if known.status == "partial"
         }
 
 

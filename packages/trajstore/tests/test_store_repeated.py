@@ -56,6 +56,13 @@ def live(call, seed):
         logprobs = tuple(-draw.random() for _ in tokens)
         answers.append(call("append", owner, [PartialDelta(name, lengths[name], 3, tokens, logprobs)]))
         lengths[name] += len(tokens)
+    for number, name in enumerate(names[:6:2]):  # a turn, and what an environment answers
+        ends = (3,) if number % 2 else ()
+        delta = PartialDelta(name, lengths[name], 3, ends, (-1.0,) * len(ends), turn_ends=True)
+        answers.append(call("append", "r0", [delta]))
+        serial = call("conversations", [name])[0].turns[-1].serial
+        answers.append(call("observe", name, serial, (60, 61)))
+        lengths[name] += len(ends) + 2
     for number, name in enumerate(names[:6]):
         last = ((), ()) if number % 2 else ((7,), (-0.5,))
         delta = PartialDelta(name, lengths[name], 3, *last, FinishReason.STOP)

@@ -23,10 +23,12 @@ from tailrace.trajstore.prompt_pool import Prompt, PromptPool, read_prompts
 from tailrace.trajstore.records import (
     Assignment,
     ConsumedTrajectory,
+    Conversation,
     PartialResponse,
     Recovery,
     Status,
     StoreStats,
+    Turn,
 )
 from tailrace.trajstore.store import TrajectoryStore
 
@@ -34,6 +36,7 @@ __all__ = [
     "AlreadyConsumedError",
     "Assignment",
     "ConsumedTrajectory",
+    "Conversation",
     "DATASET",
     "DatasetsSupportError",
     "Fifo",
@@ -62,6 +65,7 @@ __all__ = [
     "TrajectoryStateError",
     "TrajectoryStore",
     "TrajstoreError",
+    "Turn",
     "UnknownTrajectoryError",
     "read_prompts",
 ]

@@ -10,10 +10,12 @@ from typing import Any
 from tailrace.contracts import Experience, FinishReason, Segment
 from tailrace.trajstore.errors import TrajectoryStateError
 from tailrace.trajstore.packing import unpack_logprobs, unpack_tokens
-from tailrace.trajstore.records import Status
+from tailrace.trajstore.records import Conversation, Status
+from tailrace.trajstore.turns import environment_of, turns_of
 
 EXPERIENCE_COLUMNS = "id, num, grp, prompt, finish, reward, completed_version, metadata, purpose, status"
 CONTENT_COLUMNS = "num, prompt, finish, metadata, purpose"
+CONVERSATION_COLUMNS = "id, num, grp, prompt, metadata, purpose"
 
 
 def experience_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Experience:
@@ -35,26 +37,41 @@ def experience_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Exper
         finish=FinishReason(finish),
         reward=reward,
         completed_version=completed_version,
-        metadata={**json.loads(metadata), "purpose": purpose},
+        metadata={**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
     )
 
 
 def segments_of(connection: sqlite3.Connection, num: int) -> Iterator[Segment]:
-    """The segments of a trajectory. Consecutive deltas of one version become one segment."""
-    version: int | None = None
+    """The segments of a trajectory. Consecutive deltas of one version become one segment, but for observations."""
+    of: tuple[int, int] | None = None  # version, and whether it is an observation
     tokens: list[int] = []
     logprobs: list[float] = []
-    for row_version, count, token_data, logprob_data in connection.execute(
-        "SELECT version, count, tokens, logprobs FROM delta WHERE num = ? ORDER BY start", (num,)
+    for version, observation, count, token_data, logprob_data in connection.execute(
+        "SELECT version, observation, count, tokens, logprobs FROM delta WHERE num = ? ORDER BY start", (num,)
     ):
-        if version is not None and row_version != version:
-            yield Segment(version, tuple(tokens), tuple(logprobs))
+        if of is not None and of != (version, observation):
+            yield Segment(of[0], tuple(tokens), tuple(logprobs), bool(of[1]))
             tokens, logprobs = [], []
-        version = row_version
+        of = (version, observation)
         tokens.extend(unpack_tokens(token_data))
         logprobs.extend(unpack_logprobs(logprob_data, count))
-    if version is not None:
-        yield Segment(version, tuple(tokens), tuple(logprobs))
+    if of is not None:
+        yield Segment(of[0], tuple(tokens), tuple(logprobs), bool(of[1]))
+
+
+def conversation_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> Conversation:
+    """The conversation of a row of `CONVERSATION_COLUMNS`."""
+    name, num, group, prompt, metadata, purpose = row
+    saved = connection.execute("SELECT data, serial FROM session WHERE num = ?", (num,)).fetchone()
+    return Conversation(
+        trajectory=str(name),
+        group=group,
+        prompt=unpack_tokens(prompt),
+        metadata={**json.loads(metadata), "purpose": purpose},
+        turns=tuple(turns_of(connection, num)),
+        session=saved[0] if saved else None,
+        session_serial=saved[1] if saved else None,
+    )
 
 
 def content_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str, Any]:
@@ -66,6 +83,17 @@ def content_of(connection: sqlite3.Connection, row: tuple[Any, ...]) -> dict[str
         "tokens": [token for segment in segments for token in segment.tokens],
         "versions": [segment.version for segment in segments for _ in segment.tokens],
         "logprobs": [value for segment in segments for value in segment.logprobs],
+        "observations": list(_observations(segments)),
         "finish": finish,
-        "metadata": {**json.loads(metadata), "purpose": purpose},
+        "metadata": {**json.loads(metadata), "purpose": purpose, **environment_of(connection, num)},
     }
+
+
+def _observations(segments: list[Segment]) -> Iterator[tuple[int, int]]:
+    """Where each observation begins and ends among the response tokens."""
+    start = 0
+    for segment in segments:
+        end = start + len(segment.tokens)
+        if segment.observation:
+            yield start, end
+        start = end

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tailrace.trajstore.errors import StoreBusyError, StoreClosedError, StoreFormatError
+from tailrace.trajstore.turns import SCHEMA as TURNS_SCHEMA
 
 Synchronous = Literal["off", "normal", "full"]
 
 _APPLICATION_ID = 0x54524C53  # "TRLS"
-_FORMAT = 3
+_FORMAT = 4
 _CHUNK = 500  # ids in one query; SQLite's lowest limit on parameters is 999
 
-_SCHEMA = """
+_SCHEMA = (
+    """
 CREATE TABLE trajectory (
     num INTEGER PRIMARY KEY,
     id TEXT NOT NULL UNIQUE,
@@ -39,11 +41,12 @@ CREATE TABLE trajectory (
     reward REAL,
     reason TEXT,
     tokens INTEGER,
+    generated INTEGER,
     oldest_version INTEGER,
     completed_version INTEGER
 );
 CREATE INDEX trajectory_by_status ON trajectory (status);
--- Response tokens as they arrived, one row for each delta.
+-- Response tokens as they arrived, one row for each delta; an observation is what an environment answered.
 CREATE TABLE delta (
     num INTEGER NOT NULL REFERENCES trajectory,
     start INTEGER NOT NULL,
@@ -51,6 +54,7 @@ CREATE TABLE delta (
     count INTEGER NOT NULL,
     tokens BLOB NOT NULL,
     logprobs BLOB NOT NULL,
+    observation INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (num, start)
 ) WITHOUT ROWID;
 -- The primary key makes it impossible to consume a trajectory twice.
@@ -64,6 +68,18 @@ CREATE TABLE trimmed (status TEXT NOT NULL, tokens INTEGER NOT NULL, count INTEG
     WITHOUT ROWID;
 CREATE TABLE setting (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 """
+    + TURNS_SCHEMA
+)
+
+# From the format before turns: all of its tokens were generated.
+_FROM_3 = (
+    """
+ALTER TABLE trajectory ADD COLUMN generated INTEGER;
+UPDATE trajectory SET generated = tokens;
+ALTER TABLE delta ADD COLUMN observation INTEGER NOT NULL DEFAULT 0;
+"""
+    + TURNS_SCHEMA
+)
 
 
 class Database:
@@ -104,7 +120,7 @@ class Database:
             raise StoreFormatError(
                 f"{self.path}: found no SQLite database ({error}), expected a trajectory store"
             ) from error
-        if tables and (kind, version) != (_APPLICATION_ID, _FORMAT):
+        if tables and (kind != _APPLICATION_ID or version not in (_FORMAT, 3)):
             raise StoreFormatError(
                 f"{self.path}: found a database of kind {kind:#x}, format {version}, "
                 f"expected a trajectory store of format {_FORMAT}; move it away or name another file"
@@ -112,11 +128,11 @@ class Database:
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute(f"PRAGMA synchronous = {synchronous.upper()}")
         self._connection.execute("PRAGMA foreign_keys = ON")
-        if not tables:
-            # One transaction, so that a kill leaves an empty file and not half a schema.
+        if not tables or version != _FORMAT:
+            # One transaction, so that a kill leaves an empty file, or one of the old format, and not half a schema.
             self._connection.executescript(
                 f"BEGIN IMMEDIATE; PRAGMA application_id = {_APPLICATION_ID}; "
-                f"PRAGMA user_version = {_FORMAT}; {_SCHEMA} COMMIT;"
+                f"PRAGMA user_version = {_FORMAT}; {_FROM_3 if tables else _SCHEMA} COMMIT;"
             )
 
     @contextlib.contextmanager

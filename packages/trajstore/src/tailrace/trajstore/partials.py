@@ -6,21 +6,24 @@ Consumes: assignments and deltas of owners (replicas). Waits for: nothing. Invar
 * One version. Tokens of another version are dropped when a trajectory is begun again, unless versions may be mixed.
 * No gap and no overlap. A delta is stored only after the last stored token. The same delta sent again is accepted and changes
   nothing, so a caller that lost the answer may repeat the call.
+* One answer for each turn. After the end of a turn, an environment's observation is the only thing that can be stored.
 Ids, owners and lengths of partial trajectories are also kept in memory, so that an append reads nothing from the file.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from tailrace.contracts import PartialDelta, Resume
+from tailrace.contracts import FinishReason, PartialDelta, Resume
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import TrajectoryDataError, TrajectoryStateError
 from tailrace.trajstore.packing import Precision, pack_logprobs, pack_tokens, unpack_logprobs, unpack_tokens
-from tailrace.trajstore.records import Assignment, PartialResponse, Status
+from tailrace.trajstore.records import Assignment, PartialResponse, Status, Turn
+from tailrace.trajstore.turns import OPEN_TURNS, end_turn, ends_a_turn, forget_turns, turns_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,9 @@ class _Entry:
     version: int
     length: int
     oldest: int | None
+    turn_start: int = 0  # where the turn under way began, behind the last observation
+    waits: int | None = None  # serial of the turn that waits for its observation
+    observed: int = 0  # tokens of observations
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,12 @@ class _Known:
     group: int
     status: Status
     prompt: bytes
+
+
+_COMPLETE = (
+    "UPDATE trajectory SET status = 'complete', finish = ?, tokens = ?, generated = ?, oldest_version = ?, "
+    "completed_version = ? WHERE num = ?"
+)
 
 
 class PartialResponsePool:
@@ -61,10 +73,12 @@ class PartialResponsePool:
         self._entries: dict[str, _Entry] = {}
         with database.locked() as connection:
             rows = connection.execute(
-                "SELECT t.id, t.num, t.grp, t.owner, t.begun_version, coalesce(sum(d.count), 0), min(d.version) "
+                "SELECT t.id, t.num, t.grp, t.owner, t.begun_version, coalesce(sum(d.count), 0), min(d.version), "
+                "coalesce(sum(d.count * d.observation), 0) "
                 "FROM trajectory t LEFT JOIN delta d USING (num) WHERE t.status = 'partial' GROUP BY t.num ORDER BY t.num"
-            )
-            self._entries = {row[0]: _Entry(*row[1:]) for row in rows}
+            ).fetchall()
+            turns = {num: (start, waits) for num, start, waits in connection.execute(OPEN_TURNS)}
+            self._entries = {row[0]: _Entry(*row[1:-1], *turns.get(row[1], (0, None)), row[-1]) for row in rows}
 
     def begin(self, owner: str, version: int, items: Sequence[Assignment]) -> list[Resume]:
         repeated = len(items) - len({item.trajectory for item in items})
@@ -123,22 +137,24 @@ class PartialResponsePool:
                 "SELECT coalesce(sum(count), 0) FROM delta WHERE num = ?", (found.num,)
             ).fetchone()
             connection.execute("DELETE FROM delta WHERE num = ?", (found.num,))
+            forget_turns(connection, found.num)
         connection.execute(
             "UPDATE trajectory SET status = 'partial', owner = ?, begun_version = ?, purpose = ?, metadata = ?, finish = NULL, "
-            "reward = NULL, reason = NULL, tokens = NULL, oldest_version = NULL, completed_version = NULL "
+            "reward = NULL, reason = NULL, tokens = NULL, generated = NULL, oldest_version = NULL, completed_version = NULL "
             "WHERE num = ?",
             (owner, version, str(item.purpose), _json(item), found.num),
         )
-        resume = Resume(item.trajectory, item.prompt_tokens) if drop else _kept(connection, item, found.num)
-        kept = len(resume.kept_tokens)
-        counts.extend([("dropped_tokens", dropped), ("kept_tokens", kept)])
-        oldest = old.oldest if old is not None and kept else None
-        return _Entry(found.num, found.group, owner, version, kept, oldest), resume
+        counts.append(("dropped_tokens", dropped))
+        if old is None or drop:
+            return _Entry(found.num, found.group, owner, version, 0, None), Resume(item.trajectory, item.prompt_tokens)
+        counts.append(("kept_tokens", old.length))
+        resume = replace(_kept(connection, item, found.num), turn_ended=old.waits is not None)
+        return replace(old, owner=owner, version=version), resume
 
     def append(self, owner: str, deltas: Sequence[PartialDelta], trainer_version: int) -> list[str]:
         refused: dict[str, None] = {}
         rows: list[tuple[int, int, int, int, bytes, bytes]] = []
-        finished: list[tuple[str, int, int, int, int]] = []
+        finished: list[tuple[str, int, int, int, int, int]] = []
         changed: dict[str, _Entry | None] = {}
         written: dict[str, list[PartialDelta]] = {}
         resent = refusals = 0
@@ -154,23 +170,20 @@ class PartialResponsePool:
                         rows.append((entry.num, entry.length, delta.version, count, tokens, logprobs))
                         oldest = delta.version if oldest is None else min(oldest, delta.version)
                     entry = replace(entry, length=entry.length + count, oldest=oldest)
+                    if delta.turn_ends:
+                        entry = replace(entry, waits=end_turn(connection, entry.num, entry.length))
                     changed[name] = entry
                     written.setdefault(name, []).append(delta)
                     if delta.finish is not None:
-                        version = entry.version if entry.oldest is None else entry.oldest
-                        finished.append((delta.finish, entry.length, version, trainer_version, entry.num))
+                        finished.append(_end(entry, delta.finish, trainer_version))
                         changed[name] = None
                 elif delta in written.get(name, ()) or self._is_stored(connection, owner, delta):
                     resent += 1
                 else:
                     refused[name] = None
                     refusals += 1
-            connection.executemany("INSERT INTO delta VALUES (?, ?, ?, ?, ?, ?)", rows)
-            connection.executemany(
-                "UPDATE trajectory SET status = 'complete', finish = ?, tokens = ?, oldest_version = ?, completed_version = ? "
-                "WHERE num = ?",
-                finished,
-            )
+            connection.executemany("INSERT INTO delta VALUES (?, ?, ?, ?, ?, ?, 0)", rows)
+            connection.executemany(_COMPLETE, finished)
         for name, entry in changed.items():
             if entry is None:
                 self._entries.pop(name, None)
@@ -184,27 +197,34 @@ class PartialResponsePool:
         return list(refused)
 
     def _extends(self, owner: str, delta: PartialDelta, entry: _Entry) -> bool:
-        """Whether a delta continues at the trajectory's end and has its owner and version."""
-        if entry.owner != owner or delta.offset != entry.length:
+        """Whether a delta continues at the trajectory's end, outside of environments, and has its owner and version."""
+        if entry.owner != owner or delta.offset != entry.length or entry.waits is not None:
             return False
         if delta.version != entry.version and not self._mixed:
             return False
+        if delta.turn_ends:  # a turn has a token at least
+            return entry.length + len(delta.tokens) > entry.turn_start
         return bool(delta.tokens) or delta.finish is not None
 
     def _is_stored(self, connection: sqlite3.Connection, owner: str, delta: PartialDelta) -> bool:
         """Whether the same owner's delta is stored already: a repeated call whose first answer was lost."""
         row = connection.execute(
-            "SELECT t.owner, t.status, t.finish, t.tokens, d.version, d.tokens, d.logprobs FROM trajectory t "
-            "LEFT JOIN delta d ON d.num = t.num AND d.start = ? WHERE t.id = ?",
+            "SELECT t.num, t.owner, t.status, t.finish, t.tokens, d.version, d.tokens, d.logprobs FROM trajectory t "
+            "LEFT JOIN delta d ON d.num = t.num AND d.start = ? AND NOT d.observation WHERE t.id = ?",
             (delta.offset, delta.trajectory),
         ).fetchone()
         if row is None:
             return False
-        stored_owner, status, finish, length, version, tokens, logprobs = row
+        num, stored_owner, status, finish, length, version, tokens, logprobs = row
         if stored_owner != owner or status == Status.DISCARDED:
             return False
         if delta.finish is not None and (finish != delta.finish or length != delta.offset + len(delta.tokens)):
             return False
+        end = delta.offset + len(delta.tokens)
+        if delta.turn_ends and not ends_a_turn(connection, num, end):
+            return False
+        if not delta.tokens and delta.turn_ends:
+            return True
         if not delta.tokens:
             entry = self._entries.get(delta.trajectory)
             return delta.offset == (length if entry is None else entry.length)
@@ -213,6 +233,74 @@ class PartialResponsePool:
             and tokens == pack_tokens(delta.tokens)
             and logprobs == pack_logprobs(delta.logprobs, self._precision)
         )
+
+    def observe(
+        self,
+        trajectory: str,
+        serial: int,
+        tokens: Sequence[int],
+        *,
+        done: bool,
+        reward: float,
+        session: bytes | None,
+        trainer_version: int,
+    ) -> Turn | None:
+        if not math.isfinite(reward):
+            raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
+        if not tokens and not done:
+            raise TrajectoryDataError(
+                f"trajectory {trajectory}: found an observation without tokens, expected one at least, or the end: the model "
+                "would go on behind its own end of turn"
+            )
+        with self._database.transaction() as connection:
+            entry = self._entries.get(trajectory)
+            if entry is not None and entry.waits == serial:
+                entry = self._answer(connection, entry, tokens, done, reward, session)
+                if done:
+                    connection.execute(_COMPLETE, _end(entry, FinishReason.STOP, trainer_version))
+            else:  # told before, dropped, or begun anew since
+                entry = None
+            found = connection.execute(
+                "SELECT t.num FROM turn u JOIN trajectory t USING (num) "
+                "WHERE t.id = ? AND u.serial = ? AND u.count IS NOT NULL AND t.status <> 'discarded'",
+                (trajectory, serial),
+            ).fetchone()
+            stored = found and next(turn for turn in turns_of(connection, found[0]) if turn.serial == serial)
+        if entry is not None:
+            self._count("observations", 1)
+            if done:
+                self._entries.pop(trajectory)
+                self._count("finished", 1)
+            else:
+                self._entries[trajectory] = entry
+        return stored or None
+
+    def _answer(
+        self,
+        connection: sqlite3.Connection,
+        entry: _Entry,
+        tokens: Sequence[int],
+        done: bool,
+        reward: float,
+        session: bytes | None,
+    ) -> _Entry:
+        """Store the answer to the turn that waits for one."""
+        count = len(tokens)
+        if count:
+            zeros = pack_logprobs([0.0] * count, self._precision)
+            connection.execute(
+                "INSERT INTO delta SELECT num, ?, version, ?, ?, ?, 1 FROM delta WHERE num = ? ORDER BY start DESC LIMIT 1",
+                (entry.length, count, pack_tokens(tokens), zeros, entry.num),
+            )
+        connection.execute(
+            "UPDATE turn SET count = ?, reward = ?, done = ? WHERE serial = ?", (count, reward, done, entry.waits)
+        )
+        if done:
+            connection.execute("DELETE FROM session WHERE num = ?", (entry.num,))
+        elif session is not None:
+            connection.execute("INSERT OR REPLACE INTO session VALUES (?, ?, ?)", (entry.num, entry.waits, session))
+        length = entry.length + count
+        return replace(entry, length=length, turn_start=length, waits=None, observed=entry.observed + count)
 
     def forget(self, trajectories: Sequence[str]) -> None:
         """Drop the in-memory entries of trajectories that are no longer partial."""
@@ -232,9 +320,15 @@ class PartialResponsePool:
     def partials(self) -> list[PartialResponse]:
         with self._database.locked():
             return [
-                PartialResponse(name, entry.group, entry.owner, entry.version, entry.length)
+                PartialResponse(name, entry.group, entry.owner, entry.version, entry.length, entry.waits is not None)
                 for name, entry in self._entries.items()
             ]
+
+
+def _end(entry: _Entry, finish: FinishReason, trainer_version: int) -> tuple[str, int, int, int, int, int]:
+    """The parameters of `_COMPLETE`."""
+    oldest = entry.version if entry.oldest is None else entry.oldest
+    return finish, entry.length, entry.length - entry.observed, oldest, trainer_version, entry.num
 
 
 def _register(connection: sqlite3.Connection, owner: str, version: int, item: Assignment) -> _Entry:

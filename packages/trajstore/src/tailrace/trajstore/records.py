@@ -49,6 +49,7 @@ class PartialResponse:
         owner: the replica that generates it; None after `recover`.
         version: the version at which it was last begun.
         tokens: number of response tokens so far.
+        turn_ended: whether its last turn has ended and no environment has answered yet.
     """
 
     trajectory: str
@@ -56,6 +57,50 @@ class PartialResponse:
     owner: str | None
     version: int
     tokens: int
+    turn_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn that ended with a question to an environment.
+
+    Args:
+        serial: names this turn for `TrajectoryStore.observe`; no other turn ever has it.
+        number: its number in the trajectory, from 1.
+        start: response tokens before it.
+        response: its token ids, those that the model generated.
+        observation: token ids that the environment answered; None if it has not yet.
+        reward: the environment's reward of this step.
+        done: whether the environment ended the trajectory with it.
+    """
+
+    serial: int
+    number: int
+    start: int
+    response: tuple[int, ...]
+    observation: tuple[int, ...] | None = None
+    reward: float = 0.0
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A trajectory as its environment needs it: to answer its last turn, or to rebuild its session.
+
+    Args:
+        prompt: prompt token ids.
+        metadata: that of its assignment, with its purpose.
+        turns: its turns that ended with a question to the environment, in order; the last one may wait for the answer.
+        session: the environment's state behind the turn of serial `session_serial`; None if none was saved.
+    """
+
+    trajectory: str
+    group: int
+    prompt: tuple[int, ...]
+    metadata: Mapping[str, object]
+    turns: tuple[Turn, ...]
+    session: bytes | None = None
+    session_serial: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +125,7 @@ class ConsumedTrajectory:
         completed_version: the trainer's version when generation finished; minus `oldest_version`, its generation staleness.
         consumed_version: the version that training on it made; before, the trainer was one version below.
         tokens: number of response tokens.
+        generated: those of them that the model generated; environments answered the others.
     """
 
     trajectory: str
@@ -89,6 +135,7 @@ class ConsumedTrajectory:
     consumed_version: int
     reward: float | None
     tokens: int
+    generated: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +149,8 @@ class StoreStats:
         kept_tokens: response tokens returned for resumption.
         dropped_tokens: response tokens dropped, since another version produced them or the trajectory was revived.
         deltas: deltas stored.
-        tokens: response tokens stored.
+        tokens: response tokens stored, without observations.
+        observations: turns of which an environment's answer was stored.
         resent: deltas sent again although they were stored already.
         refused: deltas refused.
         finished: trajectories completed.
@@ -117,6 +165,7 @@ class StoreStats:
     dropped_tokens: int = 0
     deltas: int = 0
     tokens: int = 0
+    observations: int = 0
     resent: int = 0
     refused: int = 0
     finished: int = 0

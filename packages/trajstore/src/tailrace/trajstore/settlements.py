@@ -13,7 +13,14 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 from tailrace.contracts import Experience, Purpose
-from tailrace.trajstore.contents import CONTENT_COLUMNS, EXPERIENCE_COLUMNS, content_of, experience_of
+from tailrace.trajstore.contents import (
+    CONTENT_COLUMNS,
+    CONVERSATION_COLUMNS,
+    EXPERIENCE_COLUMNS,
+    content_of,
+    conversation_of,
+    experience_of,
+)
 from tailrace.trajstore.database import Database, select_ids
 from tailrace.trajstore.errors import (
     AlreadyConsumedError,
@@ -21,7 +28,8 @@ from tailrace.trajstore.errors import (
     TrajectoryStateError,
     UnknownTrajectoryError,
 )
-from tailrace.trajstore.records import ConsumedTrajectory, Recovery, Status
+from tailrace.trajstore.records import ConsumedTrajectory, Conversation, Recovery, Status
+from tailrace.trajstore.turns import TABLES
 
 _TRAINER_VERSION, _TRIMMED, _ARCHIVED = "trainer_version", "trimmed_version", "archived_bytes"
 
@@ -51,6 +59,12 @@ class Settlements:
             rows = {row[0]: row for row in _select(connection, EXPERIENCE_COLUMNS, ids)}
             _require_known(ids, rows)
             return [experience_of(connection, rows[name]) for name in ids]
+
+    def conversations(self, ids: Sequence[str]) -> list[Conversation]:
+        with self._database.locked() as connection:
+            rows = {row[0]: row for row in _select(connection, f"{CONVERSATION_COLUMNS}, status", ids)}
+            kept = [rows[name][:-1] for name in ids if name in rows and rows[name][-1] != Status.DISCARDED]
+            return [conversation_of(connection, row) for row in kept]
 
     def set_reward(self, trajectory: str, reward: float) -> bool:
         if not math.isfinite(reward):
@@ -132,7 +146,7 @@ class Settlements:
         """
         with self._database.transaction() as connection:
             over = connection.execute(
-                "SELECT num, status, coalesce(tokens, 0) FROM trajectory LEFT JOIN consumption c USING (num) "
+                "SELECT num, status, coalesce(generated, 0) FROM trajectory LEFT JOIN consumption c USING (num) "
                 "WHERE status = 'discarded' OR (status = 'consumed' AND c.version <= ?) "
                 "OR (status = 'complete' AND purpose = 'eval' AND reward IS NOT NULL AND completed_version < ?)",
                 (durable_version, durable_version),
@@ -142,7 +156,7 @@ class Settlements:
                 "INSERT INTO trimmed VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count",
                 [(status, tokens, count) for (status, tokens), count in counts.items()],
             )
-            for table in ("delta", "consumption", "trajectory"):
+            for table in ("delta", "consumption", *TABLES, "trajectory"):
                 connection.executemany(f"DELETE FROM {table} WHERE num = ?", [(num,) for num, _, _ in over])  # noqa: S608
             _set(connection, _TRIMMED, max(durable_version, _setting(connection, _TRIMMED) or 0))
             if archived_bytes is not None:
@@ -156,9 +170,9 @@ class Settlements:
             return _setting(connection, _ARCHIVED) or 0
 
     def consumed_tokens(self) -> list[int]:
-        """Number of response tokens of each trajectory that was trained on, trimmed or not."""
+        """Number of generated tokens of each trajectory that was trained on, trimmed or not."""
         with self._database.locked() as connection:
-            here = connection.execute("SELECT tokens FROM trajectory WHERE status = 'consumed'").fetchall()
+            here = connection.execute("SELECT generated FROM trajectory WHERE status = 'consumed'").fetchall()
             gone = connection.execute("SELECT tokens, count FROM trimmed WHERE status = 'consumed'").fetchall()
         return [*(tokens for tokens, count in gone for _ in range(count)), *(tokens for (tokens,) in here)]
 
@@ -186,7 +200,8 @@ class Settlements:
             ).fetchall()
             torn = connection.execute(
                 "SELECT t.id FROM trajectory t LEFT JOIN delta d USING (num) WHERE t.tokens IS NOT NULL "
-                "GROUP BY t.num HAVING coalesce(sum(d.count), 0) <> t.tokens"
+                "GROUP BY t.num HAVING coalesce(sum(d.count), 0) <> t.tokens "
+                "OR coalesce(sum(d.count * (1 - d.observation)), 0) <> t.generated"
             ).fetchall()
         return {
             **{str(status): counts[status] for status in Status},
@@ -197,7 +212,7 @@ class Settlements:
 
     def consumed(self, ids: Sequence[str] | None, *, up_to: int | None = None) -> list[ConsumedTrajectory]:
         query = (
-            "SELECT t.id, t.grp, t.oldest_version, t.completed_version, c.version, t.reward, t.tokens "
+            "SELECT t.id, t.grp, t.oldest_version, t.completed_version, c.version, t.reward, t.tokens, t.generated "
             "FROM trajectory t JOIN consumption c USING (num)"
         )
         with self._database.locked() as connection:

@@ -1,8 +1,10 @@
 """The data module of asynchronous RL (Laminar section 3.1): partial-response pool and experience buffer in one SQLite file.
 
     begin ──► partial ──append(finish)──► complete ──set_reward, consume──► consumed
-                 │                            ▲  │                             │
-                 └── discard ─────────────────┼──┴──► discarded                │
+               │  │ ▲                         ▲  │                             │
+               │  │ └─ observe(done)? ────────┤  │                             │
+               │  └─ append(turn_ends) ─► an environment answers               │
+               └──── discard ─────────────────┼──┴──► discarded                │
                                               └────────── rollback ────────────┘
 
 Replicas send tokens while they generate them, so the death of a replica loses only tokens that it had not sent. Everything that
@@ -29,10 +31,12 @@ from tailrace.trajstore.partials import PartialResponsePool
 from tailrace.trajstore.records import (
     Assignment,
     ConsumedTrajectory,
+    Conversation,
     PartialResponse,
     Recovery,
     Status,
     StoreStats,
+    Turn,
 )
 from tailrace.trajstore.settlements import Settlements
 
@@ -104,8 +108,9 @@ class TrajectoryStore:
     def append(self, owner: str, deltas: Sequence[PartialDelta], *, trainer_version: int | None = None) -> list[str]:
         """Store new tokens, in one transaction for the whole call.
 
-        A delta is refused if its trajectory is unknown, finished or another owner's, if it leaves a gap or overlaps, or if its
-        version is not the trajectory's. A delta that is stored already is accepted and changes nothing.
+        A delta is refused if its trajectory is unknown, finished or another owner's, if it leaves a gap or overlaps, if its
+        version is not the trajectory's, or if the last turn waits for its environment. A delta that is stored already is
+        accepted and changes nothing.
 
         Args:
             owner: the replica that sends the deltas.
@@ -122,6 +127,48 @@ class TrajectoryStore:
         with self._database.locked():
             now = self._ledger.trainer_version if trainer_version is None else trainer_version
             return self._pool.append(owner, deltas, now)
+
+    def conversations(self, ids: Sequence[str]) -> list[Conversation]:
+        """Trajectories as their environments need them, in order; those that are unknown or were discarded are left out."""
+        return self._ledger.conversations(ids)
+
+    def observe(
+        self,
+        trajectory: str,
+        serial: int,
+        tokens: Sequence[int],
+        *,
+        done: bool = False,
+        reward: float = 0.0,
+        session: bytes | None = None,
+        trainer_version: int | None = None,
+    ) -> Turn | None:
+        """Store what an environment answered to a turn, in one transaction. The first answer to a turn stays.
+
+        The tokens become an observation segment: its version is that of the segment before it, its log-probabilities are 0.0.
+
+        Args:
+            trajectory: the trajectory.
+            serial: the turn, as in `conversations`.
+            tokens: the observation's token ids; they may be missing only where the trajectory is done.
+            done: whether the environment has ended the trajectory, which is then complete.
+            reward: the environment's reward of this step. The sum over all steps is ``metadata["environment"]["reward"]`` of
+                the experience.
+            session: the environment's state behind this turn, to restore it from; None keeps the last one.
+            trainer_version: as in `append`, if the trajectory is done.
+
+        Returns:
+            The turn as it is stored: with this answer, or with the one that came first. None if the answer comes too late:
+            the trajectory was dropped, or generated anew.
+
+        Raises:
+            TrajectoryDataError: a token or the reward cannot be stored, or there is no token. Nothing is stored.
+        """
+        with self._database.locked():
+            now = self._ledger.trainer_version if trainer_version is None else trainer_version
+            return self._pool.observe(
+                trajectory, serial, tokens, done=done, reward=reward, session=session, trainer_version=now
+            )
 
     def partials(self) -> list[PartialResponse]:
         """The trajectories that are being generated, with their lengths."""
@@ -267,7 +314,7 @@ class TrajectoryStore:
         return self._ledger.consumed(ids)
 
     def consumed_tokens(self) -> list[int]:
-        """Number of response tokens of each trajectory that was trained on, trimmed or not, in no order."""
+        """Number of generated tokens of each trajectory that was trained on, trimmed or not, in no order."""
         return self._ledger.consumed_tokens()
 
     def stats(self) -> StoreStats:
@@ -278,8 +325,9 @@ class TrajectoryStore:
     def export_jsonl(self, path: Path | str) -> int:
         """Write the trajectories that were trained on to a JSON Lines file, which appears complete or not at all.
 
-        Each line has trajectory, group, prompt, tokens, versions (one for each token), logprobs, reward, finish,
-        oldest_version, completed_version, consumed_version and metadata. If the file is the archive of `trim`, its lines are
+        Each line has trajectory, group, prompt, tokens, versions (one for each token), logprobs, observations (where each
+        begins and ends among the tokens), generated (number of the other tokens), reward, finish, oldest_version,
+        completed_version, consumed_version and metadata. If the file is the archive of `trim`, its lines are
         kept at the beginning.
 
         Returns:
