@@ -22,6 +22,7 @@ from tailrace.contracts import (
     Route,
     Sampling,
     TrajectoryRef,
+    TurnEnded,
 )
 from tailrace.rollout import ReplicaWorker, build_engine
 from tailrace.rollout.testing import MemorySource, save_tiny_model
@@ -107,6 +108,56 @@ def test_every_token_belongs_to_the_version_that_it_is_kept_with(name, tmp_path)
             assert tuple(kept.tokens[:first]) == greedy(models[1], kept.prompt, first)
             assert tuple(kept.tokens[first:]) == greedy(models[2], (*kept.prompt, *kept.tokens[:first]), LENGTH - first)
     assert both >= 2, f"no trajectory has tokens of both versions, seed {SEED}"
+
+
+@pytest.mark.parametrize("name", ["transformers", "vllm"])
+def test_turns_go_on_behind_their_answers_across_moves_and_versions(name, tmp_path):
+    """Every turn moves to another replica, whose weights may be newer: token by token, what a plain model says of it."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    models = {version: save_tiny_model(tmp_path / str(version), seed=version, layers=2) for version in (1, 2)}
+    draw = random.Random(SEED)
+    stops = tuple(draw.sample(range(VOCABULARY), VOCABULARY // 8))
+    source = MemorySource({str(i): tuple(draw.randrange(VOCABULARY) for _ in range(4 + i)) for i in range(6)})
+    options = {"device": "cpu", "max_num_seqs": 4, "threads": 1, "dtype": "float32"}
+    sampling = Sampling(max_tokens=LENGTH, stop_token_ids=stops, turns=True)
+    workers, seen, seq = {}, [], 10
+    with ExitStack() as ends:
+        for version, replica in ((1, "r0"), (2, "r1")):
+            workers[replica] = ReplicaWorker(
+                replica,
+                build_engine(name, tmp_path / "1", options),
+                source,
+                ModelWeights(models),
+                sampling=lambda ref: sampling,
+                flush_s=0.01,
+            )
+            ends.callback(workers[replica].close, DEADLINE_S)
+            workers[replica].submit(Pull(1, replica, version))
+        workers["r0"].submit(Route(2, "r0", tuple(TrajectoryRef(t, int(t), 0) for t in source.kept)))
+        deadline = time.monotonic() + DEADLINE_S
+        while any(kept.finish is None for kept in source.kept.values()):
+            for replica, other in (("r0", "r1"), ("r1", "r0")):
+                for event in workers[replica].events(0.05):
+                    seen.append(event)
+                    if isinstance(event, TurnEnded):
+                        source.observe(
+                            event.trajectory, [draw.choice([*stops, 1, 2]) for _ in range(draw.randint(1, 9))]
+                        )
+                        seq += 1
+                        ref = TrajectoryRef(event.trajectory, int(event.trajectory), 0)
+                        workers[other].submit(Route(seq, other, (ref,)))
+            assert time.monotonic() < deadline, f"saw {seen[-5:]}, seed {SEED}"
+    turns = 0
+    for kept in source.kept.values():
+        expected = {v: log_probabilities(models[v], kept.prompt, tuple(kept.tokens), 1.0) for v in models}
+        generated = [position for position in range(len(kept.tokens)) if position not in kept.observed]
+        assert [kept.logprobs[position] for position in generated] == pytest.approx(
+            [expected[kept.versions[position]][position] for position in generated], abs=1e-4
+        )
+        assert all(kept.logprobs[position] == 0.0 for position in kept.observed)
+        turns += bool(kept.observed) and len(set(kept.versions)) == 2
+    assert turns >= 2, f"too few trajectories have turns of both versions, seed {SEED}"
 
 
 @pytest.mark.parametrize("name", ["transformers", "vllm"])

@@ -2,8 +2,9 @@
 
     worker ── batch (deltas, events) ──► bounded queue ──► append to the source ──► acknowledged ──► outbox ── events() ──►
 
-Invariant: an event that a trajectory finished or was interrupted is sent only after the source has acknowledged all its
-tokens. Otherwise the controller could score, move or train on a trajectory whose last tokens are lost if this replica dies.
+Invariant: an event that a trajectory finished, ended a turn or was interrupted is sent only after the source has acknowledged
+all its tokens. Otherwise the controller could score, move or train on a trajectory whose last tokens are lost if this replica
+dies.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tailrace.contracts import Event, Finished, Interrupted, PartialDelta, Refused
+from tailrace.contracts import Event, Finished, Interrupted, PartialDelta, Refused, TurnEnded
 from tailrace.rollout.errors import FlushTimeoutError
 from tailrace.rollout.ports import TrajectorySource
 
@@ -157,4 +158,4 @@ class Flusher:
 
 
 def _concerns(event: Event, trajectories: set[str]) -> bool:
-    return isinstance(event, Finished | Interrupted | Refused) and event.trajectory in trajectories
+    return isinstance(event, Finished | Interrupted | Refused | TurnEnded) and event.trajectory in trajectories

@@ -9,7 +9,7 @@ The engine may also never return; then the thread that calls `events` reports it
 
 Invariants:
 * Each command is carried out once, in the order in which they were given, even if the transport reorders them (see `Order`).
-* Tokens are in the source before the controller hears that their trajectory finished or stopped (see `Flusher`).
+* Tokens are in the source before the controller hears that their trajectory finished, ended a turn or stopped (see `Flusher`).
 * A replica generates with one version only, whose weights it has completely (see `ReplicaWork`).
 """
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass
 
-from tailrace.contracts import Clock, Delta, EngineStats, Event, Finished, FinishReason, PartialDelta, Refused, Snapshot
+from tailrace.contracts import (
+    Clock,
+    Delta,
+    EngineStats,
+    Event,
+    Finished,
+    FinishReason,
+    PartialDelta,
+    Refused,
+    Snapshot,
+    TurnEnded,
+)
 from tailrace.rollout.flusher import FlushedBatch, Flusher
 from tailrace.rollout.standstill import Standstill
 
@@ -17,6 +28,7 @@ class _Unsent:
     tokens: list[int]
     logprobs: list[float]
     finish: FinishReason | None = None
+    turn_ends: bool = False
 
 
 class Reports:
@@ -52,14 +64,22 @@ class Reports:
         """Note that this replica took a trajectory over."""
         self._begun.append(trajectory)
 
-    def tokens(self, delta: Delta, offset: int, version: int) -> None:
-        """Add new tokens of a trajectory. `offset` is the index of the first one in its response."""
+    def tokens(self, delta: Delta, offset: int, version: int, *, turn_ends: bool) -> None:
+        """Add new tokens of a trajectory.
+
+        Args:
+            delta: the tokens.
+            offset: index of the first one in its response.
+            version: the version that made them.
+            turn_ends: whether the end that `delta` may have is that of a turn, and not of the response.
+        """
         unsent = self._unsent.get(delta.id)
         if unsent is None:
             unsent = self._unsent[delta.id] = _Unsent(offset, version, [], [])
         unsent.tokens += delta.tokens
         unsent.logprobs += delta.logprobs
-        unsent.finish = delta.finish
+        unsent.turn_ends = turn_ends
+        unsent.finish = None if turn_ends else delta.finish
         self._tokens_since_snapshot += len(delta.tokens)
 
     def event(self, event: Event) -> None:
@@ -68,8 +88,8 @@ class Reports:
         self._events.append(event)
 
     def ended_since(self, seq: int) -> set[str]:
-        """Trajectories routed by a command after this one whose `Finished` or `Refused` is not sent yet."""
-        ended = (event for event in self._events if isinstance(event, Finished | Refused))
+        """Trajectories routed by a command after this one whose `Finished`, `TurnEnded` or `Refused` is not sent yet."""
+        ended = (event for event in self._events if isinstance(event, Finished | TurnEnded | Refused))
         return {event.trajectory for event in ended if (event.answers or 0) > seq}
 
     def forget(self, trajectories: Set[str]) -> None:
@@ -114,7 +134,9 @@ class Reports:
         if not (self._begun or self._unsent or self._events):
             return
         deltas = tuple(
-            PartialDelta(id_, made.offset, made.version, tuple(made.tokens), tuple(made.logprobs), made.finish)
+            PartialDelta(
+                id_, made.offset, made.version, tuple(made.tokens), tuple(made.logprobs), made.finish, made.turn_ends
+            )
             for id_, made in self._unsent.items()
         )
         with self._standstill.elsewhere():

@@ -9,8 +9,11 @@ from tailrace.rollout.errors import RequestError
 
 
 def finished_with(tokens: tuple[int, ...], sampling: Sampling) -> FinishReason | None:
-    """Why a response that consists of `tokens` is complete, or None if it is not."""
-    if tokens and tokens[-1] in sampling.stop_token_ids:
+    """Why a response that consists of the existing `tokens` is complete, or None if it is not.
+
+    Where stop tokens end turns, they do not end a response: existing tokens end with an environment's answer, or within a turn.
+    """
+    if not sampling.turns and tokens and tokens[-1] in sampling.stop_token_ids:
         return FinishReason.STOP
     if len(tokens) >= sampling.max_tokens:
         return FinishReason.LENGTH

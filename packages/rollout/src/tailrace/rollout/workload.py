@@ -3,6 +3,8 @@
 Invariants:
 * All tokens of a trajectory between its `Route` and its end come from one version: weights change only when no trajectory is
   in flight.
+* A trajectory whose turn has ended is not in flight: nothing is generated for it until it is routed again, behind an
+  observation.
 * A version is served only if its weights arrived completely. From the first tensor of a load to its end the replica serves no
   version. After a load that failed midway it refuses work until a pull succeeds.
 """
@@ -30,6 +32,7 @@ from tailrace.contracts import (
     Resume,
     Return,
     Route,
+    TurnEnded,
 )
 from tailrace.rollout.errors import EngineDiedError, ReplicaNotReadyError, RouteConflictError, SourceMismatchError
 from tailrace.rollout.order import ReplicaCommand
@@ -43,6 +46,7 @@ from tailrace.rollout.standstill import GENERATING, IDLE, PULLING, Standstill
 class _InFlight:
     route: int
     tokens: int  # response tokens so far, kept ones included
+    turns: bool  # whether a stop token ends a turn only
 
 
 class ReplicaWork:
@@ -170,7 +174,10 @@ class ReplicaWork:
                 reason = finished_with(kept, sampling) or FinishReason.STOP
                 self._reports.event(Finished(self._replica, id_, len(kept), reason, answers=route.seq))
                 continue
-            self._in_flight[id_] = _InFlight(route.seq, len(kept))
+            if resume.turn_ended:  # its replica died before it could say so
+                self._reports.event(TurnEnded(self._replica, id_, len(kept), answers=route.seq))
+                continue
+            self._in_flight[id_] = _InFlight(route.seq, len(kept), sampling.turns)
             requests.append(Request(id_, tuple(resume.prompt_tokens), sampling, kept))
         self.dropped += len(refs) - len(resumes)
         if requests:
@@ -251,8 +258,13 @@ class ReplicaWork:
             if state is None:
                 continue
             assert self.version is not None
-            self._reports.tokens(delta, state.tokens, self.version)
+            turn_ends = state.turns and delta.finish is FinishReason.STOP
+            self._reports.tokens(delta, state.tokens, self.version, turn_ends=turn_ends)
             state.tokens += len(delta.tokens)
-            if delta.finish is not None:
-                del self._in_flight[delta.id]
+            if delta.finish is None:
+                continue
+            del self._in_flight[delta.id]
+            if turn_ends:
+                self._reports.event(TurnEnded(self._replica, delta.id, state.tokens, answers=state.route))
+            else:
                 self._reports.event(Finished(self._replica, delta.id, state.tokens, delta.finish, answers=state.route))

@@ -235,6 +235,26 @@ class EngineContract:
         assert (run(5, 5, ()).tokens, run(5, 5, ()).finish) == ((), FinishReason.LENGTH)
         assert (run(20, end, (stop,)).tokens, run(20, end, (stop,)).finish) == ((), FinishReason.STOP)
 
+    def test_a_request_goes_on_behind_what_an_environment_answered(self, engine: Engine, reference: Any) -> None:
+        prompt = (5, 6, 7, 8)
+        turn = greedy(reference, prompt, 4)
+        kept = (*turn, 9, 10, turn[-1])  # an answer that ends with a stop token
+        follows = greedy(reference, (*prompt, *kept), 12)
+        stops = (turn[-1], follows[5])
+        end = min(follows.index(token) + 1 for token in stops if token in follows)
+
+        def run(max_tokens: int) -> Any:
+            sampling = Sampling(temperature=0, max_tokens=max_tokens, stop_token_ids=stops, turns=True)
+            return generate(engine, [Request("r", prompt, sampling, kept)], _TIMEOUT_S)["r"]
+
+        second = run(19)
+        assert (second.tokens, second.finish) == (follows[:end], FinishReason.STOP)
+        expected = log_probabilities(reference, prompt, (*kept, *second.tokens), 0)[len(kept) :]
+        assert second.logprobs == pytest.approx(expected, abs=self.tolerance)
+        # the limit counts what was answered
+        assert run(len(kept) + end - 1).tokens == follows[: end - 1]
+        assert (run(len(kept)).tokens, run(len(kept)).finish) == ((), FinishReason.LENGTH)
+
     def test_the_models_context_ends_a_response(self, engine: Engine) -> None:
         response = generate(engine, [Request("r", (1,) * 500, Sampling(max_tokens=100))], _TIMEOUT_S)["r"]
         assert (len(response.tokens), response.finish) == (12, FinishReason.LENGTH)

@@ -101,6 +101,8 @@ class FakeEngine:
 
     def _finish(self, id_: str) -> FinishReason | None:
         request = self._requests[id_]
+        if self._made[id_] and self._made[id_][-1] in request.sampling.stop_token_ids:
+            return FinishReason.STOP
         finish = finished_with((*request.kept, *self._made[id_]), request.sampling)
         if finish is None and tokens_left(request, self._max_model_len) <= len(self._made[id_]):
             return FinishReason.LENGTH
@@ -130,6 +132,8 @@ class _Kept:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
+    turn_ended: bool = False
+    observed: list[int] = field(default_factory=list)  # positions of tokens that an environment answered
 
 
 class MemorySource:
@@ -151,16 +155,17 @@ class MemorySource:
                 kept = self.kept.get(ref.trajectory)
                 if kept is not None:
                     kept.owner = replica
-                    resumes.append(
-                        Resume(ref.trajectory, kept.prompt, tuple(kept.tokens), complete=kept.finish is not None)
-                    )
+                    complete, turn_ended = kept.finish is not None, kept.turn_ended
+                    tokens, logprobs = tuple(kept.tokens), tuple(kept.logprobs)
+                    resumes.append(Resume(ref.trajectory, kept.prompt, tokens, logprobs, complete, turn_ended))
             return resumes
 
     def append(self, replica: str, deltas: Sequence[PartialDelta]) -> list[str]:
         """Store tokens, except those of trajectories that another replica has taken over, whose ids are returned.
 
         Raises:
-            ValueError: a delta leaves a gap after the stored tokens, or goes on after the end of the response.
+            ValueError: a delta leaves a gap after the stored tokens, or goes on after the end of the response, or after that
+                of a turn that is not answered.
         """
         with self._lock:
             rejected = []
@@ -169,15 +174,27 @@ class MemorySource:
                 if kept is None or kept.owner != replica:
                     rejected.append(delta.trajectory)
                     continue
-                if delta.offset != len(kept.tokens) or kept.finish is not None:
+                if delta.offset != len(kept.tokens) or kept.finish is not None or kept.turn_ended:
                     raise ValueError(
                         f"{delta.trajectory}: {len(kept.tokens)} tokens are kept, found offset {delta.offset}"
                     )
                 kept.tokens += delta.tokens
                 kept.logprobs += delta.logprobs
                 kept.versions += [delta.version] * len(delta.tokens)
-                kept.finish = delta.finish
+                kept.finish, kept.turn_ended = delta.finish, delta.turn_ends
             return rejected
+
+    def observe(self, trajectory: str, tokens: Sequence[int]) -> None:
+        """Answer the last turn of a trajectory, which has ended."""
+        with self._lock:
+            kept = self.kept[trajectory]
+            if not kept.turn_ended:
+                raise ValueError(f"{trajectory}: found a turn under way, expected one that has ended")
+            kept.observed += range(len(kept.tokens), len(kept.tokens) + len(tokens))
+            kept.tokens += tokens
+            kept.logprobs += [0.0] * len(tokens)
+            kept.versions += kept.versions[-1:] * len(tokens)
+            kept.turn_ended = False
 
     def take_away(self, trajectory: str) -> None:
         """Take a trajectory away from its replica: its tokens are refused from now on."""
