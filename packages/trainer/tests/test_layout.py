@@ -1,3 +1,6 @@
+import dataclasses
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -65,6 +68,50 @@ def test_a_row_by_hand():
     assert tensors.behaviour.tolist() == [-4.0, -1.0, -2.0, -3.0]
     assert tensors.advantages.tolist() == [-2.0, 2.0, 2.0, 2.0]
     assert tensors.weights.tolist() == pytest.approx([0.25, 0.5, 0.5, 0.5])
+
+
+def test_a_row_with_an_answer_of_an_environment_by_hand():
+    # Prompt 7 8, response 1 (9 9) 2 3 with an answer 9 9, and another response 4. The row: 7 8 4 1 9 9 2 3. Outputs that
+    # predict 4 | 1, 2, 3 stand at 1 | 1, 5, 6: the answer is read, and nothing is asked of it.
+    batch = [
+        TrainingSample(
+            (7, 8), (1, 9, 9, 2, 3), 0.5, (-1.0, 0.0, 0.0, -2.0, -3.0), 2.0, (True, False, False, True, True)
+        ),
+        TrainingSample((7, 8), (4,), 0.25, (-4.0,), -2.0),
+    ]
+    tensors = to_tensors(make_rows(batch, 10), torch.device("cpu"))
+    assert tensors.input_ids.tolist() == [[7, 8, 4, 1, 9, 9, 2, 3]]
+    assert tensors.position_ids.tolist() == [[0, 1, 2, 2, 3, 4, 5, 6]]
+    assert tensors.index.tolist() == [1, 1, 5, 6]
+    assert tensors.targets.tolist() == [4, 1, 2, 3]
+    assert tensors.behaviour.tolist() == [-4.0, -1.0, -2.0, -3.0]
+    assert tensors.advantages.tolist() == [-2.0, 2.0, 2.0, 2.0]
+    assert tensors.weights.tolist() == pytest.approx([0.25, 0.5, 0.5, 0.5])
+
+
+@settings(max_examples=60)
+@given(samples, st.integers(0, 2**32), st.integers(0, 120))
+def test_what_is_trained_on_is_predicted_by_the_token_before_it(batch, seed, shared):
+    draw = random.Random(seed)
+    batch = [dataclasses.replace(sample, generated=_flags(draw, len(sample.response))) for sample in batch]
+    for row in make_rows(batch, shared):
+        tensors = to_tensors([row], torch.device("cpu"))
+        expected, start = [], len(row.prompt)
+        for sample in row.samples:
+            for place, token in enumerate(sample.response):
+                before = start + place - 1 if place else len(row.prompt) - 1
+                if sample.generated[place]:
+                    expected.append((before, token, pytest.approx(sample.weight)))
+            start += len(sample.response)
+        found = zip(tensors.index.tolist(), tensors.targets.tolist(), tensors.weights.tolist(), strict=True)
+        assert list(found) == expected
+        assert tensors.input_ids[0].tolist() == [*row.prompt, *(t for sample in row.samples for t in sample.response)]
+
+
+def _flags(draw, length):
+    flags = [draw.random() < 0.6 for _ in range(length)]
+    flags[draw.randrange(length)] = True
+    return tuple(flags)
 
 
 @settings(max_examples=60)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tailrace.contracts import Experience
 from tailrace.trainer.advantages import batch_advantages, group_advantages, token_weights
 from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError
 from tailrace.trainer.layout import TrainingSample
 
@@ -15,7 +16,8 @@ from tailrace.trainer.layout import TrainingSample
 def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerConfig) -> list[list[TrainingSample]]:
     """The samples of each mini-batch. Advantages are normalised over whole groups, even if mini-batches split a group.
 
-    Samples are left out if they are empty, so a mini-batch may have none.
+    Samples are left out if no token of them was generated, so a mini-batch may have none. What environments answered is context
+    for the tokens behind it; behind the last generated token it is left out.
 
     Raises:
         BatchError: a trajectory has no reward or no prompt, or a log-probability is not finite.
@@ -29,30 +31,38 @@ def grpo_samples(mini_batches: Sequence[Sequence[Experience]], config: TrainerCo
         advantages = iter(group_advantages(groups, rewards, divide_by_std=config.divide_by_std))
     result = []
     for mini_batch in mini_batches:
-        weights = token_weights(
-            [sum(len(segment.tokens) for segment in experience.segments) for experience in mini_batch],
-            config.normalisation,
-        )
+        weights = token_weights([experience.generated_tokens for experience in mini_batch], config.normalisation)
         samples = [
-            TrainingSample(experience.prompt, experience.tokens, weight, experience.logprobs, advantage)
+            _sample(experience, weight, advantage)
             for experience, weight, advantage in zip(mini_batch, weights, advantages, strict=False)
         ]
         result.append([sample for sample in samples if sample.response])
     return result
 
 
-def supervised_samples(sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[TrainingSample]:
-    """Samples whose loss is the mean over all response tokens, once it is divided by their number.
+def _sample(experience: Experience, weight: float, advantage: float) -> TrainingSample:
+    tokens, logprobs, generated = experience.tokens, experience.logprobs, experience.generated
+    if all(generated):
+        return TrainingSample(experience.prompt, tokens, weight, logprobs, advantage)
+    end = len(generated) - generated[::-1].index(True) if any(generated) else 0
+    return TrainingSample(experience.prompt, tokens[:end], weight, logprobs[:end], advantage, generated[:end])
+
+
+def supervised_samples(sequences: Sequence[TokenExample]) -> list[TrainingSample]:
+    """Samples whose loss is the mean over all response tokens that are learned, once it is divided by their number.
 
     Raises:
-        BatchError: no sequence has a response token, or a prompt is empty.
+        BatchError: no sequence has a token to learn, a prompt is empty, or a response has more or fewer flags than tokens.
     """
-    weights = token_weights([len(response) for _, response in sequences], "token")
-    samples = [
-        TrainingSample(tuple(prompt), tuple(response), weight)
-        for (prompt, response), weight in zip(sequences, weights, strict=True)
-        if response
-    ]
+    samples = []
+    for prompt, response, *flags in sequences:
+        learned = tuple(flags[0]) if flags else ()
+        if learned and len(learned) != len(response):
+            raise BatchError(
+                f"found {len(learned)} flags for a response of {len(response)} tokens, expected one for each: is it learned?"
+            )
+        if any(learned) if flags else response:
+            samples.append(TrainingSample(tuple(prompt), tuple(response), 1.0, generated=learned))
     if not samples:
         raise BatchError(f"found no response token in {len(sequences)} sequences, expected at least one")
     if not all(sample.prompt for sample in samples):

@@ -23,7 +23,8 @@ class TrainerConfig:
         clip_low: the importance ratio is clipped below at ``1 - clip_low``.
         clip_high: the importance ratio is clipped above at ``1 + clip_high`` (clip-higher, DAPO section 3.1).
         normalisation: ``"token"`` weighs all response tokens of a mini-batch equally (DAPO equation 12);
-            ``"sequence"`` weighs all responses equally, whatever their length (GRPO equation 3).
+            ``"sequence"`` weighs all responses equally, whatever their length (GRPO equation 3). Lengths are of generated
+            tokens, without what environments answered.
         advantages: ``"group"`` divides centred rewards by the standard deviation of their group (GRPO), ``"batch"`` by that of
             the whole batch (REINFORCE++, arXiv:2501.03262), so that no gradient can be computed before the batch is complete.
         divide_by_std: divide advantages by a standard deviation; False only centres rewards within their group.

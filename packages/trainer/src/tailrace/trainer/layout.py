@@ -18,9 +18,11 @@ class TrainingSample:
     Args:
         prompt: prompt token ids.
         response: response token ids, at least one.
-        weight: weight of each response token in the sum over the batch (see `advantages.token_weights`).
-        behaviour: log-probability of each token when it was drawn; empty for supervised samples.
+        weight: weight of each trained token in the sum over the batch (see `advantages.token_weights`).
+        behaviour: log-probability of each response token when it was drawn; empty for supervised samples.
         advantage: the response's advantage.
+        generated: for each response token, whether it is trained on, at least one; otherwise it is context for those behind
+            it, as what an environment answered is. Empty: all are.
     """
 
     prompt: tuple[int, ...]
@@ -28,6 +30,14 @@ class TrainingSample:
     weight: float
     behaviour: tuple[float, ...] = ()
     advantage: float = 0.0
+    generated: tuple[bool, ...] = ()
+
+    @property
+    def trained(self) -> Sequence[int]:
+        """Where the tokens that are trained on stand in the response."""
+        if not self.generated:
+            return range(len(self.response))
+        return [place for place, generated in enumerate(self.generated) if generated]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,9 @@ class MicroBatch:
         position_ids: ``[rows, length]``; None if every row is a plain sequence.
         mask: additive attention mask ``[rows, 1, length, length]``; None if causal attention suffices, which never attends
             to the padding on the right.
-        index: ``[tokens]``, the position in the flattened input whose output predicts each response token.
-        targets: ``[tokens]``, the response tokens.
+        index: ``[tokens]``, the position in the flattened input whose output predicts each response token that is trained on.
+            Tokens that environments answered are inputs alone: no value below is of one.
+        targets: ``[tokens]``, the response tokens that are trained on.
         behaviour: ``[tokens]``, their log-probabilities when they were drawn; empty for supervised samples.
         advantages: ``[tokens]``, the advantage of each token's response.
         weights: ``[tokens]``, weight of each token in the loss.
@@ -51,9 +52,11 @@ def to_tensors(rows: Sequence[PackedRow], device: torch.device, dtype: torch.dty
     # The response of each token: 0 for the prompt, which all responses attend to, -1 for padding.
     segments: npt.NDArray[np.int32] = np.full((len(rows), length), -1, dtype=np.int32)
     samples = [sample for row in rows for sample in row.samples]
-    sizes = [len(sample.response) for sample in samples]
+    trained: list[npt.NDArray[np.int64]] = [np.asarray(sample.trained, dtype=np.int64) for sample in samples]
+    sizes = [len(places) for places in trained]
     index: npt.NDArray[np.int64] = np.empty(sum(sizes), dtype=np.int64)
     filled = 0
+    of_sample = iter(trained)
     for number, row in enumerate(rows):
         start = len(row.prompt)
         ids[number, :start] = row.prompt
@@ -66,16 +69,19 @@ def to_tensors(rows: Sequence[PackedRow], device: torch.device, dtype: torch.dty
             positions[number, offset : offset + size] = range(start, start + size)
             segments[number, offset : offset + size] = which
             # The last prompt token predicts the first response token, each response token the next.
-            index[filled] = number * length + start - 1
-            index[filled + 1 : filled + size] = range(number * length + offset, number * length + offset + size - 1)
+            places = next(of_sample)
+            before = np.where(places == 0, start, offset + places) - 1
+            index[filled : filled + len(places)] = number * length + before
+            filled += len(places)
             offset += size
-            filled += size
 
     def per_token(values: Sequence[float]) -> Tensor:
         return torch.from_numpy(np.repeat(np.asarray(values, dtype=wide), sizes)).to(device)
 
-    targets = np.fromiter((token for sample in samples for token in sample.response), np.int64, len(index))
-    behaviour = np.fromiter((value for sample in samples for value in sample.behaviour), wide)
+    both = list(zip(samples, trained, strict=True))
+    targets = np.concatenate([np.asarray(sample.response, np.int64)[places] for sample, places in both])
+    drawn = [np.asarray(sample.behaviour, wide)[places] for sample, places in both if sample.behaviour]
+    behaviour = np.concatenate(drawn) if drawn else np.empty(0, wide)
     return MicroBatch(
         torch.from_numpy(ids).to(device),
         torch.from_numpy(positions).to(device) if shared else None,

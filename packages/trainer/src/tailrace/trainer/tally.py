@@ -14,7 +14,7 @@ from tailrace.trainer.advantages import units
 from tailrace.trainer.config import Normalisation
 
 PER_TOKEN = ("clip_fraction", "approx_kl", "ratio_mean", "entropy", "reference_kl")
-"""Sums over response tokens, each of weight 1."""
+"""Sums over generated tokens, each of weight 1."""
 _COUNTED = ("units", "tokens", "trajectories", "reward", "version", "of_a_version")
 _SUMS = ("loss", *PER_TOKEN, *_COUNTED)
 
@@ -35,7 +35,7 @@ class Tally:
 
     def count(self, experiences: Sequence[Experience], normalisation: Normalisation) -> None:
         """Count trajectories that are trained on. Of all ranks that have them, one does so."""
-        lengths = [len(experience.tokens) for experience in experiences]
+        lengths = [experience.generated_tokens for experience in experiences]
         versions = [experience.oldest_version for experience in experiences if experience.segments]
         rewards = sum(experience.reward or 0.0 for experience in experiences)
         found = (units(lengths, normalisation), sum(lengths), len(lengths), rewards, sum(versions), len(versions))

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from tailrace.trainer.checkpoint_files import complete, put_in_place, sync, verify
 from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.demonstrations import Demonstration, DemonstrationStage, texts_of
 from tailrace.trainer.errors import CheckpointError, TrainerConfigError
 from tailrace.trainer.small import SmallModel
 from tailrace.trainer.tokenizer import OPERATORS, TAGS
@@ -34,19 +35,6 @@ RECIPE_FORMAT = 1
 """Part of the cache key. Raise it when the same inputs give another model."""
 Progress = Callable[[dict[str, Any]], None]
 Cancel = Callable[[], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class DemonstrationStage:
-    """A stage of the warm start: the examples to learn from until a step.
-
-    Args:
-        until_step: the first step after the stage.
-        examples: pairs of prompt and response text; the end token is appended to the response.
-    """
-
-    until_step: int
-    examples: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +144,9 @@ class WarmStartJob:
 
     def texts(self) -> Sequence[str]:
         """The texts that the tokenizer learns from: `tokenizer_texts`, or all examples."""
-        return self.tokenizer_texts or [text for stage in self.stages for pair in stage.examples for text in pair]
+        return self.tokenizer_texts or [
+            text for stage in self.stages for example in stage.examples for text in texts_of(example)
+        ]
 
     def to_json(self) -> dict[str, Any]:
         """The job as plain values, for `from_json`."""
@@ -260,7 +250,7 @@ def continue_sft(
     model_dir: str | Path,
     out_dir: str | Path,
     *,
-    examples: Sequence[tuple[str, str]],
+    examples: Sequence[Demonstration],
     seconds: float,
     lr: float,
     config: WarmStartConfig | None = None,
@@ -273,7 +263,7 @@ def continue_sft(
     Args:
         model_dir: model and tokenizer to start from.
         out_dir: model directory to create; replaced if it exists.
-        examples: pairs of prompt and response text.
+        examples: prompts with their responses, as in `DemonstrationStage`.
         seconds: seconds of training, without loading and saving.
         lr: learning rate, after ``config.warmup_steps``.
         config: batch, processes, seed and optimizer; its steps, lr and decay do not apply.

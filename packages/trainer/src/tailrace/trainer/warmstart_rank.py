@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tailrace.trainer.errors import ModelError
+from tailrace.trainer.demonstrations import TokenExample, encode
 from tailrace.trainer.small import SmallModel, build_small
 from tailrace.trainer.tokenizer import train_tokenizer
 from tailrace.trainer.warmstart import WarmStartConfig, WarmStartJob, trainer_config
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tailrace.trainer.worker import TrainerWorker
 
 _REPORT_S = 0.5
-Pair = tuple[list[int], list[int]]
 
 
 def main() -> None:
@@ -51,7 +50,7 @@ def _warm_start(work: Path, rank: int, world_size: int, job: WarmStartJob) -> No
     stages = [(stage.until_step, encode(start, stage.examples)) for stage in job.stages]
     worker = _join(start, config, work, rank, world_size)
     report = _Reporter(rank, config.steps)
-    batches: Iterator[list[Pair]] = iter(())
+    batches: Iterator[list[TokenExample]] = iter(())
     current = -1
     for step in range(config.steps):
         stage = next(index for index, (until, _) in enumerate(stages) if step < until)
@@ -87,24 +86,9 @@ def _continue(work: Path, rank: int, world_size: int, data: dict[str, Any]) -> N
     _finish(worker, work)
 
 
-def encode(directory: Path, examples: Sequence[Sequence[str]]) -> list[Pair]:
-    """Token ids of each example's prompt and response; the response ends with the end token."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    settings = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
-    end = settings["eos_token"]
-    eos = tokenizer.token_to_id(end if isinstance(end, str) else end["content"])
-    if eos is None:
-        raise ModelError(
-            f"found no end token {end!r} in the vocabulary of {directory}, expected the tokenizer to have it"
-        )
-    prompts = tokenizer.encode_batch([prompt for prompt, _ in examples], add_special_tokens=False)
-    responses = tokenizer.encode_batch([response for _, response in examples], add_special_tokens=False)
-    return [(prompt.ids, [*response.ids, eos]) for prompt, response in zip(prompts, responses, strict=True)]
-
-
-def shuffled_batches(examples: Sequence[Pair], batch: int, seed: int, bucket: int = 1) -> Iterator[list[Pair]]:
+def shuffled_batches(
+    examples: Sequence[TokenExample], batch: int, seed: int, bucket: int = 1
+) -> Iterator[list[TokenExample]]:
     """Endless batches; every example comes once before any comes again.
 
     Args:
@@ -114,7 +98,7 @@ def shuffled_batches(examples: Sequence[Pair], batch: int, seed: int, bucket: in
         bucket: number of batches drawn together and divided by length of the response.
     """
     draw = random.Random(seed)
-    pending: list[Pair] = []
+    pending: list[TokenExample] = []
     while True:
         while len(pending) < batch * bucket:
             pending += draw.sample(examples, len(examples))

@@ -27,6 +27,7 @@ from tailrace.paramserver.layout import Layout
 from tailrace.trainer.batch import grpo_samples, supervised_samples
 from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
 from tailrace.trainer.config import TrainerConfig
+from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, TrainerConfigError
 from tailrace.trainer.gradients import Gradients, Reference
 from tailrace.trainer.metrics import merge_metrics
@@ -96,7 +97,8 @@ class TrainerWorker:
         """Do one optimizer step of GRPO for each mini-batch. Collective.
 
         Returns:
-            Metrics, the same on every rank. Means over response tokens: ``clip_fraction``, ``approx_kl`` (nats, against the
+            Metrics, the same on every rank. Response tokens are those that the model generated, without what environments
+            answered. Means over response tokens: ``clip_fraction``, ``approx_kl`` (nats, against the
             behaviour policy), ``ratio_mean``, ``entropy`` (nats, if asked for), ``reference_kl`` (nats, with
             ``kl_coefficient``). Means over mini-batches: ``loss``, ``grad_norm`` (before clipping). Over the batch:
             ``reward_mean``, ``tokens`` (response tokens), ``response_tokens_mean``, ``response_tokens_max``,
@@ -168,11 +170,12 @@ class TrainerWorker:
         metrics = self._finish(tally, total, self._scheduled_lr()) | versions(total)
         return metrics | {"step_s": time.perf_counter() - started}
 
-    def sft_step(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]], *, lr: float) -> dict[str, float]:
+    def sft_step(self, sequences: Sequence[TokenExample], *, lr: float) -> dict[str, float]:
         """Do one supervised step on the mean cross-entropy over the response tokens of all sequences. Collective.
 
         Args:
-            sequences: pairs of prompt and response token ids.
+            sequences: pairs of prompt and response token ids; a third element says of each response token whether it is
+                learned, or else only read, as what an environment answered.
             lr: learning rate of this step; the schedule of `config` does not apply.
 
         Returns:
@@ -188,7 +191,7 @@ class TrainerWorker:
         self._state.drop_gradients()
         tally = self._gradients.add(samples, alone=False, supervised=True)
         if self.rank == 0:
-            tally.count_tokens(sum(len(sample.response) for sample in samples))
+            tally.count_tokens(sum(len(sample.trained) for sample in samples))
         metrics = self._finish(tally, tally.over(), lr)
         kept = ("loss", "grad_norm", "tokens", "lr", "forward_s", "backward_s", "optimizer_s")
         return {name: metrics[name] for name in kept} | {"step_s": time.perf_counter() - started}
