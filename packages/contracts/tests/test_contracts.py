@@ -1,5 +1,6 @@
 """Records refuse what does not line up; events and commands survive JSON; plugins fail loudly."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -138,6 +139,8 @@ def test_observations_are_told_from_what_was_generated_token_by_token(drawn):
     assert experience.generated_tokens == flags.count(False)
     began = [index for index, flag in enumerate(flags) if not flag and (not index or flags[index - 1])]
     assert experience.turns == len(began)
+    last = itertools.takewhile(lambda index: not flags[index], range(began[-1], len(flags))) if began else ()
+    assert experience.last_turn == tuple(experience.tokens[index] for index in last)
     of_generated = [version for version, flag in zip(versions, flags, strict=True) if not flag]
     if of_generated:  # a segment without tokens has a version too
         assert experience.oldest_version <= min(of_generated)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tailrace.contracts import PluginError
 from tailrace.reward import ScoringError, load_verifier, verifier_names
+from tailrace.reward.turns import of_turns
 from tailrace.reward.verifiers import exact, numeric
 from tailrace.reward.verifiers.gym import reasoning_gym_verifier
 from tailrace.reward.verifiers.numeric import parse_number
@@ -63,6 +64,25 @@ def test_without_markup_the_last_number_or_the_whole_text_counts():
     assert numeric("so it is 7 + 5 = 12.", "12", {}) == 1.0
     assert exact("  PARIS. ", "Paris", {}) == 1.0
     assert exact("<answer>Paris</answer>", "Lyon", {}) == 0.0
+
+
+TALK = "It is 7. <answer>8</answer>"  # a turn, an answer of the environment, and another turn: only the last counts
+
+
+@pytest.mark.parametrize("verifier", [exact, numeric, load_verifier("math"), reasoning_gym_verifier])
+def test_of_several_turns_the_answer_is_in_the_last(verifier):
+    whole = f"<answer>3</answer> python says <answer>12</answer> {TALK} you said <answer>12</answer>"
+    of_last = CHAIN | of_turns(2, 0.5, True, TALK)
+    assert verifier(whole, "8", of_last) == 1.0
+    assert verifier(whole, "12", of_last) == 0.0
+    assert verifier(whole, "12", CHAIN) == 1.0
+    assert verifier(whole, "12", CHAIN | of_turns(2, 0.5, True, "nothing")) == 0.0
+
+
+def test_the_reward_of_an_environment_is_the_sum_of_its_steps():
+    environment = load_verifier("environment")
+    assert environment("whatever", "", of_turns(3, -1.25, False, "")) == -1.25
+    assert environment("it asked nothing", "", {}) == 0.0
 
 
 def test_a_reference_that_is_no_number_is_our_failure():

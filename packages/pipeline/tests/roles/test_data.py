@@ -43,6 +43,27 @@ def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
     assert evaluated.metadata == {"prompt": 7, "mode": "forced", "purpose": "eval"}
 
 
+def test_turns_are_answered_and_scored_with_what_the_verifier_needs(role):
+    role.begin("r0#1", 0, [ref("a", 3)], seq=9)
+    role.append("r0#1", [PartialDelta("a", 0, 0, (5, 6), (-1.0, -2.0), turn_ends=True)])
+    ((talk, prompt),) = role.conversations(["a", "unknown"])
+    assert (talk.turns[0].response, prompt.answer) == ((5, 6), "3")
+    assert role.observe("a", talk.turns[0].serial, (8, 9), False, 0.25, b"state").observation == (8, 9)
+    (resume,) = role.begin("r1#1", 0, [ref("a", 3)], seq=9)
+    assert (resume.kept_tokens, resume.turn_ended) == ((5, 6, 8, 9), False)
+    role.append("r1#1", [PartialDelta("a", 4, 0, (7,), (-1.0,), turn_ends=True)])
+    ((talk, _),) = role.conversations(["a"])
+    assert talk.session == b"state"
+    role.observe("a", talk.turns[-1].serial, (10,), True, 1.0, None)
+    (item,) = role.to_score(["a"])
+    texts = role._prompts
+    assert item.response_text == texts.decode((5, 6, 8, 9, 7, 10))
+    assert item.metadata["turns"] == {"count": 2, "reward": 1.25, "done": True, "last": texts.decode((7,))}
+    assert [length.tokens for length in role.finished_lengths(0)] == [3]
+    finish(role, "plain")
+    assert "turns" not in role.to_score(["plain"])[0].metadata
+
+
 def test_discards_are_answered(role, gather):
     finish(role, "a", "b")
     role.begin("r0#1", 0, [ref("c", 2), ref("d", 3)], seq=9)

@@ -196,6 +196,16 @@ class Experience:
         return sum(not kind and (not index or kinds[index - 1]) for index, kind in enumerate(kinds))
 
     @property
+    def last_turn(self) -> tuple[int, ...]:
+        """The tokens of the last turn: those that the model generated behind the last observation before them."""
+        found: tuple[int, ...] = ()
+        for segment in reversed([segment for segment in self.segments if segment.tokens]):
+            if segment.observation and found:
+                break
+            found = found if segment.observation else segment.tokens + found
+        return found
+
+    @property
     def oldest_version(self) -> int:
         """The oldest version that generated a token: staleness is counted from it."""
         return min((segment.version for segment in self.segments if not segment.observation), default=0)

@@ -21,6 +21,8 @@ class ShownTrajectory:
 
     Args:
         why: why it is shown.
+        response: as text, with what environments answered between its turns.
+        tokens: number of those that the model generated.
         versions: the weight versions that produced it, oldest first.
     """
 
@@ -91,7 +93,7 @@ def _sample(why: str, row: dict[str, Any], decode: _Decoder) -> ShownTrajectory:
         str(row["trajectory"]),
         decode(row["prompt"]),
         decode(row["tokens"]),
-        len(row["tokens"]),
+        row.get("generated", len(row["tokens"])),
         row.get("reward"),
         sorted(set(row.get("versions") or ())),
         row.get("consumed_version"),

@@ -13,10 +13,10 @@ class ScoreItem:
 
     Args:
         trajectory: the trajectory's id.
-        response_text: the decoded response, without the prompt.
+        response_text: the decoded response, without the prompt; of several turns, with what the environment answered.
         answer: the reference answer of its prompt.
         verifier: name of the verifier.
-        metadata: the row's metadata; JSON values only.
+        metadata: the row's metadata; JSON values only. Of a response with turns, see `tailrace.reward.turns`.
         prompt_text: the prompt. Right programs set the timeout of later ones with the same prompt, and a judge reads it.
     """
 

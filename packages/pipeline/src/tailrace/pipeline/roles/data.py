@@ -1,8 +1,8 @@
 """The data role: prompt pool, partial-response pool and experience buffer in one process (Laminar, section 3.1).
 
 replicas ──begin, append──►  partial-response pool ──finish──► experience buffer  ◄──experiences, consume── trainer
-                                                                      ▲ to_score, set_rewards
-                                                                    scorer
+                               ▲ conversations, observe               ▲ to_score, set_rewards
+                          environments                              scorer
 
 A caller may repeat a call whose answer was lost because this process died: the store accepts repeated calls.
 """
@@ -32,7 +32,16 @@ from tailrace.pipeline.roles.finished_lengths import FinishedLength, FinishedLen
 from tailrace.pipeline.roles.prompts import Prompts, item_metadata
 from tailrace.pipeline.roles.worker import Worker
 from tailrace.reward import ScoreItem
-from tailrace.trajstore import Assignment, TrajectoryStateError, TrajectoryStore, UnknownTrajectoryError
+from tailrace.reward.turns import of_turns
+from tailrace.trajstore import (
+    Assignment,
+    Conversation,
+    Prompt,
+    TrajectoryStateError,
+    TrajectoryStore,
+    Turn,
+    UnknownTrajectoryError,
+)
 
 _OPEN_S, _CLOSE_S = 30.0, 10.0
 
@@ -135,16 +144,29 @@ class DataRole:
         """Store new tokens. Returns the trajectories that no longer belong to the owner."""
         return self._store.append(owner, deltas)
 
+    # ---- for environments -----------------------------------------------------------------------------------------
+
+    def conversations(self, ids: Sequence[str]) -> list[tuple[Conversation, Prompt]]:
+        """Trajectories with their turns, each with the row of its prompt; those that were dropped are left out."""
+        found = self._store.conversations(ids)
+        return [(one, self._prompts.prompt(_ref(one.trajectory, one.group, one.metadata))) for one in found]
+
+    def observe(
+        self, trajectory: str, serial: int, tokens: Sequence[int], done: bool, reward: float, session: bytes | None
+    ) -> Turn | None:
+        """Store what an environment answered to a turn; see `TrajectoryStore.observe`. None if it comes too late."""
+        return self._store.observe(trajectory, serial, tokens, done=done, reward=reward, session=session)
+
     # ---- for the scorer -------------------------------------------------------------------------------------------
 
     def to_score(self, ids: Sequence[str]) -> list[ScoreItem]:
         """Finished trajectories as text, with their verifiers' inputs. Trajectories that were dropped are left out."""
         items = []
         for experience in self._store.finished(ids):
-            ref = _ref(experience)
+            ref = _ref(experience.trajectory, experience.group, experience.metadata)
             prompt = self._prompts.prompt(ref)
             if ref.purpose is Purpose.TRAIN:
-                name, tokens = experience.trajectory, len(experience.tokens)
+                name, tokens = experience.trajectory, experience.generated_tokens
                 self._lengths.note(name, prompt.prompt, tokens, experience.oldest_version)
             items.append(
                 ScoreItem(
@@ -152,11 +174,19 @@ class DataRole:
                     response_text=self._prompts.prefix(ref) + self._prompts.decode(experience.tokens),
                     answer=prompt.answer,
                     verifier=prompt.verifier or self._verifier,
-                    metadata=item_metadata(prompt),
+                    metadata=item_metadata(prompt) | self._turns(experience),
                     prompt_text=prompt.prompt,
                 )
             )
         return items
+
+    def _turns(self, experience: Experience) -> dict[str, Any]:
+        """What a verifier gets to know of turns; nothing of a response that no environment answered."""
+        about = experience.metadata.get("environment")
+        if not isinstance(about, Mapping):
+            return {}
+        last = self._prompts.decode(experience.last_turn)
+        return of_turns(experience.turns, float(about["reward"]), bool(about["done"]), last)
 
     def set_rewards(self, rewards: Mapping[str, float]) -> None:
         """Store rewards of finished trajectories."""
@@ -200,7 +230,7 @@ class DataRole:
         return dict(self._store.audit())
 
     def trained_lengths(self) -> list[int]:
-        """Number of response tokens of each trajectory that was trained on."""
+        """Number of generated tokens of each trajectory that was trained on."""
         return self._store.consumed_tokens()
 
     def export(self, path: Path) -> None:
@@ -208,9 +238,8 @@ class DataRole:
         self._store.export_jsonl(path)
 
 
-def _ref(experience: Experience) -> TrajectoryRef:
-    """The reference with which `begin` got a trajectory."""
-    about = experience.metadata
+def _ref(trajectory: str, group: int, about: Mapping[str, object]) -> TrajectoryRef:
+    """The reference with which `begin` got a trajectory, from its metadata."""
     prompt, purpose, mode = about["prompt"], Purpose(str(about["purpose"])), str(about["mode"])
     assert isinstance(prompt, int)
-    return TrajectoryRef(experience.trajectory, experience.group, 0, purpose, mode, prompt=prompt)
+    return TrajectoryRef(trajectory, group, 0, purpose, mode, prompt=prompt)

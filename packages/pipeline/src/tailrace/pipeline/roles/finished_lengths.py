@@ -15,7 +15,7 @@ class FinishedLength:
     Args:
         number: place in the order in which they finished, from 1.
         prompt: its prompt's text.
-        tokens: its response tokens.
+        tokens: its response tokens, without what environments answered.
         version: the oldest version of its tokens.
     """
 

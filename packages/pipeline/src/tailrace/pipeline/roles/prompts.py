@@ -19,10 +19,12 @@ class DecodingMode:
     Args:
         temperature: sampling temperature; 0 is greedy.
         prefix: text with which each response is forced to begin (the control that forces a style).
+        turns: whether the task's environment answers, if it has one; otherwise a response ends with its first turn.
     """
 
     temperature: float = 1.0
     prefix: str = ""
+    turns: bool = True
 
 
 class Prompts:
@@ -84,10 +86,11 @@ class SamplingTable:
 
     Args:
         temperature: temperature of training trajectories, which is also the trainer's.
-        max_tokens: most response tokens.
-        stop_token_ids: tokens that end a response.
+        max_tokens: most response tokens, with what environments answered.
+        stop_token_ids: tokens that end a response or, with `turns`, a turn.
         modes: decoding modes of evaluations.
         seed: the run's seed.
+        turns: whether the task has an environment that answers.
     """
 
     temperature: float
@@ -95,12 +98,13 @@ class SamplingTable:
     stop_token_ids: tuple[int, ...]
     modes: Mapping[str, DecodingMode]
     seed: int = 0
+    turns: bool = False
 
     def __call__(self, ref: TrajectoryRef) -> Sampling:
         """The sampling parameters of a trajectory. One that resumes gets new noise, not that of its first tokens again."""
-        temperature = self.temperature if ref.purpose is Purpose.TRAIN else self.modes[ref.mode].temperature
+        mode = DecodingMode(self.temperature) if ref.purpose is Purpose.TRAIN else self.modes[ref.mode]
         seed = None if ref.draw is None else noise_seed(self.seed, ref.draw, ref.sample, ref.kept)
-        return Sampling(temperature, self.max_tokens, self.stop_token_ids, seed)
+        return Sampling(mode.temperature, self.max_tokens, self.stop_token_ids, seed, self.turns and mode.turns)
 
 
 def noise_seed(run: int, draw: int, sample: int, kept: int) -> int:

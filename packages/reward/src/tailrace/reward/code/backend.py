@@ -11,6 +11,7 @@ from tailrace.reward.items import Recheck, ScoreItem, ScoringResult
 from tailrace.reward.sandbox import Sandbox
 from tailrace.reward.settings import CodeSettings
 from tailrace.reward.timeouts import Anchors
+from tailrace.reward.turns import said
 
 
 class CodeBackend:
@@ -52,7 +53,7 @@ class CodeBackend:
         self._rechecked(Recheck(item.trajectory, found.right))
 
     async def _run(self, item: ScoreItem, timeout_s: float) -> CodeRun:
-        program, tests = program_in(item.response_text), read_tests(item.metadata)
+        program, tests = program_in(said(item.response_text, item.metadata)), read_tests(item.metadata)
         found = await run_tests(self._sandbox, program, tests, timeout_s)
         if found.right and item.prompt_text:
             self._anchors.right(hash(item.prompt_text), found.slowest_s)

@@ -10,6 +10,7 @@ from tailrace.reward.code.rows import program_in, read_tests
 from tailrace.reward.code.run import run_tests
 from tailrace.reward.sandbox import select_sandbox
 from tailrace.reward.timeouts import AdaptiveTimeout
+from tailrace.reward.turns import said
 
 
 def code(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # noqa: ARG001 (the protocol passes it)
@@ -31,7 +32,7 @@ def code(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # n
         sandbox = select_sandbox()
         try:
             limit = AdaptiveTimeout().timeout_s(tests.reference_time_s)
-            return float((await run_tests(sandbox, program_in(response), tests, limit)).right)
+            return float((await run_tests(sandbox, program_in(said(response, metadata)), tests, limit)).right)
         finally:
             await sandbox.close()
 

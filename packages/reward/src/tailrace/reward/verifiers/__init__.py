@@ -1,5 +1,6 @@
 """Verifiers: each judges a response against an answer. Entry-point group ``tailrace.verifier``."""
 
+from tailrace.reward.verifiers.environment import environment
 from tailrace.reward.verifiers.exact import exact
 from tailrace.reward.verifiers.numeric import numeric
 from tailrace.reward.verifiers.protocol import Verifier, cpu_budget_s, load_verifier, verifier_names, with_cpu_budget
@@ -10,6 +11,7 @@ __all__ = [
     "Verdict",
     "Verifier",
     "cpu_budget_s",
+    "environment",
     "exact",
     "is_reference",
     "load_reference",

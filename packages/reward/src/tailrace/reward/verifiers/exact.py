@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tailrace.reward.extraction import final_answer
+from tailrace.reward.turns import said
 
 
 def normalise(text: str) -> str:
@@ -14,7 +15,8 @@ def normalise(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split()).removesuffix(".").rstrip()
 
 
-def exact(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # noqa: ARG001 (the protocol passes it)
+def exact(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
     r"""1.0 if the tagged or boxed answer (without either, the whole response) equals `answer`; else 0.0."""
+    response = said(response, metadata)
     found = final_answer(response)
     return float(normalise(response if found is None else found) == normalise(answer))

@@ -9,6 +9,7 @@ from typing import Any
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import final_answer
 from tailrace.reward.gym import import_reasoning_gym
+from tailrace.reward.turns import said
 
 # Imported with the module, since the import takes seconds: loading a verifier has a deadline of its own, and the first
 # verification should not bear that time.
@@ -46,7 +47,7 @@ def reasoning_gym_verifier(response: str, answer: str, metadata: Mapping[str, An
             f"found metadata with {sorted(metadata)}, expected the key 'dataset' with a reasoning-gym task name"
         )
     score = _scorer(dataset)
-    found = final_answer(response)
+    found = final_answer(said(response, metadata))
     if found is None:
         return 0.0
     entry = {"answer": answer, "metadata": {"source_dataset": dataset, **metadata.get("entry", {})}}

@@ -10,6 +10,7 @@ from typing import Any
 
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import final_answer, last_number
+from tailrace.reward.turns import said
 
 _MAX_DIGITS = 400  # with longer numbers or larger exponents, a response could make the scorer compute for ever
 _LATEX_FRACTION = re.compile(r"^([-+]?)\\[dt]?frac\{([-+]?\d+)\}\{([-+]?\d+)\}$")
@@ -37,7 +38,7 @@ def parse_number(text: str) -> Fraction | None:
     return Fraction(value)
 
 
-def numeric(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # noqa: ARG001 (the protocol passes it)
+def numeric(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
     r"""1.0 if the response's number has exactly the value of `answer`, else 0.0.
 
     The number is the content of the answer tag or of ``\boxed{}``; without either, the last number of the response.
@@ -48,6 +49,7 @@ def numeric(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  
     reference = parse_number(answer)
     if reference is None:
         raise ScoringError(f"found the reference answer {answer[:60]!r}, expected a number; use the verifier 'exact'")
+    response = said(response, metadata)
     found = final_answer(response)
     if found is None:
         found = last_number(response)

@@ -30,9 +30,10 @@ class Verifier(Protocol):
         ``{"reward": 0.2, "correct": False}``.
 
         Args:
-            response: the decoded response, without the prompt.
+            response: the decoded response, without the prompt; of several turns, with what the environment answered.
             answer: the reference answer.
-            metadata: the row's metadata; JSON values only.
+            metadata: the row's metadata; JSON values only. Of a response with turns, ``metadata["turns"]`` has more of them,
+                such as ``"last"``, the text of the last (see `tailrace.reward.turns`).
         """
         ...
 

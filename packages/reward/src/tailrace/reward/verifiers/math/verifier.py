@@ -9,6 +9,7 @@ from typing import Any
 
 from tailrace.reward.errors import ScoringError
 from tailrace.reward.extraction import boxed, boxes, last_number, tagged
+from tailrace.reward.turns import said
 from tailrace.reward.verifiers.math import expressions, words
 from tailrace.reward.verifiers.math.magnitude import flat
 from tailrace.reward.verifiers.math.notation import plain
@@ -28,7 +29,7 @@ _REGION = re.compile(r"\\(?:cup|cap|setminus|mathbb)(?![a-zA-Z])|[<>]|\\(?:le|ge
 
 
 @with_cpu_budget(CPU_BUDGET_S)
-def math(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # noqa: ARG001 (the protocol passes it)
+def math(response: str, answer: str, metadata: Mapping[str, Any]) -> float:
     r"""1.0 if the response's answer means what `answer` means, else 0.0.
 
     The answer is the content of the answer tag, else of the last ``\boxed{}``. Without either it is the last number, and only
@@ -40,6 +41,7 @@ def math(response: str, answer: str, metadata: Mapping[str, Any]) -> float:  # n
     reference = plain(_unboxed(answer))
     if not reference:
         raise ScoringError(f"found the reference answer {answer[:60]!r}, expected one that is not empty")
+    response = said(response, metadata)
     found = tagged(response)
     found = boxed(response) if found is None else _unboxed(found)
     if found is None:
