@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,20 +74,33 @@ def _of_run(directory: RunDirectory) -> Iterator[Example]:
 
 
 def _groups(directory: RunDirectory) -> Iterator[tuple[c.TrajectoryRef, int, list[tuple[int, bool]]]]:
-    """Of each group a member, the version at which it was first routed, and its finished samples."""
+    """Of each group a member, the version at which it was first routed, and its finished samples.
+
+    Lengths are of generated tokens, without what environments answered.
+    """
     serves: dict[str, int] = {}
     first: dict[int, tuple[c.TrajectoryRef, int]] = {}
     group_of: dict[str, int] = {}
     finished: dict[str, tuple[int, bool]] = {}  # the last time: after a crash a trajectory may finish again
+    told = _Told()
     for instant in read_log(directory.events):
         for event in instant.events:
             if isinstance(event, c.Pulled):
                 serves[event.replica] = event.version
-            elif isinstance(event, c.Finished) and event.trajectory in group_of and event.tokens > 0:
-                finished[event.trajectory] = event.tokens, event.reason is c.FinishReason.LENGTH
+            elif isinstance(event, c.TurnEnded):
+                told.asked(event)
+            elif isinstance(event, c.Turned):
+                told.answered(event)
+            if not isinstance(event, c.Finished | c.Turned) or event.trajectory not in group_of:
+                continue
+            tokens = event.tokens - told.tokens[event.trajectory]
+            if tokens > 0 and (isinstance(event, c.Finished) or event.done):
+                over = isinstance(event, c.Finished) and event.reason is c.FinishReason.LENGTH
+                finished[event.trajectory] = tokens, over
         for command in instant.commands:
             if isinstance(command, c.Route):
                 for ref in command.trajectories:
+                    told.routed(ref)
                     if ref.purpose is c.Purpose.TRAIN:
                         group_of[ref.trajectory] = ref.group
                         first.setdefault(ref.group, (ref, serves.get(command.replica, 0)))
@@ -95,6 +109,24 @@ def _groups(directory: RunDirectory) -> Iterator[tuple[c.TrajectoryRef, int, lis
         samples.setdefault(group_of[trajectory], []).append(sample)
     for group, found in sorted(samples.items()):
         yield *first[group], found
+
+
+class _Told:
+    """How many tokens of each trajectory environments answered, as its events say."""
+
+    def __init__(self) -> None:
+        self.tokens: Counter[str] = Counter()
+        self._ended: dict[str, int] = {}
+
+    def asked(self, event: c.TurnEnded) -> None:
+        self._ended[event.trajectory] = event.tokens
+
+    def answered(self, event: c.Turned) -> None:
+        self.tokens[event.trajectory] += event.tokens - self._ended.pop(event.trajectory, event.tokens)
+
+    def routed(self, ref: c.TrajectoryRef) -> None:
+        if not ref.kept:  # it begins, perhaps anew
+            self.tokens.pop(ref.trajectory, None)
 
 
 class _Families:

@@ -141,7 +141,7 @@ class RolloutConfig(_Strict):
     temperature: float = Field(default=1.0, gt=0)
     """sampling temperature in training"""
     max_tokens: Positive = 192
-    """most tokens of a response"""
+    """most tokens of a response; with turns, what the environment answers is counted too, since it fills the context"""
     cost_model: CostModelConfig | None = None
     """decoding time for the policies that plan with it; `tailrace fit-cost RUN` fits it"""
     options: dict[str, Any] = {}
