@@ -37,6 +37,15 @@ def test_a_seed_is_the_same_on_every_machine():
     assert sampling(0, draw=0).seed == 3434107503531660146
 
 
+def test_stop_tokens_end_turns_where_the_task_has_an_environment_and_the_mode_asks_it():
+    modes = {"sampled": DecodingMode(1.0), "no-tool": DecodingMode(1.0, turns=False)}
+    train = TrajectoryRef("t", 0, 0, Purpose.TRAIN)
+    asked, alone = (dataclasses.replace(train, purpose=Purpose.EVAL, mode=mode) for mode in modes)
+    table = SamplingTable(1.0, 64, (2,), modes, turns=True)
+    assert [table(ref).turns for ref in (train, asked, alone)] == [True, True, False]
+    assert not SamplingTable(1.0, 64, (2,), modes)(train).turns
+
+
 class Redraws:
     surplus_groups = 0
     draws = True
