@@ -71,7 +71,14 @@ def finished(tmp_path_factory):
     totals = {"wall_s": 100.0, "tokens_per_s": 10.0, "lost_trajectories": 0, "consumed_twice": 0, "contradictions": 0}
     write_json(directory.summary, totals)
     row = {"trajectory": "0.0", "prompt": [1, 2], "tokens": [3], "versions": [0], "reward": 1.0, "finish": EVIL}
-    directory.trained.write_text(json.dumps(row) + "\n")
+    talk = row | {
+        "trajectory": "0.1",
+        "tokens": [3, 4, 5, 6, 7],
+        "observations": [[1, 3]],
+        "generated": 3,
+        "reward": 0.5,
+    }
+    directory.trained.write_text(json.dumps(row) + "\n" + json.dumps(talk) + "\n")
     html = write_report(directory).read_text()
     return directory, html, _Page(html)
 
@@ -113,6 +120,12 @@ def test_what_became_of_every_prompt_is_said(finished):
     _, _, page = finished
     assert "Prompts: 24 admitted = 24 trained on + 0 filtered + 0 failed; 0 lost" in page.words
     assert "Repacks, faults, versions" in page.words
+
+
+def test_what_an_environment_answered_is_told_from_what_the_model_wrote(finished):
+    _, html, page = finished
+    assert 'token ids: 3<span class="told">token ids: 4 5</span>token ids: 6 7' in html
+    assert "trajectory 0.1, 2 turns, the environment's answers in grey, 3 tokens, reward 0.5" in page.words
 
 
 def test_text_from_the_model_stays_text(finished, tmp_path):

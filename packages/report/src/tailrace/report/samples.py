@@ -21,7 +21,8 @@ class ShownTrajectory:
 
     Args:
         why: why it is shown.
-        response: as text, with what environments answered between its turns.
+        response: its texts, and of each whether an environment answered it.
+        turns: how many the model generated.
         tokens: number of those that the model generated.
         versions: the weight versions that produced it, oldest first.
     """
@@ -29,7 +30,8 @@ class ShownTrajectory:
     why: str
     trajectory: str
     prompt: str
-    response: str
+    response: list[tuple[str, bool]]
+    turns: int
     tokens: int
     reward: float | None
     versions: list[int]
@@ -81,6 +83,9 @@ def _picks(rows: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     if wrong:
         picks.append(("lowest reward", wrong[-1]))
     picks.append(("longest response", max(whole, key=lambda row: len(row["tokens"]))))
+    talks = [row for row in whole if row.get("observations")]
+    if talks:
+        picks.append(("several turns", talks[-1]))
     moved = [row for row in whole if len(set(row.get("versions") or ())) > 1]
     if moved:
         picks.append(("several weight versions", moved[-1]))
@@ -88,11 +93,17 @@ def _picks(rows: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _sample(why: str, row: dict[str, Any], decode: _Decoder) -> ShownTrajectory:
+    spans, start, tokens = [], 0, row["tokens"]
+    for first, end in [*row.get("observations", ()), (len(tokens), len(tokens))]:
+        spans += [(tokens[start:first], False), (tokens[first:end], True)]
+        start = end
+    parts = [(decode(span), told) for span, told in spans if span]
     return ShownTrajectory(
         why,
         str(row["trajectory"]),
         decode(row["prompt"]),
-        decode(row["tokens"]),
+        parts,
+        sum(not told for _, told in parts),
         row.get("generated", len(row["tokens"])),
         row.get("reward"),
         sorted(set(row.get("versions") or ())),
