@@ -55,13 +55,14 @@ def supervised_samples(sequences: Sequence[TokenExample]) -> list[TrainingSample
         BatchError: no sequence has a token to learn, a prompt is empty, or a response has more or fewer flags than tokens.
     """
     samples = []
-    for prompt, response, *flags in sequences:
-        learned = tuple(flags[0]) if flags else ()
+    for example in sequences:
+        prompt, response = example[0], example[1]
+        learned = tuple(example[2]) if len(example) == 3 else ()
         if learned and len(learned) != len(response):
             raise BatchError(
                 f"found {len(learned)} flags for a response of {len(response)} tokens, expected one for each: is it learned?"
             )
-        if any(learned) if flags else response:
+        if any(learned) if len(example) == 3 else response:
             samples.append(TrainingSample(tuple(prompt), tuple(response), 1.0, generated=learned))
     if not samples:
         raise BatchError(f"found no response token in {len(sequences)} sequences, expected at least one")

@@ -265,7 +265,9 @@ class PartialResponsePool:
                 "WHERE t.id = ? AND u.serial = ? AND u.count IS NOT NULL AND t.status <> 'discarded'",
                 (trajectory, serial),
             ).fetchone()
-            stored = found and next(turn for turn in turns_of(connection, found[0]) if turn.serial == serial)
+            stored = None
+            if found is not None:
+                stored = next(turn for turn in turns_of(connection, found[0]) if turn.serial == serial)
         if entry is not None:
             self._count("observations", 1)
             if done:
@@ -273,7 +275,7 @@ class PartialResponsePool:
                 self._count("finished", 1)
             else:
                 self._entries[trajectory] = entry
-        return stored or None
+        return stored
 
     def _answer(
         self,
