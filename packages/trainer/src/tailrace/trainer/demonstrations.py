@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,6 @@ Demonstration = tuple[str, str | Sequence[str]]
 
 TokenExample = tuple[Sequence[int], Sequence[int]] | tuple[Sequence[int], Sequence[int], Sequence[bool]]
 """Token ids of a prompt and its response; of the response's, whether each is learned, or else only read. Without: all are."""
-
-
-@dataclass(frozen=True, slots=True)
-class DemonstrationStage:
-    """A stage of the warm start: the examples to learn from until a step.
-
-    Args:
-        until_step: the first step after the stage.
-        examples: prompts with their responses; the end token is appended to each turn of a response.
-    """
-
-    until_step: int
-    examples: Sequence[Demonstration]
 
 
 def texts_of(demonstration: Demonstration) -> list[str]:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from tailrace.trainer.checkpoint_files import complete, put_in_place, sync, verify
 from tailrace.trainer.config import TrainerConfig
-from tailrace.trainer.demonstrations import Demonstration, DemonstrationStage, texts_of
+from tailrace.trainer.demonstrations import Demonstration, texts_of
 from tailrace.trainer.errors import CheckpointError, TrainerConfigError
 from tailrace.trainer.small import SmallModel
 from tailrace.trainer.tokenizer import OPERATORS, TAGS
@@ -35,6 +35,19 @@ RECIPE_FORMAT = 1
 """Part of the cache key. Raise it when the same inputs give another model."""
 Progress = Callable[[dict[str, Any]], None]
 Cancel = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class DemonstrationStage:
+    """A stage of the warm start: the examples to learn from until a step.
+
+    Args:
+        until_step: the first step after the stage.
+        examples: prompts with their responses; the end token is appended to each turn of a response.
+    """
+
+    until_step: int
+    examples: Sequence[Demonstration]
 
 
 @dataclass(frozen=True, slots=True)

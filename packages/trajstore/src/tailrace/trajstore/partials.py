@@ -78,7 +78,9 @@ class PartialResponsePool:
                 "FROM trajectory t LEFT JOIN delta d USING (num) WHERE t.status = 'partial' GROUP BY t.num ORDER BY t.num"
             ).fetchall()
             turns = {num: (start, waits) for num, start, waits in connection.execute(OPEN_TURNS)}
-            self._entries = {row[0]: _Entry(*row[1:-1], *turns.get(row[1], (0, None)), row[-1]) for row in rows}
+            for name, num, group, owner, version, length, oldest, observed in rows:
+                start, waits = turns.get(num, (0, None))
+                self._entries[name] = _Entry(num, group, owner, version, length, oldest, start, waits, observed)
 
     def begin(self, owner: str, version: int, items: Sequence[Assignment]) -> list[Resume]:
         repeated = len(items) - len({item.trajectory for item in items})
