@@ -39,16 +39,22 @@ class _RoleActor:
     def __init__(self, nice: int) -> None:
         os.nice(nice)
         self._role: Future[Any] = Future()
+        # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
+        # imports them meanwhile: it gets the module that was replaced.
+        self._importing = threading.Lock()
 
     def prepare(self, function: Callable[..., object], arguments: Mapping[str, Any], after: object) -> None:
         """Call a function that saves the role time later. Ray begins once `after`, another actor's answer, is there."""
         del after
-        function(**arguments)
+        with self._importing:
+            function(**arguments)
 
     def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
         """Build the role."""
         try:
-            self._role.set_result(factory(**arguments))
+            with self._importing:
+                role = factory(**arguments)
+            self._role.set_result(role)
         except BaseException as error:
             self._role.set_exception(error)  # whoever calls the role hears of it
 
