@@ -11,7 +11,7 @@ what each method predicted for them. The base is `oracle order`: longest first b
     NAME split     the tail on replicas of its own (`plan_dispatch`); a replica without work takes the longest that waits
     shuffled       the predictions of `auto`, dealt to other prompts
 
-What NAME predicts is its p50, as in a run; `NAME p50+p90` is the mean of both quantiles.
+What NAME predicts is the mean length, its score, as in a run.
 
 `guarded` takes `least-loaded` instead wherever the predictions found no more of the longest fifth than chance, on 64 other
 prompts, by the rule of a run's controller. Shapes: a batch that queues has at least four times as many trajectories as there

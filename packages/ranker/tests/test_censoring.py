@@ -1,14 +1,14 @@
-"""Quantiles and ranks with truncated samples."""
+"""Quantiles and means with truncated samples."""
 
 import random
+from statistics import fmean
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.ranker import Example
 from tailrace.ranker.by_score import QuantilesByScore
-from tailrace.ranker.censoring import mean_ranks, quantiles
+from tailrace.ranker.censoring import mean_tokens, quantiles
 
 SAMPLES = st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=40)
 
@@ -44,25 +44,16 @@ def test_truncation_makes_the_tail_longer_than_leaving_it_out():
     assert ended[int(0.9 * len(ended))] < 0.8 * p90
 
 
-@given(st.lists(st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4), min_size=1, max_size=6))
-def test_mean_ranks_by_all_pairs(prompts):
-    examples = [
-        Example(f"{at}", tuple(size for size, _ in one), tuple(cut for _, cut in one)) for at, one in enumerate(prompts)
-    ]
-    everything = [(at, number, *sample) for at, one in enumerate(prompts) for number, sample in enumerate(one)]
+@given(SAMPLES)
+def test_the_mean_is_the_sum_of_survival(samples):
+    longest = max(size for size, _ in samples)
+    assert mean_tokens(samples) == pytest.approx(sum(survival(samples, length) for length in range(longest)))
 
-    def shorter(mine, other):  # 1 known to be shorter, 0 known to be longer, 1/2 neither
-        (_, _, size, cut), (_, _, its, its_cut) = mine, other
-        if not its_cut and (its < size or (cut and its == size)):
-            return 1.0
-        if not cut and (size < its or (its_cut and size == its)):
-            return 0.0
-        return 0.5
 
-    for at, rank in enumerate(mean_ranks(examples)):
-        own = [one for one in everything if one[0] == at]
-        each = [sum(shorter(one, other) for other in everything if other[:2] != one[:2]) for one in own]
-        assert rank == pytest.approx(sum(each) / len(own) / max(1, len(everything) - 1))
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 40))
+def test_under_one_limit_the_mean_is_what_was_generated(lengths, limit):
+    samples = [(min(length, limit), length > limit) for length in lengths]
+    assert mean_tokens(samples) == pytest.approx(fmean(length for length, _ in samples))
 
 
 @given(st.lists(st.tuples(st.floats(-5, 5), st.integers(1, 30)), min_size=1, max_size=200), st.floats(-9, 9))

@@ -10,13 +10,15 @@ import torch
 from tailrace.ranker import Example, LengthRanker, ModelError, OptionError
 from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.features import features_of
-from tailrace.ranker.learned import encoding, hidden_states, writing
+from tailrace.ranker.learned import encoding, hidden_states
 from tailrace.ranker.learned.digits import as_digits, log_likelihood, quantile
 from tailrace.ranker.learned.encoder import Encoder
 from tailrace.ranker.learned.fitting import Plan, fit_network
 from tailrace.ranker.learned.hidden import Hidden
 from tailrace.ranker.learned.losses import list_mle, pairwise, pinball
-from tailrace.ranker.learned.samples import Samples
+from tailrace.ranker.learned.network import OUTPUTS, P50, SHARES
+from tailrace.ranker.learned.outputs import predictions_of, quantile_logs
+from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.learned.sft import Sft
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.methods import Setting
@@ -43,13 +45,38 @@ def test_pairwise_by_all_pairs_of_samples():
     total = weights = 0.0
     for one, other in itertools.combinations(range(len(MIXED)), 2):
         pairs = list(itertools.product(MIXED[one].samples, MIXED[other].samples))
-        wins, losses = sum(longer(a, b) for a, b in pairs), sum(longer(b, a) for a, b in pairs)
+        wins, losses = (
+            sum((a[0] - b[0]) * longer(a, b) for a, b in way) for way in (pairs, [(b, a) for a, b in pairs])
+        )
         difference = values[one] - values[other]
         loss = wins * math.log1p(math.exp(-difference)) + losses * math.log1p(math.exp(difference))
         total, weights = total + loss / len(pairs), weights + (wins + losses) / len(pairs)
     assert float(pairwise(scores, Samples.of(MIXED)).detach()) == pytest.approx(total / weights, rel=1e-5)
     pairwise(scores, Samples.of(MIXED)).backward()
     assert torch.isfinite(scores.grad).all()
+
+
+def test_pairwise_is_least_in_the_order_of_the_means_and_not_of_who_is_longer_more_often():
+    often, seldom = Example("often", (12,) * 8), Example("seldom", (10,) * 6 + (90,) * 2)
+    samples = Samples.of([often, seldom])
+    gap = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([gap], lr=2.0)
+    for _ in range(500):
+        optimizer.zero_grad()
+        pairwise(torch.cat([gap, -gap]), samples).backward()
+        optimizer.step()
+    less, more = 2 * 6, 78 * 2  # tokens by which pairs differ, of each way
+    assert 2 * float(gap.detach()) == pytest.approx(math.log(less / more), rel=1e-2)
+
+
+def test_quantiles_rise_and_the_score_is_their_mean():
+    drawn = torch.Generator().manual_seed(0)
+    outputs, scale = 3 * torch.randn(50, OUTPUTS, generator=drawn), Scale(3.0, 0.7, 900.0)
+    logs = quantile_logs(outputs, scale)
+    assert (logs.diff(dim=1) >= 0).all()
+    assert torch.allclose(logs[:, P50], 3.0 + 0.7 * outputs[:, 1], atol=1e-5)
+    for row, found in zip(logs.double().exp().clamp(1.0, 900.0), predictions_of(outputs, scale), strict=True):
+        assert (found.p50, found.p90, found.score) == pytest.approx((float(row[2]), float(row[4]), float(row.mean())))
 
 
 def test_list_mle_is_plackett_luce_where_all_is_known():
@@ -139,7 +166,7 @@ def test_reading_by_the_cache_is_reading_anew():
                 ids = torch.tensor([row + predictor._digits[digits].tolist() for digits in chosen])
                 return predictor._model(input_ids=ids).logits[:, -1, predictor._digits].log_softmax(1)
 
-            whole = quantile(next_digit, torch.tensor(writing._SHARES), predictor._places)
+            whole = quantile(next_digit, torch.tensor(SHARES), predictor._places)
             assert found.tolist() == pytest.approx(whole.tolist(), rel=1e-3)
 
 

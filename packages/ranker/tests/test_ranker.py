@@ -307,13 +307,16 @@ def test_quantiles_follow_the_policy_even_if_the_order_is_kept():
 
 
 def test_a_correction_by_hand():
-    predictions = [Prediction(10, 20, at) for at in range(30)]
+    predictions = [Prediction(10, 20, 5 + 10 * (at % 2)) for at in range(30)]
     examples = [Example(f"{at}", (20, 20, 20, 60)) for at in range(30)]
     correction = correction_of(predictions, examples)
-    assert (correction.p50, correction.p90) == (2.0, 3.0)
-    assert correction(Prediction(5, 30, 7)) == Prediction(10, 90, 7)
+    assert (correction.p50, correction.p90, correction.score) == (2.0, 3.0, 3.0)
+    assert correction(Prediction(5, 30, 7)) == Prediction(10, 90, 21)
+    below = [Prediction(10, 20, -1.0)] * 30
+    assert correction_of(below, examples).score == 1.0, "the order stays"
     assert [has_enough(examples[:count]) for count in (12, 13)] == [False, True]
     assert Correction(0.01, 0.01)(Prediction(5, 30, 7)) == Prediction(1, 1, 7)
+    assert Correction(2.0, 2.0)(Prediction(5, 30, 7)) == Prediction(10, 60, 7)
 
 
 def test_measuring_ends_in_time_with_a_random_part():

@@ -19,8 +19,6 @@ from tailrace.ranker.methods import method_names
 
 RECENT = 64
 """Prompts by which it is judged whether predictions say anything."""
-BOTH = ("lexical", "hidden", "encoder", "sft")
-"""Methods that are tried with the mean of p50 and p90, too; a run's routing sorts by p50."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +45,7 @@ class Recorded:
     Args:
         texts: of the prompts, by index.
         lengths: of the samples that count, by index.
-        tokens: predicted for each, by method and index: p50 unless the name says more.
+        tokens: predicted for each, by method and index: the score.
         recent: lengths of prompts that were not held out.
         chosen: the method that `auto` took.
     """
@@ -66,10 +64,10 @@ class Recorded:
         drawn.shuffle(order)
         chosen, others = order[: -(-trajectories // each)], order[-RECENT:]
         predictors = self._predictors(drawn)
-        blind = frozenset(name for name, p50 in predictors.items() if self._blind(p50, others))
+        blind = frozenset(name for name, tokens in predictors.items() if self._blind(tokens, others))
         prompts = [index for index in chosen for _ in range(each)][:trajectories]
         lengths = [length for index in chosen for length in self.lengths[index]][:trajectories]
-        known = {name: [p50[index] for index in prompts] for name, p50 in predictors.items()}
+        known = {name: [tokens[index] for index in prompts] for name, tokens in predictors.items()}
         return Batch(prompts, lengths, {**known, ORACLE: lengths}, blind)
 
     def _predictors(self, drawn: random.Random) -> dict[str, Mapping[int, float]]:
@@ -77,9 +75,9 @@ class Recorded:
         drawn.shuffle(mixed)
         return {**self.tokens, SHUFFLED: dict(zip(self.tokens[AUTO], mixed, strict=True))}
 
-    def _blind(self, p50: Mapping[int, float], prompts: Sequence[int]) -> bool:
+    def _blind(self, tokens: Mapping[int, float], prompts: Sequence[int]) -> bool:
         """Whether a run's controller would do without these predictions."""
-        found = measured_recall([Outcome(index, p50[index], tuple(self.lengths[index])) for index in prompts])
+        found = measured_recall([Outcome(index, tokens[index], tuple(self.lengths[index])) for index in prompts])
         return found is not None and found.by_chance
 
 
@@ -106,10 +104,10 @@ def read(directory: Path, seed: int) -> Recorded:
     half = len(rows[0]["lengths"]) // 2
     chosen = trials.chosen(found)
     ways = {name: one.ways[0] for name, one in {**found, AUTO: found[chosen]}.items()}
-    predicted = {name: way.p50 for name, way in ways.items()}
-    for name in (name for name in BOTH if name in ways):
-        way = ways[name]
-        predicted[f"{name} p50+p90"] = {index: (p50 + way.p90[index]) / 2 for index, p50 in way.p50.items()}
+    predicted = {
+        name: {index: max(1.0, score) for index, score in way.score.items()}  # as a run's ranker says it
+        for name, way in ways.items()
+    }
     return Recorded(
         {index: problems[index].prompt for index in held},
         {index: examples[index].lengths[half:] for index in held},

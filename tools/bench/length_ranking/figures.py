@@ -11,8 +11,6 @@ from length_ranking.trials import Outcome, Predicted
 from tailrace.ranker.recall import recall, tail_count, tau_b
 
 SHARES = {"recall20": 0.2, "recall10": 0.1, "recall5": 0.05}
-BY_QUANTILES = "_by_quantiles"
-"""What is found by p50 + p90 instead of the score."""
 DRAWS = 300
 _HALVES = 8
 
@@ -49,17 +47,16 @@ def _method(one: Outcome, order: Sequence[int], draws: Any, ceilings: Mapping[st
     ways = [_arrays(way, order) for way in one.ways]
     found: dict[str, Any] = {"train_s": one.train_s, "recall20_held_back": one.recall20_held_back}
     for name, share in SHARES.items():
-        for key, by in ((name, 0), (f"{name}{BY_QUANTILES}", 1)):
 
-            def value(at: Any, share: float = share, by: int = by) -> float:
-                return float(np.mean([fast_recall(way[by][at], way[2][at], share) for way in ways]))
+        def value(at: Any, share: float = share) -> float:
+            return float(np.mean([fast_recall(scores[at], lengths[at], share) for scores, lengths, _ in ways]))
 
-            found[key] = resampled(value, draws, len(order))
-            found[f"{key}_over_ceiling"] = {each: found[key][each] / ceilings[name][each] for each in found[key]}
+        found[name] = resampled(value, draws, len(order))
+        found[f"{name}_over_ceiling"] = {each: found[name][each] / ceilings[name][each] for each in found[name]}
     _checked(ways[0], found["recall20"]["value"], len(ways))
-    taus = [tau_b(_each(scores, lengths), lengths.ravel().tolist()) for scores, _, lengths, _ in ways]
+    taus = [tau_b(_each(scores, lengths), lengths.ravel().tolist()) for scores, lengths, _ in ways]
     found["tau_b"] = float(np.mean(taus))
-    found["coverage90"] = float(np.mean([np.mean(lengths <= p90[:, None]) for _, _, lengths, p90 in ways]))
+    found["coverage90"] = float(np.mean([np.mean(lengths <= p90[:, None]) for _, lengths, p90 in ways]))
     return found
 
 
@@ -97,21 +94,19 @@ def _inside(values: Any, count: int) -> Any:
     return np.where(above, 1.0, np.where(tied, (count - above.sum()) / tied.sum(), 0.0))
 
 
-def _arrays(way: Predicted, order: Sequence[int]) -> tuple[Any, Any, Any, Any]:
-    """Scores, sums of both quantiles, lengths [prompts, samples], p90."""
-    score, p50, p90, lengths = (
-        np.array([each[index] for index in order]) for each in (way.score, way.p50, way.p90, way.lengths)
-    )
-    return score, p50 + p90, lengths, p90
+def _arrays(way: Predicted, order: Sequence[int]) -> tuple[Any, Any, Any]:
+    """Scores, lengths [prompts, samples], p90."""
+    scores, lengths, p90 = (np.array([each[index] for index in order]) for each in (way.score, way.lengths, way.p90))
+    return scores, lengths, p90
 
 
 def _each(scores: Any, lengths: Any) -> list[float]:
     return list(np.repeat(scores, lengths.shape[1]).tolist())
 
 
-def _checked(way: tuple[Any, Any, Any, Any], value: float, ways: int) -> None:
+def _checked(way: tuple[Any, Any, Any], value: float, ways: int) -> None:
     """The fast figure is the package's own."""
-    scores, _, lengths, _ = way
+    scores, lengths, _ = way
     own = recall(_each(scores, lengths), lengths.ravel().tolist(), SHARES["recall20"])
     if ways == 1 and abs(own - value) > 1e-9:
         raise RuntimeError(f"found recall20 {value} here and {own} by tailrace.ranker, expected the same")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from length_ranking.figures import BY_QUANTILES, SHARES, interval
+from length_ranking.figures import SHARES, interval
 
 PAPER = {
     "Qwen2.5-7B": {"recall20": 0.87, "recall10": 0.82, "recall5": 0.76},
@@ -41,25 +41,18 @@ def over_seeds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def table(title: str, found: Mapping[str, Any]) -> str:
     """Markdown: a row for each method, and the ceiling."""
-    rest = "10 % | 5 % | over the ceiling"
     lines = [
         f"{title}: {' / '.join(map(str, found['prompts']))} prompts, {found['seeds']} seeds",
         "",
-        f"| method | recall 20 % | {rest} | by p50 + p90, 20 % | {rest} | tau-b | within p90 | trained |",
-        "|---" * 12 + "|",
+        "| method | recall 20 % | 10 % | 5 % | over the ceiling, 20 % | tau-b | within p90 | trained |",
+        "|---" * 8 + "|",
     ]
     for name, one in found["methods"].items():
-        cells = []
-        for by in ("", BY_QUANTILES):
-            cells += [
-                shown(one[f"recall20{by}"]),
-                *(f"{one[f'{share}{by}']['mean']:.2f}" for share in tuple(SHARES)[1:]),
-            ]
-            cells.append(f"{one[f'recall20{by}_over_ceiling']['mean']:.2f}")
-        cells += [f"{one['tau_b']:.2f}", f"{one['coverage90']:.2f}"]
+        cells = [shown(one[share]) for share in SHARES]
+        cells += [shown(one["recall20_over_ceiling"]), f"{one['tau_b']:.2f}", f"{one['coverage90']:.2f}"]
         lines.append(f"| `{name}` | {' | '.join(cells)} | {one['train_s']:.0f} s |")
-    of = [f"{found['ceiling'][share]['mean']:.2f}" for share in SHARES]
-    lines.append(f"| ceiling | {' | '.join([*of, '1'] * 2)} | | | |")
+    of = [shown(found["ceiling"][share]) for share in SHARES]
+    lines.append(f"| ceiling | {' | '.join(of)} | 1 | | | |")
     ahead = found["auto_ahead_of_it"]
     low, high = ahead["interval"]
     lines += ["", f"auto is ahead of {found['best_baseline']} by {ahead['mean']:+.3f} ({low:+.3f} to {high:+.3f})"]
@@ -69,16 +62,19 @@ def table(title: str, found: Mapping[str, Any]) -> str:
 def version_table(name: str, runs: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     """Markdown: a row for each version, means over the trainings."""
     lines = [
-        f"`{name}`, trained at version 0, {len(runs)} seeds",
+        f"`{name}`, trained at version 0, {len(runs)} seeds, {runs[0][0]['prompts']} prompts held out",
         "",
-        "| version | mean tokens | ceiling | recall 20 %, alone | updated | within p90, alone | updated | drifted |",
-        "|---" * 8 + "|",
+        "| version | mean tokens | ceiling | recall 20 %, alone | updated | by | within p90, alone | updated | drifted |",
+        "|---" * 9 + "|",
     ]
     for rows in zip(*runs, strict=True):
-        alone, updated = ([row[which] for row in rows] for which in ("alone", "updated"))
+        draws = [np.mean([row[which]["draws"] for row in rows], axis=0) for which in ("alone", "updated")]
         cells = [f"{rows[0]['mean_tokens']:.1f}", f"{np.mean([row['ceiling20'] for row in rows]):.2f}"]
-        cells += [f"{np.mean([one['recall20'] for one in side]):.2f}" for side in (alone, updated)]
-        cells += [f"{np.mean([one['coverage90'] for one in side]):.2f}" for side in (alone, updated)]
+        means = [float(np.mean([row[which]["recall20"] for row in rows])) for which in ("alone", "updated")]
+        cells += [shown({"mean": mean, "interval": interval(each)}) for mean, each in zip(means, draws, strict=True)]
+        low, high = interval(draws[1] - draws[0])
+        cells.append(f"{means[1] - means[0]:+.3f} ({low:+.3f} to {high:+.3f})")
+        cells += [f"{np.mean([row[which]['coverage90'] for row in rows]):.2f}" for which in ("alone", "updated")]
         cells.append(f"{sum(row['drifted'] for row in rows)} of {len(rows)}")
         lines.append(f"| {rows[0]['version']} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -91,8 +87,7 @@ def shown(spread: Mapping[str, Any]) -> str:
 
 
 def _method(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found_by = [f"{share}{by}" for share in SHARES for by in ("", BY_QUANTILES)]
-    names = [name for each in found_by for name in (each, f"{each}_over_ceiling")]
+    names = [name for share in SHARES for name in (share, f"{share}_over_ceiling")]
     plain = {key: float(np.mean([one[key] for one in found])) for key in ("tau_b", "coverage90", "train_s")}
     return {**{name: _spread([one[name] for one in found]) for name in names}, **plain}
 

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from length_ranking.figures import ceiling
+from length_ranking.figures import DRAWS, SHARES, ceiling, fast_recall, resampled
 from length_ranking.mix import Problem
 from length_ranking.policy import RL_EVERY, RL_STEPS
 from length_ranking.sampling import sampled
 from length_ranking.stages import Clock, write_whole
 
 from tailrace.ranker import Example, LengthRanker
+from tailrace.ranker.measures import measure
 
 SAMPLES = 8
-PROMPTS = 240
+PROMPTS = 400
 VERSIONS = tuple(range(RL_EVERY, RL_STEPS + 1, RL_EVERY))
 
 
@@ -45,10 +46,20 @@ def at_versions(
     found = {}
     for version in VERSIONS:
         file = directory / f"version-{version}.jsonl"
-        model = run / "checkpoints" / str(version)
+        model = _model_of(run / "checkpoints" / str(version), directory / f"model-{version}")
         examples = sampled(file, model, problems, SAMPLES, seed, clock, engine_name=engine_name, version=version)
         found[version] = list(examples.values())
     return found
+
+
+def _model_of(checkpoint: Path, directory: Path) -> Path:
+    """The model of a checkpoint, by links: vLLM takes any file of tensors for weights, those of the optimizer, too."""
+    directory.mkdir(exist_ok=True)
+    for file in checkpoint.iterdir():
+        link = directory / file.name
+        if not file.name.startswith("state-") and not link.is_symlink():
+            link.symlink_to(file.absolute())
+    return directory
 
 
 def aged(
@@ -63,6 +74,8 @@ def aged(
     clock: Clock,
 ) -> list[dict[str, Any]]:
     """A row for each version: recall20 and coverage of the ranker of version 0, and of one that was updated before.
+
+    recall20 comes with ``draws``, its values over resampled prompts, the same ones for both rankers and all seeds.
 
     Args:
         file: where the rows are kept.
@@ -88,17 +101,27 @@ def aged(
         since = version
         drifted = alone.drifted(recent)
         done = updated.update(recent)
+        lengths = np.array([example.lengths for example in examples])
         row = {
             "version": version,
+            "prompts": len(examples),
             "learned_from_prompts": len({example.prompt for example in recent}),
-            "mean_tokens": float(np.mean([example.lengths for example in examples])),
-            "ceiling20": ceiling(np.array([example.lengths for example in examples]), 0.2, np.random.default_rng(seed)),
+            "mean_tokens": float(lengths.mean()),
+            "ceiling20": ceiling(lengths, SHARES["recall20"], np.random.default_rng(seed)),
             "drifted": drifted,
             "update": {"recall_before": done.recall_before, "recall_after": done.recall_after},
         }
+        draws = np.random.default_rng(version).integers(len(examples), size=(DRAWS, len(examples)))
         for name, ranker in (("alone", alone), ("updated", updated)):
-            report = ranker.report(examples)
-            row[name] = {key: report[key] for key in ("recall20", "recall10", "recall5", "tau_b", "coverage90")}
+            row[name] = _measured(ranker, examples, lengths, draws)
         rows.append(row)
     write_whole(file, rows)
     return rows
+
+
+def _measured(ranker: LengthRanker, examples: Sequence[Example], lengths: Any, draws: Any) -> dict[str, Any]:
+    """Figures of a ranker, and recall20 in each resampling of the prompts."""
+    predictions = ranker.predict([example.prompt for example in examples])
+    scores = np.array([one.score for one in predictions])
+    resamplings = resampled(lambda at: fast_recall(scores[at], lengths[at], SHARES["recall20"]), draws, len(examples))
+    return {**measure(predictions, examples), "draws": resamplings["draws"].tolist()}

@@ -112,6 +112,22 @@ def test_a_later_prediction_replaces_an_earlier_one():
     assert sorted(prompts(run))[0] == [1, 1]
 
 
+def test_the_mean_is_the_order_where_it_is_predicted():
+    run = scripted([])
+    run.go(c.Tick(), leave=(c.Pull, c.Route))
+    medians = [40.0 - prompt for prompt in range(10)]
+    run.go(
+        *(c.Predicted(prompt, medians[prompt], p90=120.0, mean=tokens) for prompt, tokens in enumerate(LENGTHS)),
+        leave=(c.Pull, c.Route),
+    )
+    run.catch_up(c.Pull, leave=(c.Route,))
+    views = [view for replica in run.controller.fleet.up() for view in replica.assigned.values()]
+    assert all(view.predicted == LENGTHS[view.group] for view in views)
+    assert sorted(prompts(run)) == [[1, 1], [3, 3, 7, 7, 9, 9, 4, 4, 0, 0, 2, 2, 8, 8, 6, 6], [5, 5]]
+    assert left_of(run, "0.0") == pytest.approx(mean_left(40.0, 120.0, 0), rel=1e-2), "the quantiles say what is left"
+    replayed(run)
+
+
 def test_what_goes_back_to_the_pool_keeps_its_prediction_and_takes_a_new_one():
     run = scripted(sync=policy("sync", "interrupting"))
     run.go(c.Tick(), leave=(c.Route,))
@@ -150,6 +166,13 @@ def test_a_quantile_that_cannot_be_is_refused(p90):
         ControllerError, match=r"0.9-quantile of .* for prompt 4, expected a finite number of at least its"
     ):
         run.go(c.Predicted(4, 100.0, p90=p90))
+
+
+@pytest.mark.parametrize("mean", [0.5, -1.0, math.nan, math.inf])
+def test_a_mean_that_cannot_be_is_refused(mean):
+    run = scripted()
+    with pytest.raises(ControllerError, match=r"found a mean of .* tokens predicted for prompt 4, expected a finite"):
+        run.go(c.Predicted(4, 100.0, p90=200.0, mean=mean))
 
 
 # ---- what is left -----------------------------------------------------------------------------------------------------

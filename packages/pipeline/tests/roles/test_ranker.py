@@ -92,7 +92,7 @@ def test_it_begins_with_a_ranker_that_was_saved(make, gather, tmp_path):
     found, _ = asks(make(path=tmp_path / "given"), gather, prompts=[3, 30, 17], seq=7)
     expected = ranker.predict([text(3), text(30), text(17)])
     assert list(found.values()) == [
-        Predicted(prompt, each.p50, 7, each.p90) for prompt, each in zip([3, 30, 17], expected, strict=True)
+        Predicted(prompt, each.p50, 7, each.p90, each.score) for prompt, each in zip([3, 30, 17], expected, strict=True)
     ]
 
 
@@ -153,25 +153,29 @@ class Wrong:
     def predict(self, texts):
         if any(each == text(1) for each in texts):
             raise PredictionError("found p50 nan")
-        return [_as_it_is({0: 5.0, 2: math.nan, 3: 0.5, 4: math.inf}[each.count(" ")]) for each in texts]
+        return [_as_it_is(*SAID[each.count(" ")]) for each in texts]
 
 
-def _as_it_is(p50):
+SAID = {0: (5.0, 0.0), 2: (math.nan, 0.0), 3: (0.5, 0.0), 4: (math.inf, 0.0), 5: (5.0, math.nan)}
+"""Quantiles and score by prompt."""
+
+
+def _as_it_is(quantile, score):
     """A prediction that was never checked."""
     prediction = Prediction(1.0, 1.0, 0.0)
-    for name in ("p50", "p90"):
-        object.__setattr__(prediction, name, p50)
+    for name, value in (("p50", quantile), ("p90", quantile), ("score", score)):
+        object.__setattr__(prediction, name, value)
     return prediction
 
 
 def test_what_cannot_be_is_refused_and_costs_the_others_nothing(make, gather):
     role = make()
     role._ranker = Wrong()
-    found, _ = asks(role, gather, prompts=range(5))
-    assert {prompt: type(event) for prompt, event in found.items()} == {
-        0: Predicted, 1: PredictionFailed, 2: PredictionFailed, 3: PredictionFailed, 4: PredictionFailed,
-    }  # fmt: skip
+    found, _ = asks(role, gather, prompts=range(6))
+    assert {prompt for prompt, event in found.items() if isinstance(event, PredictionFailed)} == {1, 2, 3, 4, 5}
+    assert found[0] == Predicted(0, 5.0, 1, 5.0, 1.0), "a score below one token is one token"
     assert found[1].reason == "found p50 nan"
+    assert found[5].reason == "found a score of nan, expected a finite number"
     assert found[3].reason == "found p50 0.5 and p90 0.5 tokens, expected 1 <= p50 <= p90"
 
 

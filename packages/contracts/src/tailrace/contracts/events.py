@@ -242,12 +242,14 @@ class Predicted:
         prompt: index in the prompt stream.
         tokens: response tokens that half of its trajectories do not exceed, at least 1. It replaces an earlier prediction.
         p90: tokens that nine of ten do not exceed, at least `tokens`; None if that is not predicted.
+        mean: tokens on average, at least 1, by which trajectories are ordered; None: by `tokens`.
     """
 
     prompt: int
     tokens: float
     answers: int | None = None
     p90: float | None = None
+    mean: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

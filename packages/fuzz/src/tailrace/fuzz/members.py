@@ -107,7 +107,8 @@ class FuzzRanker(RankerModel):
                 if random.random() < self._share * (1 - REFUSED):
                     tokens = float(random.randint(1, MOST_PREDICTED))
                     p90 = random.choice([None, tokens, tokens * (1 + random.random())])
-                    answer = c.Predicted(prompt, tokens, command.seq, p90)
+                    mean = None if p90 is None else (tokens + p90) / 2  # nothing drawn: old seeds draw the same
+                    answer = c.Predicted(prompt, tokens, command.seq, p90, mean)
                 self.later(random.choice([0.0, random.random() * PREDICTED_WITHIN_S]), [answer])
 
 

@@ -6,7 +6,6 @@ the cut for the end, makes the tail too short.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -46,22 +45,19 @@ def quantiles(samples: Iterable[Measured], shares: Sequence[float] = (0.5, 0.9))
     return tuple(found + [float(ordered[-1][0])] * (len(shares) - len(found)))
 
 
-def mean_ranks(examples: Sequence[Example]) -> list[float]:
-    """For each prompt the mean rank of its samples among all, between 0 (shortest) and 1.
+def mean_tokens(samples: Iterable[Sample]) -> float:
+    """The mean length by the same estimator, in tokens: the area below the curve, up to the longest length recorded.
 
-    A sample's rank is the part of the others that are known to be shorter, plus half of those of which that is not known: of
-    the same length, or one of the two truncated before the other's length.
+    So a limit on tokens, at which all responses are cut that reach it, gives the mean of what is generated under it.
+
+    Args:
+        samples: at least one.
     """
-    samples = all_samples(examples)
-    ended = sorted(length for length, truncated in samples if not truncated)
-    cut = sorted(length for length, truncated in samples if truncated)
-
-    def rank(length: int, truncated: bool) -> float:
-        if truncated:  # longer than what ended up to here; of the rest nothing is known
-            shorter = bisect_right(ended, length)
-            return (shorter + (len(samples) - 1 - shorter) / 2) / max(1, len(samples) - 1)
-        shorter, same = bisect_left(ended, length), bisect_right(ended, length) - bisect_left(ended, length) - 1
-        unknown = bisect_left(cut, length)  # truncated before: it may have become longer or not
-        return (shorter + (same + unknown) / 2) / max(1, len(samples) - 1)
-
-    return [sum(rank(*sample) for sample in example.samples) / len(example.lengths) for example in examples]
+    ordered = sorted(samples)
+    surviving, at_risk, area, before = 1.0, len(ordered), 0.0, 0
+    for length, same in groupby(ordered, key=lambda sample: sample[0]):
+        cuts = [truncated for _, truncated in same]
+        area += surviving * (length - before)
+        surviving *= 1.0 - (len(cuts) - sum(cuts)) / at_risk
+        at_risk, before = at_risk - len(cuts), length
+    return area

@@ -15,7 +15,10 @@ class Prediction:
     Args:
         p50: tokens that half of them do not exceed, at least 1.
         p90: tokens that nine of ten do not exceed, at least `p50`.
-        score: what prompts are ranked by, the longest highest. Scores of one ranker compare, those of two do not.
+        score: tokens of a response on average, as far as the method knows. Prompts are ranked by it, the longest highest: by
+            `LengthRanker.rank`, by recall and so by ``auto`` and the judgement of drift, and by a run's routing. For longest
+            first by the mean is what keeps batches short where lengths are known as distributions only (Bruno, Downey and
+            Frederickson, JACM 28, 1981, for exponential ones), and means of several responses add up.
 
     Raises:
         PredictionError: a value is not finite or outside its range.

@@ -69,7 +69,7 @@ class LengthRanker:
         memory: recent examples, which fill up small updates.
         setting: seed, models and progress; its deadline is not used.
         budget_s: seconds of an update.
-        correction: of the predictor's quantiles.
+        correction: of the predictor's lengths.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class LengthRanker:
         """Learn from recent examples (StreamRL, section 5.2: online fine-tuning with recent generation results).
 
         A fifth of their prompts is held back to compare; with fewer than five prompts all are used for both. The new predictor
-        is kept unless its recall20 is lower; quantiles are corrected by what was held back, or by all if that has too few
+        is kept unless its recall20 is lower; lengths are corrected by what was held back, or by all if that has too few
         samples. The version rises by one either way.
 
         Raises:

@@ -24,7 +24,7 @@ from tailrace.ranker.example import Example
 from tailrace.ranker.methods import GROUP, Method, load_method
 
 _NOTE, _EXAMPLES, _PREDICTOR = "ranker.json", "examples.json", "predictor"
-_FORMAT = 1
+_FORMAT = 2  # since scores are tokens
 _ENDINGS = (".json", ".safetensors")
 
 

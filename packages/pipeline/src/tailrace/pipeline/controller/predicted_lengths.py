@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tailrace.contracts import Predicted
 from tailrace.pipeline.controller.prediction_record import PredictionRecord
 from tailrace.ranker import Prediction, remaining_tokens
 
@@ -13,15 +14,16 @@ class PredictedLengths:
     """Of prompts that are open, or may be launched soon. A prompt that is done is forgotten, and stays so.
 
     Args:
-        tokens: median of the response tokens by prompt.
-        p90: their 0.9-quantile by prompt, where it is predicted.
+        tokens: response tokens by prompt with which its trajectories are ordered and planned: their mean, or their median
+            where no mean is predicted.
+        quantiles: their median and their 0.9-quantile by prompt, where both are predicted.
         asked: prompts that the ranker that is up was asked for, whether it has answered or not.
         old: prompts that have not started, and whose prediction is of a ranker that has learned anew since.
         record: what was predicted, beside how long it became.
     """
 
     tokens: dict[int, float] = field(default_factory=dict)
-    p90: dict[int, float] = field(default_factory=dict)
+    quantiles: dict[int, tuple[float, float]] = field(default_factory=dict)
     asked: dict[int, None] = field(default_factory=dict)
     old: dict[int, None] = field(default_factory=dict)
     record: PredictionRecord = field(default_factory=PredictionRecord)
@@ -32,18 +34,18 @@ class PredictedLengths:
         What is left is the mean of the lengths above `generated`, less that. It is not the median less that: who has generated
         the median is not about to end, but is one of the longer half.
         """
-        p50, p90 = self.tokens.get(prompt), self.p90.get(prompt)
-        if p50 is None or p90 is None:
-            return p50, None
-        return p50, remaining_tokens(Prediction(p50, p90, p50), generated)
+        tokens, quantiles = self.tokens.get(prompt), self.quantiles.get(prompt)
+        if tokens is None or quantiles is None:
+            return tokens, None
+        return tokens, remaining_tokens(Prediction(*quantiles, tokens), generated)
 
-    def predict(self, prompt: int, tokens: float, p90: float | None) -> None:
+    def predict(self, event: Predicted) -> None:
         """Set what is predicted for a prompt, in place of what was."""
-        self.tokens[prompt] = tokens
-        self.old.pop(prompt, None)
-        self.p90.pop(prompt, None)
-        if p90 is not None:
-            self.p90[prompt] = p90
+        self.tokens[event.prompt] = event.tokens if event.mean is None else event.mean
+        self.old.pop(event.prompt, None)
+        self.quantiles.pop(event.prompt, None)
+        if event.p90 is not None:
+            self.quantiles[event.prompt] = event.tokens, event.p90
 
     def missing(self, prompt: int) -> bool:
         """Whether nothing is predicted for a prompt, or nothing new, and nobody was asked who could still answer."""
@@ -52,6 +54,6 @@ class PredictedLengths:
     def done(self, prompt: int) -> None:
         """Forget a prompt that is not launched again. An answer that is still under way finds nobody who asked."""
         self.tokens.pop(prompt, None)
-        self.p90.pop(prompt, None)
+        self.quantiles.pop(prompt, None)
         self.asked.pop(prompt, None)
         self.old.pop(prompt, None)

@@ -127,7 +127,7 @@ class Predictions:
         open_prompts = {group.prompt for group in found}
         for prompt, event in new.items():
             if prompt in predictions.asked or prompt in open_prompts:
-                predictions.predict(prompt, event.tokens, event.p90)
+                predictions.predict(event)
         for group in found:
             if group.phase is not GroupPhase.GENERATING:
                 continue
@@ -148,5 +148,9 @@ def _checked(event: c.Predicted) -> c.Predicted:
         raise ControllerError(
             f"found a 0.9-quantile of {event.p90!r} tokens predicted for prompt {event.prompt}, expected a finite number of at "
             f"least its median, {event.tokens!r}"
+        )
+    if event.mean is not None and not (event.mean >= 1 and math.isfinite(event.mean)):
+        raise ControllerError(
+            f"found a mean of {event.mean!r} tokens predicted for prompt {event.prompt}, expected a finite number of at least 1"
         )
     return event

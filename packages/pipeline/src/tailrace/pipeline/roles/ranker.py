@@ -219,4 +219,7 @@ def _event(prompt: int, found: Prediction | PredictionError, seq: int) -> Event:
         return PredictionFailed(
             prompt, f"found p50 {found.p50} and p90 {found.p90} tokens, expected 1 <= p50 <= p90", seq
         )
-    return Predicted(prompt, found.p50, seq, found.p90)
+    if not math.isfinite(found.score):
+        return PredictionFailed(prompt, f"found a score of {found.score}, expected a finite number", seq)
+    # No response has less than one token: what scores lower is as short as can be.
+    return Predicted(prompt, found.p50, seq, found.p90, max(1.0, found.score))

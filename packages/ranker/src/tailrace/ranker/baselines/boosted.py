@@ -12,7 +12,7 @@ from safetensors.numpy import save as save_tensors
 
 from tailrace.ranker.baselines.boosting import Growth, Trees, boosted
 from tailrace.ranker.by_score import QuantilesByScore
-from tailrace.ranker.censoring import mean_ranks
+from tailrace.ranker.censoring import mean_tokens
 from tailrace.ranker.contents import file_of, from_json, to_json
 from tailrace.ranker.deadline import Deadline
 from tailrace.ranker.errors import DamagedRankerError
@@ -54,12 +54,12 @@ class BoostedPredictor:
 
 
 def fit_boosted(growth: Growth, examples: Sequence[Example], setting: Setting) -> BoostedPredictor:
-    """Learn the mean rank of each prompt's samples; quantiles are those by scores of trees that had not seen the prompt."""
+    """Learn the mean length of each prompt's samples; quantiles are those by scores of trees that had not seen the prompt."""
     rows = _rows([example.prompt for example in examples])
-    ranks = np.array(mean_ranks(examples))
+    means = np.array([mean_tokens(example.samples) for example in examples])
 
     def grown(side: Any, deadline: Deadline) -> Trees:
-        return boosted(rows[side], ranks[side], growth, setting.seed, deadline)
+        return boosted(rows[side], means[side], growth, setting.seed, deadline)
 
     trees = grown(slice(None), setting.deadline.part(0.4))
     scores = trees(rows)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Lexical:
-    """Ranks by the mean rank of a prompt's samples, which boosted trees learn from features of the text (`features_of`).
+    """Ranks by the mean length of a prompt's samples, which boosted trees learn from features of the text (`features_of`).
 
     Args:
         trees: most trees.

@@ -15,7 +15,7 @@ from tailrace.ranker.prediction import Prediction
 
 @dataclass(frozen=True, slots=True)
 class PromptLength:
-    """Ranks by the number of the prompt's characters."""
+    """Ranks by the number of the prompt's characters, at as many tokens for each as all responses have for all prompts."""
 
     needs_samples: ClassVar[bool] = False
     quick: ClassVar[bool] = True
@@ -23,21 +23,25 @@ class PromptLength:
     def fit(self, examples: Sequence[Example], setting: Setting) -> RulePredictor:
         """Learn the quantiles of the lengths of responses to prompts of similar length."""
         del setting
-        scores = [float(len(example.prompt)) for example in examples]
-        return RulePredictor(self, _Rule(QuantilesByScore.fit(scores, [example.samples for example in examples])))
+        characters = sum(len(example.prompt) * len(example.lengths) for example in examples)
+        each = sum(sum(example.lengths) for example in examples) / max(1, characters)
+        scores = [each * len(example.prompt) for example in examples]
+        return RulePredictor(self, _Rule(each, QuantilesByScore.fit(scores, [example.samples for example in examples])))
 
     def restore(self, files: Mapping[str, bytes], setting: Setting) -> RulePredictor:
         """Read what `fit` learned."""
         del setting
-        return RulePredictor(self, _Rule(QuantilesByScore.from_json(saved(files, points=list)["points"])))
+        data = saved(files, tokens_per_character=float, points=list)
+        return RulePredictor(self, _Rule(data["tokens_per_character"], QuantilesByScore.from_json(data["points"])))
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
+    tokens_per_character: float
     quantiles: QuantilesByScore
 
     def __call__(self, prompt: str) -> Prediction:
-        return self.quantiles(float(len(prompt)))
+        return self.quantiles(self.tokens_per_character * len(prompt))
 
     def to_json(self) -> dict[str, Any]:
-        return {"points": self.quantiles.points}
+        return {"tokens_per_character": self.tokens_per_character, "points": self.quantiles.points}

@@ -1,4 +1,4 @@
-"""The method ``encoder``: a transformer reads the prompt and puts out a score and two quantiles."""
+"""The method ``encoder``: a transformer reads the prompt and puts out quantiles of its lengths, whose mean is the score."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Encoder(EncoderOptions):
-    """Ranks by a score learned from pairs or lists of samples; quantiles by a quantile loss; truncated samples as censored.
+    """Ranks by the mean of five quantiles of the lengths; their order is learned from pairs or lists of samples, too.
+
+    Truncated samples are censored in both.
 
     With `Setting.init` the transformer is that causal language model, whose shape is its own; otherwise a bidirectional one
     of this shape. The defaults give 1.0 to 1.2 million parameters, by the tokens

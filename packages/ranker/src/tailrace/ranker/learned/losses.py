@@ -10,10 +10,12 @@ from tailrace.ranker.learned.samples import Samples, known_longer
 
 
 def pairwise(scores: Tensor, samples: Samples) -> Tensor:
-    """Logistic loss over pairs of prompts (RankNet, Burges et al. 2005).
+    """Logistic loss over pairs of prompts (RankNet, Burges et al. 2005), each pair of samples counted by its difference.
 
-    sigmoid(s_i - s_j) is the probability that a sample of i is longer than one of j, which is estimated from all pairs of
-    their samples whose order is known.
+    With E[(L_i - L_j)+] against E[(L_j - L_i)+] tokens, from all pairs of their samples whose order is known, the loss is
+    least where s_i > s_j exactly if i is longer on average: the first less the second is the difference of the means.
+    Counted by one each, pairs would teach which prompt is usually longer, and a prompt that is seldom but much longer would
+    be none of the longest.
 
     Args:
         scores: [n].
@@ -23,14 +25,15 @@ def pairwise(scores: Tensor, samples: Samples) -> Tensor:
         A scalar; 0 if no order is known.
     """
     longer = known_longer(samples.logs, samples.cut, samples.there, samples)  # [n, S, n, S]
-    wins = longer.sum(dim=(1, 3)).float()
-    compared = (wins + wins.T).triu(1)
-    if not compared.any():
-        return scores.sum() * 0.0
-    target = wins / (wins + wins.T).clamp(min=1)
-    loss = F.binary_cross_entropy_with_logits(scores[:, None] - scores[None, :], target, reduction="none")
+    tokens = samples.logs.exp()
+    by = (tokens[:, :, None, None] - tokens[None, None]) * longer
     most = samples.there.sum(1).float()
-    weight = compared / (most[:, None] * most[None, :])  # a prompt with more samples does not count more
+    wins = by.sum(dim=(1, 3)) / (most[:, None] * most[None, :])  # a prompt with more samples does not count more
+    weight = (wins + wins.T).triu(1)
+    if not weight.any():
+        return scores.sum() * 0.0
+    target = wins / (wins + wins.T).where(wins + wins.T > 0, torch.ones(()))
+    loss = F.binary_cross_entropy_with_logits(scores[:, None] - scores[None, :], target, reduction="none")
     return (loss * weight).sum() / weight.sum()
 
 

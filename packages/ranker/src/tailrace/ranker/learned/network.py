@@ -1,4 +1,4 @@
-"""Networks that read a prompt and put out a score and two quantiles."""
+"""Networks that read a prompt and put out its place in the order and quantiles of its lengths."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its usual name
 
-OUTPUTS = 3
-"""A score; p50 and the distance to p90, on the scale of `Scale`."""
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Of the quantiles. Each stands for a fifth of the responses, so that their mean is that of the lengths (the midpoint rule)."""
+P50, P90 = 2, 4
+"""Their places."""
+OUTPUTS = 1 + len(SHARES)
+"""The place in the order, which only the loss of the order reads; p50, and the distances of neighbours, in units of `Scale`."""
 
 
 class Bidirectional(nn.Module):

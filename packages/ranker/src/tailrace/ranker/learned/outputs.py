@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -16,32 +15,47 @@ from torch.nn import functional as F  # noqa: N812 - its usual name
 from tailrace.ranker.contents import file_of
 from tailrace.ranker.errors import DamagedRankerError
 from tailrace.ranker.learned.losses import list_mle, pairwise, pinball
+from tailrace.ranker.learned.network import P50, P90, SHARES
 from tailrace.ranker.learned.samples import Samples, Scale
 from tailrace.ranker.prediction import Prediction
 
 Loss = Literal["pairwise", "listmle"]
 
 
-def quantile_logs(outputs: Tensor, scale: Scale) -> tuple[Tensor, Tensor]:
-    """ln p50 and ln p90 of outputs [n, 3]; the second is never the lower."""
-    p50 = scale.middle + scale.spread * outputs[:, 1]
-    return p50, p50 + scale.spread * F.softplus(outputs[:, 2])
+def quantile_logs(outputs: Tensor, scale: Scale) -> Tensor:
+    """ln of the quantiles [n, shares] of outputs [n, 1 + shares]; none is below the one before."""
+    above = F.pad(F.softplus(outputs[:, 2:]).cumsum(1), (1, 0))
+    return scale.middle + scale.spread * (outputs[:, 1:2] + above - above[:, P50 : P50 + 1])
 
 
 def ranking_loss(outputs: Tensor, samples: Samples, scale: Scale, loss: Loss, drawn: torch.Generator) -> Tensor:
-    """The loss of the order, and those of both quantiles in units of the spread."""
+    """The loss of the order, and those of all quantiles in units of the spread.
+
+    The first shapes what the layers before look for. The order itself is read from the quantiles: they are in tokens, and found
+    more of the longest prompts.
+    """
     order = pairwise(outputs[:, 0], samples) if loss == "pairwise" else list_mle(outputs[:, 0], samples, drawn)
-    p50, p90 = quantile_logs(outputs, scale)
-    total: Tensor = order + (pinball(p50, samples, 0.5) + pinball(p90, samples, 0.9)) / scale.spread
+    logs = quantile_logs(outputs, scale)
+    total = order
+    for at, share in enumerate(SHARES):
+        total = total + pinball(logs[:, at], samples, share) / scale.spread
     return total
 
 
 def predictions_of(outputs: Tensor, scale: Scale) -> list[Prediction]:
     """One prediction for each row; between 1 token and the longest sample that was seen."""
-    most = math.log(scale.most)
-    p50, p90 = (logs.clamp(0.0, most).double().exp() for logs in quantile_logs(outputs, scale))
-    rows = zip(p50.tolist(), p90.tolist(), outputs[:, 0].double().tolist(), strict=True)
-    return [Prediction(max(1.0, half), max(1.0, half, most_of), score) for half, most_of, score in rows]
+    return predictions_by(quantile_logs(outputs, scale).double().exp(), scale.most)
+
+
+def predictions_by(lengths: Tensor, most: float) -> list[Prediction]:
+    """The predictions of quantiles [n, shares] in tokens, which may have the rounding of float32.
+
+    Args:
+        lengths: the quantiles.
+        most: tokens that none exceeds.
+    """
+    rows = lengths.double().clamp(1.0, most).tolist()
+    return [Prediction(row[P50], max(row[P50], row[P90]), sum(row) / len(row)) for row in rows]
 
 
 def saved_weights(network: nn.Module) -> bytes:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sft(SftOptions):
-    """Ranks by the lengths that a fine-tuned causal language model would write: the mean of ln tokens, up to the longest seen.
+    """Ranks by the lengths that a fine-tuned causal language model would write: their mean, up to the longest seen.
 
     The length stands behind the prompt in decimal digits, as many for each, so that digit by digit the model gives the whole
     distribution: its quantiles are read off exactly, where the paper decodes one number, and the mean is that of five of

@@ -16,9 +16,9 @@ from tailrace.ranker.errors import DamagedRankerError, ModelError
 from tailrace.ranker.example import Example
 from tailrace.ranker.learned.digits import as_digits, log_likelihood, quantile
 from tailrace.ranker.learned.fitting import Plan, fit_network
-from tailrace.ranker.learned.network import padded
+from tailrace.ranker.learned.network import SHARES, padded
 from tailrace.ranker.learned.options import SftOptions
-from tailrace.ranker.learned.outputs import load_weights, saved_weights
+from tailrace.ranker.learned.outputs import load_weights, predictions_by, saved_weights
 from tailrace.ranker.learned.pretrained import build_causal_lm, causal_lm, configuration, device_of_pretrained
 from tailrace.ranker.learned.text import TextCodec
 from tailrace.ranker.methods import Setting
@@ -26,8 +26,6 @@ from tailrace.ranker.prediction import Prediction
 
 _ABOUT, _TOKENIZER, _WEIGHTS = "sft.json", "tokenizer.json", "weights.safetensors"
 _ASKS = "\nTokens of the response: "
-_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
-_P50, _P90 = 2, 4  # their places
 _ROWS_AT_ONCE = 32
 _UPDATE_EPOCHS, _UPDATE_RATE = 0.25, 0.3  # of those of training
 _ROOM = 32  # positions behind the longest prompt: the question and the digits
@@ -60,12 +58,8 @@ class SftPredictor:
         with torch.inference_mode():
             for first in range(0, len(order), _ROWS_AT_ONCE):
                 part = order[first : first + _ROWS_AT_ONCE]
-                lengths = self._quantiles([rows[at] for at in part]).clamp(1.0, float(self._most))
-                scores = lengths.log().mean(1)
-                found.update(
-                    (at, Prediction(row[_P50], max(row[_P50], row[_P90]), score))
-                    for at, row, score in zip(part, lengths.tolist(), scores.tolist(), strict=True)
-                )
+                lengths = self._quantiles([rows[at] for at in part])
+                found.update(zip(part, predictions_by(lengths, float(self._most)), strict=True))
         return [found[at] for at in range(len(rows))]
 
     def _quantiles(self, rows: list[list[int]]) -> Tensor:
@@ -74,7 +68,7 @@ class SftPredictor:
         length = there.sum(1)
         states, cache = self._read(ids, there.long())
         first = self._digit_logprobs(states[torch.arange(len(rows)), length - 1])
-        count = len(_SHARES)
+        count = len(SHARES)
         cache.batch_repeat_interleave(count)
         mask = there.long().repeat_interleave(count, 0)
         positions = length.repeat_interleave(count)
@@ -88,7 +82,7 @@ class SftPredictor:
             states, _ = self._read(self._digits[chosen[:, -1:]], mask, position_ids=place, past_key_values=cache)
             return self._digit_logprobs(states[:, -1])
 
-        shares = torch.tensor(_SHARES).repeat(len(rows))
+        shares = torch.tensor(SHARES).repeat(len(rows))
         return quantile(next_digit, shares, self._places).reshape(len(rows), count)
 
     def update(self, examples: Sequence[Example], setting: Setting) -> SftPredictor:
