@@ -1,0 +1,292 @@
+"""The environment role: answers turns in sessions of worker processes, and stores each answer before anybody goes on with it.
+
+    Call ──► conversations (data role) ──► its session, held, restored or replayed ──► step ──► observe (data role) ──► Turned
+                  └─ answered already: said again                └─ lost ──► CallFailed(lost)      └─ too late: nothing
+                                                                    step fails ──► CallFailed
+    Close ──► its call is dropped, its session ends
+
+The turns, the answers and a session's last snapshot are in the data role's store, with ids that are never tokenised again. So a
+session goes on here that began in a process that is gone: from its snapshot, or by playing its turns again, if the answers are
+those that the store has. Everything here belongs to one event loop in one thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace.contracts import Call, CallFailed, Close, Command, Event, SessionOrigin, Turned
+from tailrace.environment import EnvironmentPool, SessionError, SessionLostError, StepResult
+from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.event_queue import EventQueue
+from tailrace.pipeline.roles.observations import Glue, Observations
+from tailrace.trajstore import Conversation, Prompt, Turn
+
+_CLOSE_S = 10.0
+_EVERY_SESSION = (
+    1_000_000  # the controller limits how many are at work; a limit of the pool could hold up what it let through
+)
+
+
+@dataclass(slots=True)
+class _Session:
+    """A session of the pool, and how many turns it has answered."""
+
+    number: int
+    answered: int
+
+
+class EnvironmentRole:
+    """Answers the turns of trajectories.
+
+    Args:
+        data: the data role.
+        environment: see `EnvironmentPool`, as are `options`, `workers`, `call_s` and `python`.
+        max_turns: turns that are answered in a trajectory; the answer to the last one ends it.
+        max_tokens: most response tokens, answers included. An answer that leaves no token for the next turn ends its
+            trajectory, as the end of the context does; one that fits no response at all fails its group.
+        tokenizer, stop_token_ids, glue: see `Observations`.
+        data_timeout_s: how long the data role may be gone before a restarted one must answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Caller,
+        environment: str,
+        options: Mapping[str, Any],
+        workers: int,
+        call_s: float,
+        max_turns: int,
+        max_tokens: int,
+        tokenizer: Path,
+        stop_token_ids: Sequence[int],
+        glue: Glue | None = None,
+        python: str = "",
+        data_timeout_s: float = 180.0,
+    ) -> None:
+        self._data, self._data_timeout_s = data, data_timeout_s
+        self._name, self._max_turns, self._max_tokens = environment, max_turns, max_tokens
+        self._observations = Observations(tokenizer, stop_token_ids, glue)
+        self._pool = EnvironmentPool(
+            environment, options, workers=workers, sessions=_EVERY_SESSION, call_s=call_s, python=python
+        )
+        self._events = EventQueue()
+        self._sessions: dict[str, _Session] = {}
+        self._calls: dict[str, tuple[int, asyncio.Task[None]]] = {}
+        self._told = {SessionOrigin.RESTORED: 0, SessionOrigin.REPLAYED: 0}
+        self._closing = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        up = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(up,), name="environments", daemon=True)
+        self._thread.start()
+        up.wait()  # starting workers has a deadline of its own
+        self._events.put(*self._events.events(0.0))  # raises what kept it from coming up
+
+    def ready(self) -> dict[str, object]:
+        """Returns once the workers are up."""
+        return {}
+
+    def submit(self, commands: Sequence[Command]) -> None:
+        """Answer the trajectories of each `Call`, and end the sessions of each `Close`."""
+        for command in commands:
+            if not isinstance(command, Call | Close):
+                raise RoleError(f"an environment got {type(command).__name__} {command.seq}, expected Call or Close")
+        self._loop.call_soon_threadsafe(self._take, tuple(commands))
+
+    def events(self, timeout_s: float) -> list[Event]:
+        """Answers since the last call; waits up to `timeout_s` seconds for one."""
+        return self._events.events(timeout_s)
+
+    def adopt(self) -> None:
+        """Prepare for another controller: end the last one's sessions."""
+        asyncio.run_coroutine_threadsafe(self._forget(), self._loop).result(_CLOSE_S)
+
+    def close(self) -> None:
+        """End the sessions and the workers."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(_CLOSE_S)
+
+    # ---- in the event loop's thread -------------------------------------------------------------------------------
+
+    def _run(self, up: threading.Event) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve(up))
+        except BaseException as error:
+            self._events.fail(error)  # `events` raises it
+        finally:
+            up.set()
+
+    async def _serve(self, up: threading.Event) -> None:
+        async with self._pool:
+            up.set()
+            await self._closing.wait()
+            await self._forget()
+
+    def _take(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Call):
+                for name in command.trajectories:
+                    task = self._loop.create_task(self._answer(name, command.seq))
+                    self._calls[name] = (command.seq, task)
+                    task.add_done_callback(self._ended)
+            elif isinstance(command, Close):
+                for name in command.trajectories:
+                    self._end(name)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What breaks a call and is not the environment's own failure breaks the role."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._events.fail(error)
+            self._closing.set()
+
+    def _end(self, name: str) -> None:
+        call, session = self._calls.pop(name, None), self._sessions.pop(name, None)
+        if call is not None:
+            call[1].cancel()
+        if session is not None:
+            task = self._loop.create_task(self._pool.close(session.number))
+            task.add_done_callback(self._ended)
+
+    async def _forget(self) -> None:
+        for name in {*self._calls, *self._sessions}:
+            self._end(name)
+        self._events.forget()
+
+    # ---- one call -------------------------------------------------------------------------------------------------
+
+    async def _answer(self, name: str, seq: int) -> None:
+        """Answer the last turn of a trajectory and say so, or why not."""
+        try:
+            found = await self._call_data("conversations", [name])
+            event = None if not found else await self._turned(*found[0], seq)
+        except SessionLostError as error:
+            event = CallFailed(name, str(error), seq, lost=True)
+        except SessionError as error:
+            event = CallFailed(name, str(error), seq)
+        if self._calls.get(name, (0,))[0] != seq:
+            return  # it was closed meanwhile
+        del self._calls[name]
+        over = event is None or isinstance(event, CallFailed) or event.done
+        session = self._sessions.pop(name, None) if over else None
+        if session is not None:
+            await self._pool.close(session.number)
+        if event is not None:  # otherwise it was dropped, and a `Close` follows
+            self._events.put(event)
+
+    async def _turned(self, talk: Conversation, prompt: Prompt, seq: int) -> Turned | None:
+        turn = talk.turns[-1]
+        if turn.observation is not None:  # a process that is gone has answered, and could not say so
+            return self._event(talk.trajectory, turn, 0.0, seq)
+        session = await self._session(talk, prompt)
+        began_s = time.monotonic()
+        result = await self._pool.step(session.number, self._observations.action(turn.response))
+        seconds = time.monotonic() - began_s
+        session.answered = turn.number
+        tokens, done = self._fitted(talk, prompt, result)
+        state = None if done else await self._pool.snapshot(session.number)
+        stored = await self._call_data("observe", talk.trajectory, turn.serial, tokens, done, result.reward, state)
+        return None if stored is None else self._event(talk.trajectory, stored, seconds, seq)
+
+    def _fitted(self, talk: Conversation, prompt: Prompt, result: StepResult) -> tuple[tuple[int, ...], bool]:
+        """The tokens of an answer, and whether it ends its trajectory.
+
+        Raises:
+            SessionError: no response has room for so many tokens.
+        """
+        turn = talk.turns[-1]
+        if result.done or turn.number >= self._max_turns:
+            return (), True
+        tokens = self._observations.tokens(result.observation, prompt.prompt)
+        if len(tokens) >= self._max_tokens:
+            raise SessionError(
+                f"the environment {self._name!r} answered with {len(tokens):,} tokens, expected fewer than the "
+                f"{self._max_tokens:,} of a response"
+            )
+        if not tokens:
+            raise SessionError(
+                f"the environment {self._name!r} answered turn {turn.number} with nothing, expected an observation or `done`"
+            )
+        full = turn.start + len(turn.response) + len(tokens) >= self._max_tokens
+        return ((), True) if full else (tokens, False)
+
+    async def _session(self, talk: Conversation, prompt: Prompt) -> _Session:
+        """The session that has answered all turns but the last: held, restored, replayed or, for the first turn, begun.
+
+        Raises:
+            SessionLostError: it is gone and cannot be had again.
+            SessionError: it cannot begin.
+        """
+        name, before = talk.trajectory, talk.turns[:-1]
+        session = self._sessions.get(name)
+        if session is not None and session.answered == len(before):
+            return session
+        if session is not None:  # of a trajectory that has begun anew since
+            del self._sessions[name]
+            await self._pool.close(session.number)
+        row = {"prompt": prompt.prompt, "answer": prompt.answer, "metadata": dict(prompt.metadata), "seed": name}
+        number = await self._again(talk, prompt, row) if before else await self._begin(row)
+        session = self._sessions[name] = _Session(number, len(before))
+        return session
+
+    async def _begin(self, row: Mapping[str, Any]) -> int:
+        opened = await self._pool.open(row)
+        if opened.observation:
+            await self._pool.close(opened.session)
+            raise SessionError(
+                f"the environment {self._name!r} began with {opened.observation!r:.80}, which the model has not read: expected "
+                "the row's prompt to say it, and no first observation"
+            )
+        return opened.session
+
+    async def _again(self, talk: Conversation, prompt: Prompt, row: Mapping[str, Any]) -> int:
+        before = talk.turns[:-1]
+        if talk.session is not None and talk.session_serial == before[-1].serial:
+            return await self._pool.restore(row, talk.session)
+        if not self._pool.abilities.replayable:
+            raise SessionLostError(
+                f"the session of {talk.trajectory} was lost with its member, and the environment {self._name!r} has neither a "
+                "snapshot of it nor `replayable`"
+            )
+        replayed = await self._pool.replay(row, [self._observations.action(turn.response) for turn in before])
+        for turn, result in zip(before, replayed.results, strict=True):
+            if self._observations.tokens(result.observation, prompt.prompt) != turn.observation:
+                await self._pool.close(replayed.session)
+                raise SessionLostError(
+                    f"{talk.trajectory}, played again, was answered {result.observation!r:.80} to turn {turn.number}, which is "
+                    "not what the store has"
+                )
+        return replayed.session
+
+    # ---- helpers --------------------------------------------------------------------------------------------------
+
+    def _event(self, name: str, turn: Turn, seconds: float, seq: int) -> Turned:
+        tokens = turn.start + len(turn.response) + len(turn.observation or ())
+        return Turned(name, turn.number, tokens, turn.done, round(seconds, 4), seq, self._origin())
+
+    def _origin(self) -> SessionOrigin:
+        """Where a session was had from, counted by the pool, which also brings back those of its own dead workers.
+
+        Several calls are under way at once, so that the sum is right, and which of them it was is not always.
+        """
+        counts = self._pool.counts
+        for origin, count in ((SessionOrigin.RESTORED, counts.restored), (SessionOrigin.REPLAYED, counts.replayed)):
+            if count > self._told[origin]:
+                self._told[origin] += 1
+                return origin
+        return SessionOrigin.HELD
+
+    async def _call_data(self, method: str, *arguments: Any) -> Any:
+        def call() -> Any:
+            return self._data.call(method, *arguments, timeout_s=self._data_timeout_s)
+
+        return await asyncio.to_thread(call)

@@ -1,0 +1,164 @@
+"""The environment of a run: which one it is, how its role is started, and what is wrong with it before it starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tailrace.contracts import PluginError, extra, plugins
+from tailrace.environment import GROUP, SetupError, environment_names, examine_environment
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.options import read_options
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.executor.deployment import ENVIRONMENT
+from tailrace.pipeline.executor.seam import RoleSpec
+from tailrace.pipeline.roles.environment import EnvironmentRole
+from tailrace.pipeline.roles.observations import Glue
+
+if TYPE_CHECKING:
+    from tailrace.reward.tasks import GeneratedTask
+
+_ANSWER, _TURN = "tailrace-answer", "tailrace-turn"  # text that stands in no template
+
+
+def environment_of(config: RunConfig) -> str | None:
+    """The environment that answers the run's responses; None if each is one turn.
+
+    Raises:
+        ConfigError: the generated tasks of a mix have different ones.
+    """
+    if config.environment.name is not None:
+        return config.environment.name
+    found = {name: _environment_of_task(name) for name in config.task.generated}
+    if len(set(found.values())) > 1:
+        named = ", ".join(f"{name}: {environment or 'none'}" for name, environment in found.items())
+        raise ConfigError(
+            f"key 'task.mix': found tasks with different environments ({named}), expected the same for all"
+        )
+    return next(iter(found.values()), "") or None
+
+
+def check_environment(config: RunConfig) -> None:
+    """Find what is wrong with an environment before anything starts.
+
+    Raises:
+        ConfigError: it is unknown or does not load, an option is wrong, its interpreter is missing, or a deadline is too short.
+    """
+    name, table = environment_of(config), config.environment
+    if name is None:
+        return
+    if table.call_s >= config.deadlines.call_s:
+        raise ConfigError(
+            f"keys 'environment.call_s' and 'deadlines.call_s': found {table.call_s:g} and {config.deadlines.call_s:g} s, "
+            "expected the second to be longer: otherwise one slow call ends the whole member"
+        )
+    if table.python is not None:
+        if not os.access(table.python, os.X_OK) or table.python.is_dir():
+            raise ConfigError(f"key 'environment.python': found {str(table.python)!r}, expected an interpreter")
+    elif name in environment_names():
+        read_options(_loaded(name), table.options, "key 'environment.options'")
+    try:
+        examine_environment(name, table.options, python="" if table.python is None else str(table.python))
+    except SetupError as error:
+        raise ConfigError(f"table 'environment': {error}") from error
+
+
+def environment_role(
+    config: RunConfig, model: Path, stop_token_ids: tuple[int, ...], variables: Mapping[str, str]
+) -> dict[str, RoleSpec]:
+    """How the role is started, by its name; nothing where no environment answers.
+
+    Args:
+        config: the configuration.
+        model: the model's directory.
+        stop_token_ids: tokens that end a turn.
+        variables: environment variables of its process.
+    """
+    name, table = environment_of(config), config.environment
+    if name is None:
+        return {}
+    arguments = {
+        "environment": name,
+        "options": dict(table.options),
+        "workers": table.workers,
+        "call_s": table.call_s,
+        "max_turns": table.max_turns,
+        "max_tokens": config.rollout.max_tokens,
+        "tokenizer": model / "tokenizer.json",
+        "stop_token_ids": stop_token_ids,
+        "glue": chat_glue(model, stop_token_ids),
+        "python": "" if table.python is None else str(table.python),
+    }
+    return {ENVIRONMENT: RoleSpec(EnvironmentRole, arguments, environment=variables)}
+
+
+def chat_glue(model: Path, stop_token_ids: tuple[int, ...]) -> Glue | None:
+    """What a model's chat template writes around an environment's answer; None if the model has no template.
+
+    It is the difference of two renderings: of a conversation that ends with the model's turn, and of one that goes on with an
+    answer. A template without tool messages gives the answer as the user's.
+
+    Raises:
+        ConfigError: the template does not show an answer behind the model's turn.
+    """
+    if not _has_template(model):
+        return None
+    with extra("tailrace-rollout", "transformers"):
+        import jinja2
+        from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+    begun = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
+    stops = [text for stop in stop_token_ids if (text := tokenizer.decode([stop]))]
+    for role in ("tool", "user"):
+        try:
+            whole: str = tokenizer.apply_chat_template(
+                [*begun, {"role": role, "content": _ANSWER}], tokenize=False, add_generation_prompt=True
+            )
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError):  # a template may refuse a role
+            continue
+        _, turn, rest = whole.rpartition(_TURN)
+        before, answer, after = rest.partition(_ANSWER)
+        if turn and answer:
+            stop = next((text for text in stops if before.startswith(text)), "")
+            return Glue(before.removeprefix(stop), after)
+    raise ConfigError(
+        f"key 'model.path': {model}: found a chat template that shows neither a tool's nor a user's message behind the model's "
+        "turn, expected one that does"
+    )
+
+
+def no_tool_prefix(config: RunConfig) -> str:
+    """The beginning of a response that does without the environment, for a control; empty where there is none."""
+    name = config.task.name
+    return "" if name is None or environment_of(config) is None else _task(name).no_tool_prefix
+
+
+def _environment_of_task(name: str) -> str:
+    return _task(name).environment
+
+
+def _task(name: str) -> GeneratedTask:
+    from tailrace.reward.errors import UnknownTaskError
+    from tailrace.reward.tasks import get_task
+
+    try:
+        return get_task(name)
+    except UnknownTaskError as error:
+        raise ConfigError(f"key 'task.name': {error}") from error
+
+
+def _has_template(model: Path) -> bool:
+    settings = model / "tokenizer_config.json"
+    return (model / "chat_template.jinja").is_file() or (
+        settings.is_file() and '"chat_template"' in settings.read_text()
+    )
+
+
+def _loaded(name: str) -> Any:
+    try:
+        return plugins.load(GROUP, name)
+    except PluginError as error:
+        raise ConfigError(f"key 'environment.name': {error}") from error

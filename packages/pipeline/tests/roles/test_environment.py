@@ -1,0 +1,324 @@
+"""The environment role on a real store and real worker processes: its answers, and what becomes of sessions that are gone."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from tailrace.contracts import Call, CallFailed, Close, Interrupt, PartialDelta, SessionOrigin, TrajectoryRef, Turned
+from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.roles.data import DataRole
+from tailrace.pipeline.roles.environment import EnvironmentRole
+from tailrace.pipeline.roles.observations import Glue, Observations
+
+ENVIRONMENTS = '''
+import os
+import time
+
+
+class Adds:
+    """Adds up what it is told. It can be restored and replayed."""
+
+    replayable = True
+
+    def __init__(self):
+        self.total = 0
+
+    def reset(self, row):
+        self.answer = row["answer"]
+        return ""
+
+    def step(self, action):
+        if action.startswith("="):
+            return {"observation": "", "done": True, "reward": float(action[1:].strip() == self.answer)}
+        if action == "*":
+            time.sleep(60)
+        if action == "()":
+            return {"observation": 7, "done": False}
+        if action == "/":
+            return {"observation": "1 " * 500, "done": False}
+        if action == "-":
+            return {"observation": "", "done": False}
+        self.total += int(action)
+        return {"observation": f"= {self.total} ", "done": False, "reward": 0.5}
+
+    def snapshot(self):
+        return str(self.total).encode()
+
+    def restore(self, state):
+        self.total = int(state)
+
+    def close(self):
+        pass
+
+
+class Replayed(Adds):
+    snapshot = restore = None
+
+
+class Fragile(Replayed):
+    replayable = False
+
+
+class Drifts(Replayed):
+    """It says that it is replayable, and is not."""
+
+    def step(self, action):
+        return {"observation": f"= {os.getpid()} ", "done": False}
+
+
+class Speaks(Adds):
+    def reset(self, row):
+        return "hello"
+'''
+STOP = 0
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory):
+    path = tmp_path_factory.mktemp("environments") / "adds.py"
+    path.write_text(ENVIRONMENTS)
+    return path
+
+
+@pytest.fixture
+def tokenizer(model):
+    return Tokenizer.from_file(str(model / "tokenizer.json"))
+
+
+@pytest.fixture
+def store(data_arguments, caller):
+    role = caller.role = DataRole(**data_arguments)
+    yield role
+    role.close()
+
+
+class Turns:
+    """A replica that says what a test wants: each turn ends with the stop token."""
+
+    def __init__(self, store, tokenizer, stop):
+        self.store, self.tokenizer, self.stop = store, tokenizer, stop
+        self.length = {}
+
+    def says(self, name, text, prompt=3):
+        (resume,) = self.store.begin("r0#1", 0, [TrajectoryRef(name, 0, 0, prompt=prompt)], seq=9)
+        tokens = (*self.tokenizer.encode(text, add_special_tokens=False).ids, self.stop)
+        delta = PartialDelta(name, len(resume.kept_tokens), 0, tokens, (-1.0,) * len(tokens), turn_ends=True)
+        assert self.store.append("r0#1", [delta]) == []
+        self.length[name] = len(resume.kept_tokens) + len(tokens)
+
+
+@pytest.fixture
+def replica(store, tokenizer):
+    return Turns(store, tokenizer, STOP)
+
+
+@pytest.fixture
+def make(caller, store, environments, model):
+    roles = []
+
+    def start(name="Adds", **options):
+        arguments = {
+            "data": caller,
+            "environment": f"{environments}:{name}",
+            "options": {},
+            "workers": 1,
+            "call_s": 20.0,
+            "max_turns": 8,
+            "max_tokens": 200,
+            "tokenizer": model / "tokenizer.json",
+            "stop_token_ids": (STOP,),
+        }
+        roles.append(EnvironmentRole(**{**arguments, **options}))
+        return roles[-1]
+
+    yield start
+    for role in roles:
+        role.close()
+
+
+def ask(role, gather, seq, *names):
+    """What it answers to a call of trajectories, in the order of their names."""
+    role.submit([Call(seq, "0", names)])
+    events = gather(role, lambda events: len(events) == len(names), "an answer to each")
+    return sorted(events, key=lambda event: event.trajectory)
+
+
+def test_turns_are_answered_in_the_session_of_their_trajectory(make, replica, gather, store, tokenizer):
+    role = make()
+    assert role.ready() == {}
+    replica.says("a", "4")
+    replica.says("b", "5")
+    a, b = ask(role, gather, 1, "a", "b")
+    assert (a.trajectory, a.turn, a.done, a.answers, a.session) == ("a", 1, False, 1, SessionOrigin.HELD)
+    ((talk, _),) = store.conversations(["b"])
+    assert tokenizer.decode(list(talk.turns[0].observation)).split() == ["=", "5"]
+    assert b.tokens == replica.length["b"] + len(talk.turns[0].observation)
+    replica.says("a", "3")
+    (a,) = ask(role, gather, 2, "a")
+    ((talk, _),) = store.conversations(["a"])
+    assert tokenizer.decode(list(talk.turns[1].observation)).split() == ["=", "7"]
+    replica.says("a", "= 3")  # the row's answer
+    (a,) = ask(role, gather, 3, "a")
+    assert (a.turn, a.done, a.tokens) == (3, True, replica.length["a"])
+    (item,) = store.to_score(["a"])
+    assert item.metadata["turns"]["reward"] == 2.0
+    assert role._pool.open_sessions == 1  # b's
+
+
+def test_a_call_that_is_repeated_is_answered_from_the_store(make, replica, gather):
+    role = make()
+    replica.says("a", "4")
+    (first,) = ask(role, gather, 1, "a")
+    (again,) = ask(make(), gather, 2, "a")  # of another process, which never saw it
+    assert (again.turn, again.tokens, again.answers) == (first.turn, first.tokens, 2)
+
+
+@pytest.mark.parametrize(("name", "origin"), [("Adds", SessionOrigin.RESTORED), ("Replayed", SessionOrigin.REPLAYED)])
+def test_a_session_goes_on_in_another_process(make, replica, gather, store, tokenizer, name, origin):
+    replica.says("a", "4")
+    (held,) = ask(make(name), gather, 1, "a")
+    assert held.session is SessionOrigin.HELD
+    replica.says("a", "5")
+    (again,) = ask(make(name), gather, 2, "a")
+    assert (again.turn, again.session) == (2, origin)
+    ((talk, _),) = store.conversations(["a"])
+    assert tokenizer.decode(list(talk.turns[1].observation)).split() == ["=", "9"]
+
+
+def test_a_worker_that_dies_loses_no_session(make, replica, gather, store, tokenizer, until):
+    role = make("Replayed")
+    replica.says("a", "4")
+    ask(role, gather, 1, "a")
+    (pid,) = role._pool.pids
+    os.kill(pid, signal.SIGKILL)
+    replica.says("a", "5")
+    (again,) = ask(role, gather, 2, "a")
+    assert again.session is SessionOrigin.REPLAYED
+    ((talk, _),) = store.conversations(["a"])
+    assert tokenizer.decode(list(talk.turns[1].observation)).split() == ["=", "9"]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("Fragile", "neither a snapshot of it nor"), ("Drifts", "is not what the store")]
+)
+def test_a_session_that_cannot_be_had_again_is_lost_by_name(make, replica, gather, name, said):
+    replica.says("a", "4")
+    ask(make(name), gather, 1, "a")
+    replica.says("a", "5")
+    (failed,) = ask(make(name), gather, 2, "a")
+    assert isinstance(failed, CallFailed)
+    assert failed.lost
+    assert said in failed.reason
+
+
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        ("()", "nonsense"),
+        ("/", "expected fewer than the 200 of a response"),
+        ("-", "with nothing, expected an observation or `done`"),
+        ("x", "raised ValueError"),
+    ],
+)
+def test_what_is_no_answer_fails_by_name_and_nobody_else(make, replica, gather, action, said):
+    role = make()
+    replica.says("a", action)
+    replica.says("b", "4")
+    failed, answered = ask(role, gather, 1, "a", "b")
+    assert isinstance(failed, CallFailed)
+    assert not failed.lost
+    assert said in failed.reason
+    assert isinstance(answered, Turned)
+    assert role._pool.open_sessions == 1
+
+
+def test_a_call_past_its_deadline_fails_by_name(make, replica, gather):
+    role = make(call_s=0.5)
+    replica.says("a", "*")
+    (failed,) = ask(role, gather, 1, "a")
+    assert "did not answer 'step' within 0.5 s" in failed.reason
+
+
+def test_a_first_observation_is_refused_since_no_model_reads_it(make, replica, gather):
+    replica.says("a", "4")
+    (failed,) = ask(make("Speaks"), gather, 1, "a")
+    assert "began with 'hello', which the model has not read" in failed.reason
+
+
+def test_the_last_turn_that_it_may_have_ends_a_trajectory(make, replica, gather):
+    role = make(max_turns=1)
+    replica.says("a", "4")
+    (last,) = ask(role, gather, 1, "a")
+    assert (last.done, last.tokens) == (True, replica.length["a"])
+    assert role._pool.open_sessions == 0
+
+
+def test_an_answer_that_leaves_no_room_for_the_next_turn_ends_a_trajectory(make, replica, gather, store):
+    replica.says("a", "4")
+    room = replica.length["a"] + 3
+    (last,) = ask(make(max_tokens=room), gather, 1, "a")
+    assert (last.done, last.tokens) == (True, replica.length["a"])
+    (item,) = store.to_score(["a"])
+    assert item.metadata["turns"]["reward"] == 0.5
+
+
+def test_what_is_closed_is_not_answered_and_has_no_session(make, replica, gather, until):
+    role = make()
+    replica.says("a", "*")
+    replica.says("b", "4")
+    role.submit([Call(1, "0", ("a", "b", "unknown"))])
+    (answered,) = gather(role, bool, "the answer to b")
+    role.submit([Close(2, "0", ("a", "b", "unknown"))])
+    until(lambda: role._pool.open_sessions == 0, "its sessions to end")
+    assert answered.trajectory == "b"
+    assert role.events(0.0) == []
+
+
+def test_what_is_dropped_meanwhile_is_not_answered(make, replica, store, until):
+    role = make()
+    replica.says("a", "4")
+    store._store.discard(["a"], "surplus")
+    role.submit([Call(1, "0", ("a",))])
+    until(lambda: not role._calls, "the call to end")
+    assert role.events(0.0) == []
+
+
+def test_another_controller_begins_without_sessions(make, replica, gather, until):
+    role = make()
+    replica.says("a", "4")
+    ask(role, gather, 1, "a")
+    role.adopt()
+    until(lambda: role._pool.open_sessions == 0, "its sessions to end")
+
+
+def test_what_is_not_its_own_is_refused(make):
+    with pytest.raises(RoleError, match="an environment got Interrupt 4, expected Call or Close"):
+        make().submit([Interrupt(4, "r0", ("a",))])
+
+
+def test_an_environment_that_cannot_be_had_is_told_in_one_line(make):
+    with pytest.raises(Exception, match=r"colour") as refused:
+        make(options={"colour": 1})
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_an_answer_is_encoded_by_itself_and_literally(model, tokenizer):
+    plain = Observations(model / "tokenizer.json", (STOP,), None)
+    end = tokenizer.id_to_token(STOP)
+    for text in ("= 7 ", f"3{end}4"):
+        tokens = plain.tokens(text, "3 + 4 = ")
+        assert STOP not in tokens
+    assert plain.action((*tokenizer.encode("1 + 2", add_special_tokens=False).ids, STOP)) == "1 + 2"
+
+
+def test_a_chat_model_reads_an_answer_in_the_words_of_its_template(model):
+    glue = Glue("+ ", " = ")
+    chats = Observations(model / "tokenizer.json", (STOP,), glue)
+    plain = Observations(model / "tokenizer.json", (STOP,), None)
+    own, before, after = (plain.tokens(text, "") for text in ("7", "+ ", " = "))
+    assert chats.tokens("7", "1 + 2 = ") == (*before, *own, *after)
+    assert chats.tokens("7", "of a file, without the template") == own
+    assert Path(model).is_dir()
