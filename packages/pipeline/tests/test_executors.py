@@ -13,6 +13,7 @@ from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.small_run import STEPS
+from tailrace.pipeline.testing.turns_contract import TurnsContract
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 
@@ -55,6 +56,11 @@ class TestRoundsLocal(RoundsContract):
     test_a_member_that_hangs_in_a_round_is_replaced = deep(
         RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced
     )
+
+
+class TestTurnsLocal(TurnsContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
 
 
 @pytest.mark.long
@@ -158,6 +164,12 @@ class TestBalanceRay(BalanceContract):
 
     def make_host(self, started_s):
         return SharedCluster(started_s)
+
+
+@pytest.mark.deep
+class TestTurnsRay(TurnsContract):
+    cluster = TestRay.cluster
+    make_host = TestRay.make_host
 
 
 @pytest.mark.deep
