@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tailrace.pipeline.config.cost_model import CostModelConfig
+from tailrace.pipeline.config.environment import EnvironmentTable
 from tailrace.pipeline.config.fields import FilePath, Positive, Seconds, as_tuple
 from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.config.task import TaskConfig
@@ -314,6 +315,8 @@ class DeadlineConfig(_Strict):
     """deadline from one outcome of the scorer to the next"""
     predict_s: Seconds = 120.0
     """deadline from one answer of the ranker to the next"""
+    call_s: Seconds = 300.0
+    """deadline from one answer of an environment to the next; of one call, see `environment.call_s`"""
     suspect_s: Seconds = 10.0
     """silence after which a member is suspected"""
     silent_s: Seconds = 60.0
@@ -339,6 +342,7 @@ class RunConfig(_Strict):
     checkpoint: CheckpointConfig = CheckpointConfig()
     relay: RelayConfig = RelayConfig()
     reward: RewardConfig = RewardConfig()
+    environment: EnvironmentTable = EnvironmentTable()
     ranker: RankerConfig | None = None
     """predicted lengths of responses"""
     executor: ExecutorConfig = ExecutorConfig()

@@ -17,7 +17,16 @@ from tailrace.pipeline.config.options import read_options, registered
 from tailrace.pipeline.config.policies import build_policy
 from tailrace.pipeline.controller.rounds import check_rounds
 from tailrace.pipeline.errors import ConfigError, PolicyError
-from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deadlines, Deployment
+from tailrace.pipeline.executor.deployment import (
+    DATA,
+    RANKER,
+    RELAY,
+    REPLICA,
+    SCORER,
+    TRAINER,
+    Deadlines,
+    Deployment,
+)
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.ray import RayHost
@@ -31,6 +40,12 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.environments import (
+    check_environment,
+    environment_of,
+    environment_role,
+    no_tool_prefix,
+)
 from tailrace.pipeline.run.pools import (
     check_pools,
     pool_replicas,
@@ -39,7 +54,7 @@ from tailrace.pipeline.run.pools import (
     replica_pools,
     tensor_parallel,
 )
-from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, SAMPLED, Prepared
+from tailrace.pipeline.run.prepare import FORCED, FORCED_GREEDY, GREEDY, NO_TOOL, SAMPLED, Prepared
 from tailrace.pipeline.run.ranking import check_ranker, ranker_settings
 from tailrace.pipeline.run.scoring import check_scoring, score_settings
 from tailrace.pipeline.run.scripted_faults import check_faults
@@ -89,13 +104,20 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         policies["admission"] = build_policy("admission", pipeline.admission, surplus)
     task = config.task
     forced = (FORCED, FORCED_GREEDY) if task.name is not None and config.evaluation.controls else ()
+    answered = environment_of(config) is not None
+    no_tool = (NO_TOOL,) if config.evaluation.controls and no_tool_prefix(config) else ()
     size = task.held_out_size if task.generated or task.held_out is not None else 0
     sources = tuple(task.parts(size).items()) if len(task.generated) > 1 else ()
     if controls:
         plan = EvaluationPlan(size=size, modes=(SAMPLED, GREEDY), sources=sources)
     else:
         plan = EvaluationPlan(
-            size, config.evaluation.every, (SAMPLED,), first=(GREEDY, *forced), last=(GREEDY,), sources=sources
+            size,
+            config.evaluation.every,
+            (SAMPLED,),
+            first=(GREEDY, *forced, *no_tool),
+            last=(GREEDY, *no_tool),
+            sources=sources,
         )
     spec = PipelineSpec(
         **policies,
@@ -115,6 +137,8 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         ranker=config.ranker is not None and not controls,
         pools=replica_pools(config),
         relay_sites=relay_sites(config),
+        environments=config.environment.members if answered else 0,
+        environment_sessions=config.environment.sessions if answered else None,
     )
     try:
         check_rounds(spec)
@@ -145,6 +169,7 @@ def check(config: RunConfig) -> None:
         _backend,
         check_scoring,
         check_ranker,
+        check_environment,
     )
     for part in parts:
         with gathered.check():
@@ -163,7 +188,8 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     trainer = _trainer_config(config)
     modes, transfer = prepared.modes(), _transfer(config)
     rollout, stops = config.rollout, stop_tokens(prepared.model)
-    sampling = SamplingTable(rollout.temperature, rollout.max_tokens, stops, modes, config.seed)
+    answered = environment_of(config) is not None
+    sampling = SamplingTable(rollout.temperature, rollout.max_tokens, stops, modes, config.seed, answered)
     data = {
         "store": directory.store.absolute(),
         "archive": directory.trained.absolute(),
@@ -223,6 +249,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             ),
             REPLICA: replica,
             **ranker,
+            **environment_role(config, prepared.model.absolute(), stops, CPU_ENVIRONMENT),
         },
         trainer_ranks=config.trainer.processes,
         trainer_cells=config.trainer.cells,

@@ -16,9 +16,11 @@ from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.errors import ConfigError, RunDirectoryError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
+from tailrace.pipeline.run.environments import no_tool_prefix
 from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"
+NO_TOOL = "no-tool"
 
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -31,6 +33,7 @@ class Prepared:
         verifier: the verifier of rows that name none.
         verifiers: all verifiers that rows use.
         forced_prefix: the beginning of a response in the worked style; empty if there is no such control.
+        no_tool_prefix: the beginning of a response that asks no environment; empty if there is no such control.
         demonstrations: JSON file with the (prompt, response) pairs of the warm start; None without a warm start.
         counts: what became of the rows of the user's files, by file, as plain data; empty for a generated task.
         shares: share of each file of `train` in the prompts.
@@ -47,6 +50,7 @@ class Prepared:
     counts: dict[str, Any] = field(default_factory=dict)
     shares: tuple[float, ...] = (1.0,)
     verifiers: tuple[str, ...] = ()
+    no_tool_prefix: str = ""
 
     def modes(self) -> dict[str, DecodingMode]:
         """The decoding modes of evaluations."""
@@ -54,6 +58,8 @@ class Prepared:
         if self.forced_prefix:
             modes[FORCED] = DecodingMode(1.0, self.forced_prefix)
             modes[FORCED_GREEDY] = DecodingMode(0.0, self.forced_prefix)
+        if self.no_tool_prefix:
+            modes[NO_TOOL] = DecodingMode(1.0, self.no_tool_prefix, turns=False)
         return modes
 
 
@@ -120,8 +126,9 @@ def _generated(config: RunConfig, directory: RunDirectory, progress: Progress) -
     verifiers = tuple(dict.fromkeys(task.verifier for task in tasks.values()))
     forced = next(iter(tasks.values())).forced_prefix if len(tasks) == 1 else ""  # each task has a style of its own
     files = Prepared(
-        Path(), tuple(train), held_out, verifiers[0], forced, None, shares=config.task.shares, verifiers=verifiers
-    )
+        Path(), tuple(train), held_out, verifiers[0], forced, None, shares=config.task.shares, verifiers=verifiers,
+        no_tool_prefix=no_tool_prefix(config),
+    )  # fmt: skip
     if config.model.path is not None:
         return dataclasses.replace(files, model=_existing_model(config.model.path))
     return _warm_started(files, tasks, config, directory, progress)

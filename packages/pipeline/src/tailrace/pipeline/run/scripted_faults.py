@@ -9,7 +9,8 @@ from tailrace.faulttol import Fault, FaulttolError, parse_fault
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.executor.deployment import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.run.environments import environment_of
 from tailrace.pipeline.run.pools import relay_count
 
 _LATER = re.compile(r"r?\d+")
@@ -39,6 +40,8 @@ def check_faults(config: RunConfig, adds_replicas: Callable[[], bool]) -> None:
     members = {role: ["0"] for role in (DATA, SCORER, TRAINER)}
     if config.ranker is not None:
         members[RANKER] = ["0"]
+    if environment_of(config) is not None:
+        members[ENVIRONMENT] = [str(index) for index in range(config.environment.members)]
     members[RELAY] = [str(index) for index in range(relay_count(config))]
     members[REPLICA] = [f"r{index}" for index in range(config.rollout.replicas)]
     gathered = Gathered()

@@ -7,7 +7,7 @@ from typing import Any
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.controller.members import DATA, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.run.figures import mean_counted, percentile
 from tailrace.pipeline.run.ranker_figures import NO_RANKER, ranker_figures
@@ -72,8 +72,13 @@ def summarise(
         "migrated_trajectories": run.evictions,
         "resumed_on_newer": counts.resumed_on_newer,
         "replica_restarts": run.replica_restarts,
-        "restarts": {role: run.restarts(role) for role in (TRAINER, DATA, SCORER, RANKER, RELAY, REPLICA)},
+        "restarts": {role: run.restarts(role) for role in (TRAINER, DATA, SCORER, RANKER, ENVIRONMENT, RELAY, REPLICA)},
         "regenerated_trajectories": counts.regenerated_trajectories,
+        "turns": counts.turns,
+        "turns_lost": counts.turns_lost,
+        "sessions_restored": counts.sessions_restored,
+        "sessions_replayed": counts.sessions_replayed,
+        "sessions_lost": counts.sessions_lost,
         "admitted_trajectories": counts.prompts * samples,
         "surplus_trajectories": counts.surplus_trajectories,
         "prompts": {

@@ -2,7 +2,8 @@
 
 ``long-chain-sum`` has a real long tail of response lengths; ``short-chain-sum`` has responses of nearly equal length, and
 ``brief-chain-sum`` shorter ones, for mixes with a task of longer ones. These need the extra ``reasoning-gym``.
-``programs`` has a tail of response lengths and of times to run, and needs a sandbox to be scored.
+``programs`` has a tail of response lengths and of times to run, and needs a sandbox to be scored. ``tool-sums`` has several
+turns, which a Python tool answers in a sandbox.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tailrace.reward.tasks.demonstrations import Demonstration
 from tailrace.reward.tasks.programs import Programs
 from tailrace.reward.tasks.protocol import GeneratedTask
 from tailrace.reward.tasks.rows import Split, TaskRow, split_of, write_jsonl
+from tailrace.reward.tasks.tool_sums import TOOL_SUMS, ToolSums
 
 _TASKS: dict[str, GeneratedTask] = {
     task.name: task
@@ -31,6 +33,7 @@ _TASKS: dict[str, GeneratedTask] = {
             misread=0.65,
             endless=0.12,
         ),
+        TOOL_SUMS,
     )
 }
 
@@ -58,6 +61,7 @@ __all__ = [
     "Programs",
     "Split",
     "TaskRow",
+    "ToolSums",
     "get_task",
     "split_of",
     "task_names",
