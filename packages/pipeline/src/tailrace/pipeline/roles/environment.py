@@ -166,9 +166,11 @@ class EnvironmentRole:
 
     async def _answer(self, name: str, seq: int) -> None:
         """Answer the last turn of a trajectory and say so, or why not."""
+        event: Turned | CallFailed | None = None
         try:
-            found = await self._call_data("conversations", [name])
-            event = None if not found else await self._turned(*found[0], seq)
+            found: list[tuple[Conversation, Prompt]] = await self._call_data("conversations", [name])
+            for talk, prompt in found:
+                event = await self._turned(talk, prompt, seq)
         except SessionLostError as error:
             event = CallFailed(name, str(error), seq, lost=True)
         except SessionError as error:
