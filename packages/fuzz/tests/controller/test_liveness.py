@@ -84,7 +84,7 @@ def test_load_that_is_never_known_would_leave_somebody_idle(monkeypatch):
             return
         if finished_at_sync.get(replica.id) is None:
             finished_at_sync[replica.id] = snapshot.finished
-        seen = snapshot.running + snapshot.waiting + snapshot.in_environment + snapshot.finished
+        seen = snapshot.running + snapshot.waiting + snapshot.finished
         replica.fresh = seen - finished_at_sync[replica.id] == accumulated.get(replica.id, 0)
 
     monkeypatch.setattr(Outbox, "send_to", literally_send)

@@ -72,6 +72,12 @@ class Drifts(Replayed):
 class Speaks(Adds):
     def reset(self, row):
         return "hello"
+
+
+class Asks(Adds):
+    def reset(self, row):
+        super().reset(row)
+        return row["prompt"]
 '''
 STOP = 0
 
@@ -242,10 +248,16 @@ def test_a_call_past_its_deadline_fails_by_name(make, replica, gather):
     assert "did not answer 'step' within 0.5 s" in failed.reason
 
 
-def test_a_first_observation_is_refused_since_no_model_reads_it(make, replica, gather):
+def test_a_first_observation_that_no_model_reads_is_refused(make, replica, gather):
     replica.says("a", "4")
     (failed,) = ask(make("Speaks"), gather, 1, "a")
     assert "began with 'hello', which the model has not read" in failed.reason
+
+
+def test_a_first_observation_that_the_prompt_says_is_none_of_its_own(make, replica, gather):
+    replica.says("a", "4")
+    (answered,) = ask(make("Asks"), gather, 1, "a")
+    assert isinstance(answered, Turned)
 
 
 def test_the_last_turn_that_it_may_have_ends_a_trajectory(make, replica, gather):

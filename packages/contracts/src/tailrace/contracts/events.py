@@ -23,7 +23,6 @@ class Snapshot:
         last_seq: number of the last command that the replica has carried out.
         tokens_per_s: response tokens generated per second since the last snapshot.
         kv_capacity_tokens: tokens that its KV cache can hold; 0 if the engine does not say.
-        in_environment: trajectories that wait for a tool or an environment to answer; they neither run nor queue.
         steps: engine steps since the replica started.
         preemptions: times since the replica started that the engine took a trajectory's KV cache away to make room.
     """
@@ -37,7 +36,6 @@ class Snapshot:
     last_seq: int
     tokens_per_s: float = 0.0
     kv_capacity_tokens: int = 0
-    in_environment: int = 0
     steps: int = 0
     preemptions: int = 0
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tailrace.contracts import SessionOrigin
 from tailrace.pipeline.run.results import Measured, Quantity, Results
 from tailrace.report.charts.staleness import staleness_in_words
 from tailrace.report.figures.headline import UNKNOWN_ACCURACY
 from tailrace.report.figures.held_out import said
 from tailrace.report.figures.prompts import PromptFates
 from tailrace.report.figures.utilisation import Utilisation
+from tailrace.report.fold.history import History
 from tailrace.report.fold.marks import MarkKind
 from tailrace.report.record import Record
 from tailrace.report.table import Table, cut
@@ -130,6 +132,19 @@ def version_table(record: Record) -> Table:
     return cut(Table(columns, rows, note))
 
 
+def turn_facts(history: History) -> list[tuple[str, str]]:
+    """Turns, and what became of the sessions of environments that died; nothing where each response is one turn."""
+    if not history.turns:
+        return []
+    answered = history.answers.total()
+    took = f"; an environment takes {history.environment_s / answered:.2g} s on average" if answered else ""
+    restored, replayed = (history.answers[origin] for origin in (SessionOrigin.RESTORED, SessionOrigin.REPLAYED))
+    return [
+        ("turns", f"{history.turns:,}{took}"),
+        ("sessions restored / replayed / lost", f"{restored:,} / {replayed:,} / {history.sessions_lost:,}"),
+    ]
+
+
 def facts(record: Record) -> list[tuple[str, str]]:
     """Counts of the whole run."""
     history, became = record.folds.history, PromptFates.of(record.folds.history)
@@ -143,6 +158,7 @@ def facts(record: Record) -> list[tuple[str, str]]:
         *((f"prompts filtered: {end(reason)}", f"{count:,}") for reason, count in became.filtered.items()),
         ("prompts failed / lost", f"{sum(became.failed.values()):,} / {became.lost:,}"),
         ("trajectories regenerated", f"{history.regenerated}"),
+        *turn_facts(history),
         *_interruptions(record),
         *(restarts or [("restarts", "0")]),
         ("staleness", staleness_in_words(record)),

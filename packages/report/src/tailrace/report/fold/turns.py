@@ -14,7 +14,8 @@ class TurnHistory:
 
     `away` has the replica that each trajectory left for its environment; `turns` counts turns that ended, `answers` those that
     environments answered, by where they had the session from, and `environment_s` adds up the seconds of these answers.
-    `unanswered` has the calls that failed, by trajectory and number, but for those whose sessions were lost.
+    `unanswered` has the calls that failed, by trajectory and number, but for those whose sessions were lost: `sessions_lost`
+    counts them.
     """
 
     trajectories: dict[str, Trajectory]
@@ -27,6 +28,7 @@ class TurnHistory:
         self.answers: Counter[c.SessionOrigin] = Counter()
         self.environment_s = 0.0
         self.unanswered: set[tuple[str, int]] = set()
+        self.sessions_lost = 0
         self._calls: dict[str, tuple[str, int]] = {}
 
     @abstractmethod
@@ -60,7 +62,11 @@ class TurnHistory:
             self._finishes(event.trajectory, known)
 
     def _on_callfailed(self, event: c.CallFailed) -> None:
-        if self._ends_call(event) and not event.lost:
+        if not self._ends_call(event):
+            return
+        if event.lost:
+            self.sessions_lost += 1
+        else:
             self.unanswered.add((event.trajectory, event.answers or 0))
 
     def _on_call(self, command: c.Call) -> None:
