@@ -1,11 +1,16 @@
-"""Sums and counts of letters over several lines, too long for a small model's head: a Python tool computes each line.
+"""Chains of sums and lengths of words, too long for a small model's head: a Python tool computes them, part by part.
 
-    a = 48 - 7 - count q in w q e q
-    b = a + 93 - 15
-    What is b % 100 ?
+    v0 = 7
+    v1 = v0 - 5
+    v2 = v1 + len( "river" )
+    show v2 % 100
+    v3 = v2 * 3
+    v4 = v3 - 2
+    show v4 % 100
 
-A worked response takes one turn for each line. The tool prints the value so far, and the last turn gives it as the answer. The
-demonstrator takes minus signs for plus signs, at each sign anew, and sometimes answers at once from the head, which is a guess.
+A worked response takes one turn for each part: the model hands its lines to the tool, which prints the value so far. The last
+turn gives it as the answer. Each line has a name of its own, by which even a tiny model finds its way. The demonstrator takes
+minus signs for plus signs, at each sign anew, and sometimes answers at once from the head, which is a guess.
 """
 
 from __future__ import annotations
@@ -18,47 +23,53 @@ from tailrace.reward.tasks.demonstrations import Demonstration
 from tailrace.reward.tasks.drawing import ZipfLengths, checked_probability, take_rows
 from tailrace.reward.tasks.rows import Split, TaskRow
 
-_LABELS = "abcdef"
-_LETTERS = "pqrstuvw"
-_NUMBERS = range(1, 100)
-_TERMS = range(2, 5)  # of a line, after its first number
-_COUNTED = range(4, 9)  # letters of a count
+_NUMBERS = range(1, 10)
+_LINES = range(2, 4)  # of a part, without its first value
+_SIGNS, _WEIGHTS = ("+", "-", "*"), (0.5, 0.4, 0.1)
+_FACTORS = range(2, 4)
+_WORDS = (
+    *("mill", "river", "sluice", "weir", "canal", "stream", "turbine", "water", "wheel", "bank"),
+    *("ox", "dam", "pond", "spring", "reservoir", "flood", "tide", "lake", "ford", "estuary"),
+)
 _MODULUS = 100
+_MOST_PARTS = 4
 TURN_END = "<|endoftext|>"
 """What ends a turn in a transcript: the end token of the small model's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
-    """A number, or a count of a letter.
+class Line:
+    """A line: the value before, a sign, and a number or a word.
 
     Args:
-        sign: ``+`` or ``-``.
-        number: the number; unused for a count.
-        letter: the letter that is counted; empty for a number.
-        letters: the letters in which it is counted.
+        sign: ``+``, ``-`` or ``*``; empty for the first line, which has no value before it.
+        number: the number; unused where there is a word.
+        word: the word whose length is taken; empty for a number.
     """
 
     sign: str
-    number: int = 0
-    letter: str = ""
-    letters: str = ""
+    number: int
+    word: str = ""
 
-    @property
-    def value(self) -> int:
-        """The value without its sign."""
-        return self.letters.count(self.letter) if self.letter else self.number
+    def value(self, before: int, sign: str) -> int:
+        """The line's value, with a sign that may be misread."""
+        operand = len(self.word) if self.word else self.number
+        match sign:
+            case "+":
+                return before + operand
+            case "-":
+                return before - operand
+            case "*":
+                return before * operand
+        return operand
 
-    def asked(self) -> str:
-        """The words of the question."""
-        what = f"count {self.letter} in {' '.join(self.letters)}" if self.letter else str(self.number)
-        return f" {self.sign} {what}"
+    def text(self, place: int, sign: str) -> str:
+        """The line in Python, and in the question."""
+        operand = f'len( "{self.word}" )' if self.word else str(self.number)
+        return f"v{place} = v{place - 1} {sign} {operand}" if sign else f"v{place} = {operand}"
 
-    def written(self, sign: str) -> str:
-        """The same in Python, with a sign that may be misread."""
-        if not self.letter:
-            return f" {sign} {self.number}"
-        return f' {sign} " {" ".join(self.letters)} ".count( "{self.letter}" )'
+
+Part = tuple[Line, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,29 +92,25 @@ class Transcript:
             before += turn + TURN_END + observation
 
 
-Line = tuple[str, tuple[Term, ...]]
-"""What a line begins with, a number or the line before, and its terms."""
-
-
 @dataclass(frozen=True, slots=True)
 class ToolSums:
     """A distribution over such questions.
 
     Args:
         name: the task's name.
-        max_lines: most lines, from 1 to 6.
-        exponent: the number of lines n is drawn with probability proportional to n ** -exponent.
+        max_parts: most parts, from 1 to 4.
+        exponent: the number of parts n is drawn with probability proportional to n ** -exponent.
         warm_exponent: the exponent for `warm_start`; a smaller one shows long questions more often than training asks them.
-        counted: probability that a line ends with a count of letters.
+        worded: probability that a sum or difference is of a word's length.
         misread: default probability that a demonstration reads a minus sign as a plus sign, drawn for each sign.
         direct: probability that a demonstration answers at once, without the tool.
     """
 
     name: str
-    max_lines: int
+    max_parts: int
     exponent: float
     warm_exponent: float
-    counted: float
+    worded: float
     misread: float
     direct: float
 
@@ -113,19 +120,19 @@ class ToolSums:
     environment = "python"
     """The environment that computes."""
 
-    forced_prefix = "```python\na = "
+    forced_prefix = "```python\nv0 ="
     """The beginning of a response that uses the tool. An evaluation that forces it shows a gain in style alone."""
 
     no_tool_prefix = "<answer>"
     """The beginning of a response that answers from the head."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_lines <= len(_LABELS):
-            raise ValueError(f"found {self.max_lines} lines, expected 1 to {len(_LABELS)}")
+        if not 1 <= self.max_parts <= _MOST_PARTS:
+            raise ValueError(f"found {self.max_parts} parts, expected 1 to {_MOST_PARTS}")
 
     def generate(self, split: Split, size: int, seed: int) -> list[TaskRow]:
         """Rows of one split; see `GeneratedTask`."""
-        rows = (_row(lines) for lines in self._draws(split, seed, self.exponent))
+        rows = (_row(parts) for parts in self._draws(split, seed, self.exponent))
         return take_rows(self.name, split, size, rows)
 
     def demonstrations(self, rows: Sequence[TaskRow], seed: int, misread: float | None = None) -> list[Demonstration]:
@@ -138,82 +145,76 @@ class ToolSums:
         With ``misread=0`` none answers from the head either.
 
         Raises:
-            KeyError, ValueError: a row is not of this task.
+            KeyError, TypeError: a row is not of this task.
         """
         probability = checked_probability("misread", self.misread if misread is None else misread)
         direct = self.direct if probability else 0.0
         rng = random.Random(f"{self.name}/demonstrations/{seed}")
         return [
-            Transcript(row["prompt"], _worked(_read_lines(row["metadata"]["lines"]), rng, probability, direct))
+            Transcript(row["prompt"], _worked(_read_parts(row["metadata"]["parts"]), rng, probability, direct))
             for row in rows
         ]
 
     def warm_start(self, size: int, seed: int, misread: float | None = None) -> list[Demonstration]:
-        """Turns of demonstrations of training questions, whose numbers of lines follow `warm_exponent`; see `GeneratedTask`."""
-        drawn = (_row(lines) for lines in self._draws("train", seed, self.warm_exponent))
+        """Turns of demonstrations of training questions, whose numbers of parts follow `warm_exponent`; see `GeneratedTask`."""
+        drawn = (_row(parts) for parts in self._draws("train", seed, self.warm_exponent))
         rows = take_rows(self.name, "train", size, drawn)  # more than are needed: each has several turns
         return self.demonstrations(rows, seed, misread)[:size]
 
-    def _draws(self, split: Split, seed: int, exponent: float) -> Iterator[tuple[Line, ...]]:
+    def _draws(self, split: Split, seed: int, exponent: float) -> Iterator[list[Part]]:
         rng = random.Random(f"{self.name}/{split}/{seed}")
-        for count in ZipfLengths(1, self.max_lines, exponent).draw(rng):
-            firsts = [str(rng.choice(_NUMBERS)), *_LABELS[: count - 1]]
-            yield tuple((first, tuple(self._terms(rng))) for first in firsts)
+        for count in ZipfLengths(1, self.max_parts, exponent).draw(rng):
+            parts = [tuple(self._line(rng) for _ in range(rng.choice(_LINES))) for _ in range(count)]
+            parts[0] = (Line("", rng.choice(_NUMBERS)), *parts[0])
+            yield parts
 
-    def _terms(self, rng: random.Random) -> Iterator[Term]:
-        count = rng.choice(_TERMS)
-        counted = rng.random() < self.counted
-        for _ in range(count - counted):
-            yield Term(rng.choice("+-"), rng.choice(_NUMBERS))
-        if counted:
-            letters = rng.choices(_LETTERS, k=rng.choice(_COUNTED))
-            yield Term(rng.choice("+-"), 0, rng.choice(letters), "".join(letters))
+    def _line(self, rng: random.Random) -> Line:
+        sign = rng.choices(_SIGNS, _WEIGHTS)[0]
+        if sign == "*":
+            return Line(sign, rng.choice(_FACTORS))
+        if rng.random() < self.worded:
+            return Line(sign, 0, rng.choice(_WORDS))
+        return Line(sign, rng.choice(_NUMBERS))
 
 
-def _row(lines: Sequence[Line]) -> TaskRow:
-    asked = [
-        f"{label} = {first}{''.join(map(Term.asked, terms))}"
-        for label, (first, terms) in zip(_LABELS, lines, strict=False)
-    ]
+def _row(parts: Sequence[Part]) -> TaskRow:
+    asked = _written(parts, [[line.sign for line in part] for part in parts])
     return TaskRow(
-        prompt="\n".join([*asked, f"What is {_LABELS[len(lines) - 1]} % {_MODULUS} ?\n"]),
-        answer=str(_values(lines, [[term.sign for term in terms] for _, terms in lines])[-1]),
+        prompt="".join(f"{lines}show v{last} % {_MODULUS}\n" for lines, last, _ in asked),
+        answer=str(asked[-1][2]),
         verifier=ToolSums.verifier,
-        metadata={
-            "lines": [[first, [[t.sign, t.number, t.letter, t.letters] for t in terms]] for first, terms in lines]
-        },
+        metadata={"parts": [[[line.sign, line.number, line.word] for line in part] for part in parts]},
     )
 
 
-def _read_lines(lines: Sequence[Sequence[object]]) -> list[Line]:
-    return [(str(first), tuple(Term(*term) for term in terms)) for first, terms in lines]  # type: ignore[attr-defined]
+def _read_parts(parts: Sequence[Sequence[Sequence[object]]]) -> list[Part]:
+    return [tuple(Line(*line) for line in part) for part in parts]  # type: ignore[arg-type]  # they are as `_row` wrote them
 
 
-def _values(lines: Sequence[Line], signs: Sequence[Sequence[str]]) -> list[int]:
-    """What each line's variable is, modulo 100."""
-    values, total = [], 0
-    for place, ((first, terms), read) in enumerate(zip(lines, signs, strict=True)):
-        total = total if place else int(first)
-        total += sum(term.value if sign == "+" else -term.value for term, sign in zip(terms, read, strict=True))
-        values.append(total % _MODULUS)
-    return values
+def _written(parts: Sequence[Part], signs: Sequence[Sequence[str]]) -> list[tuple[str, int, int]]:
+    """For each part its lines with these signs, the place of its last line, and that line's value modulo 100."""
+    written, place, value = [], 0, 0
+    for part, read in zip(parts, signs, strict=True):
+        lines = ""
+        for line, sign in zip(part, read, strict=True):
+            lines += f"{line.text(place, sign)}\n"
+            value = line.value(value, sign)
+            place += 1
+        written.append((lines, place - 1, value % _MODULUS))
+    return written
 
 
-def _worked(lines: Sequence[Line], rng: random.Random, misread: float, direct: float) -> tuple[tuple[str, str], ...]:
+def _worked(parts: Sequence[Part], rng: random.Random, misread: float, direct: float) -> tuple[tuple[str, str], ...]:
     def read(sign: str) -> str:
         return "+" if sign == "-" and rng.random() < misread else sign
 
-    signs = [[read(term.sign) for term in terms] for _, terms in lines]
-    values = _values(lines, signs)
-    answer = (f"<answer>{values[-1]}</answer>", "")
+    written = _written(parts, [[read(line.sign) for line in part] for part in parts])
+    answer = (f"<answer>{written[-1][2]}</answer>", "")
     if rng.random() < direct:
         return (answer,)
-    turns = []
-    for label, (first, terms), read_signs, value in zip(_LABELS, lines, signs, values, strict=False):
-        code = "".join(term.written(sign) for term, sign in zip(terms, read_signs, strict=True))
-        turns.append((f"```python\n{label} = {first}{code}\nprint( {label} % {_MODULUS} )\n```", f"{value}\n"))
-    return (*turns, answer)
+    calls = [(f"```python\n{lines}print( v{last} % {_MODULUS} )\n```", f"{value}\n") for lines, last, value in written]
+    return (*calls, answer)
 
 
-TOOL_SUMS = ToolSums("tool-sums", max_lines=6, exponent=1.2, warm_exponent=0.6, counted=0.3, misread=0.6, direct=0.15)
+TOOL_SUMS = ToolSums("tool-sums", max_parts=4, exponent=1.2, warm_exponent=0.6, worded=0.2, misread=0.6, direct=0.15)
 """The task ``tool-sums``."""
