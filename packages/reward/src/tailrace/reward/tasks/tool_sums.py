@@ -33,6 +33,7 @@ _WORDS = (
 )
 _MODULUS = 100
 _MOST_PARTS = 4
+_KEPT_ANSWERS = 0.3
 TURN_END = "<|endoftext|>"
 """What ends a turn in a transcript: the end token of the small model's tokenizer."""
 
@@ -156,10 +157,20 @@ class ToolSums:
         ]
 
     def warm_start(self, size: int, seed: int, misread: float | None = None) -> list[Demonstration]:
-        """Turns of demonstrations of training questions, whose numbers of parts follow `warm_exponent`; see `GeneratedTask`."""
+        """Turns of demonstrations of training questions, whose numbers of parts follow `warm_exponent`; see `GeneratedTask`.
+
+        Of the last turns, which repeat what the tool said and are soon learned, three in ten are kept.
+        """
         drawn = (_row(parts) for parts in self._draws("train", seed, self.warm_exponent))
-        rows = take_rows(self.name, "train", size, drawn)  # more than are needed: each has several turns
-        return self.demonstrations(rows, seed, misread)[:size]
+        rows = take_rows(self.name, "train", size, drawn)  # enough: each keeps at least its first turn
+        rng = random.Random(f"{self.name}/kept/{seed}")
+        pairs: list[Demonstration] = []
+        for transcript in self.transcripts(rows, seed, misread):
+            *calls, answer = transcript.pairs()
+            pairs += calls
+            if not calls or rng.random() < _KEPT_ANSWERS:
+                pairs.append(answer)
+        return pairs[:size]
 
     def _draws(self, split: Split, seed: int, exponent: float) -> Iterator[list[Part]]:
         rng = random.Random(f"{self.name}/{split}/{seed}")
@@ -216,5 +227,5 @@ def _worked(parts: Sequence[Part], rng: random.Random, misread: float, direct: f
     return (*calls, answer)
 
 
-TOOL_SUMS = ToolSums("tool-sums", max_parts=4, exponent=1.2, warm_exponent=0.6, worded=0.2, misread=0.6, direct=0.15)
+TOOL_SUMS = ToolSums("tool-sums", max_parts=4, exponent=1.2, warm_exponent=0.6, worded=0.2, misread=0.6, direct=0.05)
 """The task ``tool-sums``."""
