@@ -111,8 +111,8 @@ def test_every_token_belongs_to_the_version_that_it_is_kept_with(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["transformers", "vllm"])
-def test_turns_go_on_behind_their_answers_across_moves_and_versions(name, tmp_path):
-    """Every turn moves to another replica, whose weights may be newer: token by token, what a plain model says of it."""
+def test_turns_go_on_behind_their_answers_across_interruption_and_versions(name, tmp_path):
+    """Token by token, what a plain model of its version says of it, given all turns and answers before."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
     models = {version: save_tiny_model(tmp_path / str(version), seed=version, layers=2) for version in (1, 2)}
@@ -121,34 +121,35 @@ def test_turns_go_on_behind_their_answers_across_moves_and_versions(name, tmp_pa
     source = MemorySource({str(i): tuple(draw.randrange(VOCABULARY) for _ in range(4 + i)) for i in range(6)})
     options = {"device": "cpu", "max_num_seqs": 4, "threads": 1, "dtype": "float32"}
     sampling = Sampling(max_tokens=LENGTH, stop_token_ids=stops, turns=True)
-    workers, seen, seq = {}, [], 10
-    with ExitStack() as ends:
-        for version, replica in ((1, "r0"), (2, "r1")):
-            workers[replica] = ReplicaWorker(
-                replica,
-                build_engine(name, tmp_path / "1", options),
-                source,
-                ModelWeights(models),
-                sampling=lambda ref: sampling,
-                flush_s=0.01,
-            )
-            ends.callback(workers[replica].close, DEADLINE_S)
-            workers[replica].submit(Pull(1, replica, version))
-        workers["r0"].submit(Route(2, "r0", tuple(TrajectoryRef(t, int(t), 0) for t in source.kept)))
+    worker = ReplicaWorker(
+        "r0",
+        build_engine(name, tmp_path / "1", options),
+        source,
+        ModelWeights(models),
+        sampling=lambda ref: sampling,
+        flush_s=0.01,
+    )
+    seen, seq, ended = [], 2, 0
+    try:
+        worker.submit(Pull(1, "r0", 1))
+        worker.submit(Route(2, "r0", tuple(TrajectoryRef(t, int(t), 0) for t in source.kept)))
         deadline = time.monotonic() + DEADLINE_S
         while any(kept.finish is None for kept in source.kept.values()):
-            for replica, other in (("r0", "r1"), ("r1", "r0")):
-                for event in workers[replica].events(0.05):
-                    seen.append(event)
-                    if isinstance(event, TurnEnded):
-                        source.observe(
-                            event.trajectory, [draw.choice([*stops, 1, 2]) for _ in range(draw.randint(1, 9))]
-                        )
-                        seq += 1
-                        ref = TrajectoryRef(event.trajectory, int(event.trajectory), 0)
-                        workers[other].submit(Route(seq, other, (ref,)))
+            for event in worker.events(0.5):
+                seen.append(event)
+                if isinstance(event, TurnEnded):
+                    ended += 1
+                    source.observe(event.trajectory, [draw.choice([*stops, 1, 2]) for _ in range(draw.randint(1, 9))])
+                if isinstance(event, TurnEnded | Interrupted):
+                    seq += 1
+                    worker.submit(Route(seq, "r0", (TrajectoryRef(event.trajectory, int(event.trajectory), 0),)))
+                if isinstance(event, TurnEnded) and ended == 8:
+                    seq += 1
+                    worker.submit(Pull(seq, "r0", 2))
             assert time.monotonic() < deadline, f"saw {seen[-5:]}, seed {SEED}"
-    turns = 0
+    finally:
+        worker.close(DEADLINE_S)
+    both = 0
     for kept in source.kept.values():
         expected = {v: log_probabilities(models[v], kept.prompt, tuple(kept.tokens), 1.0) for v in models}
         generated = [position for position in range(len(kept.tokens)) if position not in kept.observed]
@@ -156,8 +157,8 @@ def test_turns_go_on_behind_their_answers_across_moves_and_versions(name, tmp_pa
             [expected[kept.versions[position]][position] for position in generated], abs=1e-4
         )
         assert all(kept.logprobs[position] == 0.0 for position in kept.observed)
-        turns += bool(kept.observed) and len(set(kept.versions)) == 2
-    assert turns >= 2, f"too few trajectories have turns of both versions, seed {SEED}"
+        both += bool(kept.observed) and len(set(kept.versions)) == 2
+    assert both >= 2, f"too few trajectories have answers and both versions, seed {SEED}"
 
 
 @pytest.mark.parametrize("name", ["transformers", "vllm"])
