@@ -119,6 +119,12 @@ def test_an_answer_to_a_turn_that_was_dropped_comes_too_late():
         assert store.conversations(["a"])[0].session is None
 
 
+def test_a_trajectory_that_has_no_room_for_another_turn_ends_by_length():
+    with TrajectoryStore() as store:
+        store.observe("a", ask(store), (), done=True, finish=FinishReason.LENGTH)
+        assert store.experiences(["a"])[0].finish is FinishReason.LENGTH
+
+
 def test_an_observation_has_the_version_of_the_segment_before_it():
     with TrajectoryStore(mixed_versions=True) as store:
         serial = ask(store, version=1)

@@ -48,13 +48,13 @@ def test_turns_are_answered_and_scored_with_what_the_verifier_needs(role):
     role.append("r0#1", [PartialDelta("a", 0, 0, (5, 6), (-1.0, -2.0), turn_ends=True)])
     ((talk, prompt),) = role.conversations(["a", "unknown"])
     assert (talk.turns[0].response, prompt.answer) == ((5, 6), "3")
-    assert role.observe("a", talk.turns[0].serial, (8, 9), False, 0.25, b"state").observation == (8, 9)
+    assert role.observe("a", talk.turns[0].serial, (8, 9), None, 0.25, b"state").observation == (8, 9)
     (resume,) = role.begin("r1#1", 0, [ref("a", 3)], seq=9)
     assert (resume.kept_tokens, resume.turn_ended) == ((5, 6, 8, 9), False)
     role.append("r1#1", [PartialDelta("a", 4, 0, (7,), (-1.0,), turn_ends=True)])
     ((talk, _),) = role.conversations(["a"])
     assert talk.session == b"state"
-    role.observe("a", talk.turns[-1].serial, (10,), True, 1.0, None)
+    role.observe("a", talk.turns[-1].serial, (10,), STOP, 1.0, None)
     (item,) = role.to_score(["a"])
     texts = role._prompts
     assert item.response_text == texts.decode((5, 6, 8, 9, 7, 10))

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from tailrace.contracts import Call, CallFailed, Close, Interrupt, PartialDelta, SessionOrigin, TrajectoryRef, Turned
+from tailrace.contracts import (
+    Call,
+    CallFailed,
+    Close,
+    FinishReason,
+    Interrupt,
+    PartialDelta,
+    SessionOrigin,
+    TrajectoryRef,
+    Turned,
+)
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.roles.data import DataRole
 from tailrace.pipeline.roles.environment import EnvironmentRole
@@ -275,6 +285,31 @@ def test_an_answer_that_leaves_no_room_for_the_next_turn_ends_a_trajectory(make,
     assert (last.done, last.tokens) == (True, replica.length["a"])
     (item,) = store.to_score(["a"])
     assert item.metadata["turns"]["reward"] == 0.5
+    assert store.experiences(["a"])[0].finish is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("name", ["Adds", "Replayed"])
+def test_a_session_whose_answer_came_second_does_not_go_on(make, replica, gather, store, tokenizer, name):
+    """A member that was given up lives on and is first: what it answered stays, and the next turn goes on from there."""
+    role = make(name)
+    replica.says("a", "4")
+    observe = role._call_data
+
+    async def second(method, *arguments):
+        if method == "observe" and not first:
+            first.append(tuple(tokenizer.encode("= 4 5", add_special_tokens=False).ids))
+            store.observe("a", arguments[1], first[0], None, 0.5, None)
+        return await observe(method, *arguments)
+
+    first, role._call_data = [], second
+    (answered,) = ask(role, gather, 1, "a")
+    ((talk, _),) = store.conversations(["a"])
+    assert talk.turns[0].observation == first[0]
+    assert answered.tokens == replica.length["a"] + len(first[0])
+    replica.says("a", "5")
+    (failed,) = ask(role, gather, 2, "a")
+    assert isinstance(failed, CallFailed)  # played again it says another thing than what the store has
+    assert failed.lost
 
 
 def test_what_is_closed_is_not_answered_and_has_no_session(make, replica, gather, until):

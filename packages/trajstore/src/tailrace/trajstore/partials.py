@@ -242,11 +242,12 @@ class PartialResponsePool:
         serial: int,
         tokens: Sequence[int],
         *,
-        done: bool,
+        finish: FinishReason | None,
         reward: float,
         session: bytes | None,
         trainer_version: int,
     ) -> Turn | None:
+        done = finish is not None
         if not math.isfinite(reward):
             raise TrajectoryDataError(f"trajectory {trajectory}: found reward {reward!r}, expected a finite number")
         if not tokens and not done:
@@ -258,8 +259,8 @@ class PartialResponsePool:
             entry = self._entries.get(trajectory)
             if entry is not None and entry.waits == serial:
                 entry = self._answer(connection, entry, tokens, done, reward, session)
-                if done:
-                    connection.execute(_COMPLETE, _end(entry, FinishReason.STOP, trainer_version))
+                if finish is not None:
+                    connection.execute(_COMPLETE, _end(entry, finish, trainer_version))
             else:  # told before, dropped, or begun anew since
                 entry = None
             found = connection.execute(

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tailrace.contracts import Experience, PartialDelta, Resume
+from tailrace.contracts import Experience, FinishReason, PartialDelta, Resume
 from tailrace.trajstore.database import Database, Synchronous
 from tailrace.trajstore.packing import Precision
 from tailrace.trajstore.partials import PartialResponsePool
@@ -140,6 +140,7 @@ class TrajectoryStore:
         *,
         done: bool = False,
         reward: float = 0.0,
+        finish: FinishReason = FinishReason.STOP,
         session: bytes | None = None,
         trainer_version: int | None = None,
     ) -> Turn | None:
@@ -154,6 +155,7 @@ class TrajectoryStore:
             done: whether the environment has ended the trajectory, which is then complete.
             reward: the environment's reward of this step. The sum over all steps is ``metadata["environment"]["reward"]`` of
                 the experience.
+            finish: why the trajectory ended, if it is done: ``LENGTH`` where a limit left no room for another turn.
             session: the environment's state behind this turn, to restore it from; None keeps the last one.
             trainer_version: as in `append`, if the trajectory is done.
 
@@ -167,7 +169,13 @@ class TrajectoryStore:
         with self._database.locked():
             now = self._ledger.trainer_version if trainer_version is None else trainer_version
             return self._pool.observe(
-                trajectory, serial, tokens, done=done, reward=reward, session=session, trainer_version=now
+                trajectory,
+                serial,
+                tokens,
+                finish=finish if done else None,
+                reward=reward,
+                session=session,
+                trainer_version=now,
             )
 
     def partials(self) -> list[PartialResponse]:

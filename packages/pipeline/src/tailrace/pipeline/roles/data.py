@@ -21,6 +21,7 @@ from tailrace.contracts import (
     Discarded,
     Event,
     Experience,
+    FinishReason,
     PartialDelta,
     Purpose,
     Resume,
@@ -152,10 +153,22 @@ class DataRole:
         return [(one, self._prompts.prompt(_ref(one.trajectory, one.group, one.metadata))) for one in found]
 
     def observe(
-        self, trajectory: str, serial: int, tokens: Sequence[int], done: bool, reward: float, session: bytes | None
+        self,
+        trajectory: str,
+        serial: int,
+        tokens: Sequence[int],
+        finish: FinishReason | None,
+        reward: float,
+        session: bytes | None,
     ) -> Turn | None:
-        """Store what an environment answered to a turn; see `TrajectoryStore.observe`. None if it comes too late."""
-        return self._store.observe(trajectory, serial, tokens, done=done, reward=reward, session=session)
+        """Store what an environment answered to a turn; see `TrajectoryStore.observe`. None if it comes too late.
+
+        Args:
+            finish: why the trajectory is done with it; None if it is not.
+        """
+        if finish is None:
+            return self._store.observe(trajectory, serial, tokens, reward=reward, session=session)
+        return self._store.observe(trajectory, serial, tokens, done=True, finish=finish, reward=reward)
 
     # ---- for the scorer -------------------------------------------------------------------------------------------
 

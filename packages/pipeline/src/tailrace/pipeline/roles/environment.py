@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tailrace.contracts import Call, CallFailed, Close, Command, Event, SessionOrigin, Turned
+from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishReason, SessionOrigin, Turned
 from tailrace.environment import EnvironmentPool, SessionError, SessionLostError, StepResult
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
@@ -36,10 +36,10 @@ _EVERY_SESSION = (
 
 @dataclass(slots=True)
 class _Session:
-    """A session of the pool, and how many turns it has answered."""
+    """A session of the pool, and the serial of the turn that it answered last; None before the first."""
 
     number: int
-    answered: int
+    answered: int | None
 
 
 class EnvironmentRole:
@@ -193,21 +193,31 @@ class EnvironmentRole:
         began_s = time.monotonic()
         result = await self._pool.step(session.number, self._observations.action(turn.response))
         seconds = time.monotonic() - began_s
-        session.answered = turn.number
-        tokens, done = self._fitted(talk, prompt, result)
-        state = None if done else await self._pool.snapshot(session.number)
-        stored = await self._call_data("observe", talk.trajectory, turn.serial, tokens, done, result.reward, state)
-        return None if stored is None else self._event(talk.trajectory, stored, seconds, seq)
+        session.answered = turn.serial
+        tokens, finish = self._fitted(talk, prompt, result)
+        state = None if finish else await self._pool.snapshot(session.number)
+        stored: Turn | None = await self._call_data(
+            "observe", talk.trajectory, turn.serial, tokens, finish, result.reward, state
+        )
+        if stored is None:
+            return None
+        if stored.observation != tokens and self._sessions.pop(talk.trajectory, None) is session:
+            await self._pool.close(session.number)  # a member that was given up was first, and its answer stays
+        return self._event(talk.trajectory, stored, seconds, seq)
 
-    def _fitted(self, talk: Conversation, prompt: Prompt, result: StepResult) -> tuple[tuple[int, ...], bool]:
-        """The tokens of an answer, and whether it ends its trajectory.
+    def _fitted(
+        self, talk: Conversation, prompt: Prompt, result: StepResult
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """The tokens of an answer, and why it ends its trajectory; None if it does not.
 
         Raises:
             SessionError: no response has room for so many tokens.
         """
         turn = talk.turns[-1]
-        if result.done or turn.number >= self._max_turns:
-            return (), True
+        if result.done:
+            return (), FinishReason.STOP
+        if turn.number >= self._max_turns:
+            return (), FinishReason.LENGTH
         tokens = self._observations.tokens(result.observation, prompt.prompt)
         if len(tokens) >= self._max_tokens:
             raise SessionError(
@@ -219,7 +229,7 @@ class EnvironmentRole:
                 f"the environment {self._name!r} answered turn {turn.number} with nothing, expected an observation or `done`"
             )
         full = turn.start + len(turn.response) + len(tokens) >= self._max_tokens
-        return ((), True) if full else (tokens, False)
+        return ((), FinishReason.LENGTH) if full else (tokens, None)
 
     async def _session(self, talk: Conversation, prompt: Prompt) -> _Session:
         """The session that has answered all turns but the last: held, restored, replayed or, for the first turn, begun.
@@ -229,15 +239,16 @@ class EnvironmentRole:
             SessionError: it cannot begin.
         """
         name, before = talk.trajectory, talk.turns[:-1]
+        last = before[-1].serial if before else None
         session = self._sessions.get(name)
-        if session is not None and session.answered == len(before):
+        if session is not None and session.answered == last:
             return session
-        if session is not None:  # of a trajectory that has begun anew since
+        if session is not None:  # its trajectory has begun anew, or another answer than its own stays
             del self._sessions[name]
             await self._pool.close(session.number)
         row = {"prompt": prompt.prompt, "answer": prompt.answer, "metadata": dict(prompt.metadata), "seed": name}
         number = await self._again(talk, prompt, row) if before else await self._begin(row)
-        session = self._sessions[name] = _Session(number, len(before))
+        session = self._sessions[name] = _Session(number, last)
         return session
 
     async def _begin(self, row: Mapping[str, Any]) -> int:
