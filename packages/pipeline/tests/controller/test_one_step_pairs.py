@@ -53,8 +53,8 @@ def expected():
 class InRandomOrder:
     """Members that answer one thing at a time, in random order: trajectories end, weights arrive, gradients are computed."""
 
-    def __init__(self, pipeline, seed):
-        self.draw = random.Random(seed)
+    def __init__(self, pipeline, seed, kills=0):
+        self.draw, self.kills = random.Random(seed), kills
         self.run = Scripted(pipeline)
         self.run.lengths = {prompt: self.draw.choice([5.0, 20.0, 300.0]) for prompt in range(BATCH * STEPS)}
         self.speed = {kind: self.draw.choice([1, 5, 25]) for kind in WAITED_FOR}  # how soon an answer of a kind comes
@@ -67,7 +67,10 @@ class InRandomOrder:
         for _ in range(5_000):
             if self.run.view.finished:
                 break
-            if self.due:
+            if self.kills and self.run.controller.trainer.stepping is not None and self.draw.random() < 0.2:
+                self.kills -= 1
+                self.kill_the_trainer()
+            elif self.due:
                 weights = [self.speed[kind] for kind, _ in self.due]
                 (index,) = self.draw.choices(range(len(self.due)), weights)
                 _, events = self.due.pop(index)
@@ -92,6 +95,12 @@ class InRandomOrder:
                     self.due.append((c.Step, lambda command=command: self.run.answers(command)))
                 case c.Pull() | c.Publish():
                     self.due.append((type(command), lambda command=command: self.run.answers(command)))
+
+    def kill_the_trainer(self):
+        """While it steps: the batch comes back, the one after the next is launched already, and no answer comes."""
+        self.due = [(kind, events) for kind, events in self.due if kind not in (c.Accumulate, c.Step, c.Publish)]
+        self.trained.pop(self.run.controller.trainer.version + 1)
+        self._take(self.run.down("trainer", leave=WAITED_FOR))
 
     def _ends(self, command, name):
         def events():
@@ -124,6 +133,15 @@ def test_the_stream_trains_the_same_pairs(seed, training, options, capacity):
 @pytest.mark.parametrize("seed", range(6))
 def test_with_any_routing(seed):
     assert InRandomOrder(stream(4, routing="least-loaded"), seed)() == expected(), f"seed {seed}"
+
+
+@pytest.mark.parametrize("training", ["dynamic-batch", "full-batch"])
+@pytest.mark.parametrize("seed", range(10))
+def test_and_goes_on_when_the_trainer_dies_in_a_step(seed, training):
+    """The batch after the next was launched at the step's beginning, and cannot start before its end."""
+    run = InRandomOrder(stream(40, training=training), seed, kills=2)
+    assert run() == expected(), f"seed {seed}"
+    assert run.kills < 2, f"seed {seed}"
 
 
 def test_otherwise_short_prompts_take_the_places_of_long_ones():

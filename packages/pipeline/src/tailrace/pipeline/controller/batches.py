@@ -120,7 +120,7 @@ class Batches:
 
     def _step(self) -> bool:
         gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._spec.training
-        self.held = self._batchwise and bool(ledger.unstarted) and gate.ready()
+        self.held = self._batchwise and bool(ledger.unstarted) and gate.ready() and self._starts_before_the_step()
         if self.held or not gate.ready():
             return False
         candidates, before, due = ledger.candidates(), set(trainer.accumulated), self._rounds.due
@@ -141,6 +141,10 @@ class Batches:
         given, kind = tuple([self._names(part) for part in parts]), ledger.groups[batch[0]].kind
         self._outbox.send(c.Step, version=version, mini_batches=given, round=kind)
         return True
+
+    def _starts_before_the_step(self) -> bool:
+        """Whether a launched group may start at the trainer's version. One that needs the next, as after a fallback, cannot."""
+        return self._gate.tentative().allows(self._trainer.version)
 
     def _add(self) -> bool:
         """Have idle cells add gradients of complete groups; or step, if the batch is complete and all cells are idle."""
