@@ -21,7 +21,7 @@ def config(drift=((0, 1.0),), *, fleet=(), **pipeline):
     """Generation of two replicas takes less long than training, with one it would take longer."""
     return {
         "app": "laminar",
-        "task": {"name": "chain_sum"},
+        "task": {"name": "long-chain-sum"},
         "fleet": {
             "model": "Qwen2.5-7B",
             "trainer": {"gpus": 8, "data_s": 42.0},

@@ -147,7 +147,7 @@ def test_replicas_of_several_pools_are_not_resized():
     content = {
         **CONTENT,
         "app": "rollpacker",
-        "task": {"name": "chain_sum"},
+        "task": {"name": "long-chain-sum"},
         "pipeline": {**CONTENT["pipeline"], "provisioning": "adaptive-tp"},
         "trainer": {"processes": 1, "cells": 1, "colocated": False},
         "fleet": FLEET,

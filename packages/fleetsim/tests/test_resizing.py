@@ -11,7 +11,7 @@ from tailrace.repack import to_size
 
 CONFIG = {
     "app": "laminar",
-    "task": {"name": "chain_sum"},
+    "task": {"name": "long-chain-sum"},
     "fleet": {
         "model": "Qwen2.5-7B",
         "trainer": {"gpus": 8},
