@@ -1,0 +1,240 @@
+"""The environment ``verifiers``: a rollout of verifiers.v1, whose harness asks for the model's tokens at an endpoint of ours.
+
+    model ──step(turn)──► session ──token ids──► endpoint ──► verifiers' train client ──► its harness, tools, user, scoring
+      ◄──observation── decoded new ids of the next prompt ◄──────┘
+
+There the environment calls the model; here the model's side calls the environment. So each session plays a rollout in an event
+loop of its worker, and the endpoint on loopback holds each request for tokens until the session's next turn answers it.
+
+This file runs in the interpreter that has verifiers (with its renderers and a tokenizer library), and needs nothing else.
+"""
+
+import asyncio
+import itertools
+import json
+import queue
+import sys
+import threading
+import uuid
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+_lock = threading.Lock()
+_houses: dict[str, "House"] = {}
+
+
+class Talk:
+    """What a session and its rollout say to each other."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self.answer: Future[list[int]] | None = None
+        self.stop: list[int] = []
+        self.traces: list[Any] = []
+        self.rollout: Future[None] | None = None
+
+
+class House:
+    """One environment of verifiers in this process: an event loop, its serving resources, and the endpoint for tokens."""
+
+    def __init__(self, config: Mapping[str, Any], tokenizer: str, renderer: Mapping[str, Any], start_s: float) -> None:
+        from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # isort: skip
+        from transformers import AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
+        self._environment = load_environment(resolve_env_config(dict(config)))
+        self._path, self._renderer = tokenizer, dict(renderer)
+        self._tasks: list[Any] = []
+        self._stream: Iterator[Any] = iter(self._environment.taskset.load())
+        self._drawing = threading.Lock()
+        self.talks: dict[str, Talk] = {}
+        self._playing: set[Talk] = set()
+        self._ended = ""
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, name="verifiers", daemon=True).start()
+        ready: Future[None] = Future()
+        asyncio.run_coroutine_threadsafe(self._serve(ready), self._loop)
+        ready.result(start_s)
+
+    def task(self, index: int) -> Any:
+        """The task of an index in the order of the taskset.
+
+        Raises:
+            ValueError: the taskset has fewer.
+        """
+        with self._drawing:
+            self._tasks += itertools.islice(self._stream, max(0, index + 1 - len(self._tasks)))
+            if index >= len(self._tasks):
+                raise ValueError(f"found task {index}, expected one below {len(self._tasks)}")
+            return self._tasks[index]
+
+    def play(self, index: int) -> Talk:
+        """Begin a rollout of a task."""
+        talk, task = Talk(), self.task(index)
+        self._playing.add(talk)
+        if self._ended:
+            raise RuntimeError(f"verifiers ended: {self._ended}")
+        talk.rollout = asyncio.run_coroutine_threadsafe(self._play(task, talk), self._loop)
+        return talk
+
+    def _run(self) -> None:
+        """Run the loop. What ends it (verifiers exits where it misses a login) ends all rollouts with its reason."""
+        try:
+            self._loop.run_forever()
+        except BaseException as error:
+            self._ended = f"{type(error).__name__}: {error}"
+            for talk in set(self._playing):
+                talk.heard.put(("failed", self._ended))
+            raise
+
+    async def _serve(self, ready: "Future[None]") -> None:
+        from aiohttp import web
+        from verifiers.v1 import ModelContext, SamplingConfig, TrainClientConfig
+
+        try:
+            app = web.Application(client_max_size=1 << 26)
+            app.router.add_post("/inference/v1/generate", self._generate)
+            runner = web.AppRunner(app)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            port = runner.addresses[0][1]
+            settings: dict[str, Any] = {"renderer": self._renderer} if self._renderer else {}
+            client = TrainClientConfig(
+                base_url=f"http://127.0.0.1:{port}/v1", api_key_var="NO_KEY", renderer_model_name=self._path, **settings
+            )
+            self._context = ModelContext(model=self._path, client=client, sampling=SamplingConfig())
+            serving = self._environment.serving()
+            await serving.__aenter__()  # it ends with this process
+        except BaseException as error:
+            ready.set_exception(error)
+            raise
+        ready.set_result(None)
+
+    async def _play(self, task: Any, talk: Talk) -> None:
+        def minted(trace: Any) -> None:
+            talk.traces.append(trace)
+            self.talks[trace.id] = talk
+
+        try:
+            episode = await self._environment.run_episode(task, self._context, on_trace=minted)
+            errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+            if episode.ok:
+                talk.heard.put(("over", episode))
+            else:
+                talk.heard.put(("failed", "; ".join(f"{error.type}: {error.message}" for error in errors)))
+        except Exception as error:
+            talk.heard.put(("failed", f"{type(error).__name__}: {error}"))
+        finally:
+            self._playing.discard(talk)
+            for trace in talk.traces:
+                self.talks.pop(trace.id, None)
+
+    async def _generate(self, request: Any) -> Any:
+        from aiohttp import web
+
+        body = await request.json()
+        talk = self.talks.get(request.headers.get("X-Session-ID", ""))
+        if talk is None:
+            return web.json_response({"error": "no such rollout"}, status=404)
+        talk.answer, talk.stop = Future(), body["sampling_params"]["stop_token_ids"]
+        talk.heard.put(("asked", body["token_ids"]))
+        ids = await asyncio.wrap_future(talk.answer)
+        logprobs = [
+            {"token": f"token_id:{token}", "logprob": 0.0} for token in ids
+        ]  # ours are in the trajectory's store
+        choice = {"index": 0, "token_ids": ids, "finish_reason": "stop", "logprobs": {"content": logprobs}}
+        return web.json_response({"request_id": uuid.uuid4().hex, "choices": [choice]})
+
+
+class Verifiers:
+    """A rollout of a taskset of verifiers.v1.
+
+    A row's ``metadata`` says which task it plays: ``{"task": 3}``, by its place in the taskset. What the model reads is text
+    that verifiers has rendered with the chat template, so that nothing has to be put around it: at first the whole prompt
+    (without the row's own, where that is its beginning), then what the next prompt has after the model's turn. The answer that
+    ends the rollout has its reward and, in its metadata, ``token_ids`` and ``mask`` of the trace: 1 for tokens of the model.
+
+    Args:
+        taskset: the taskset's id: an installed package.
+        tokenizer: a Hugging Face directory with the tokenizer and chat template.
+        folder: a directory with the taskset's package; empty: it is installed.
+        env: further settings of the environment, as in its ``[env]`` table: the harness and the runtime of each agent. A
+            runtime other than ``subprocess`` needs what verifiers needs for it, such as docker, or a login.
+        renderer: the renderer's settings, such as ``{ name = "default" }``; empty: by the model.
+        replayable: whether the same task and turns are answered alike.
+        start_s: deadline for the environment to be ready.
+        turn_s: deadline of each answer.
+
+    Raises:
+        ImportError: verifiers is not installed.
+        Exception: the taskset or its settings cannot be had.
+    """
+
+    def __init__(
+        self,
+        taskset: str,
+        tokenizer: str,
+        folder: str = "",
+        env: Mapping[str, Any] | None = None,
+        renderer: Mapping[str, Any] | None = None,
+        replayable: bool = False,
+        start_s: float = 60.0,
+        turn_s: float = 600.0,
+    ) -> None:
+        self.replayable, self._turn_s = replayable, turn_s
+        given = dict(env or {})
+        config = {**given, "taskset": {**given.get("taskset", {}), "id": taskset}}
+        key = json.dumps([config, tokenizer, folder, renderer], sort_keys=True)
+        with _lock:
+            if folder and folder not in sys.path:
+                sys.path.insert(0, folder)
+            if key not in _houses:
+                _houses[key] = House(config, tokenizer, renderer or {}, start_s)
+        self._house = _houses[key]
+        self._talk: Talk | None = None
+        self._known: list[int] = []
+
+    def reset(self, row: Mapping[str, Any]) -> str:
+        """Begin the rollout of the row's task, up to its first request for tokens."""
+        self._talk = self._house.play(int((row.get("metadata") or {})["task"]))
+        kind, found = self._talk.heard.get(timeout=self._turn_s)
+        if kind != "asked":
+            raise RuntimeError(f"the rollout ended before it asked for a turn: {found}")
+        self._known = found
+        return self._decode(found).removeprefix(row.get("prompt", ""))
+
+    def step(self, action: str) -> dict[str, Any]:
+        """Answer the request for tokens with a turn, and go on to the next request, or to the end.
+
+        Raises:
+            RuntimeError: the rollout failed, or the next prompt does not begin with what was said so far.
+        """
+        assert self._talk is not None
+        assert self._talk.answer is not None
+        ids = self._house.tokenizer.encode(action, add_special_tokens=False)
+        self._known = [*self._known, *ids, *self._talk.stop[:1]]
+        self._talk.answer.set_result(self._known[-len(ids) - len(self._talk.stop[:1]) :])
+        kind, found = self._talk.heard.get(timeout=self._turn_s)
+        if kind == "failed":
+            raise RuntimeError(f"the rollout failed: {found}")
+        if kind == "over":
+            (branch, *_) = [branch for trace in found.traces for branch in trace.branches]
+            reward = sum(trace.reward for trace in found.traces)
+            said = {"token_ids": list(branch.token_ids), "mask": [int(kept) for kept in branch.sampled_mask]}
+            return {"observation": "", "done": True, "reward": float(reward), "metadata": said}
+        if found[: len(self._known)] != self._known:
+            raise RuntimeError(
+                "the next prompt does not begin with the tokens so far: the harness has rewritten its history"
+            )
+        new, self._known = found[len(self._known) :], found
+        return {"observation": self._decode(new), "done": False}
+
+    def close(self) -> None:
+        """Cancel the rollout if it goes on."""
+        if self._talk is not None and self._talk.rollout is not None:
+            self._talk.rollout.cancel()
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self._house.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
