@@ -39,6 +39,7 @@ def test_two_turns_from_the_first_token_to_training(path):
         turn = store.observe("a", serial, (90, 91, 92), reward=0.25, session=b"state")
         assert (turn.number, turn.start, turn.response, turn.observation) == (1, 0, (5, 6), (90, 91, 92))
         assert [(one.tokens, one.turn_ended) for one in store.partials()] == [(5, False)]
+        assert store.partial_tokens(["a", "unknown"]) == 2
     with TrajectoryStore(path) as store:  # it is durable
         (conversation,) = store.conversations(["a"])
         assert (conversation.session, conversation.session_serial) == (b"state", serial)

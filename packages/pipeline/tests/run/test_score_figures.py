@@ -27,6 +27,11 @@ def test_what_training_waits_for_is_the_time_between_the_last_response_and_the_l
     assert found.exposed_s == 2.5
 
 
+def test_a_response_that_its_environment_ends_is_complete_then():
+    turn = c.Turned("a", 1, 9), c.Turned("a", 2, 20, done=True)
+    assert figures((1, turn[0]), (3, turn[1]), (5, c.Scored("a", 1.0)), (5, step(1, "a"))).exposed_s == 2
+
+
 def test_scores_beside_generation_or_training_cost_nothing():
     beside = figures(
         (1, finished("a")), (3, c.Scored("a", 1.0)), (4, finished("b")), (4, c.Scored("b", 1.0), step(1, "a", "b"))

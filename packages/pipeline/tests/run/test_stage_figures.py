@@ -35,6 +35,16 @@ def test_lengths_are_those_of_training_at_equal_distances():
     assert figures([route("a")], [c.Finished("r0", "a", 7)]).lengths == (7,) * 50
 
 
+def test_lengths_are_without_what_environments_answered():
+    turns = [
+        c.TurnEnded("r0", "a", 4),
+        c.Turned("a", 1, 14),
+        c.TurnEnded("r0", "a", 17),
+        c.Turned("a", 2, 17, done=True),
+    ]
+    assert figures([route("a")], turns).lengths == (7,) * 50
+
+
 def test_seconds_of_training_count_every_part_of_a_batch_and_the_last_batches():
     parts = [[c.Accumulated(1, (), {"wall_s": 2.0})], [c.Accumulated(1, (), {"wall_s": 3.0})]]
     assert figures(*parts, [c.Stepped(1, {"wall_s": 1.0})]).train_s == 6.0

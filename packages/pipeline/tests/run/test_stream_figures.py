@@ -50,6 +50,12 @@ def test_a_lead_is_from_the_first_part_to_the_last_token():
     assert early.plain()["first_part_lead_s"] == 3.0
 
 
+def test_the_last_token_of_a_batch_may_be_of_a_response_that_its_environment_ends():
+    turns = (1, c.TurnEnded("r0", "a", 5)), (3, c.Turned("a", 1, 5, done=True))
+    found = figures((0, route("a")), *turns, (6, step(1, "a")), (8, c.Stepped(1)))
+    assert found.leads_s == {1: -3.0}
+
+
 def test_training_that_waits_for_the_batch_has_none():
     whole = figures((1, finished("a")), (5, finished("b")), (6, step(1, "a", "b")), (8, c.Stepped(1)))
     assert whole.leads_s == {1: -1.0}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.prepare import prepare
+from tailrace.pipeline.run.responses import CompleteResponses
 from tailrace.ranker import Example, ExampleError
 from tailrace.trajstore import MixOrder
 from tailrace.trajstore.prompt_files import read_rows
@@ -82,25 +82,19 @@ def _groups(directory: RunDirectory) -> Iterator[tuple[c.TrajectoryRef, int, lis
     first: dict[int, tuple[c.TrajectoryRef, int]] = {}
     group_of: dict[str, int] = {}
     finished: dict[str, tuple[int, bool]] = {}  # the last time: after a crash a trajectory may finish again
-    told = _Told()
+    responses = CompleteResponses()
     for instant in read_log(directory.events):
         for event in instant.events:
             if isinstance(event, c.Pulled):
                 serves[event.replica] = event.version
-            elif isinstance(event, c.TurnEnded):
-                told.asked(event)
-            elif isinstance(event, c.Turned):
-                told.answered(event)
-            if not isinstance(event, c.Finished | c.Turned) or event.trajectory not in group_of:
-                continue
-            tokens = event.tokens - told.tokens[event.trajectory]
-            if tokens > 0 and (isinstance(event, c.Finished) or event.done):
+            complete = responses.heard(event)
+            if complete is not None and complete[0] in group_of and complete[1] > 0:
                 over = isinstance(event, c.Finished) and event.reason is c.FinishReason.LENGTH
-                finished[event.trajectory] = tokens, over
+                finished[complete[0]] = complete[1], over
         for command in instant.commands:
             if isinstance(command, c.Route):
+                responses.routed(command.trajectories)
                 for ref in command.trajectories:
-                    told.routed(ref)
                     if ref.purpose is c.Purpose.TRAIN:
                         group_of[ref.trajectory] = ref.group
                         first.setdefault(ref.group, (ref, serves.get(command.replica, 0)))
@@ -109,24 +103,6 @@ def _groups(directory: RunDirectory) -> Iterator[tuple[c.TrajectoryRef, int, lis
         samples.setdefault(group_of[trajectory], []).append(sample)
     for group, found in sorted(samples.items()):
         yield *first[group], found
-
-
-class _Told:
-    """How many tokens of each trajectory environments answered, as its events say."""
-
-    def __init__(self) -> None:
-        self.tokens: Counter[str] = Counter()
-        self._ended: dict[str, int] = {}
-
-    def asked(self, event: c.TurnEnded) -> None:
-        self._ended[event.trajectory] = event.tokens
-
-    def answered(self, event: c.Turned) -> None:
-        self.tokens[event.trajectory] += event.tokens - self._ended.pop(event.trajectory, event.tokens)
-
-    def routed(self, ref: c.TrajectoryRef) -> None:
-        if not ref.kept:  # it begins, perhaps anew
-            self.tokens.pop(ref.trajectory, None)
 
 
 class _Families:

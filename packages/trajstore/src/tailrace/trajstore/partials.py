@@ -320,7 +320,8 @@ class PartialResponsePool:
 
     def tokens_of(self, trajectories: Iterable[str]) -> int:
         with self._database.locked():
-            return sum(self._entries[name].length for name in trajectories if name in self._entries)
+            found = [self._entries[name] for name in trajectories if name in self._entries]
+            return sum(entry.length - entry.observed for entry in found)
 
     def partials(self) -> list[PartialResponse]:
         with self._database.locked():

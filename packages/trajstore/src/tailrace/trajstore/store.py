@@ -183,7 +183,7 @@ class TrajectoryStore:
         return self._pool.partials()
 
     def partial_tokens(self, ids: Iterable[str]) -> int:
-        """Response tokens so far of those of the trajectories that are being generated."""
+        """Generated tokens so far of those of the trajectories that are being generated."""
         return self._pool.tokens_of(ids)
 
     # -- the experience buffer

@@ -24,6 +24,7 @@ from tailrace.pipeline.roles.prompts import Prompts
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.metrics import MetricsObserver
+from tailrace.pipeline.run.responses import CompleteResponses
 from tailrace.pipeline.run.status import StatusObserver
 
 Progress = Callable[[str, float | None], None]
@@ -84,6 +85,7 @@ class _Witness:
     def __init__(self, measured: MeasuredRun, progress: Progress, steps: int) -> None:
         self._measured, self._progress, self._steps = measured, progress, steps
         self._serves: dict[str, int] = {}
+        self._responses = CompleteResponses()
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         measured = self._measured
@@ -93,6 +95,7 @@ class _Witness:
             self._note(event, now, run)
         for command in commands:
             if isinstance(command, c.Route):
+                self._responses.routed(command.trajectories)
                 version = self._serves[command.replica]
                 for ref in command.trajectories:
                     measured.trajectories.setdefault(
@@ -101,11 +104,11 @@ class _Witness:
 
     def _note(self, event: c.Event, now: float, run: RunView) -> None:
         measured = self._measured
+        complete = self._responses.heard(event)
+        if complete is not None and complete[0] in measured.trajectories:
+            measured.trajectories[complete[0]].tokens = complete[1]
         if isinstance(event, c.Pulled):
             self._serves[event.replica] = event.version
-        elif isinstance(event, c.Finished):
-            if event.trajectory in measured.trajectories:
-                measured.trajectories[event.trajectory].tokens = event.tokens
         elif isinstance(event, c.Scored):
             if event.trajectory in measured.trajectories:
                 measured.trajectories[event.trajectory].reward = event.reward

@@ -14,6 +14,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.members import TRAINER
 from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures import mean
+from tailrace.pipeline.run.responses import CompleteResponses
 from tailrace.pipeline.spec import PipelineSpec
 
 _SPECULATED = frozenset({c.Why.SURPLUS_SAMPLE, c.Why.SURPLUS_GROUP, c.Why.DEFERRED})
@@ -71,6 +72,7 @@ class RoundFigures:
         self.generated = self.wasted = self.streamed = self.resizes = self.scale_downs = 0
         self._groups: dict[int, _Group] = {}
         self._group_of: dict[str, int] = {}
+        self._responses = CompleteResponses()
         self._accumulated: list[str] = []
         self._pending: dict[int, tuple[c.Why, Sequence[str]]] = {}  # aborts whose tokens the store has not said
         self._consumed: dict[int, dict[int, _Group]] = {}  # groups of versions that the trainer may fall back behind
@@ -80,9 +82,10 @@ class RoundFigures:
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
         """Take in one instant."""
         for event in events:
+            complete = self._responses.heard(event)
+            if complete is not None and complete[0] in self._group_of:
+                self._finished(*complete)
             match event:
-                case c.Finished(trajectory=name, tokens=tokens) if name in self._group_of:
-                    self._finished(name, tokens)
                 case c.Discarded(answers=seq, tokens=tokens):
                     self.generated += tokens
                     why, _ = self._pending.pop(seq, (None, ()))
@@ -101,6 +104,7 @@ class RoundFigures:
         for command in commands:
             match command:
                 case c.Route(trajectories=refs):
+                    self._responses.routed(refs)
                     self._route(now, refs)
                 case c.Abort(seq=seq, trajectories=names, reason=reason):
                     self._abort(seq, names, reason.why)

@@ -32,7 +32,7 @@ class ScoreFigures:
         """Take in one instant."""
         for event in events:
             match event:
-                case c.Finished(trajectory=name):
+                case c.Finished(trajectory=name) | c.Turned(trajectory=name, done=True):
                     self._finished[name] = now
                 case c.Scored(trajectory=name, over_budget=over):
                     self._scored.setdefault(name, now)

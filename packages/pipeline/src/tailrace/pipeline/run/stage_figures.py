@@ -9,6 +9,7 @@ from statistics import fmean
 
 from tailrace import contracts as c
 from tailrace.pipeline.run.eventlog import Instant
+from tailrace.pipeline.run.responses import CompleteResponses
 
 _STEPS, _RESPONSES = 8, 4_096  # the last ones, since both change as the model learns
 QUANTILES = 50  # with fewer, the longest are missing, on which the time of a batch depends
@@ -20,7 +21,7 @@ class StageFigures:
 
     Args:
         train_s: mean seconds for which the trainer computed on a batch; None if it trained on none.
-        lengths: response tokens at equal distances in the distribution, shortest first; empty if none finished.
+        lengths: generated tokens of responses at equal distances in the distribution, shortest first; empty if none finished.
         kv_tokens: tokens that the KV cache of a replica holds; 0 if none says.
     """
 
@@ -32,15 +33,17 @@ class StageFigures:
 def stage_figures(log: Iterable[Instant]) -> StageFigures:
     """The figures of a log."""
     training: set[str] = set()
+    responses = CompleteResponses()
     lengths: deque[int] = deque(maxlen=_RESPONSES)
     steps: deque[float] = deque(maxlen=_STEPS)
     added_s, kv_tokens = 0.0, 0
     for instant in log:
         for event in instant.events:
+            complete = responses.heard(event)
+            if complete is not None and complete[0] in training:
+                training.discard(complete[0])
+                lengths.append(max(1, complete[1]))
             match event:
-                case c.Finished(trajectory=name, tokens=tokens) if name in training:
-                    training.discard(name)
-                    lengths.append(max(1, tokens))
                 case c.Snapshot(kv_capacity_tokens=told):
                     kv_tokens = told or kv_tokens
                 case c.Accumulated(metrics=metrics):
@@ -50,6 +53,7 @@ def stage_figures(log: Iterable[Instant]) -> StageFigures:
                     added_s = 0.0
         for command in instant.commands:
             if isinstance(command, c.Route):
+                responses.routed(command.trajectories)
                 training.update(ref.trajectory for ref in command.trajectories if ref.purpose is c.Purpose.TRAIN)
     return StageFigures(fmean(steps) if steps else None, at_equal_distances(sorted(lengths)), kv_tokens)
 

@@ -63,8 +63,14 @@ class StreamFigures:
                 case c.Finished(replica=replica, trajectory=name):
                     self._finished[name] = now
                     self._of(replica).ended(name, now)
-                case c.Interrupted(replica=replica, trajectory=name) | c.Refused(replica=replica, trajectory=name):
+                case (
+                    c.Interrupted(replica=replica, trajectory=name)
+                    | c.Refused(replica=replica, trajectory=name)
+                    | c.TurnEnded(replica=replica, trajectory=name)
+                ):
                     self._of(replica).ended(name, now)
+                case c.Turned(trajectory=name, done=True):
+                    self._finished[name] = now
                 case c.Stepped(version=version):
                     self._stepped[version], self._waiting_s = now, None
                     if version in self._given:
