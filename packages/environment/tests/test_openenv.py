@@ -127,7 +127,7 @@ def theirs(tmp_path_factory):
     if shutil.which("uv") is None or not PAGE.exists():
         pytest.skip("it needs uv, to install the released package, and the page in the repository")
     root = tmp_path_factory.mktemp("openenv")
-    (commands,) = re.findall(r"```console\n(\$ uv venv theirs.*?)```", PAGE.read_text(), re.DOTALL)
+    (commands,) = re.findall(r"```console\n(\$ uv venv theirs[^`]*openenv init[^`]*)```", PAGE.read_text())
     for command in commands.replace("$ ", "").splitlines():
         subprocess.run(command, shell=True, cwd=root, check=True, capture_output=True, timeout=300)
     return root
@@ -136,7 +136,9 @@ def theirs(tmp_path_factory):
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_the_pages_example(theirs):
-    (example,) = [each for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "theirs" in each]
+    (example,) = [
+        each for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if '"openenv", OPTIONS' in each
+    ]
     assert len(example.splitlines()) < 40
     done = subprocess.run([sys.executable, "-c", example], cwd=theirs, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
