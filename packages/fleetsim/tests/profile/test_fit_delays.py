@@ -87,6 +87,15 @@ def test_the_seconds_of_a_score_are_not_counted_as_a_delay_too(measured):
     assert found.score_s == pytest.approx((0.2 + 0.4) / 2 - 0.1)
 
 
+def test_turns_are_reported_one_by_one_and_scored_once_their_environment_has_ended_them(measured):
+    log = [one for one in measured.log if not isinstance(one[1], c.Finished) or one[1].trajectory != "0.1"]
+    turns = [(13.1, c.TurnEnded("r0", "0.1", 9)), (13.4, c.Turned("0.1", 1, 9, done=True))]
+    measured.log = sorted([*log, *turns], key=lambda one: one[0])
+    found = fit_delays(measured, routes_s=0.06, computing=0.5, snapshot_s=0.25)
+    assert found.report_s == pytest.approx(2 * 0.1)
+    assert found.score_s == pytest.approx((1.2 + 0.2 + 0.1) / 2 - 0.1)
+
+
 def test_what_did_not_happen_takes_no_time():
     found = fit_delays(MeasuredRun(RunConfig(), cores=2, zero_s=0.0), 0.0, 1.0, 0.25)
     assert found.score_s == found.durable_s == found.start_replica_s == 0.0

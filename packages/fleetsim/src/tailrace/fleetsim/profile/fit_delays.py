@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import mean
 
@@ -42,17 +43,26 @@ def fit_delays(measured: MeasuredRun, routes_s: float, computing: float, snapsho
         routes_s, computing: see `fit_weights`.
         snapshot_s: the configured seconds between snapshots.
     """
-    reported, scored = {}, {}
+    reported: dict[str, list[float]] = defaultdict(list)  # the end of each turn
+    answered: dict[str, float] = {}  # by an environment that ended the trajectory
+    scored: dict[str, float] = {}
     for now, event in measured.log:
-        if isinstance(event, c.Finished):
-            reported[event.trajectory] = now + measured.zero_s
+        if isinstance(event, c.Finished | c.TurnEnded):
+            reported[event.trajectory].append(now + measured.zero_s)
+        elif isinstance(event, c.Turned) and event.done:
+            answered[event.trajectory] = now + measured.zero_s
         elif isinstance(event, c.Scored):
             scored[event.trajectory] = now + measured.zero_s
-    ends = [end for samples in measured.replicas.values() for end in samples.finished]
-    last = _typical([reported[name] - at for name, at, idle in ends if idle and name in reported])
+    ends: dict[str, list[tuple[float, bool]]] = defaultdict(list)
+    for samples in measured.replicas.values():
+        for name, at, idle in samples.finished:
+            ends[name].append((at, idle))
+    turns = [(told, *end) for name in ends for told, end in zip(reported[name], sorted(ends[name]), strict=False)]
+    last = _typical([told - at for told, at, idle in turns if idle])
+    complete = {name: answered[name] - last if name in answered else max(ends[name])[0] for name in ends}
     rewards = [
         scored[name] - at - measured.trajectories[name].score_s  # a simulated score has its own seconds
-        for name, at, _ in ends
+        for name, at in complete.items()
         if name in scored and _trained(measured, name)
     ]
     return DelaysPart(
