@@ -345,3 +345,16 @@ def test_a_state_knows_its_turns(turns, data):
     assert state.keeps(kept) == sum(end > kept for end in ends)
     assert state.turns == tuple(end for end in ends if end <= kept)
     assert state.tokens == kept
+
+
+def test_what_is_left_of_a_response_is_counted_without_what_environments_answered():
+    run = Turning(turns=3, steps=2)
+    run.go(c.Tick(), leave=(c.Route, c.Call))
+    run.go(*(c.Predicted(prompt, 100.0, p90=300.0) for prompt in range(10)), leave=(c.Route, c.Call))
+    ledger = run.controller.ledger
+    name = next(name for name, state in ledger.trajectories.items() if state.replica is not None)
+    state = ledger.trajectories[name]
+    assert ledger.view(state).left == ledger.predictions.of(state.prompt, 0)[1]
+    state.tokens, state.observed = 90, 50
+    assert ledger.view(state).left == ledger.predictions.of(state.prompt, 40)[1]
+    assert ledger.view(state, 5).left == ledger.predictions.of(state.prompt, 45)[1]

@@ -171,7 +171,7 @@ class Ledger:
         """The policies' view of a running trajectory, which has probably `generated` tokens more than are known."""
         mixes = self.mixes_versions and state.purpose is _TRAIN
         version = self.groups[state.group].version if mixes else state.version
-        known = state.tokens + generated
+        known = state.generated + generated
         predicted = (None, None) if state.purpose is _EVAL else self.predictions.of(state.prompt, known)
         return TrajectoryView(state.id, state.group, version, state.tokens, not mixes, *predicted)
 
@@ -368,7 +368,7 @@ class Ledger:
         if exact:
             assert state.version is not None
             version = state.version
-        predicted = self.predictions.of(state.prompt, state.tokens)
+        predicted = self.predictions.of(state.prompt, state.generated)
         self.waiting.add(version, TrajectoryView(state.id, state.group, version, state.tokens, exact, *predicted))
 
     def _needed(self, state: TrajectoryState, count: int) -> None:

@@ -27,7 +27,7 @@ class Outcome:
     Args:
         prompt: index in the prompt stream.
         predicted: tokens that were predicted for each of its trajectories when it started; None if nothing was.
-        lengths: response tokens of each.
+        lengths: generated tokens of each.
     """
 
     prompt: int
@@ -37,7 +37,7 @@ class Outcome:
     @staticmethod
     def of(group: GroupState) -> Outcome:
         """The outcome of a group all of whose trajectories have finished."""
-        return Outcome(group.prompt, group.predicted, tuple([state.tokens for state in group.states]))
+        return Outcome(group.prompt, group.predicted, tuple([state.generated for state in group.states]))
 
 
 def recall_of(scored: Iterable[tuple[float | None, Outcome]]) -> float | None:

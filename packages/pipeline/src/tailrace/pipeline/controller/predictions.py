@@ -134,7 +134,7 @@ class Predictions:
             if group.version is None:
                 ledger.waiting.unstarted.predict(group.index, *predictions.of(group.prompt, 0))
             for state in group.states:
-                ledger.waiting.predict(state.id, *predictions.of(group.prompt, state.tokens))
+                ledger.waiting.predict(state.id, *predictions.of(group.prompt, state.generated))
                 if state.replica is not None:
                     self._fleet.replicas[state.replica].assigned.outdated()
 

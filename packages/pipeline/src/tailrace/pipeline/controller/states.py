@@ -61,6 +61,11 @@ class TrajectoryState:
     answered: int = 0
     observed: int = 0
 
+    @property
+    def generated(self) -> int:
+        """Its tokens without what environments answered: the length that a ranker predicts."""
+        return self.tokens - self.observed
+
     def may_end_turn(self, tokens: int) -> bool:
         """Whether a turn may end with so many tokens: a new one, or the last one if nobody has answered it."""
         ended = self.turns[-1] if self.turns else 0

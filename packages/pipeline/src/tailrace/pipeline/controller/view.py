@@ -229,7 +229,7 @@ class RunView:
         """The trajectories that were consumed for a version so far."""
         for state in self._parts.ledger.batch(version):
             if state.version is not None:
-                yield BatchMember(state.version, state.completed_at, state.tokens - state.observed)
+                yield BatchMember(state.version, state.completed_at, state.generated)
 
     def waits(self, trajectory: str) -> str | None:
         """What a trajectory does or waits for, in words; None if it is unknown or settled."""
