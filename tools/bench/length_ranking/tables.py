@@ -64,12 +64,13 @@ def version_table(name: str, runs: Sequence[Sequence[Mapping[str, Any]]]) -> str
     lines = [
         f"`{name}`, trained at version 0, {len(runs)} seeds, {runs[0][0]['prompts']} prompts held out",
         "",
-        "| version | mean tokens | ceiling | recall 20 %, alone | updated | by | within p90, alone | updated | drifted |",
-        "|---" * 9 + "|",
+        "| version | tokens | ceiling | by old samples | recall 20 %, alone | updated | by | in p90 | updated | drifted |",
+        "|---" * 10 + "|",
     ]
     for rows in zip(*runs, strict=True):
         draws = [np.mean([row[which]["draws"] for row in rows], axis=0) for which in ("alone", "updated")]
         cells = [f"{rows[0]['mean_tokens']:.1f}", f"{np.mean([row['ceiling20'] for row in rows]):.2f}"]
+        cells.append(f"{rows[0]['by_old_samples']:.2f}")
         means = [float(np.mean([row[which]["recall20"] for row in rows])) for which in ("alone", "updated")]
         cells += [shown({"mean": mean, "interval": interval(each)}) for mean, each in zip(means, draws, strict=True)]
         low, high = interval(draws[1] - draws[0])

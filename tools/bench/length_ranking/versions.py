@@ -67,6 +67,7 @@ def aged(
     method: str,
     seed: int,
     first: Sequence[Example],
+    known: Mapping[str, Example],
     run: Sequence[Example],
     asked: Mapping[int, Sequence[Example]],
     policy: Path,
@@ -82,6 +83,7 @@ def aged(
         method: of the ranker.
         seed: of its training.
         first: what it is trained on.
+        known: samples of version 0 by the prompts that are asked for, which it is not trained on.
         run: the responses of the RL run, whose prompts are not those that are asked for.
         asked: what it is measured on, by version.
         policy: directory of the model of version 0.
@@ -108,6 +110,9 @@ def aged(
             "learned_from_prompts": len({example.prompt for example in recent}),
             "mean_tokens": float(lengths.mean()),
             "ceiling20": ceiling(lengths, SHARES["recall20"], np.random.default_rng(seed)),
+            "by_old_samples": fast_recall(
+                np.array([np.mean(known[example.prompt].lengths) for example in examples]), lengths, SHARES["recall20"]
+            ),
             "drifted": drifted,
             "update": {"recall_before": done.recall_before, "recall_after": done.recall_after},
         }
