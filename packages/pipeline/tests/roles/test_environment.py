@@ -235,7 +235,6 @@ def test_a_session_that_cannot_be_had_again_is_lost_by_name(make, replica, gathe
     [
         ("()", "nonsense"),
         ("/", "expected fewer than the 200 of a response"),
-        ("-", "with nothing, expected an observation or `done`"),
         ("x", "raised ValueError"),
     ],
 )
@@ -249,6 +248,21 @@ def test_what_is_no_answer_fails_by_name_and_nobody_else(make, replica, gather, 
     assert said in failed.reason
     assert isinstance(answered, Turned)
     assert role._pool.open_sessions == 1
+
+
+def test_an_answer_without_words_is_an_empty_line(make, replica, gather, store, tokenizer):
+    replica.says("a", "-")
+    (answered,) = ask(make(), gather, 1, "a")
+    assert not answered.done
+    ((talk, _),) = store.conversations(["a"])
+    assert list(talk.turns[0].observation) == tokenizer.encode("\n", add_special_tokens=False).ids != []
+
+
+def test_an_answer_that_the_tokenizer_has_no_token_for_fails_by_name(make, replica, gather, monkeypatch):
+    monkeypatch.setattr(Observations, "tokens", lambda *_: ())
+    replica.says("a", "-")
+    (failed,) = ask(make(), gather, 1, "a")
+    assert "with nothing, expected an observation or `done`" in failed.reason
 
 
 def test_a_call_past_its_deadline_fails_by_name(make, replica, gather):

@@ -160,7 +160,7 @@ class Provisioning:
             reason = self._stopping.pop(name)
             if self._members.get(REPLICA, name) is not None:  # else it died while it was emptied
                 self._outbox.send(c.Stop, role=REPLICA, id=name, reason=reason)
-        gone = self._gone()
+        gone = not self._resizing or self._gone()
         for name, (grows, reason) in list(self._resizing.items()):
             member = self._members.get(REPLICA, name)
             if member is None or member.health is not c.Health.RESIZING:
@@ -184,7 +184,7 @@ class Provisioning:
         return all(member.health is not c.Health.STOPPING for member in self._members.of(REPLICA))
 
     def _start_waiting(self) -> None:
-        if self._resizing or not self._gone():
+        if not self._starting or self._resizing or not self._gone():
             return  # they have the devices still
         for name, reason in self._starting.items():
             member = self._members.get(REPLICA, name)

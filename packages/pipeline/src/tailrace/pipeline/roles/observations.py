@@ -1,7 +1,8 @@
 """What an environment answers, as tokens: encoded once, and never together with what was said before.
 
 A chat model reads an answer in the words of its template: what ends the model's turn, the answer as a message, and what begins
-the next turn. These words are the same for every answer (`Glue`). A model without a template reads the answer as it stands.
+the next turn. These words are the same for every answer (`Glue`). A model without a template reads the answer as it stands; an
+answer of no words, such as of a program that prints nothing, is an empty line, which it can tell from its own end of turn.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Observations:
         Text of the answer that looks like a special token, such as the end of a turn, is encoded as the text that it is.
         """
         chats = self._glue is not None and bool(self._glue.after) and prompt.endswith(self._glue.after)
-        own = self._encode(answer, literally=True)
-        return (*self._before, *own, *self._after) if chats else own
+        if chats:
+            return (*self._before, *self._encode(answer, literally=True), *self._after)
+        return self._encode(answer or "\n", literally=True)
 
     def _encode(self, text: str, *, literally: bool = False) -> tuple[int, ...]:
         self._tokenizer.encode_special_tokens = literally
