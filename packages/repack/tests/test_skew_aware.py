@@ -98,7 +98,7 @@ def test_what_holds_in_every_cycle(part):
                 longer = predicted > reason.numbers.get("limit", float("inf"))
                 assert longer == (reason.why is Why.LONG_TAIL), where
             if reason.why is Why.DRY:
-                assert replicas[placement.replica].in_flight == 0, where
+                assert replicas[placement.replica].held == 0, where
         # No open replica stays without work while a group waits that admission lets start there.
         admits = drawn.admits.fork()
         for group, version in {views[each.trajectory].group: replicas[each.replica].version for each in fresh}.items():
@@ -106,7 +106,7 @@ def test_what_holds_in_every_cycle(part):
         if len(fresh) < len(drawn.pool.get(None, ())):
             used = {placement.replica for placement in placements}
             for view in drawn.replicas:
-                idle = view.open and not view.in_flight and view.replica not in used and not view.pulling
+                idle = view.open and not view.held and view.replica not in used and not view.pulling
                 assert not (idle and view.version is not None and admits.allows(view.version)), where
     assert min(seen[why] for why in (Why.LONG_TAIL, Why.REGULAR, Why.UNPREDICTED, Why.DRY)) > 0, seen
 

@@ -271,7 +271,9 @@ def test_the_summary_tells_the_same_as_the_report(interrupting):
     assert found["staleness_max"] <= 1
     assert found["interrupting_pulls"] == len(record.folds.interruptions.of(MarkKind.PULL))
     assert found["resumed_on_newer"] == record.folds.history.resumed_on_newer > 0
-    assert found["restarts"] == dict.fromkeys(("trainer", "data", "scorer", "ranker", "relay", "replica"), 0)
+    assert found["restarts"] == dict.fromkeys(
+        ("trainer", "data", "scorer", "ranker", "environment", "relay", "replica"), 0
+    )
 
 
 def test_steps_that_a_crash_undid_are_left_out():

@@ -48,7 +48,9 @@ def test_every_wrong_row_is_told_with_its_line(tmp_path):
 
 def test_a_verifier_that_is_not_there_or_cannot_judge(tmp_path):
     (unknown,) = faults(tmp_path, [row(), row(prompt="x", verifier="mth")])
-    assert unknown.startswith("train.jsonl, line 2: found the verifier 'mth', expected one of code, exact, ")
+    assert unknown.startswith(
+        "train.jsonl, line 2: found the verifier 'mth', expected one of code, environment, exact, "
+    )
     (cannot,) = faults(tmp_path, [row(answer="twelve")])
     assert cannot.startswith("key 'task.verifier': tried on the first row of train.jsonl: ")
     assert "'twelve'" in cannot

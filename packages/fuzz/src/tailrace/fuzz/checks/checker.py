@@ -153,6 +153,7 @@ class Checker:
         elif isinstance(command, c.Restart):
             self.versions.restart(command)
             self.devices.restart(command)
+            self.turns.restart(command)
         elif isinstance(command, c.Resize):
             self.versions.resize(command)
             self.devices.resize(command)

@@ -81,6 +81,11 @@ class Turns:
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
+    def restart(self, command: c.Restart) -> None:
+        """An environment is replaced, such as one on a machine that is given up: no `Down` tells of its end."""
+        if command.role == ENVIRONMENT:
+            self._gone(command.id)
+
     def call(self, command: c.Call, controller: Controller) -> None:
         """Each turn is given to one living member: the one that has its session, or one with room for another."""
         member, before = command.environment, len(self._sessions)
