@@ -13,9 +13,8 @@ those that the store has. Everything here belongs to one event loop in one threa
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,10 @@ from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishRe
 from tailrace.environment import EnvironmentPool, SessionError, SessionLostError, StepResult
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
-from tailrace.pipeline.roles.event_queue import EventQueue
 from tailrace.pipeline.roles.observations import Glue, Observations
+from tailrace.pipeline.roles.role_loop import RoleLoop
 from tailrace.trajstore import Conversation, Prompt, Turn
 
-_CLOSE_S = 10.0
 _EVERY_SESSION = (
     1_000_000  # the controller limits how many are at work; a limit of the pool could hold up what it let through
 )
@@ -77,17 +75,11 @@ class EnvironmentRole:
         self._pool = EnvironmentPool(
             environment, options, workers=workers, sessions=_EVERY_SESSION, call_s=call_s, python=python
         )
-        self._events = EventQueue()
+        self._loop = RoleLoop("environments")
         self._sessions: dict[str, _Session] = {}
         self._calls: dict[str, tuple[int, asyncio.Task[None]]] = {}
         self._told = {SessionOrigin.RESTORED: 0, SessionOrigin.REPLAYED: 0}
-        self._closing = asyncio.Event()
-        self._loop = asyncio.new_event_loop()
-        up = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(up,), name="environments", daemon=True)
-        self._thread.start()
-        up.wait()  # starting workers has a deadline of its own
-        self._events.put(*self._events.events(0.0))  # raises what kept it from coming up
+        self._loop.start(self._serve)  # starting workers has a deadline of its own
 
     def ready(self) -> dict[str, object]:
         """Returns once the workers are up."""
@@ -98,69 +90,47 @@ class EnvironmentRole:
         for command in commands:
             if not isinstance(command, Call | Close):
                 raise RoleError(f"an environment got {type(command).__name__} {command.seq}, expected Call or Close")
-        self._loop.call_soon_threadsafe(self._take, tuple(commands))
+        self._loop.post(self._take, tuple(commands))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Answers since the last call; waits up to `timeout_s` seconds for one."""
-        return self._events.events(timeout_s)
+        return self._loop.events(timeout_s)
 
     def adopt(self) -> None:
         """Prepare for another controller: end the last one's sessions."""
-        asyncio.run_coroutine_threadsafe(self._forget(), self._loop).result(_CLOSE_S)
+        self._loop.adopt(self._forget)
 
     def close(self) -> None:
         """End the sessions and the workers."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(_CLOSE_S)
+        self._loop.close()
 
-    # ---- in the event loop's thread -------------------------------------------------------------------------------
+    # ---- in the loop's thread ---------------------------------------------------------------------------------------
 
-    def _run(self, up: threading.Event) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._serve(up))
-        except BaseException as error:
-            self._events.fail(error)  # `events` raises it
-        finally:
-            up.set()
-
-    async def _serve(self, up: threading.Event) -> None:
+    async def _serve(self, up: Callable[[], None]) -> None:
         async with self._pool:
-            up.set()
-            await self._closing.wait()
+            up()
+            await self._loop.closing.wait()
             await self._forget()
 
     def _take(self, commands: Sequence[Command]) -> None:
         for command in commands:
             if isinstance(command, Call):
                 for name in command.trajectories:
-                    task = self._loop.create_task(self._answer(name, command.seq))
-                    self._calls[name] = (command.seq, task)
-                    task.add_done_callback(self._ended)
+                    self._calls[name] = (command.seq, self._loop.task(self._answer(name, command.seq)))
             elif isinstance(command, Close):
                 for name in command.trajectories:
                     self._end(name)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """What breaks a call and is not the environment's own failure breaks the role."""
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            self._events.fail(error)
-            self._closing.set()
 
     def _end(self, name: str) -> None:
         call, session = self._calls.pop(name, None), self._sessions.pop(name, None)
         if call is not None:
             call[1].cancel()
         if session is not None:
-            task = self._loop.create_task(self._pool.close(session.number))
-            task.add_done_callback(self._ended)
+            self._loop.task(self._pool.close(session.number))
 
     async def _forget(self) -> None:
         for name in {*self._calls, *self._sessions}:
             self._end(name)
-        self._events.forget()
 
     # ---- one call -------------------------------------------------------------------------------------------------
 
@@ -183,7 +153,7 @@ class EnvironmentRole:
         if session is not None:
             await self._pool.close(session.number)
         if event is not None:  # otherwise it was dropped, and a `Close` follows
-            self._events.put(event)
+            self._loop.queue.put(event)
 
     async def _turned(self, talk: Conversation, prompt: Prompt, seq: int) -> Turned | None:
         turn = talk.turns[-1]

@@ -10,8 +10,7 @@ controller then has the trajectories scored again, without counting an attempt.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -19,7 +18,7 @@ from tailrace.contracts import Abort, Activity, Command, Event, Rechecked, Score
 from tailrace.contracts import Score as ScoreCommand
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
-from tailrace.pipeline.roles.event_queue import EventQueue
+from tailrace.pipeline.roles.role_loop import RoleLoop
 from tailrace.reward import (
     CodeSettings,
     JudgeSettings,
@@ -34,7 +33,6 @@ from tailrace.reward import (
 )
 
 _AT_ONCE = 64  # responses that are fetched together
-_CLOSE_S = 10.0
 
 
 class ScorerRole:
@@ -62,21 +60,14 @@ class ScorerRole:
         self._data, self._data_timeout_s = data, data_timeout_s
         self._verifiers = tuple(dict.fromkeys(verifiers))
         self._scheduler = RewardScheduler(math=math, code=code, judge=judge, rechecked=self._rechecked)
-        self._events = EventQueue()
-        # Everything below belongs to the event loop's thread.
+        self._loop = RoleLoop("scoring")
+        # Everything below belongs to the loop's thread.
         self._waiting: dict[str, int] = {}  # number of the command by trajectory
         self._held: dict[Kind, dict[str, int]] = {kind: {} for kind in Kind}  # their pool was full
         self._under_way: dict[str, int] = {}
         self._outcomes: list[tuple[Outcome, int]] = []
-        self._come, self._done, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._loop = asyncio.new_event_loop()
-        up = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(up,), name="scoring", daemon=True)
-        self._thread.start()
-        up.wait()  # importing verifiers has a deadline of its own
-        self._events.put(
-            *self._events.events(0.0)
-        )  # raises what kept it from coming up, and keeps what there is to tell
+        self._come, self._done = asyncio.Event(), asyncio.Event()
+        self._loop.start(self._serve)  # importing verifiers has a deadline of its own
 
     def ready(self) -> dict[str, object]:
         """Returns once the role is up."""
@@ -87,44 +78,33 @@ class ScorerRole:
         for command in commands:
             if not isinstance(command, ScoreCommand | Abort):
                 raise RoleError(f"the scorer got {type(command).__name__} {command.seq}, expected Score or Abort")
-        self._loop.call_soon_threadsafe(self._take, tuple(commands))
+        self._loop.post(self._take, tuple(commands))
 
     def events(self, timeout_s: float) -> list[Event]:
         """Outcomes since the last call; waits up to `timeout_s` seconds for one."""
-        return self._events.events(timeout_s)
+        return self._loop.events(timeout_s)
 
     def adopt(self) -> None:
         """Prepare for another controller: drop the last one's trajectories."""
-        asyncio.run_coroutine_threadsafe(self._forget(), self._loop).result(_CLOSE_S)
+        self._loop.adopt(self._forget)
 
     def close(self) -> None:
         """End the verifier processes and the programs that run."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._closing.set)
-            self._thread.join(_CLOSE_S)
+        self._loop.close()
 
-    # ---- in the event loop's thread -------------------------------------------------------------------------------
+    # ---- in the loop's thread ---------------------------------------------------------------------------------------
 
-    def _run(self, up: threading.Event) -> None:
-        try:
-            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-                runner.run(self._serve(up))
-        except BaseException as error:
-            self._events.fail(error)  # `events` raises it
-        finally:
-            up.set()
-
-    async def _serve(self, up: threading.Event) -> None:
+    async def _serve(self, up: Callable[[], None]) -> None:
         async with self._scheduler as scheduler:
             await scheduler.start({kind_of(name) for name in self._verifiers})
             if scheduler.sandbox is not None:
-                self._events.put(Activity("scorer", "0", scheduler.sandbox))
+                self._loop.queue.put(Activity("scorer", "0", scheduler.sandbox))
             # A function's first use imports it, which can take seconds; do that before the first responses wait.
             functions = [name for name in self._verifiers if kind_of(name) is Kind.MATH]
             async for _ in scheduler.score([ScoreItem(name, "", "", name) for name in functions]):
                 pass
-            up.set()
-            tasks = [asyncio.create_task(work) for work in (self._feed(), self._tell(), self._closing.wait())]
+            up()
+            tasks = [asyncio.create_task(work) for work in (self._feed(), self._tell(), self._loop.closing.wait())]
             try:
                 done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -151,7 +131,6 @@ class ScorerRole:
         for place in (self._waiting, self._under_way, *self._held.values()):
             self._drop([*place])
         self._outcomes.clear()
-        self._events.forget()
 
     async def _feed(self) -> None:
         """Fetch what waits, and hand it to the pools that have room."""
@@ -208,13 +187,13 @@ class ScorerRole:
             for outcome, seq in outcomes:
                 if self._under_way.get(outcome.trajectory) == seq:  # it was not dropped meanwhile
                     del self._under_way[outcome.trajectory]
-                    self._events.put(_event(outcome, seq))
+                    self._loop.queue.put(_event(outcome, seq))
 
     async def _call(self, method: str, argument: Any) -> Any:
         return await asyncio.to_thread(self._data.call, method, argument, timeout_s=self._data_timeout_s)
 
     def _rechecked(self, recheck: Recheck) -> None:
-        self._events.put(Rechecked(recheck.trajectory, recheck.correct))
+        self._loop.queue.put(Rechecked(recheck.trajectory, recheck.correct))
 
 
 def _event(outcome: Outcome, seq: int) -> Event:
