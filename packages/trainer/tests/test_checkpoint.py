@@ -4,14 +4,22 @@ import os
 import resource
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from tailrace.trainer import CheckpointError, TrainerConfig, checkpoints, load_weights_file
-from tailrace.trainer.checkpoint_files import verify
+from tailrace.trainer import (
+    CheckpointError,
+    CheckpointTimeoutError,
+    TrainerConfig,
+    checkpoint_writer,
+    checkpoints,
+    load_weights_file,
+)
+from tailrace.trainer.checkpoint_files import complete, verify
 from tailrace.trainer.small import build_model
 from tailrace.trainer.testing import make_experiences
 from tailrace.trainer.worker import TrainerWorker
@@ -105,6 +113,53 @@ def test_complete_checkpoints_are_listed_by_version_and_may_be_replaced(model_pa
     assert json.loads((tmp_path / "v10" / "trainer.json").read_text())["steps"] == 3
 
 
+def test_two_checkpoints_may_be_under_way_and_a_third_waits_for_the_first(model_path, tmp_path, monkeypatch):
+    """Each holds the state of the moment at which it was begun, and the memory of the first serves the third."""
+    gates = {version: threading.Event() for version in (1, 2, 3)}
+
+    def gated(partial, directory, manifest):
+        assert gates[manifest["version"]].wait(60)
+        complete(partial, directory, manifest)
+
+    monkeypatch.setattr(checkpoint_writer, "complete", gated)
+    expected, saves = {}, {}
+    with TrainerWorker(model_path, CONFIG) as worker:
+        for version in (1, 2):
+            worker.step([batch(version)])
+            saves[version], expected[version] = worker.save(tmp_path / f"v{version}", version), state_of(worker)
+        worker.step([batch(3)])
+        expected[3] = state_of(worker)
+        assert not any(save.done() for save in saves.values())
+        third = threading.Thread(target=lambda: saves.update({3: worker.save(tmp_path / "v3", 3)}))
+        third.start()
+        third.join(0.3)
+        assert third.is_alive()
+        assert checkpoints(tmp_path) == {}
+        gates[1].set()
+        third.join(60)
+        assert not third.is_alive()
+        assert list(checkpoints(tmp_path)) == [1]
+        worker.step([batch(4)])
+        for version in (2, 3):
+            gates[version].set()
+            saves[version].result(60)
+        for version, state in expected.items():
+            assert worker.load(tmp_path / f"v{version}") == version
+            assert_same_bits(state_of(worker), state)
+
+
+def test_a_checkpoint_that_never_becomes_durable_is_told_at_the_deadline(model_path, tmp_path, monkeypatch):
+    gate = threading.Event()
+    monkeypatch.setattr(checkpoint_writer, "complete", lambda *_: gate.wait(60))
+    with TrainerWorker(model_path, dataclasses.replace(CONFIG, timeout_s=0.2)) as worker:
+        for version in (1, 2):
+            worker.save(tmp_path / f"v{version}", version)
+        for name in ("v3", "v1"):
+            with pytest.raises(CheckpointTimeoutError, match=r"waited 0\.2 s for checkpoint-1 to become durable"):
+                worker.save(tmp_path / name, 3)
+        gate.set()
+
+
 def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path, deep):
     model_path = small(tmp_path / "model", hidden=64, layers=2)
     for saves in (2, 3, 5, 6) if deep else (3, 6):
@@ -121,11 +176,11 @@ def test_killed_while_saving_every_listed_checkpoint_is_whole(tmp_path, deep):
         finally:
             process.kill()
             process.join()
-        complete = checkpoints(root)
-        # Save n returns only after save n - 1 is durable, and is then put in place of save n - 3.
-        assert max(complete) >= saves - 1
+        found = checkpoints(root)
+        # Save n returns only after save n - 2 is durable, and is then put in place of save n - 3.
+        assert max(found) >= saves - 2
         with TrainerWorker(model_path, CONFIG) as worker:
-            for version, directory in complete.items():
+            for version, directory in found.items():
                 assert worker.load(directory) == version
 
 

@@ -32,6 +32,16 @@ def partial_directory(directory: Path) -> Path:
     return directory.parent / f".{directory.name}.partial"
 
 
+def state_file(rank: int, world_size: int) -> str:
+    """The name of the file with a rank's state."""
+    return f"state-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def weights_file(rank: int, world_size: int) -> str:
+    """The name of the file with the full weights that a rank writes."""
+    return "model.safetensors" if world_size == 1 else f"model-{rank + 1:05d}-of-{world_size:05d}.safetensors"
+
+
 def checkpoints(root: str | Path) -> dict[int, Path]:
     """The checkpoints in a directory that look complete, by version in ascending order.
 

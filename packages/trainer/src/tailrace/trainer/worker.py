@@ -25,7 +25,8 @@ from torch import Tensor
 from tailrace.contracts import Experience
 from tailrace.paramserver.layout import Layout
 from tailrace.trainer.batch import grpo_samples, supervised_samples
-from tailrace.trainer.checkpoint import CheckpointWriter, export_model, restore
+from tailrace.trainer.checkpoint import restore
+from tailrace.trainer.checkpoint_writer import CheckpointWriter, export_model
 from tailrace.trainer.config import TrainerConfig
 from tailrace.trainer.demonstrations import TokenExample
 from tailrace.trainer.errors import BatchError, TrainerConfigError
@@ -217,11 +218,13 @@ class TrainerWorker:
     def save(self, directory: str | Path, version: int) -> Future[Path]:
         """Write a checkpoint of the whole state. Collective; returns once the state is copied to host memory.
 
+        Two may be under way at once, each with its copy; a third one waits for the first.
+
         When rank 0's future is done, the directory is complete and durable; before that it does not exist. It is a Hugging
         Face model directory with the weights of `version`, for `load_weights_file`, and also the state for `load`.
 
         Raises:
-            CheckpointTimeoutError: the previous checkpoint is still being written at the deadline.
+            CheckpointTimeoutError: two are under way, and the first is still being written at the deadline.
         """
         return self._checkpoints.save(Path(directory), version)
 
