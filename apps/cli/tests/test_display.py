@@ -138,6 +138,25 @@ def test_large_fleets_are_cut():
     assert "r39" not in shown
 
 
+def test_environments_have_rows_below_the_replicas():
+    rows = [
+        {"id": "0", "doing": "answering", "sessions": 64, "answering": 12},
+        {"id": "1", "doing": "starting", "sessions": 0, "answering": 0},
+    ]
+    more = {"turns": 1234, "waiting_turns": 7, "answer_p50_s": 0.125, "answer_p99_s": 2.31, "workers": 4}
+    shown = text(panel(training(environments=rows, **more), wall_s=1.0))
+    for words in ("1,234, 7 wait for a session", "p50 0.12 s, p99 2.3 s"):
+        assert words in shown
+    heading, first, second = (line.split() for line in shown.splitlines()[-5:-2])
+    assert heading == ["environment", "doing", "sessions", "answering", "workers"]
+    assert first == ["0", "answering", "64", "12", "4"]
+    assert second == ["1", "starting", "0", "0", "4"]
+    many = [{**rows[0], "id": f"e{i}"} for i in range(20)]
+    assert "and 4 more" in text(panel(training(environments=many), wall_s=1.0))
+    for words in ("environment", "turns", "answers"):
+        assert words not in text(panel(training(), wall_s=1.0))
+
+
 def test_lines_come_with_news_or_when_the_last_is_old():
     written, now = [], [0.0]
     lines = RunLines(written.append, clock=lambda: now[0])

@@ -16,7 +16,6 @@ from tailrace.report.fold import causes
 from tailrace.report.fold.folds import Folds
 from tailrace.report.fold.marks import Mark, MarkKind
 from tailrace.report.fold.timeline import Doing, Span
-from tailrace.report.run_tables import turn_facts
 
 from .conftest import STALEFLOW, a_run, configured, simulated
 
@@ -217,13 +216,3 @@ def test_a_run_with_turns_shows_its_environment_and_who_waits_for_it():
     chart = timeline_chart(timeline.spans, timeline.marks, (0.0, simulation.now), TimeAxis.for_length(simulation.now))
     assert any("environment 0" in str(trace) for trace in chart.data)
     assert "its trajectories are in environments" in {span.label for span in timeline.spans}
-    history = folds.history
-    assert history.turns == simulation.controller.view.counts.turns > 0
-    assert sum(history.answers.values()) == history.turns
-    assert history.answers[c.SessionOrigin.REPLAYED] > 0
-    assert history.environment_s >= 8.0 * (history.turns - 10)
-    (turns, said), (sessions, became) = turn_facts(history)
-    assert (turns, sessions) == ("turns", "sessions restored / replayed / lost")
-    assert said.startswith(f"{history.turns:,}; an environment takes 8 s")
-    assert became == f"0 / {history.answers[c.SessionOrigin.REPLAYED]} / 0"
-    assert turn_facts(Folds(build_spec(configured(steps=1))).history) == []

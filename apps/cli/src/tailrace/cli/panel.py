@@ -13,10 +13,12 @@ from rich.text import Text
 from tailrace.pipeline.run.status import RunStatus
 
 LONG_WAIT_S = 5.0
-MOST_REPLICAS = 16
+MOST_ROWS = 16
 KV_CELLS = 10
 LOSSES = {"loss": "loss", "approx_kl": "KL", "entropy": "entropy", "grad_norm": "gradient norm"}
-_COLORS = {"generating": "green", "idle": "yellow", "down": "red", "starting": "dim", "releasing": "magenta"}
+_COLORS = {
+    "generating": "green", "answering": "green", "idle": "yellow", "down": "red", "starting": "dim", "releasing": "magenta",
+}  # fmt: skip
 
 
 def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
@@ -31,6 +33,8 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
         parts += [Text(), _figures(status)]
     if status.replicas and status.phase == "training":  # before and after it, they are not the run's
         parts += [Text(), _replicas(status.replicas)]
+        if status.environments:
+            parts += [Text(), _environments(status)]
     warned = [*contradictions(status), *_down(status), *long_waits(status)]
     if warned:
         parts += [Text(), *warned]
@@ -169,6 +173,7 @@ def _figures(status: RunStatus) -> Table:
         pairs.append(("pool", f"{status.pooled} trajectories{blocked}"))
     if status.failed_groups:
         pairs.append(("failed", f"{status.failed_groups} groups"))
+    pairs += _turns(status)
     grid = Table.grid(padding=(0, 2, 0, 0))
     for _ in range(2):
         grid.add_column(style="dim")
@@ -180,6 +185,31 @@ def _figures(status: RunStatus) -> Table:
     return grid
 
 
+def _turns(status: RunStatus) -> Iterable[tuple[str, str]]:
+    if not status.turns:
+        return
+    waiting = f", {status.waiting_turns} wait for a session" if status.waiting_turns else ""
+    yield "turns", f"{status.turns:,}{waiting}"
+    if status.answer_p50_s is not None and status.answer_p99_s is not None:
+        yield "answers", f"p50 {status.answer_p50_s:.2g} s, p99 {status.answer_p99_s:.2g} s"
+
+
+def _environments(status: RunStatus) -> Table:
+    headings = ["environment", "doing", "sessions", "answering", *(["workers"] if status.workers else [])]
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(justify="left" if heading in ("environment", "doing") else "right")
+    table.add_row(*(Text(heading, style="dim") for heading in headings))
+    for each in status.environments[:MOST_ROWS]:
+        style = "dim" if each["doing"] == "idle" else _COLORS.get(each["doing"], "cyan")  # it is fast, not in want
+        doing = Text(each["doing"], style=style)
+        row = [each["id"], doing, str(each["sessions"]), str(each["answering"]), str(status.workers)]
+        table.add_row(*row[: len(headings)])
+    if len(status.environments) > MOST_ROWS:
+        table.add_row(Text(f"and {len(status.environments) - MOST_ROWS} more", style="dim"))
+    return table
+
+
 def _replicas(replicas: list[dict[str, Any]]) -> Table:
     table = Table.grid(padding=(0, 2, 0, 0))
     for heading in ("replica", "doing", "version", "trajectories", "KV cache"):
@@ -187,15 +217,15 @@ def _replicas(replicas: list[dict[str, Any]]) -> Table:
     table.add_row(
         *(Text(heading, style="dim") for heading in ("replica", "doing", "version", "trajectories", "KV cache"))
     )
-    for replica in replicas[:MOST_REPLICAS]:
+    for replica in replicas[:MOST_ROWS]:
         doing = str(replica["doing"])
         version = "none" if replica["version"] is None else str(replica["version"])
         style = _COLORS.get(doing.split()[0], "cyan")
         table.add_row(
             replica["id"], Text(doing, style=style), version, str(replica["trajectories"]), _kv(replica["kv"])
         )
-    if len(replicas) > MOST_REPLICAS:
-        table.add_row(Text(f"and {len(replicas) - MOST_REPLICAS} more", style="dim"))
+    if len(replicas) > MOST_ROWS:
+        table.add_row(Text(f"and {len(replicas) - MOST_ROWS} more", style="dim"))
     return table
 
 

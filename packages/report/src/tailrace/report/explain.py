@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tailrace import contracts as c
-from tailrace.pipeline.controller.members import REPLICA, TRAINER
+from tailrace.pipeline.controller.members import ENVIRONMENT, REPLICA, TRAINER
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import Instant
@@ -45,16 +45,18 @@ def explain(directory: RunDirectory, trajectory: str) -> list[Line]:
     example = "0.0"
     known: Trajectory | None = None
     replica: str | None = None
+    environment: str | None = None
     stage: Stage | None = None
     attempts = _Attempts(trajectory)
     for instant in fold(directory.events, history):
-        texts = [text for event in instant.events for text in _event(event, trajectory, known, replica)]
+        texts = [text for event in instant.events for text in _event(event, trajectory, known, replica, environment)]
         known = history.trajectories.get(trajectory)
         if known is not None:
             group = history.groups.get(known.ref.group) if known.ref.purpose is c.Purpose.TRAIN else None
             before, replica, stage = stage, known.replica, None if group is None else group.stage
             texts += _moved_on(before, group)
-        texts += _commands(instant, trajectory, _staleness(history, known))
+        texts += _commands(instant, trajectory, known, _staleness(history, known))
+        environment = history.asked(trajectory)
         texts += attempts.observe(instant)
         story += [Line(instant.now, history.version, text) for text in texts]
         example = next(iter(history.trajectories), example)
@@ -99,13 +101,17 @@ class _Attempts:
             yield f"its prompt comes again, as group {ref.group}"
 
 
-def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: str | None) -> Iterator[str]:
-    """What an event says of a trajectory that ran on a replica."""
+def _event(
+    event: c.Event, trajectory: str, known: Trajectory | None, replica: str | None, environment: str | None
+) -> Iterator[str]:
+    """What an event says of a trajectory that ran on a replica, or waits for the answer of an environment."""
     if known is None:
         return
     match event:
         case c.Down(role=role, id=member, reason=reason) if (role, member) == (REPLICA, replica):
             yield f"{replica} is down: {reason}; it waits in the pool"
+        case c.Down(role=role, id=member, reason=reason) if (role, member) == (ENVIRONMENT, environment):
+            yield f"environment {member} is down: {reason}; its turn waits for one that is up"
         case c.Resumed():
             yield "the driver died, and the run went on"
         case c.Up(role=role) if role == TRAINER and known.finished:
@@ -122,7 +128,7 @@ def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: s
         case c.Finished(tokens=tokens, reason=reason):
             yield f"finished on {event.replica} with {tokens} tokens ({reason})"
         case c.TurnEnded(tokens=tokens):
-            yield f"ended a turn on {event.replica} with {tokens} tokens; its environment answers"
+            yield f"ended turn {known.turns + 1} on {event.replica} with {tokens} tokens"
         case c.Turned(turn=turn, tokens=tokens, done=done, seconds=seconds, session=session):
             had = "" if session is c.SessionOrigin.HELD else f", from a session that was {session}"
             ends = "; that ends it" if done else ""
@@ -144,7 +150,7 @@ def _event(event: c.Event, trajectory: str, known: Trajectory | None, replica: s
             yield f"scoring failed: {reason}"
 
 
-def _commands(instant: Instant, trajectory: str, staleness: str) -> Iterator[str]:
+def _commands(instant: Instant, trajectory: str, known: Trajectory | None, staleness: str) -> Iterator[str]:
     for command in instant.commands:
         match command:
             case c.Route(replica=replica, trajectories=refs):
@@ -152,8 +158,8 @@ def _commands(instant: Instant, trajectory: str, staleness: str) -> Iterator[str
                     if ref.trajectory == trajectory:
                         tokens = f", {ref.kept} tokens of it exist" if ref.kept else ""
                         yield f"routed to {replica}: {here(command.reason(place))}{tokens}"
-            case c.Call(environment=member, trajectories=names) if trajectory in names:
-                yield f"environment {member} is to answer its turn"
+            case c.Call(environment=member, trajectories=names) if trajectory in names and known is not None:
+                yield f"environment {member} is to answer turn {known.turns + 1}"
             case c.Interrupt(replica=replica, trajectories=names) if trajectory in names:
                 yield f"interrupted on {replica}: {why(command.reason)}"
             case c.Abort(trajectories=names) if trajectory in names:

@@ -14,7 +14,7 @@ from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.prompt_reading import treated_rows
 from tailrace.pipeline.run.results import Measured, Results
 from tailrace.report import run_tables
-from tailrace.report.charts import learning, lengths, loads, rounds, staleness, throughput
+from tailrace.report.charts import learning, lengths, loads, rounds, staleness, throughput, turns
 from tailrace.report.charts.chart import Chart, TimeAxis
 from tailrace.report.charts.timeline import timeline_chart
 from tailrace.report.figures import headline
@@ -66,6 +66,7 @@ def render(record: Record) -> str:
         prompts=str(PromptFates.of(record.folds.history)),
         selection=lengths.selection_table(record),
         rounds=run_tables.round_table(record),
+        sessions=run_tables.session_table(record),
         repacks=run_tables.repack_table(record),
         interruptions=run_tables.interruption_table(record),
         interrupts=record.folds.history.mixes_versions,
@@ -93,6 +94,7 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
         "lengths": lengths.length_charts(record),
         "selection": present(lengths.selection_chart(record)),
         "rounds": rounds.round_charts(record),
+        "turns": turns.turn_charts(record, time),
         "loads": loads.heat_charts(record.folds.loads, record.shown_s, time),
         "rates": present(
             throughput.throughput_chart(record, time),

@@ -132,12 +132,28 @@ def version_table(record: Record) -> Table:
     return cut(Table(columns, rows, note))
 
 
+def session_table(record: Record) -> Table:
+    """What became of the turns that ended, by where their session was had from; no rows where each response is one turn."""
+    history = record.folds.history
+    became = {
+        "answered in its session": history.answers[SessionOrigin.HELD],
+        "answered in a session restored from a snapshot": history.answers[SessionOrigin.RESTORED],
+        "answered in a session replayed from its first turn": history.answers[SessionOrigin.REPLAYED],
+        "session lost: the response began anew": history.sessions_lost,
+        "no answer that can be used: its group failed": len(history.unanswered),
+    }
+    became["not answered yet, or dropped meanwhile"] = max(0, history.turns - sum(became.values()))
+    rows = [[name, f"{count:,}", percent(count / history.turns)] for name, count in became.items() if count]
+    note = "Sessions are restored or replayed after the death of a worker or of a member that had them."
+    return Table(["turns that ended", "#count", "#share"], rows, note)
+
+
 def turn_facts(history: History) -> list[tuple[str, str]]:
     """Turns, and what became of the sessions of environments that died; nothing where each response is one turn."""
     if not history.turns:
         return []
-    answered = history.answers.total()
-    took = f"; an environment takes {history.environment_s / answered:.2g} s on average" if answered else ""
+    latencies = history.latencies
+    took = f"; an environment takes {latencies.mean_s:.2g} s on average" if latencies.count else ""
     restored, replayed = (history.answers[origin] for origin in (SessionOrigin.RESTORED, SessionOrigin.REPLAYED))
     return [
         ("turns", f"{history.turns:,}{took}"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,7 +12,7 @@ from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.evaluations import EvaluationResult, Evaluations
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
-from tailrace.pipeline.controller.members import REPLICA, Members
+from tailrace.pipeline.controller.members import ENVIRONMENT, REPLICA, Members
 from tailrace.pipeline.controller.prediction_record import Outcome
 from tailrace.pipeline.controller.predictions import Predictions
 from tailrace.pipeline.controller.sessions import Sessions
@@ -52,6 +53,22 @@ class ReplicaRow:
     trajectories: int
     kv: float
     in_environment: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentRow:
+    """A member of the environment role at a moment.
+
+    Args:
+        doing: what it does, in words.
+        sessions: sessions that it has open.
+        answering: those of them whose last turn it is to answer.
+    """
+
+    id: str
+    doing: str
+    sessions: int
+    answering: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +275,22 @@ class RunView:
                 doing = "idle"
             held, away = len(replica.assigned), len(replica.away)
             yield ReplicaRow(replica.id, doing, replica.version, held + away, round(replica.kv, 3), away)
+
+    def environments(self) -> Iterator[EnvironmentRow]:
+        """All members of the environment role, in the order in which they were first started."""
+        sessions = self._parts.sessions
+        held, called = Counter(sessions.of.values()), Counter(member for member, _ in sessions.calls.values())
+        for member in self._parts.members.of(ENVIRONMENT):
+            answering = called[member.id]
+            doing = str(member.health)
+            if member.health is c.Health.UP:
+                doing = "answering" if answering else "idle"
+            yield EnvironmentRow(member.id, doing, held[member.id], answering)
+
+    @property
+    def waiting_turns(self) -> int:
+        """Number of turns that ended and wait for a session."""
+        return len(self._parts.sessions.waiting)
 
     def members_down(self) -> list[dict[str, str]]:
         """Members that are not up: role, id and health."""

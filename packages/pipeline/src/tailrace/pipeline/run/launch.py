@@ -115,7 +115,13 @@ class _Launch:
         self, config: RunConfig, directory: RunDirectory, listener: Listener | None, report: Report | None
     ) -> None:
         self.config, self.directory, self._report = config, directory, report
-        self.status = StatusObserver(directory.status, app=config.app, run_dir=directory.root, listener=listener)
+        self.status = StatusObserver(
+            directory.status,
+            app=config.app,
+            run_dir=directory.root,
+            listener=listener,
+            workers=config.environment.workers,
+        )
         self.marks: dict[str, float] = {}
 
     def run(self) -> dict[str, Any]:

@@ -17,11 +17,12 @@ from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
-from tailrace.pipeline.run.figures import mean_counted
+from tailrace.pipeline.run.figures import mean_counted, percentile
 from tailrace.pipeline.run.incidents import Incidents
 from tailrace.pipeline.run.results import Quantity, Results, results_of
 
 WINDOW_STEPS = 10
+WINDOW_ANSWERS = 512
 ENDED = ("done", "failed", "interrupted")
 """Phases in which nothing of a run lives any more."""
 MOST_INCIDENTS = 100
@@ -45,6 +46,9 @@ class RunStatus:
     trainer's figures of the last step, as far as it computes them. `incidents` are the last ones, each with its text and its
     time `wall_s`; `incidents_total` counts all. `over` says that nothing of the pipeline runs any more.
     `trained_tokens_per_s` is of the last ten steps, and of all once the run is over.
+
+    `turns` counts turns that ended, `waiting_turns` those that wait for a session. `environments` are the members that answer
+    them, each with `workers` worker processes, `answer_p50_s` and `answer_p99_s` how long their last 512 answers took.
     """
 
     simulated: bool = False
@@ -77,6 +81,12 @@ class RunStatus:
     blocked_cycles: int = 0
     trainer: str = "starting"
     replicas: list[dict[str, Any]] = field(default_factory=list)
+    turns: int = 0
+    waiting_turns: int = 0
+    answer_p50_s: float | None = None
+    answer_p99_s: float | None = None
+    environments: list[dict[str, Any]] = field(default_factory=list)
+    workers: int = 0
     partial_rollout: bool = False
     interrupting_pulls: int = 0
     migrated: int = 0
@@ -94,6 +104,7 @@ class RunStatus:
         """Nothing generates, trains or is waited for any more."""
         self.over, self.left_s, self.trainer, self.generated_tokens_per_s = True, None, "", 0.0
         self.replicas, self.members, self.waits, self.down = [], [], [], []
+        self.environments, self.waiting_turns = [], 0
 
 
 class StatusObserver:
@@ -107,6 +118,7 @@ class StatusObserver:
         simulated: `RunStatus.wall_s` is what the run's clock showed last; of a real run it is the time of all its drivers.
         every_s: least seconds of real time between two writes within a phase.
         steps: batches after which the run is stopped; None: those of its pipeline.
+        workers: see `RunStatus`.
     """
 
     def __init__(
@@ -119,10 +131,12 @@ class StatusObserver:
         simulated: bool = False,
         every_s: float = 0.0,
         steps: int | None = None,
+        workers: int = 0,
     ) -> None:
         before = read_json(path) if path.exists() else {}
         known = {name: before[name] for name in _KEPT if name in before}
         self.status = RunStatus(app=app, run_dir=str(run_dir), pid=os.getpid(), simulated=simulated, **known)
+        self.status.workers = workers
         self._path, self._listener, self._every_s = path, listener, every_s
         self._now, self._began = 0.0, time.monotonic() - float(before.get("wall_s", 0.0))
         self._run: RunView | None = None
@@ -131,6 +145,7 @@ class StatusObserver:
         self._written = -math.inf
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._rates: dict[str, float] = {}
+        self._answers: deque[float] = deque(maxlen=WINDOW_ANSWERS)
         self._incidents = Incidents()
         self._lock = threading.Lock()
         self.follows = True
@@ -169,6 +184,9 @@ class StatusObserver:
         for event in events:
             if isinstance(event, c.Snapshot):
                 self._rates[event.replica] = event.tokens_per_s
+            elif isinstance(event, c.Turned):
+                if event.seconds:  # otherwise a member that is gone took them
+                    self._answers.append(event.seconds)
             elif isinstance(event, c.Stepped):
                 status.reward = event.metrics.get("reward_mean", status.reward)
                 status.losses = {name: event.metrics[name] for name in LOSSES if name in event.metrics}
@@ -209,6 +227,11 @@ class StatusObserver:
         if run.making is not None:
             status.trainer = f"training version {run.making}"
         status.replicas = [asdict(replica) for replica in run.replicas()]
+        status.environments = [asdict(each) for each in run.environments()]
+        status.turns, status.waiting_turns = run.counts.turns, run.waiting_turns
+        if self._answers:
+            answers = sorted(self._answers)
+            status.answer_p50_s, status.answer_p99_s = percentile(answers, 0.5), percentile(answers, 0.99)
         if len(steps) > 1:
             (first_s, before), (last_s, after) = steps[0], steps[-1]
             status.trained_tokens_per_s = max(0.0, (after - before) / max(last_s - first_s, 1e-9))

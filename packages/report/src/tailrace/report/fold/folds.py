@@ -17,6 +17,7 @@ from tailrace.report.fold.interruptions import Interruptions
 from tailrace.report.fold.loads import Loads
 from tailrace.report.fold.timeline import Timeline
 from tailrace.report.fold.versions import Versions
+from tailrace.report.fold.whereabouts import Whereabouts
 
 MOST_REPLICAS = 256
 
@@ -34,8 +35,16 @@ class Folds:
         self.history = history = History(spec, first=first)
         self.batches, self.versions, self.evaluations = TrainedBatches(history), Versions(), EvaluationFold(history)
         self.interruptions, self.loads, self.timeline = Interruptions(history), Loads(history), Timeline(history)
-        self.rounds, self.came_and_went = RoundFigures(spec), ReplicaFigures()
-        folds = (self.loads, self.batches, self.versions, self.evaluations, self.interruptions, self.timeline)
+        self.rounds, self.came_and_went, self.whereabouts = RoundFigures(spec), ReplicaFigures(), Whereabouts(history)
+        folds = (
+            self.loads,
+            self.batches,
+            self.versions,
+            self.evaluations,
+            self.interruptions,
+            self.timeline,
+            self.whereabouts,
+        )
         self._audience = audience(*(fold.hears for fold in folds))
         self._most = most
 
@@ -71,6 +80,7 @@ class Folds:
         """The log ends here."""
         self.timeline.close(self.history.now)
         self.loads.close()
+        self.whereabouts.close()
 
 
 def evenly(names: Sequence[str], most: int) -> list[str]:

@@ -185,7 +185,7 @@ class History(TurnHistory):
         if reason in ANEW:
             for each in known:
                 self.regenerated += reason is not c.Why.EVALUATION and each.version is not None
-                each.version, each.tokens, each.observed = None, 0, 0
+                each.version, each.tokens, each.observed, each.turns = None, 0, 0, 0
             return
         again = names in self._aborts.values()  # to a new data role
         self._aborts[command.seq] = names

@@ -14,7 +14,8 @@ class Trajectory:
 
     `version` is the oldest that produced a token of it, `replica` where it runs, `completed_at` the trainer's version when its
     last token was there. While it waits between two replicas it is among the `pending` of its history. `observed` are those of
-    its tokens that environments answered, `turn_end` how many it had when its last turn ended, which is `answered` or not.
+    its tokens that environments answered, `turns` the answers that it went on behind, `turn_end` how many tokens it had when
+    its last turn ended, which is `answered` or not.
     """
 
     ref: TrajectoryRef
@@ -25,6 +26,7 @@ class Trajectory:
     completed_at: int = 0
     reward: float | None = None
     observed: int = 0
+    turns: int = 0
     turn_end: int = 0
     answered: bool = False
 
