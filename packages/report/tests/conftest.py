@@ -68,9 +68,9 @@ class Enriched(InstantLog):
         super().__init__(keep=True)
         self.file, self.metrics = EventLog(directory.events), MetricsObserver(directory.metrics, None)
 
-    def append(self, now, events, commands):
+    def append(self, now, events, commands, heard):
         events = [enriched(event) for event in events]
-        super().append(now, events, commands)
+        super().append(now, events, commands, heard)
         self.file.append(now, events, commands)
 
     def observe(self, now, events, commands, run):

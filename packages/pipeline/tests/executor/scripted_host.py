@@ -50,7 +50,7 @@ class Told:
     def __init__(self, host, key, incarnation, place, arguments):
         self.host, self.key, self.incarnation, self.place, self.arguments = host, key, incarnation, place, arguments
         self.calls, self.struck, self.killed, self.news = [], [], False, []
-        self.fields, self.silent = {}, False
+        self.fields, self.silent, self.number = {}, False, 0
 
     def call(self, method, *arguments):
         future = Future()
@@ -76,7 +76,8 @@ class Told:
 
     def says(self, *events):
         """It answers the question for its events."""
-        self.under_way("events")[0][1].set_result(list(events))
+        self.number += len(events)
+        self.under_way("events")[0][1].set_result((self.number, list(events)))
 
     def breaks(self, error):
         """It answers that question with an error."""
@@ -93,7 +94,7 @@ class Told:
 
 
 class ScriptedHost:
-    poll_s, tick_s = 1.0, 1.0
+    poll_s, tick_s, epoch = 1.0, 1.0, 1
 
     def __init__(self):
         self.time, self.comes_up = Time(), True
@@ -133,10 +134,11 @@ class Deciding:
 
 class Log:
     def __init__(self):
-        self.instants = []
+        self.instants, self.heard = [], []
 
-    def append(self, now, events, commands):
+    def append(self, now, events, commands, heard):
         self.instants.append((now, list(events), list(commands)))
+        self.heard.append(dict(heard))
 
 
 class Driven:

@@ -5,7 +5,13 @@ from scripted_host import Driven
 
 from tailrace import contracts as c
 from tailrace.faulttol import FaultKind, parse_fault
-from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError, RunFailedError
+from tailrace.pipeline.errors import (
+    CheckpointUnusableError,
+    DeadlineError,
+    RunFailedError,
+    StaleEpochError,
+    SupersededError,
+)
 from tailrace.pipeline.executor.seam import MemberDeadError
 
 EVERYBODY = (("data", "0"), ("scorer", "0"), ("relay", "0"), ("trainer", "0"), ("replica", "r0"), ("replica", "r1"))
@@ -74,7 +80,7 @@ def test_the_word_of_one_that_is_gone_does_not_count(run):
     run.give(c.Restart(8, "replica", "r0"))
     run.settle()
     run.controller.news()
-    poll.set_result([c.Finished("r0", "1.0", 3)])
+    poll.set_result((1, [c.Finished("r0", "1.0", 3)]))
     run.settle()
     assert run.controller.news() == []
 
@@ -316,17 +322,39 @@ def test_what_comes_together_is_handled_together(run):
 def test_the_log_has_an_instant_before_its_commands_are_carried_out(run):
     (member,) = run.up(("replica", "r0"))
     when = []
-    run.log.append = lambda now, events, commands: when.append(len(member.told()))
+    run.log.append = lambda now, events, commands, heard: when.append(len(member.told()))
     run.give(route(1))
     assert when == [0]
 
-    def full(now, events, commands):
+    def full(now, events, commands, heard):
         raise OSError("disk full")
 
     run.log.append = full
     with pytest.raises(OSError, match="disk full"):
         run.give(route(2))
     assert len(member.told()) == 1
+
+
+def test_what_a_member_said_is_acknowledged_once_it_is_in_the_log(run):
+    (member,) = run.up(("replica", "r0"))
+    asked = lambda: member.under_way("events")[0][0][1:]  # noqa: E731
+    assert asked() == (0, 0)
+    member.says(c.Finished("r0", "1.0", 3), c.Finished("r0", "2.0", 3))
+    run.settle()
+    assert run.log.heard[-1] == {"replica r0": 2}
+    assert asked() == (2, 0)  # asked before the instant was logged
+    member.says()
+    run.settle()
+    assert asked() == (2, 2)
+
+
+def test_a_controller_that_was_replaced_lets_go_of_the_run(run):
+    replica, trainer = run.up(("replica", "r0"), ("trainer", "0"))
+    replica.breaks(StaleEpochError("a later one"))
+    with pytest.raises(SupersededError, match="a later one"):
+        run.settle()
+    assert not replica.killed
+    assert not trainer.killed
 
 
 def test_what_carrying_out_makes_known_belongs_to_the_next_instant(run):

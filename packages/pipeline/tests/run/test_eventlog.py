@@ -63,6 +63,15 @@ def test_a_line_says_what_the_codec_says():
         )  # fmt: skip
 
 
+def test_a_log_says_how_far_it_has_heard_each_member_and_one_without_is_read_too(tmp_path):
+    path = tmp_path / "events.jsonl"
+    with EventLog(path) as log:
+        log.append(0.0, [c.Tick()], [])
+        log.append(1.0, [c.Discarded(3)], [], {"data 0": 17})
+    assert [instant.heard for instant in read_log(path)] == [{}, {"data 0": 17}]
+    assert path.read_bytes().splitlines()[1] == b'{"t":0.0,"events":[{"is":"Tick"}],"commands":[]}'
+
+
 def test_every_cut_of_a_file_is_a_log_that_can_go_on(tmp_path):
     path = tmp_path / "events.jsonl"
     write(path, INSTANTS)

@@ -8,6 +8,9 @@ from typing import Any, Protocol
 from tailrace.contracts import Command, Event, Place
 from tailrace.faulttol import FaultKind
 from tailrace.fleetsim.clock import VirtualTime
+from tailrace.fleetsim.pending import Pending
+from tailrace.pipeline.errors import StaleEpochError
+from tailrace.pipeline.executor.deployment import REPLICA
 from tailrace.pipeline.executor.seam import DONE, Answer, MemberDeadError, RoleSpec
 
 
@@ -65,49 +68,20 @@ class RoleModel(Protocol):
         ...
 
 
-class Pending:
-    """An answer that comes later."""
-
-    __slots__ = ("_calls", "_error", "_result", "done")
-
-    def __init__(self) -> None:
-        self._calls: list[Callable[[Any], None]] = []
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self.done = False
-
-    def add_done_callback(self, call: Callable[[Any], None], /) -> None:
-        if self.done:
-            call(self)
-        else:
-            self._calls.append(call)
-
-    def cancelled(self) -> bool:
-        """Never."""
-        return False
-
-    def exception(self) -> BaseException | None:
-        return self._error
-
-    def result(self) -> Any:
-        return self._result
-
-    def resolve(self, result: Any, error: BaseException | None = None) -> None:
-        """It is there."""
-        if not self.done:
-            self.done, self._result, self._error = True, result, error
-            for call in self._calls:
-                call(self)
-
-
 class VirtualMember:
     """One incarnation of a modelled member. A replica is of a `pool` and spans `tp` devices; None: as its pool says."""
 
     __slots__ = (
+        "_claimed",
+        "_epoch",
+        "_forgotten",
         "_host",
+        "_kept",
         "_news",
         "_poll",
+        "_ready",
         "_starting",
+        "_taken",
         "dead",
         "hung",
         "id",
@@ -137,20 +111,37 @@ class VirtualMember:
         self.dead = self.hung = False
         self._poll: Pending | None = None
         self._starting: Pending | None = None
-        self._news: list[Event] = []
+        self._news: list[Event] = []  # not told yet
+        self._kept: list[Event] = []  # told, and not acknowledged
+        self._forgotten = 0  # events that were acknowledged
+        self._taken = 0  # number of the newest command
+        self._epoch = self._claimed = host.epoch
+        self._ready: Pending | None = None
         model.begin(self)
 
     # ---- what the executor calls ----------------------------------------------------------------------------------
 
     def call(self, method: str, *arguments: Any) -> Answer:
+        """Call it for the controller that started it."""
+        return self.call_for(self._epoch, method, arguments)
+
+    def call_for(self, epoch: int, method: str, arguments: tuple[Any, ...]) -> Answer:
+        """Call it for the controller of an epoch."""
+        if self._refuses(epoch):
+            refused = Pending()
+            why = f"found a call of controller {epoch}, expected one of {self._claimed}, which replaced it"
+            refused.resolve(None, StaleEpochError(why))
+            return refused
         if method == "events":
-            return self._park(arguments[0])
+            return self._park(*arguments)
         if method == "submit":
-            self._submit(arguments[0])
+            self._submit(arguments[0], epoch)
             return DONE
+        if method == "ready" and self._ready is not None:
+            return self._ready
         answer = Pending()
         if method == "ready":
-            self._starting = answer
+            self._ready = self._starting = answer
             takes_s = self.model.starts_s(self.incarnation)
             self._host.time.at(self._host.time.now() + takes_s, self._serves, arguments)
         else:
@@ -207,12 +198,27 @@ class VirtualMember:
         if self._poll is not None and self._news and not self.hung:
             poll, self._poll = self._poll, None
             news, self._news = self._news, []
-            poll.resolve(news)
+            self._kept.extend(news)
+            poll.resolve((self._forgotten + len(self._kept), news))
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
-    def _park(self, timeout_s: float) -> Answer:
+    def _refuses(self, epoch: int) -> bool:
+        """Whether a later controller than that of an epoch has called."""
+        if epoch < self._claimed:
+            return True
+        self._claimed = epoch
+        return False
+
+    def _park(self, timeout_s: float, told: int, logged: int) -> Answer:
         poll = self._poll = Pending()
+        if logged > self._forgotten:
+            del self._kept[: logged - self._forgotten]
+            self._forgotten = logged
+        seen = told - self._forgotten
+        if seen < len(self._kept):  # the controller that took the rest along is dead
+            self._news[:0] = self._kept[seen:]
+            del self._kept[seen:]
         if self.dead:
             return poll  # the executor will notice
         if self._news:
@@ -224,12 +230,12 @@ class VirtualMember:
     def _expires(self, poll: Pending) -> None:
         if poll is self._poll and not self.hung and not self.dead and not self._host.closed(self):
             self._poll = None
-            poll.resolve([])
+            poll.resolve((self._forgotten + len(self._kept), []))
 
-    def _submit(self, commands: Sequence[Command]) -> None:
+    def _submit(self, commands: Sequence[Command], epoch: int) -> None:
         host = self._host
         if host.transport is None and not host.command_s(self.role):
-            self._takes(commands)
+            self._takes((commands, epoch))
             return
         now = host.time.now()
         arrivals = (
@@ -238,10 +244,18 @@ class VirtualMember:
             else host.transport.commands(self.role, self.id, commands, now)
         )
         for arrival, part in arrivals:
-            host.time.at(arrival + host.command_s(self.role), self._takes, part)
+            host.time.at(arrival + host.command_s(self.role), self._takes, (part, epoch))
 
-    def _takes(self, commands: Sequence[Command]) -> None:
-        if not self.dead and not self.hung:
+    def _takes(self, arrived: tuple[Sequence[Command], int]) -> None:
+        commands, epoch = arrived
+        if self.dead or self.hung or self._refuses(epoch):
+            return
+        if self.role != REPLICA:  # the commands to a replica may overtake each other; it takes each once by its chain
+            if commands[0].seq <= self._taken:
+                commands = [command for command in commands if command.seq > self._taken]
+            if commands:
+                self._taken = commands[-1].seq
+        if commands:
             self.model.submit(commands)
 
     def _serves(self, arguments: tuple[Any, ...]) -> None:
@@ -267,6 +281,34 @@ class VirtualMember:
             if answer is not None:
                 answer.resolve(None, error)
         self._starting = self._poll = None
+
+
+class VirtualHandle:
+    """A member as another controller than the one that started it calls it.
+
+    Args:
+        member: the member.
+        epoch: of this controller.
+    """
+
+    __slots__ = ("_epoch", "_member", "machine")
+
+    pid = None
+
+    def __init__(self, member: VirtualMember, epoch: int) -> None:
+        self._member, self._epoch, self.machine = member, epoch, member.machine
+
+    def call(self, method: str, *arguments: Any) -> Answer:
+        return self._member.call_for(self._epoch, method, arguments)
+
+    def strike(self, kind: FaultKind) -> None:
+        self._member.strike(kind)
+
+    def kill(self) -> None:
+        self._member.kill()
+
+    def close(self, timeout_s: float) -> None:
+        self._member.close(timeout_s)
 
 
 class VirtualHost:
@@ -295,6 +337,7 @@ class VirtualHost:
     ) -> None:
         self.time, self.poll_s, self.tick_s, self.detect_s = time, poll_s, tick_s, detect_s
         self.command_s, self.transport, self._machine_of = command_s, transport, machine_of
+        self.epoch = 1
         self.members: dict[tuple[str, str], VirtualMember] = {}
         self.reporting: dict[VirtualMember, None] = {}
         self.unreachable_until_s: dict[tuple[str, str], float] = {}
@@ -317,6 +360,13 @@ class VirtualHost:
             reporting, self.reporting = self.reporting, {}
             for member in reporting:
                 member.report()
+
+    def find(self, role: str, id_: str, incarnation: int) -> VirtualHandle | None:
+        """A handle of a member that another controller has started; None if it is known to be dead."""
+        member = self.members.get((role, id_))
+        if member is None or member.incarnation != incarnation or member.dead:
+            return None
+        return VirtualHandle(member, self.epoch)
 
     def closed(self, member: VirtualMember) -> bool:
         """Whether nothing gets away from a member now."""

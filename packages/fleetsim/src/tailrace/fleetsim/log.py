@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,18 @@ class InstantLog:
 
     def __init__(self, *, keep: bool) -> None:
         self.instants: list[Instant] = []
+        self.heard: list[Mapping[str, int]] = []
+        """For each instant that is kept, the number of each member's last event in it."""
         self.handled = 0
         self._keep = keep
 
-    def append(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+    def append(
+        self, now: float, events: Sequence[Event], commands: Sequence[Command], heard: Mapping[str, int]
+    ) -> None:
         self.handled += len(events)
         if self._keep:
             self.instants.append((now, events, commands))
+            self.heard.append(heard)
 
 
 class LogFile(InstantLog):
@@ -44,9 +49,11 @@ class LogFile(InstantLog):
         super().__init__(keep=False)
         self._file = FileLog(path)
 
-    def append(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
-        super().append(now, events, commands)
-        self._file.append(now, events, commands)
+    def append(
+        self, now: float, events: Sequence[Event], commands: Sequence[Command], heard: Mapping[str, int]
+    ) -> None:
+        super().append(now, events, commands, heard)
+        self._file.append(now, events, commands)  # nobody attaches to a simulation
 
     def close(self) -> None:
         self._file.close()

@@ -66,6 +66,14 @@ class RoleError(PipelineError, RuntimeError):
     """A role could not start, or failed."""
 
 
+class StaleEpochError(RoleError):
+    """A member refused a controller's call, since a later controller has replaced it."""
+
+
+class SupersededError(PipelineError, RuntimeError):
+    """This controller was replaced by a later one, while it was stopped or cut off. It must not touch the run any more."""
+
+
 class CheckpointUnusableError(RoleError):
     """The checkpoint that the trainer should start from cannot be used; an older one may be."""
 

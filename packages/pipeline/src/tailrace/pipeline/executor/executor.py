@@ -34,8 +34,14 @@ _log = logging.getLogger(__name__)
 class Log(Protocol):
     """Stores instants."""
 
-    def append(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
-        """Store events that reached the controller together, and the commands that it gave."""
+    def append(
+        self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], heard: Mapping[str, int]
+    ) -> None:
+        """Store events that reached the controller together, and the commands that it gave.
+
+        Args:
+            heard: the number of the last event of each member among them, by its name.
+        """
         ...
 
 
@@ -67,6 +73,7 @@ class Executor:
         self.membership = Membership(host, deployment, self._waits, tell=self._tell, heard=self._heard)
         self._answers = self.membership.answers
         self._unsent: dict[Running, None] = {}
+        self._heard_of: dict[Running, int] = {}  # number of the last event of each member in `_news`
         self._controller: Controller | None = None
         self._log: Log | None = None
         self._injection = Injection(())
@@ -136,6 +143,7 @@ class Executor:
 
         Raises:
             RunFailedError: the controller ended the run as failed.
+            SupersededError: a later controller runs it.
         """
         self._controller, self._log, self._injection = controller, log, Injection(faults)
         self._news = [first if first is not None else c.Tick()]
@@ -232,13 +240,16 @@ class Executor:
     def _deliver(self, now: float) -> None:
         """Give all events of this instant to the controller, and carry out its commands."""
         events, self._news, controller = self._news, [], self._controller
+        heard, self._heard_of = self._heard_of, {}
         if not events or controller is None:
             return
         if controller.over and type(events[0]) is not c.Resumed:
+            _acknowledge(heard)
             return  # between runs members stay up without a controller
         assert self._log is not None
         commands = controller.handle_all(events, now)
-        self._log.append(now, events, commands)
+        self._log.append(now, events, commands, {running.name: number for running, number in heard.items()})
+        _acknowledge(heard)
         for observer in self._observers:
             observer.observe(now, events, commands, controller.view)
         carry_out = self._carry_out
@@ -256,7 +267,8 @@ class Executor:
     def _tell(self, event: c.Event) -> None:
         self._news.append(event)
 
-    def _heard(self, events: Sequence[c.Event]) -> None:
+    def _heard(self, running: Running, events: Sequence[c.Event]) -> None:
+        self._heard_of[running] = running.told
         self._answers.heard(events, self._time.now())
         self._news.extend(events)
 
@@ -314,3 +326,9 @@ class Executor:
         environment = self._send((ENVIRONMENT, command.environment), command)
         if environment is not None:
             self._answers.closed(environment, command.trajectories)
+
+
+def _acknowledge(heard: Mapping[Running, int]) -> None:
+    """The next question for a member's events says that these are safe."""
+    for running, number in heard.items():
+        running.logged = number

@@ -12,7 +12,7 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.faulttol import Death, HeartbeatMonitor, Suspicion
-from tailrace.pipeline.errors import DeadlineError
+from tailrace.pipeline.errors import DeadlineError, StaleEpochError, SupersededError
 from tailrace.pipeline.executor.answers import Answers
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
 from tailrace.pipeline.executor.running import Running
@@ -40,7 +40,7 @@ class Membership:
         waits: Waits,
         *,
         tell: Callable[[c.Event], None],
-        heard: Callable[[Sequence[c.Event]], None],
+        heard: Callable[[Running, Sequence[c.Event]], None],
     ) -> None:
         self.deployment = deployment
         self.running: dict[Key, Running] = {}
@@ -151,7 +151,7 @@ class Membership:
         self._waits.wake(number)
 
     def _poll(self, running: Running) -> None:
-        running.asked = running.member.call("events", self._host.poll_s)
+        running.asked = running.member.call("events", self._host.poll_s, running.told, running.logged)
         running.asked.add_done_callback(running.answered)
 
     def _polled(self, running: Running) -> None:
@@ -162,15 +162,21 @@ class Membership:
             self.failed(running, error)
             return
         self._heartbeats.beat(running.name, self._time.now())
-        events = answer.result()
+        running.told, events = answer.result()
         if events:
-            self._hear(events)
+            self._hear(running, events)
         self._poll(running)
 
     # ---- ends -----------------------------------------------------------------------------------------------------
 
     def failed(self, running: Running, error: BaseException) -> None:
-        """Handle a member whose call failed or that missed the deadline of a command."""
+        """Handle a member whose call failed or that missed the deadline of a command.
+
+        Raises:
+            SupersededError: it obeys a later controller.
+        """
+        if isinstance(error, StaleEpochError):
+            raise SupersededError(f"{running} obeys another controller: {error}") from error
         cause = getattr(error, "cause", None)
         if not isinstance(cause, c.Cause):
             died, late = isinstance(error, MemberDeadError), isinstance(error, DeadlineError)

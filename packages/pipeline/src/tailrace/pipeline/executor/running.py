@@ -15,7 +15,8 @@ class Running:
     """One incarnation of a member. `failed` takes the error of one of its calls.
 
     `asked` is the poll for its events that waits for an answer; `standing` is the number of its answers in `Waits`, and
-    `answered` is called with each answer.
+    `answered` is called with each answer. `told` is the number of its last event that was heard, `logged` that of the last
+    one in the log.
 
     Args:
         role, id_: the member's name. Each further rank of the trainer has its own id.
@@ -34,10 +35,12 @@ class Running:
         "failed",
         "id",
         "leader",
+        "logged",
         "member",
         "name",
         "role",
         "standing",
+        "told",
         "up",
     )
 
@@ -49,6 +52,7 @@ class Running:
         self.answered: Callable[[Any], None] = lambda _: None
         self.failed: Callable[[BaseException], None] = lambda _: None
         self.up, self.address = False, ""
+        self.told = self.logged = 0
         self._sent = sent
         self._queue: list[Command] = []
         self._sending = False

@@ -7,6 +7,10 @@ Every role has the same five methods, on every host:
     events(timeout_s)  returns the events since the last call, and waits for the first; each answer is a heartbeat
     adopt(...)         prepares for another controller, which numbers its commands anew
     close()            cleans up
+
+Before them stands a `Mailbox`, so that a controller may die and another go on: it takes each command once, and the executor's
+question for events is ``events(timeout_s, told, logged)``: events are numbered from 1 and kept until they are in the log. Its
+answer is the number of the last event, and the events after `told`. Every call carries the epoch of its controller.
 """
 
 from __future__ import annotations
@@ -71,7 +75,11 @@ class Member(Protocol):
         ...
 
     def call(self, method: str, *arguments: Any) -> Answer:
-        """Call a method of the role. If the member is gone, the answer's error is a `MemberDeadError`."""
+        """Call a method of the role.
+
+        If the member is gone, the answer's error is a `MemberDeadError`; if a later controller has claimed it, a
+        `StaleEpochError`.
+        """
         ...
 
     def strike(self, kind: FaultKind) -> None:
@@ -132,12 +140,14 @@ class HostTime(Protocol):
 class Host(Protocol):
     """Starts members, carries calls, owns the clock.
 
+    `epoch` is that of the controller which it serves: handles that it gives from then on carry it with every call.
     `poll_s` is how long a member may wait for an event before it answers a poll without one, `tick_s` the time between two
     ticks of the executor, both in seconds.
     """
 
     poll_s: float
     tick_s: float
+    epoch: int
 
     @property
     def time(self) -> HostTime:
@@ -146,6 +156,10 @@ class Host(Protocol):
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> Member:
         """Start a member. Returns at once; the first call of the member waits for the start."""
+        ...
+
+    def find(self, role: str, id_: str, incarnation: int) -> Member | None:
+        """A handle of a member that another controller has started; None if it does not live."""
         ...
 
     def caller(self, role: str, id_: str = "0") -> Caller:

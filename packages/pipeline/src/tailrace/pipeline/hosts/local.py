@@ -15,6 +15,7 @@ from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import DeadlineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
+from tailrace.pipeline.hosts.mailbox import Mailbox
 from tailrace.pipeline.hosts.real_time import RealTime
 
 _THREADS_PER_MEMBER = 4
@@ -24,12 +25,12 @@ _RETRY_S = 0.05
 class LocalMember:
     """A role object and the threads that call it."""
 
-    def __init__(self, name: str, spec: RoleSpec, building: threading.Lock) -> None:
-        self._name = name
+    def __init__(self, name: str, spec: RoleSpec, building: threading.Lock, epoch: int) -> None:
+        self._name, self._epoch = name, epoch
         self._pool = ThreadPoolExecutor(_THREADS_PER_MEMBER, thread_name_prefix=name)
         self._dead = threading.Event()
         self._hung = threading.Event()
-        self._role: Future[Any] = self._pool.submit(self._build, spec, building)
+        self._role: Future[Mailbox] = self._pool.submit(self._build, spec, building)
 
     @property
     def pid(self) -> int | None:
@@ -41,18 +42,27 @@ class LocalMember:
         """This machine."""
         return "local"
 
+    @property
+    def dead(self) -> bool:
+        """Whether it was killed or closed."""
+        return self._dead.is_set()
+
     def call(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method in one of the member's threads."""
+        """Call a method in one of the member's threads, for the controller that started it."""
+        return self.call_for(self._epoch, method, arguments)
+
+    def call_for(self, epoch: int | None, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        """Call a method for the controller of an epoch; None: for another member."""
         if self._dead.is_set():
             return self._refused()
         try:
-            return self._pool.submit(self._invoke, method, arguments)
+            return self._pool.submit(self._invoke, epoch, method, arguments)
         except RuntimeError:  # the pool was shut down after the check
             return self._refused()
 
     def strike(self, kind: FaultKind) -> None:
         """Inject a fault: abandon the role's threads or keep them from answering, or strike a role's own process."""
-        struck = getattr(self._role.result(), "strike", None) if self._role.done() else None
+        struck = getattr(self._role.result().role, "strike", None) if self._role.done() else None
         if struck is not None and struck(kind):
             return
         if kind is FaultKind.HANG:
@@ -72,19 +82,19 @@ class LocalMember:
     def close(self, timeout_s: float) -> None:
         """Call the role's `close`, if it has one."""
         if not self._dead.is_set() and self._role.done() and not self._role.exception():
-            close = getattr(self._role.result(), "close", None)
-            if close is not None:
+            mailbox = self._role.result()
+            if hasattr(mailbox.role, "close"):
                 try:
-                    self._pool.submit(close).result(timeout_s)
+                    self._pool.submit(mailbox.close).result(timeout_s)
                 except FutureTimeoutError as error:
                     raise DeadlineError(f"{self._name} did not close within {timeout_s:.0f} s") from error
         self._dead.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _invoke(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        role = self._role.result()
+    def _invoke(self, epoch: int | None, method: str, arguments: tuple[Any, ...]) -> Any:
+        mailbox = self._role.result()
         try:
-            result = getattr(role, method)(*arguments)
+            result = mailbox.call(method, arguments, epoch)
         except Exception as error:
             if self._dead.is_set():  # errors of a role that was killed mean nothing
                 raise MemberDeadError(f"{self._name} was killed") from error
@@ -95,17 +105,19 @@ class LocalMember:
             raise MemberDeadError(f"{self._name} was killed")
         return result
 
-    def _build(self, spec: RoleSpec, building: threading.Lock) -> Any:
+    def _build(self, spec: RoleSpec, building: threading.Lock) -> Mailbox:
         with building:  # transformers cannot load models in two threads at once
             if self._dead.is_set():
                 raise MemberDeadError(f"{self._name} was killed")
-            return spec.factory(**spec.arguments)
+            return Mailbox(spec.factory(**spec.arguments))
 
-    def _abandon(self, built: Future[Any]) -> None:
+    def _abandon(self, built: Future[Mailbox]) -> None:
         if not built.cancelled() and built.exception() is None:
-            close = getattr(built.result(), "close", None)
-            if close is not None:
-                threading.Thread(target=_tidy_up, args=(close,), name=f"{self._name}-abandoned", daemon=True).start()
+            mailbox = built.result()
+            if hasattr(mailbox.role, "close"):
+                threading.Thread(
+                    target=_tidy_up, args=(mailbox.close,), name=f"{self._name}-abandoned", daemon=True
+                ).start()
 
     def _refused(self) -> Future[Any]:
         future: Future[Any] = Future()
@@ -116,6 +128,24 @@ class LocalMember:
 def _tidy_up(close: Callable[[], object]) -> None:
     with suppress(Exception):  # nobody waits for it, and members that it needs may be gone too
         close()
+
+
+class LocalHandle:
+    """A member as another controller than the one that started it calls it.
+
+    Args:
+        member: the member.
+        epoch: of this controller.
+    """
+
+    def __init__(self, member: LocalMember, epoch: int) -> None:
+        self._member, self._epoch = member, epoch
+        self.pid, self.machine = member.pid, member.machine
+        self.strike, self.kill, self.close = member.strike, member.kill, member.close
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method in one of the member's threads."""
+        return self._member.call_for(self._epoch, method, arguments)
 
 
 class LocalCaller:
@@ -138,7 +168,7 @@ class LocalCaller:
             try:
                 if member is None:
                     raise MemberDeadError(f"{self._name} is not there")
-                return member.call(method, *arguments).result(max(0.0, deadline - time.monotonic()))
+                return member.call_for(None, method, arguments).result(max(0.0, deadline - time.monotonic()))
             except FutureTimeoutError as error:
                 raise DeadlineError(f"{self._name}: {method} did not return within {timeout_s:.0f} s") from error
             except (MemberDeadError, CancelledError):
@@ -161,16 +191,26 @@ class LocalHost:
 
     def __init__(self, started_s: float = 0.0) -> None:
         self.time = RealTime(started_s)
+        self.epoch = 1
         self._members: dict[tuple[str, str], LocalMember] = {}
+        self._incarnations: dict[tuple[str, str], int] = {}
         self._building = threading.Lock()
         self._closed = threading.Event()
 
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> LocalMember:
         """Start a member on this machine. Environment and niceness are not applied, since they are the process's."""
         del place
-        member = LocalMember(f"{role}-{id_}-{incarnation}", spec, self._building)
+        member = LocalMember(f"{role}-{id_}-{incarnation}", spec, self._building, self.epoch)
+        self._incarnations[role, id_] = incarnation
         self._members[role, id_] = member
         return member
+
+    def find(self, role: str, id_: str, incarnation: int) -> LocalHandle | None:
+        """A handle of a member that another controller in this process has started; None if it does not live."""
+        member = self._members.get((role, id_))
+        if member is None or member.dead or self._incarnations[role, id_] != incarnation:
+            return None
+        return LocalHandle(member, self.epoch)
 
     def caller(self, role: str, id_: str = "0") -> LocalCaller:
         """A caller of the member that has the name at the time of a call."""

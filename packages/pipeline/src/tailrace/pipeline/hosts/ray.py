@@ -19,6 +19,7 @@ from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
+from tailrace.pipeline.hosts.mailbox import Mailbox
 from tailrace.pipeline.hosts.ray_death import cause_of_death
 from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
 from tailrace.pipeline.hosts.real_time import RealTime
@@ -38,7 +39,7 @@ class _RoleActor:
 
     def __init__(self, nice: int) -> None:
         os.nice(nice)
-        self._role: Future[Any] = Future()
+        self._role: Future[Mailbox] = Future()
         # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
         # imports them meanwhile: it gets the module that was replaced.
         self._importing = threading.Lock()
@@ -54,7 +55,7 @@ class _RoleActor:
         try:
             with self._importing:
                 role = factory(**arguments)
-            self._role.set_result(role)
+            self._role.set_result(Mailbox(role))
         except BaseException as error:
             self._role.set_exception(error)  # whoever calls the role hears of it
 
@@ -63,8 +64,8 @@ class _RoleActor:
 
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
-    def call(self, method: str, arguments: tuple[Any, ...]) -> Any:
-        return getattr(self._role.result(), method)(*arguments)
+    def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
+        return self._role.result().call(method, arguments, epoch)
 
 
 class RayMember:
@@ -74,10 +75,11 @@ class RayMember:
         name: the member's name, for messages.
         actor: Ray's handle.
         logs: the directory of the cluster's logs, if it is on this machine.
+        epoch: of the controller that calls.
     """
 
-    def __init__(self, name: str, actor: Any, logs: Path | None) -> None:
-        self._name, self._logs = name, logs
+    def __init__(self, name: str, actor: Any, logs: Path | None, epoch: int) -> None:
+        self._name, self._logs, self._epoch = name, logs, epoch
         self._actor = actor
         self._node: str | None = None
         self._pid: int | None = None
@@ -97,7 +99,7 @@ class RayMember:
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role. `ready` also finds out the member's process and machine."""
-        answer = _translated(self._actor.call.remote(method, arguments), self._cause)
+        answer = _translated(self._actor.call.remote(method, arguments, self._epoch), self._cause)
         return _after(self._where, answer) if method == "ready" else answer
 
     def strike(self, kind: FaultKind) -> None:
@@ -129,7 +131,7 @@ class RayMember:
         if self._killed:
             return
         try:
-            ray.get(self._actor.call.remote("close", ()), timeout=timeout_s)
+            ray.get(self._actor.call.remote("close", (), self._epoch), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as error:
             raise DeadlineError(f"{self._name} did not close within {timeout_s:.0f} s") from error
         except ray.exceptions.RayActorError:
@@ -230,6 +232,7 @@ class RayHost:
 
         self._ray = ray
         self.time = RealTime(started_s)
+        self.epoch = 1
         options: dict[str, Any] = {
             "log_to_driver": False,
             "logging_level": logging.ERROR,
@@ -293,7 +296,17 @@ class RayHost:
             actor = self._start(options, spec.nice)
         actor.build.remote(spec.factory, dict(spec.arguments))
         logs = None if self._session is None else self._session / "logs"
-        return RayMember(f"{role}-{id_}-{incarnation}", actor, logs)
+        return RayMember(f"{role}-{id_}-{incarnation}", actor, logs, self.epoch)
+
+    def find(self, role: str, id_: str, incarnation: int) -> RayMember | None:
+        """A handle of a member that another controller of this run has started; None if it does not live."""
+        try:
+            actor = self._ray.get_actor(actor_name(self._run, role, id_, incarnation))
+        except ValueError:
+            return None
+        self._newest[role, id_] = incarnation
+        logs = None if self._session is None else self._session / "logs"
+        return RayMember(f"{role}-{id_}-{incarnation}", actor, logs, self.epoch)
 
     def _options(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> dict[str, Any]:
         options: dict[str, Any] = {

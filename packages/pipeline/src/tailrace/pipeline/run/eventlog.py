@@ -1,7 +1,8 @@
 """The event log: the controller's durable state. One line for each instant, written before its commands are carried out.
 
 The first line names the format. Every other line is ``{"t": seconds, "events": [...], "commands": [...]}``: the events that
-reached the controller together, and its commands. Everything known about a run can be computed from this file alone.
+reached the controller together, and its commands. Everything known about a run can be computed from this file alone. Where
+members sent events, ``"heard"`` has the number of each member's last one, so that another controller knows what it lacks.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from tailrace.contracts import Checkpoint, CodecError, Command, Event, Finish, decode
@@ -40,16 +41,22 @@ class Instant:
         now: seconds on the run's clock.
         events: the events.
         commands: the commands.
+        heard: the number of the last event of each member among them, by its name.
     """
 
     now: float
     events: list[Event]
     commands: list[Command]
+    heard: dict[str, int] = field(default_factory=dict)
 
 
-def encode_instant(now: float, events: Sequence[Event], commands: Sequence[Command]) -> bytes:
+def encode_instant(
+    now: float, events: Sequence[Event], commands: Sequence[Command], heard: Mapping[str, int] = MappingProxyType({})
+) -> bytes:
     """The line of an instant. Equal instants give equal bytes."""
-    instant = {"t": now, "events": [*events], "commands": [*commands]}
+    instant: dict[str, Any] = {"t": now, "events": [*events], "commands": [*commands]}
+    if heard:
+        instant["heard"] = heard
     return _encode(instant).encode() + b"\n"
 
 
@@ -90,19 +97,26 @@ class EventLog:
                 raise self._error(error) from error
             raise
 
-    def append(self, now: float, events: Sequence[Event], commands: Sequence[Command]) -> None:
+    def append(
+        self,
+        now: float,
+        events: Sequence[Event],
+        commands: Sequence[Command],
+        heard: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         """Write an instant, or nothing if this raises.
 
         Args:
             now: seconds on the run's clock.
             events: the events.
             commands: the commands.
+            heard: the number of the last event of each member among them, by its name.
 
         Raises:
             LogWriteError: the disk is full or broken. The log ends with the previous instant. Once there is space again, the
                 same instant may be appended; if the log could not be synced or cut, it must be opened again first.
         """
-        line = encode_instant(now, events, commands)
+        line = encode_instant(now, events, commands, heard)
         durable = any(isinstance(command, _OUTLIVING) for command in commands)
         if self._failed is not None:
             raise self._failed
@@ -237,6 +251,7 @@ def _instant(path: Path, number: int, line: bytes) -> Instant:
             float(fields["t"]),
             [decode(event) for event in fields["events"]],
             [decode(command) for command in fields["commands"]],
+            {str(name): int(number) for name, number in fields.get("heard", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, CodecError) as error:
         why = f"no {error}" if isinstance(error, KeyError) else str(error)
