@@ -1,0 +1,72 @@
+"""Runs checks of this machine, each in a process of its own with a deadline: a broken disk or driver hangs whoever asks it.
+
+python -m tailrace.faulttol.machine_checks.runner DIRECTORY NAME
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tailrace.contracts import plugins
+from tailrace.faulttol.errors import FaulttolError
+from tailrace.faulttol.machine_checks.check import Finding, MachineCheck, UnfitError
+
+GROUP = "tailrace.machine_check"
+
+
+def check_machine(directory: Path, names: Sequence[str], *, timeout_s: float = 60.0) -> Iterator[Finding]:
+    """Check this machine, one check after the other.
+
+    Args:
+        directory: a directory on the disk that the run uses.
+        names: the checks, by the names of their plugins.
+        timeout_s: deadline for each check in seconds. One that misses it has found the machine unfit.
+
+    Raises:
+        PluginError: no plugin has one of the names.
+    """
+    for name in names:
+        plugins.reference(GROUP, name)
+    for name in names:
+        began_s = time.monotonic()
+        fit, found = _run(directory, name, timeout_s)
+        yield Finding(name, fit, found, time.monotonic() - began_s)
+
+
+def _run(directory: Path, name: str, timeout_s: float) -> tuple[bool, str]:
+    command = [sys.executable, "-m", "tailrace.faulttol.machine_checks.runner", str(directory), name]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        said, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()  # it is not waited for: a process that hangs in the kernel does not end
+        return False, f"did not end within {timeout_s:.0f} s, expected it to"
+    try:
+        answer = json.loads(said)
+        return bool(answer["fit"]), str(answer["found"])
+    except (ValueError, KeyError, TypeError):
+        last = (errors.strip().splitlines() or ["no message"])[-1]
+        return False, f"ended with {process.returncode} ({last}), expected an answer"
+
+
+def _main(directory: str, name: str) -> None:
+    """Run one check in this process and print its answer."""
+    check: MachineCheck = plugins.load(GROUP, name)()
+    try:
+        fit, found = True, check.run(Path(directory))
+    except UnfitError as error:
+        fit, found = False, str(error)
+    print(json.dumps({"fit": fit, "found": found}))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        raise FaulttolError(f"found {len(sys.argv) - 1} arguments, expected a directory and the name of a check")
+    _main(sys.argv[1], sys.argv[2])
