@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +44,7 @@ from tailrace.pipeline.run.environments import (
     environment_role,
     no_tool_prefix,
 )
+from tailrace.pipeline.run.policy_facts import cost_facts, device_facts, stream_facts
 from tailrace.pipeline.run.pools import (
     check_pools,
     pool_replicas,
@@ -85,7 +84,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         "batching": {"samples": pipeline.samples_per_prompt},
         "provisioning": {"count": config.rollout.replicas},
     }
-    known = {**_cost_model(config), **_stream(config), **_devices(config)}
+    known = {**cost_facts(config), **stream_facts(config), **device_facts(config)}
     policies: dict[str, Any] = {}
     gathered = Gathered()
     for axis in (*AXES, "sampler"):
@@ -202,7 +201,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             "shuffle_seed": config.seed,
         },
         "verifier": prepared.verifier,
-        "mixed_versions": build_policy("sync", config.pipeline.sync, None, _cost_model(config)).mixes_versions,
+        "mixed_versions": build_policy("sync", config.pipeline.sync, None, cost_facts(config)).mixes_versions,
     }
     checkpoints = directory.checkpoints.absolute()
     trainer_arguments = {
@@ -309,7 +308,7 @@ def _check_seeds(config: RunConfig) -> None:
     from tailrace.rollout import keeps_seeds
 
     samples = {"samples": config.pipeline.samples_per_prompt}
-    policy = build_policy("batching", config.pipeline.batching, samples, _stream(config))
+    policy = build_policy("batching", config.pipeline.batching, samples, stream_facts(config))
     engine = selected_engine(config)
     if isinstance(policy, DrawsAgain) and policy.draws and not keeps_seeds(engine):
         raise ConfigError(
@@ -363,38 +362,3 @@ def stop_tokens(model: Path) -> tuple[int, ...]:
     if not found:
         raise ConfigError(f"{model}: found no eos_token_id in its configuration, expected one: responses could not end")
     return found
-
-
-def _stream(config: RunConfig) -> dict[str, Any]:
-    """What a batching policy may want to know of the prompts."""
-    return {
-        "prompts": config.pipeline.prompts_per_step,
-        "max_tokens": config.rollout.max_tokens,
-        "shares": config.task.shares or (1.0,),
-        "shuffle_seed": config.seed,
-    }
-
-
-def _cost_model(config: RunConfig) -> dict[str, Any]:
-    costs = [(pool.name, *pool.cost_model.model_dump().values()) for pool in config.rollout.pools if pool.cost_model]
-    found = {} if config.rollout.cost_model is None else config.rollout.cost_model.model_dump()
-    return found | ({"pool_costs": costs} if costs else {})
-
-
-def _devices(config: RunConfig) -> dict[str, Any]:
-    """What a policy may want to know of devices: those that each replica spans, the model's heads, which they divide, the
-    trajectories that a replica generates at once, and those of a batch; the trainer's devices, one for each process."""
-    pipeline, pools = config.pipeline, replica_pools(config)
-    batch = pipeline.prompts_per_replica * pipeline.samples_per_prompt
-    found: dict[str, Any] = {
-        "tp": pools[0].tp if len(pools) == 1 else tensor_parallel(config.rollout.options),
-        "slots": pools[0].replica_batch if len(pools) == 1 else batch,
-        "trajectories": pipeline.prompts_per_step * pipeline.samples_per_prompt,
-        "trainer_devices": config.trainer.processes,
-    }
-    path, small = config.model.path, config.model.small
-    if path is not None and (path / "config.json").is_file():
-        with contextlib.suppress(ValueError, AttributeError):  # a file that is damaged is named with the model
-            heads = json.loads((path / "config.json").read_text()).get("num_attention_heads")
-            return found | ({"heads": heads} if isinstance(heads, int) else {})
-    return found | ({"heads": small.heads} if small is not None else {})
