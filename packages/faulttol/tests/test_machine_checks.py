@@ -4,6 +4,7 @@ import os
 import random
 import resource
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def test_all_checks_run_in_processes_of_their_own(tmp_path):
 
 
 def test_a_name_that_is_no_check_is_told_before_any_runs(tmp_path):
-    with pytest.raises(PluginError, match="'dsk'.*disk"):
+    with pytest.raises(PluginError, match=r"'dsk'.*disk"):
         next(check_machine(tmp_path, ["disk", "dsk"]))
 
 
@@ -69,9 +70,9 @@ def test_a_check_that_dies_finds_the_machine_unfit(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("names", [[], ["a"], ["a", "b", "c"]])
 def test_the_program_wants_a_directory_and_a_name(names, tmp_path):
-    import subprocess
-
-    done = subprocess.run([sys.executable, "-m", runner.__name__, *names], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-m", machine_checks.__name__, *names], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode != 0
     assert f"found {len(names)} arguments" in done.stderr
 
@@ -82,6 +83,11 @@ def test_the_program_wants_a_directory_and_a_name(names, tmp_path):
 def test_a_disk_without_room_is_unfit(tmp_path):
     with pytest.raises(UnfitError, match="bytes free, expected"):
         Disk(1 << 20, 1 << 60).run(tmp_path)
+
+
+def test_a_disk_that_is_not_there_is_unfit(tmp_path):
+    with pytest.raises(UnfitError, match=r"No such file or directory.*expected a disk"):
+        Disk(1 << 20, 0).run(tmp_path / "missing")
 
 
 def test_a_disk_that_cannot_be_written_is_unfit(tmp_path):

@@ -162,3 +162,35 @@ def test_one_that_is_to_stop_is_emptied_first_and_its_tokens_go_on():
     assert [stop.id for stop in of(c.Stop, given)] == ["r0"]
     assert not [command for command in of((c.Route, c.Pull), given) if command.replica == "r0"]
     assert {ref.kept for route in of(c.Route, given) for ref in route.trajectories if ref.trajectory in held} <= {5}
+
+
+# ---- checks of machines ---------------------------------------------------------------------------------------------
+
+
+def test_a_member_that_failed_starts_only_on_a_machine_that_passes_its_checks():
+    run = Scripted(spec(recovery=policy("recovery", "isolate"), machine_checks=True))
+    assert not any(start.place.check for start in of(c.Start, run.go(c.Tick(), leave=(c.Step,))))
+    given = of(c.Restart, run.down("replica", "r0", leave=(c.Step,)))
+    assert [restart.place.check for restart in given] == [True]
+    resumed = of(c.Restart, run.go(c.Resumed((0,)), leave=(c.Step,)))
+    assert resumed
+    assert not any(restart.place.check for restart in resumed)  # no machine failed: the driver did
+
+
+def test_without_checks_nothing_is_checked():
+    run = Scripted(spec(recovery=policy("recovery", "isolate")))
+    run.go(c.Tick(), leave=(c.Step,))
+    given = of(c.Restart, run.down("replica", "r0", leave=(c.Step,)))
+    assert [restart.place.check for restart in given] == [False]
+
+
+def test_a_machine_that_does_not_pass_is_given_up_with_all_members_there():
+    run = Scripted(spec(recovery=policy("recovery", "isolate"), machine_checks=True), relays=2)
+    run.machines = {**PLACES, ("relay", "1"): "m1"}
+    run.go(c.Tick(), leave=(c.Step,))
+    run.down("replica", "r0", leave=("replica", c.Step))
+    unfit = c.Down("replica", "r0", "its disk", c.Cause.MACHINE, machine="m0")
+    given = run.go(unfit, leave=("relay", "replica", "scorer", c.Step))
+    assert set(moved(given)) == {("replica", "r0"), ("relay", "0"), ("scorer", "0")}
+    assert {avoid for avoid, _ in moved(given).values()} == {("m0",)}
+    assert not run.controller.members.machines["m0"].healthy

@@ -237,12 +237,14 @@ class Place:
         avoid: machines that must not be used, since the run has given them up.
         site: the site (datacenter) of the machine; empty for the trainer's.
         pool: for a replica, the pool whose engine options it has; empty where all replicas are alike.
+        check: whether the machine must pass its checks before the member starts there.
     """
 
     index: int | None = None
     avoid: tuple[str, ...] = ()
     site: str = ""
     pool: str = ""
+    check: bool = False
 
 
 @dataclass(frozen=True, slots=True)

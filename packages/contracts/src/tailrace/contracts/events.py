@@ -186,6 +186,7 @@ class Cause(StrEnum):
     STILL: it answered, but did no work for too long.
     CHECKPOINT: the checkpoint that it should start from cannot be used.
     STOPPED: it was told to stop.
+    MACHINE: the machine where it should start did not pass its checks.
     """
 
     DIED = "died"
@@ -194,6 +195,7 @@ class Cause(StrEnum):
     STILL = "still"
     CHECKPOINT = "checkpoint"
     STOPPED = "stopped"
+    MACHINE = "machine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +204,14 @@ class Down:
 
     Args:
         reason: one line for people to read.
+        machine: for the cause `MACHINE`, the machine; otherwise empty.
     """
 
     role: str
     id: str
     reason: str
     cause: Cause = Cause.DIED
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from tailrace.contracts import Failure, FleetView, Health, Reason, RecoveryAction, Suspected, Tried, Why
+from tailrace.contracts import Cause, Failure, FleetView, Health, Reason, RecoveryAction, Suspected, Tried, Why
 from tailrace.faulttol.errors import RecoveryError
 
 ROLES = ("replica", "relay", "scorer", "trainer", "data", "ranker", "environment")
@@ -38,7 +38,8 @@ class Isolate:
             `still_s` seconds at least.
         still_s: least seconds of standing still before a replica is suspected.
         machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never. A
-            member without restarts left does not condemn its machine, since the fault is then in the member.
+            member without restarts left does not condemn its machine, since the fault is then in the member. A machine
+            that does not pass its checks is not used in any case.
 
     Raises:
         RecoveryError: a limit is out of its range.
@@ -66,7 +67,9 @@ class Isolate:
         if failure.failures > limit:
             goes_on = failure.role in DISPENSABLE or (failure.role in _REPLACEABLE and failure.others > 0)
             return RecoveryAction.EVICT if goes_on else RecoveryAction.FAIL
-        if failure.machine and 0 < self.machine_failures <= failure.machine_failures:
+        if failure.machine and (
+            failure.cause is Cause.MACHINE or 0 < self.machine_failures <= failure.machine_failures
+        ):
             return RecoveryAction.EVICT_MACHINE
         return RecoveryAction.RESTART
 

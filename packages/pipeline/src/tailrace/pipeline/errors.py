@@ -80,6 +80,12 @@ class CheckpointUnusableError(RoleError):
     cause = Cause.CHECKPOINT
 
 
+class MachineUnfitError(RoleError):
+    """The machine where a member should start did not pass its checks."""
+
+    cause = Cause.MACHINE
+
+
 class DeadlineError(PipelineError, TimeoutError):
     """A wait passed its deadline. The message says what it waited for."""
 

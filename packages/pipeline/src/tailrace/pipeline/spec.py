@@ -104,6 +104,7 @@ class PipelineSpec:
         relay_sites: the site of each relay, by its number; empty if all are at the trainer's, as those beyond its end are.
         environments: members of the environment role, which answer the turns of trajectories; 0: each response is one turn.
         environment_sessions: sessions that each of them may have at work before it is given another; None for no limit.
+        machine_checks: whether a machine is checked before a member starts on it in place of one that failed.
     """
 
     admission: AdmissionPolicy
@@ -137,6 +138,7 @@ class PipelineSpec:
     relay_sites: tuple[str, ...] = ()
     environments: int = 0
     environment_sessions: int | None = None
+    machine_checks: bool = False
 
     def relay_site(self, relay: int) -> str:
         """The site of a relay, by its number; empty for the trainer's."""

@@ -31,10 +31,11 @@ class Disk:
 
     def run(self, directory: Path) -> str:
         """See `MachineCheck.run`."""
-        free = shutil.disk_usage(directory).free
-        if free < self.free_bytes + self.write_bytes:
-            raise UnfitError(f"{directory}: found {free:,} bytes free, expected {self.free_bytes + self.write_bytes:,}")
         try:
+            free = shutil.disk_usage(directory).free
+            if free < self.free_bytes + self.write_bytes:
+                expected = self.free_bytes + self.write_bytes
+                raise UnfitError(f"{directory}: found {free:,} bytes free, expected {expected:,} at least")
             with tempfile.TemporaryFile(dir=directory) as file:
                 written = hashlib.sha256()
                 draw = random.Random(self.write_bytes)

@@ -34,7 +34,9 @@ class GpuMemory:
             return "no GPU"
         command = [program, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=self.answer_s, check=False)
+            done = subprocess.run(  # noqa: S603 - a program of the PATH, without input
+                command, capture_output=True, text=True, timeout=self.answer_s, check=False
+            )
         except subprocess.TimeoutExpired as error:
             raise UnfitError(f"nvidia-smi did not answer within {self.answer_s:.0f} s, expected it to") from error
         if done.returncode != 0:

@@ -23,7 +23,7 @@ class Memory:
         free_bytes: least memory that the system can give; not checked where it does not say.
     """
 
-    fill_bytes: int = 64 << 20
+    fill_bytes: int = 16 << 20
     free_bytes: int = 256 << 20
 
     def run(self, directory: Path) -> str:  # noqa: ARG002 - the protocol's argument

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tailrace.contracts import plugins
-from tailrace.faulttol.errors import FaulttolError
-from tailrace.faulttol.machine_checks.check import Finding, MachineCheck, UnfitError
+from tailrace.faulttol.machine_checks.check import Finding
 
 GROUP = "tailrace.machine_check"
+_PROGRAM = "tailrace.faulttol.machine_checks"  # __main__.py
 
 
 def check_machine(directory: Path, names: Sequence[str], *, timeout_s: float = 60.0) -> Iterator[Finding]:
@@ -39,8 +39,8 @@ def check_machine(directory: Path, names: Sequence[str], *, timeout_s: float = 6
 
 
 def _run(directory: Path, name: str, timeout_s: float) -> tuple[bool, str]:
-    command = [sys.executable, "-m", "tailrace.faulttol.machine_checks.runner", str(directory), name]
-    process = subprocess.Popen(
+    command = [sys.executable, "-m", _PROGRAM, str(directory), name]
+    process = subprocess.Popen(  # noqa: S603 - this interpreter, and the name of a plugin
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
@@ -54,19 +54,3 @@ def _run(directory: Path, name: str, timeout_s: float) -> tuple[bool, str]:
     except (ValueError, KeyError, TypeError):
         last = (errors.strip().splitlines() or ["no message"])[-1]
         return False, f"ended with {process.returncode} ({last}), expected an answer"
-
-
-def _main(directory: str, name: str) -> None:
-    """Run one check in this process and print its answer."""
-    check: MachineCheck = plugins.load(GROUP, name)()
-    try:
-        fit, found = True, check.run(Path(directory))
-    except UnfitError as error:
-        fit, found = False, str(error)
-    print(json.dumps({"fit": fit, "found": found}))
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        raise FaulttolError(f"found {len(sys.argv) - 1} arguments, expected a directory and the name of a check")
-    _main(sys.argv[1], sys.argv[2])

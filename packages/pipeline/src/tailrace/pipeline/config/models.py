@@ -223,6 +223,11 @@ class ExecutorConfig(_Strict):
     """GPUs of the scorer, for a judge; a share, with replicas that also take a share, places it beside a replica"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """the device of engine and trainer; auto takes CUDA if available"""
+    machine_checks: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
+    """plugins of tailrace.machine_check that a machine must pass before a member starts on it in place of one that failed:
+    arithmetic, disk, gpu-memory, loopback, memory"""
+    machine_check_s: Seconds = 60.0
+    """deadline for each check of a machine"""
 
 
 class FunctionPoolConfig(_Strict):

@@ -113,6 +113,7 @@ class Controller:
         self.failures = Failures(
             spec.recovery, self.members, self.trainer, self.outbox,
             losses=self.losses, view=self.provisioning.view, fail=self._fail,
+            checks=spec.machine_checks,
         )  # fmt: skip
         self.now = 0.0
         self.started = False

@@ -6,6 +6,7 @@ is restarted again and again.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 from tailrace import contracts as c
@@ -29,6 +30,7 @@ class Failures:
         losses: notes what is lost with a member.
         view: returns the policies' view of the fleet.
         fail: ends the run with a reason.
+        checks: whether a machine is checked before a member starts on it in place of one that failed.
     """
 
     def __init__(
@@ -41,9 +43,10 @@ class Failures:
         losses: Losses,
         view: Callable[[], c.FleetView],
         fail: Callable[[str], None],
+        checks: bool = False,
     ) -> None:
         self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
-        self._losses, self._view, self._fail = losses, view, fail
+        self._losses, self._view, self._fail, self._checks = losses, view, fail, checks
         self.resumes_at: int | None = None  # set until the store reports what survived the driver's death
 
     def went_down(self, event: c.Down, now: float, reason: c.Reason | None = None) -> None:
@@ -145,7 +148,7 @@ class Failures:
         restarts[member.role] = restarts.get(member.role, 0) + 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
-        place = member.place()
+        place = dataclasses.replace(member.place(), check=self._checks and reason.why is not c.Why.LOST_IN_CRASH)
         self._outbox.send(
             c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason, tp=member.own_tp
         )

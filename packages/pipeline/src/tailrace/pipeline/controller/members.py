@@ -131,8 +131,8 @@ class Members:
         """Count a failure. Returns the recovery policy's view of it."""
         state.failures = [at for at in state.failures if now - at < window_s] + [now]
         self.failed = [entry for entry in self.failed if now - entry[0] < window_s]
-        self.failed.append((now, state.role, state.machine))
-        machine = state.machine
+        machine = event.machine or state.machine
+        self.failed.append((now, state.role, machine))
         return Failure(
             role=state.role,
             member=state.id,

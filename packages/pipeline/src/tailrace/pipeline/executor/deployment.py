@@ -5,9 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import Place
+from tailrace.pipeline.executor.checked_start import MachineChecks, start_checked
 from tailrace.pipeline.executor.seam import Host, RoleSpec
 
 DATA, SCORER, TRAINER, REPLICA, RELAY, RANKER = "data", "scorer", "trainer", "replica", "relay", "ranker"
@@ -75,6 +78,7 @@ class Deployment:
         adopting: arguments of `adopt`, by role, for members that stay up from an earlier run.
         tp: devices of a replica's engine for which `roles` says what it needs.
         pools: the replicas of each pool that differ from `roles`, by its name.
+        checks: checks of a machine before a member that failed starts on it; None: none.
     """
 
     name: str
@@ -87,6 +91,7 @@ class Deployment:
     adopting: dict[str, dict[str, Any]] = field(default_factory=dict)
     tp: int = 1
     pools: Mapping[str, PoolReplicas] = field(default_factory=dict)
+    checks: MachineChecks | None = None
 
     def role(
         self,
@@ -96,7 +101,7 @@ class Deployment:
         incarnation: int,
         rank: int = 0,
         tp: int | None = None,
-        pool: str = "",
+        place: Place = Place(),  # noqa: B008 - frozen
     ) -> RoleSpec:
         """How to start a member.
 
@@ -107,9 +112,9 @@ class Deployment:
             incarnation: counts the starts of this member, from 1.
             rank: rank of a trainer's process.
             tp: devices that a replica's engine spans; None: as `roles` or its pool says.
-            pool: the pool of a replica; empty where all are alike.
+            place: where it may stand, which says also the pool of a replica.
         """
-        replicas = self.pools.get(pool) if role == REPLICA else None
+        replicas = self.pools.get(place.pool) if role == REPLICA else None
         spec = self.roles[role] if replicas is None else replicas.role
         own: dict[str, Any] = {}
         if role != DATA and role != RELAY:
@@ -127,7 +132,8 @@ class Deployment:
             own |= {"incarnation": incarnation, "cells": self.trainer_cells}
             if rank == 0:
                 own["followers"] = [host.caller(TRAINER, rank_id(id_, other)) for other in range(1, self.trainer_ranks)]
-        return dataclasses.replace(spec, arguments={**spec.arguments, **own})
+        factory = partial(start_checked, spec.factory, self.checks) if place.check and self.checks else spec.factory
+        return dataclasses.replace(spec, factory=factory, arguments={**spec.arguments, **own})
 
 
 def _spanning(spec: RoleSpec, tp: int, own_tp: int) -> RoleSpec:

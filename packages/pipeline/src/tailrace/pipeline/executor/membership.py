@@ -93,7 +93,7 @@ class Membership:
         for rank in range(self.deployment.trainer_ranks if role == TRAINER else 1):
             key = (role, rank_id(id_, rank))
             incarnation = self.incarnations[key] = self.incarnations.get(key, 0) + 1
-            spec = self.deployment.role(self._host, role, id_, incarnation, rank, command.tp, command.place.pool)
+            spec = self.deployment.role(self._host, role, id_, incarnation, rank, command.tp, command.place)
             member = self._host.spawn(role, key[1], incarnation, spec, command.place)
             running = self.running[key] = Running(role, key[1], member, self._sent, id_)
             running.failed = partial(self.failed, running)
@@ -192,7 +192,8 @@ class Membership:
         """Report a member as gone, once; later reports about it are ignored."""
         if self._end(running):
             first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
-            self._tell(c.Down(running.role, running.leader, first_line, cause))
+            machine = running.member.machine if cause is c.Cause.MACHINE else ""
+            self._tell(c.Down(running.role, running.leader, first_line, cause, machine))
 
     def _end(self, running: Running) -> bool:
         """End a member, for a trainer with all its ranks. Returns whether it was running."""

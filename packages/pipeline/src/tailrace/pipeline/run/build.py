@@ -44,6 +44,7 @@ from tailrace.pipeline.run.environments import (
     environment_role,
     no_tool_prefix,
 )
+from tailrace.pipeline.run.machine_checks import check_machine_checks, machine_checks
 from tailrace.pipeline.run.policy_facts import cost_facts, device_facts, stream_facts
 from tailrace.pipeline.run.pools import (
     check_pools,
@@ -138,6 +139,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         relay_sites=relay_sites(config),
         environments=config.environment.members if answered else 0,
         environment_sessions=config.environment.sessions if answered else None,
+        machine_checks=bool(config.executor.machine_checks),
     )
     try:
         check_rounds(spec)
@@ -169,6 +171,7 @@ def check(config: RunConfig) -> None:
         check_scoring,
         check_ranker,
         check_environment,
+        check_machine_checks,
     )
     for part in parts:
         with gathered.check():
@@ -256,6 +259,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         deadlines=Deadlines(**deadlines),
         tp=tensor_parallel(config.rollout.options),
         pools=pool_replicas(config, replica),
+        checks=machine_checks(config, directory),
     )
 
 

@@ -30,6 +30,7 @@ MAY_CHANGE = (
     "executor.trainer_gpus",
     "executor.scorer_gpus",
     "executor.device",
+    "executor.machine_check_s",
     "relay.host",
 )
 """Keys, or tables of keys, that a resumed run may have with other values."""

@@ -10,8 +10,8 @@ Everything is real except the engine, see `tailrace.pipeline.testing.small_run`.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,8 @@ from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import RunFailedError
-from tailrace.pipeline.executor.deployment import RANKER, RELAY, REPLICA, TRAINER
+from tailrace.pipeline.executor.checked_start import MachineChecks
+from tailrace.pipeline.executor.deployment import RANKER, RELAY, REPLICA, TRAINER, Deployment
 from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.spec import PipelineSpec
@@ -77,6 +78,12 @@ def _with_a_ranker(steps: int) -> PipelineSpec:
     return make_spec(ranker=True, routing=routing, steps=steps)
 
 
+def _checked(directory: Path) -> Callable[[Deployment], Deployment]:
+    """Has machines checked, by their disk."""
+    checks = MachineChecks(("disk",), directory, timeout_s=60.0)
+    return lambda deployment: replace(deployment, checks=checks)
+
+
 class ExecutorContract(RealRuns):
     """Subclass it, provide `make_host`, and run it with pytest."""
 
@@ -119,6 +126,35 @@ class ExecutorContract(RealRuns):
         """Training continues after a replica was killed (by SIGKILL if members are processes)."""
         run = self.run(tmp_path, model, faults=["replica:r1@step1", "replica@step3"])
         assert run.replica_restarts == 2
+
+    def test_a_machine_that_passes_its_checks_is_used_again(self, tmp_path: Path, model: Path) -> None:
+        """Members that start in place of killed ones start after the checks; those of the beginning start without."""
+        run = self.run(
+            tmp_path,
+            model,
+            spec=make_spec(machine_checks=True),
+            faults=["replica:r1@step1", "trainer@step2"],
+            changed=_checked(tmp_path),
+        )
+        restarts = commands_of(tmp_path, c.Restart)
+        assert [(restart.role, restart.place.check) for restart in restarts] == [(REPLICA, True), (TRAINER, True)]
+        assert not any(start.place.check for start in commands_of(tmp_path, c.Start))
+        assert run.replica_restarts == 1
+
+    def test_a_machine_that_does_not_pass_its_checks_is_not_used_again(self, tmp_path: Path, model: Path) -> None:
+        """Nothing starts there, and a run without another machine ends with what the check found."""
+        deployment = _checked(tmp_path / "no-disk")(make_deployment(tmp_path, model))
+        executor = Executor(self.make_host(0.0), deployment)
+        with (
+            EventLog(tmp_path / LOG) as log,
+            pytest.raises(RunFailedError, match=r"did not pass the check 'disk': .*no-disk"),
+        ):
+            executor.run(Controller(make_spec(machine_checks=True)), log, faults=[parse_fault("trainer@step1")])
+        executor.close(1.0)
+        unfit = [event for event in events_of(tmp_path, c.Down) if event.cause is c.Cause.MACHINE]
+        assert unfit
+        machines = {event.machine for event in events_of(tmp_path, c.Up) if event.role == TRAINER}
+        assert {event.machine for event in unfit} == machines
 
     def test_a_killed_trainer_goes_on_from_its_checkpoint(self, tmp_path: Path, model: Path) -> None:
         """Batches after the checkpoint, and accumulated parts of a batch, are trained on again, once."""

@@ -1,0 +1,21 @@
+"""One check of this machine: ``python -m tailrace.faulttol.machine_checks DIRECTORY NAME`` prints its answer as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tailrace.contracts import plugins
+from tailrace.faulttol.errors import FaulttolError
+from tailrace.faulttol.machine_checks.check import MachineCheck, UnfitError
+from tailrace.faulttol.machine_checks.runner import GROUP
+
+if len(sys.argv) != 3:
+    raise FaulttolError(f"found {len(sys.argv) - 1} arguments, expected a directory and the name of a check")
+check: MachineCheck = plugins.load(GROUP, sys.argv[2])()
+try:
+    fit, found = True, check.run(Path(sys.argv[1]))
+except UnfitError as error:
+    fit, found = False, str(error)
+print(json.dumps({"fit": fit, "found": found}))
