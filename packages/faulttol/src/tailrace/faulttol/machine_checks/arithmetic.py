@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ def _compute(core: int, repeat: int) -> None:
         raise UnfitError(f"core {core}: hash {_HASHES} of a chain is {digest.hex()[:8]}…, expected {_LAST_HASH[:8]}…")
 
 
-def product(left: list[list[float]], right: list[list[float]]) -> list[list[float]]:
+def product(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]) -> list[list[float]]:
     """The product of two matrices, in the arithmetic of their entries."""
     columns = list(zip(*right, strict=True))
     return [[sum(a * b for a, b in zip(row, column, strict=True)) for column in columns] for row in left]
