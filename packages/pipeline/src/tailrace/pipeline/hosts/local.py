@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
@@ -56,9 +56,12 @@ class LocalMember:
         if self._dead.is_set():
             return self._refused()
         try:
-            return self._pool.submit(self._invoke, epoch, method, arguments)
+            work = self._pool.submit(self._invoke, epoch, method, arguments)
         except RuntimeError:  # the pool was shut down after the check
             return self._refused()
+        answer: Future[Any] = Future()
+        work.add_done_callback(lambda done: self._answer(answer, done))
+        return answer
 
     def strike(self, kind: FaultKind) -> None:
         """Inject a fault: abandon the role's threads or keep them from answering, or strike a role's own process."""
@@ -91,24 +94,31 @@ class LocalMember:
         self._dead.set()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
+    def _answer(self, answer: Future[Any], done: Future[Any]) -> None:
+        """Hand a call's result on. One that waited for a thread as the member was killed has the same error as the others."""
+        error = self._killed() if done.cancelled() else done.exception()
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(done.result())
+
     def _invoke(self, epoch: int | None, method: str, arguments: tuple[Any, ...]) -> Any:
-        mailbox = self._role.result()
         try:
-            result = mailbox.call(method, arguments, epoch)
+            result = self._role.result().call(method, arguments, epoch)
         except Exception as error:
             if self._dead.is_set():  # errors of a role that was killed mean nothing
-                raise MemberDeadError(f"{self._name} was killed") from error
+                raise self._killed() from error
             raise
         while self._hung.is_set() and not self._dead.is_set():
             time.sleep(_RETRY_S)
         if self._dead.is_set():
-            raise MemberDeadError(f"{self._name} was killed")
+            raise self._killed()
         return result
 
     def _build(self, spec: RoleSpec, building: threading.Lock) -> Mailbox:
         with building:  # transformers cannot load models in two threads at once
             if self._dead.is_set():
-                raise MemberDeadError(f"{self._name} was killed")
+                raise self._killed()
             return Mailbox(spec.factory(**spec.arguments))
 
     def _abandon(self, built: Future[Mailbox]) -> None:
@@ -121,8 +131,11 @@ class LocalMember:
 
     def _refused(self) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_exception(MemberDeadError(f"{self._name} was killed"))
+        future.set_exception(self._killed())
         return future
+
+    def _killed(self) -> MemberDeadError:
+        return MemberDeadError(f"{self._name} was killed")
 
 
 def _tidy_up(close: Callable[[], object]) -> None:
@@ -171,7 +184,7 @@ class LocalCaller:
                 return member.call_for(None, method, arguments).result(max(0.0, deadline - time.monotonic()))
             except FutureTimeoutError as error:
                 raise DeadlineError(f"{self._name}: {method} did not return within {timeout_s:.0f} s") from error
-            except (MemberDeadError, CancelledError):
+            except MemberDeadError:
                 if self._closed.is_set() or time.monotonic() + _RETRY_S > deadline:
                     raise MemberDeadError(
                         f"{self._name} is gone, and no successor came within {timeout_s:.0f} s"
