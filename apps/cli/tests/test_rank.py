@@ -139,16 +139,18 @@ def test_a_run_gives_all_finished_responses(tmp_path):
         log.append(
             1.0,
             [c.Finished("0", "0.0", 7), c.Finished("0", "e0", 99), c.Pulled("0", 5)],
-            [routed("0", 2, other, never)],
+            [routed("0", 2, other, c.TrajectoryRef("1.1", 1, 1, prompt=2), never)],
         )
         log.append(2.0, [c.Finished("0", "0.1", 9, c.FinishReason.LENGTH), c.TurnEnded("0", "1.0", 2)], [])
         log.append(3.0, [c.Turned("1.0", 1, 12)], [routed("0", 3, dataclasses.replace(other, kept=12))])
         log.append(4.0, [c.TurnEnded("0", "1.0", 13)], [])
         log.append(5.0, [c.Turned("1.0", 2, 20, done=True)], [])
+        log.append(5.0, [c.TurnEnded("0", "1.1", 4)], [])
+        log.append(6.0, [c.Turned("1.1", 1, 9, done=True, reason=c.FinishReason.LENGTH)], [])
     directory.unlock()
     one, two = rank_data.read_examples(tmp_path / "run")
     assert (one.lengths, one.truncated, one.version) == ((7, 9), (False, True), 4)
-    assert (two.lengths, two.truncated, two.version) == ((3,), (False,), 5)
+    assert (two.lengths, two.truncated, two.version) == ((3, 4), (False, True), 5)
     assert {one.prompt, two.prompt} < set(prompts)
 
 

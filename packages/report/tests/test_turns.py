@@ -1,10 +1,13 @@
 """Turns as the log tells them: who is where at each instant, what the report and the story of a trajectory say of it."""
 
+import dataclasses
 import json
 
 import pytest
 
 from tailrace import contracts as c
+from tailrace.fleetsim.build import build_fleet
+from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.run.build import build_spec
 from tailrace.report.charts.chart import TimeAxis
@@ -120,6 +123,35 @@ def test_its_charts_and_its_table_show_all_of_it(run):
     assert '<section id="turns">' in html
     drawn = {chart["id"] for chart in json.loads(html.split('id="charts">')[1].split("</script>")[0])}
     assert drawn >= {"turns", "turns-where", "turns-latency"}
+
+
+def test_responses_that_a_limit_ended_are_told_from_those_that_ended_by_themselves():
+    low = dataclasses.replace(build_fleet(with_turns()), batches=None)
+    low.workload.max_tokens = 300  # as if every response of so many had been ended by it
+    simulation = Simulation(low)
+    simulation.run()
+    folds = Folds(simulation.fleet.spec)
+    for instant in simulation.log.instants:
+        folds.observe(*instant)
+    lengths = [length for batch in folds.batches.trained for length in batch.lengths]
+    truncated = sum(folds.batches.truncated[batch.version] for batch in folds.batches.trained)
+    assert 0 < truncated < len(lengths)
+    assert truncated == sum(length >= 300 for length in lengths)
+
+
+def test_a_turn_may_be_the_last_for_its_length():
+    folds = Folds(build_spec(configured(steps=1)))
+    ref = c.TrajectoryRef("0.0", 0, 0, prompt=0)
+    for events, commands in (
+        ([], [c.Start(1, "replica", "r0")]),
+        ([c.Up("replica", "r0"), c.Pulled("r0", 0)], [c.Route(2, "r0", (ref,))]),
+        ([c.TurnEnded("r0", "0.0", 9)], [c.Call(3, "0", ("0.0",))]),
+        ([c.Turned("0.0", 1, 12, True, 0.5, 3, reason=c.FinishReason.LENGTH)], []),
+    ):
+        folds.observe(1.0, events, commands)
+    known = folds.history.trajectories["0.0"]
+    assert (known.finished, known.truncated, known.turns) == (True, True, 0)
+    assert folds.history.turns_of_each == {1: 1}
 
 
 def test_the_story_of_a_trajectory_tells_its_turns_and_the_death_of_its_environment(run):

@@ -49,7 +49,8 @@ def test_two_turns_from_the_first_token_to_training(path):
         assert store.append("r1", [delta(5, [7, 8]), delta(7, [9], turn_ends=True)]) == []
         last = store.conversations(["a"])[0].turns[-1]
         assert (last.number, last.start, last.response) == (2, 5, (7, 8, 9))
-        assert store.observe("a", last.serial, (), done=True, reward=1.0, trainer_version=4).done
+        ended = store.observe("a", last.serial, (), done=True, reward=1.0, trainer_version=4)
+        assert (ended.done, ended.finish, turn.done) == (True, STOP, False)
         (experience,) = store.experiences(["a"])
         assert experience.segments == (
             Segment(0, (5, 6), (-0.5,) * 2),
@@ -122,7 +123,9 @@ def test_an_answer_to_a_turn_that_was_dropped_comes_too_late():
 
 def test_a_trajectory_that_has_no_room_for_another_turn_ends_by_length():
     with TrajectoryStore() as store:
-        store.observe("a", ask(store), (), done=True, finish=FinishReason.LENGTH)
+        told = store.observe("a", ask(store), (), done=True, finish=FinishReason.LENGTH)
+        assert (told.done, told.finish) == (True, FinishReason.LENGTH)
+        assert store.observe("a", told.serial, (9,)) == told  # said again
         assert store.experiences(["a"])[0].finish is FinishReason.LENGTH
 
 

@@ -59,7 +59,13 @@ def test_turns_are_answered_and_scored_with_what_the_verifier_needs(role):
     texts = role._prompts
     assert item.response_text == texts.decode((5, 6, 8, 9, 7, 10))
     assert item.metadata["turns"] == {"count": 2, "reward": 1.25, "done": True, "last": texts.decode((7,))}
-    assert [length.tokens for length in role.finished_lengths(0)] == [3]
+    assert [(length.tokens, length.truncated) for length in role.finished_lengths(0)] == [(3, False)]
+    role.begin("r0#1", 0, [ref("b", 3)], seq=9)
+    role.append("r0#1", [PartialDelta("b", 0, 0, (5, 6), (-1.0, -2.0), turn_ends=True)])
+    ((talk, _),) = role.conversations(["b"])
+    assert role.observe("b", talk.turns[0].serial, (), FinishReason.LENGTH, 0.0, None).finish is FinishReason.LENGTH
+    role.to_score(["b"])
+    assert [(length.tokens, length.truncated) for length in role.finished_lengths(1)] == [(2, True)]
     finish(role, "plain")
     assert "turns" not in role.to_score(["plain"])[0].metadata
 

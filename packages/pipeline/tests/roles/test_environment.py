@@ -178,7 +178,7 @@ def test_turns_are_answered_in_the_session_of_their_trajectory(make, replica, ga
     assert tokenizer.decode(list(talk.turns[1].observation)).split() == ["=", "7"]
     replica.says("a", "= 3")  # the row's answer
     (a,) = ask(role, gather, 3, "a")
-    assert (a.turn, a.done, a.tokens) == (3, True, replica.length["a"])
+    assert (a.turn, a.done, a.tokens, a.reason) == (3, True, replica.length["a"], FinishReason.STOP)
     (item,) = store.to_score(["a"])
     assert item.metadata["turns"]["reward"] == 2.0
     assert role._pool.open_sessions == 1  # b's
@@ -288,15 +288,17 @@ def test_the_last_turn_that_it_may_have_ends_a_trajectory(make, replica, gather)
     role = make(max_turns=1)
     replica.says("a", "4")
     (last,) = ask(role, gather, 1, "a")
-    assert (last.done, last.tokens) == (True, replica.length["a"])
+    assert (last.done, last.tokens, last.reason) == (True, replica.length["a"], FinishReason.LENGTH)
     assert role._pool.open_sessions == 0
+    (again,) = ask(make(), gather, 2, "a")  # of another process, which finds it in the store
+    assert (again.done, again.tokens, again.reason) == (True, replica.length["a"], FinishReason.LENGTH)
 
 
 def test_an_answer_that_leaves_no_room_for_the_next_turn_ends_a_trajectory(make, replica, gather, store):
     replica.says("a", "4")
     room = replica.length["a"] + 3
     (last,) = ask(make(max_tokens=room), gather, 1, "a")
-    assert (last.done, last.tokens) == (True, replica.length["a"])
+    assert (last.done, last.tokens, last.reason) == (True, replica.length["a"], FinishReason.LENGTH)
     (item,) = store.to_score(["a"])
     assert item.metadata["turns"]["reward"] == 0.5
     assert store.experiences(["a"])[0].finish is FinishReason.LENGTH

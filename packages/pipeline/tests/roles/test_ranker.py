@@ -19,7 +19,7 @@ class Data:
     """What the ranker needs of the data role: prompt `n` is `n + 1` words long, and `finished` what has finished."""
 
     def __init__(self):
-        self.lengths = FinishedLengths()
+        self.lengths, self.truncated = FinishedLengths(), ()
 
     def prompt_texts(self, prompts):
         return [text(prompt) for prompt in prompts]
@@ -30,8 +30,8 @@ class Data:
     def finish(self, tokens_of, prompts=range(PROMPTS), version=0, samples=range(SAMPLES)):
         for prompt in prompts:
             for sample in samples:
-                tokens = tokens_of(prompt) + sample
-                self.lengths.note(f"{version}.{prompt}.{sample}", text(prompt), tokens, version)
+                tokens, name = tokens_of(prompt) + sample, f"{version}.{prompt}.{sample}"
+                self.lengths.note(name, text(prompt), tokens, version, truncated=sample in self.truncated)
 
 
 def text(prompt):
@@ -58,7 +58,7 @@ def make(caller, data, tmp_path):
             "look_s": 0.02,
             "budget_s": 30.0,
         }
-        roles.append(RankerRole(**{"data": caller, "max_tokens": 4_000, **given, **options}))
+        roles.append(RankerRole(**{"data": caller, **given, **options}))
         return roles[-1]
 
     yield start
@@ -120,6 +120,14 @@ def test_a_prompt_counts_once_all_its_samples_have_finished_since_the_first_to_f
         until(lambda: role._seen == PROMPTS * (sample + 1), "what has finished")  # noqa: B023 - it is called here
     learns(role, gather, "trained")
     assert [len(example.lengths) for example in role._ranker._memory] == [SAMPLES] * PROMPTS
+
+
+def test_what_a_limit_ended_is_learned_as_truncated_however_short(make, data, gather):
+    data.truncated = (1, 3)
+    role = make()
+    data.finish(lambda prompt: 10 * (prompt + 1))
+    learns(role, gather, "trained")
+    assert {example.truncated for example in role._ranker._memory} == {(False, True, False, True)}
 
 
 def test_it_learns_anew_when_its_predictions_are_off_and_only_then(make, data, gather, until, tmp_path):
@@ -207,7 +215,7 @@ def test_finished_lengths_are_handed_out_once_each_and_the_last_ones_are_kept(se
         for _ in range(draw.randint(0, 5)):
             name = f"t{draw.randint(0, 200)}"
             again = name in [each for each, _ in noted[-7:]]
-            kept.note(name, "a prompt", 3, 1)
+            kept.note(name, "a prompt", 3, 1, truncated=False)
             if not again:
                 noted.append((name, len(noted) + 1))
         fresh = kept.since(seen)
@@ -216,5 +224,5 @@ def test_finished_lengths_are_handed_out_once_each_and_the_last_ones_are_kept(se
     assert len({each.number for each in got}) == len(got)
     assert FinishedLengths().since(5) == []  # the data role began anew
     other = FinishedLengths()
-    other.note("t", "a prompt", 3, 1)
-    assert other.since(5) == [FinishedLength(1, "a prompt", 3, 1)]
+    other.note("t", "a prompt", 3, 1, truncated=True)
+    assert other.since(5) == [FinishedLength(1, "a prompt", 3, 1, truncated=True)]

@@ -33,6 +33,7 @@ INSTANTS = [
         ],
     ),
     Instant(2.0, [c.Finished("r0", "0.0", 12, c.FinishReason.LENGTH, 10)], [c.Finish(13)]),
+    Instant(3.0, [c.Turned("0.1", 2, 40, done=True, reason=c.FinishReason.LENGTH)], []),
 ]
 
 
@@ -49,6 +50,16 @@ def test_a_log_reads_as_it_was_written_and_goes_on(tmp_path):
     assert list(read_log(path)) == INSTANTS
     assert path.read_bytes() == HEADER + b"".join(encode_instant(i.now, i.events, i.commands) for i in INSTANTS)
     assert list(read_events(path)) == [(i.now, event) for i in INSTANTS for event in i.events]
+
+
+def test_a_log_without_a_newer_field_is_read(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(
+        HEADER + b'{"t":1.0,"events":[{"is":"Turned","trajectory":"0.1","turn":2,"tokens":40,"done":true,"seconds":0.5,'
+        b'"answers":7,"session":"restored"}],"commands":[]}\n'
+    )
+    (instant,) = read_log(path)
+    assert instant.events == [c.Turned("0.1", 2, 40, True, 0.5, 7, c.SessionOrigin.RESTORED, c.FinishReason.STOP)]
 
 
 def test_a_line_says_what_the_codec_says():

@@ -89,7 +89,7 @@ def _groups(directory: RunDirectory) -> Iterator[tuple[c.TrajectoryRef, int, lis
                 serves[event.replica] = event.version
             complete = responses.heard(event)
             if complete is not None and complete[0] in group_of and complete[1] > 0:
-                over = isinstance(event, c.Finished) and event.reason is c.FinishReason.LENGTH
+                over = isinstance(event, c.Finished | c.Turned) and event.reason is c.FinishReason.LENGTH
                 finished[complete[0]] = complete[1], over
         for command in instant.commands:
             if isinstance(command, c.Route):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tailrace.contracts.record import record
+from tailrace.contracts.trajectory import FinishReason
 
 
 class SessionOrigin(StrEnum):
@@ -51,6 +52,8 @@ class Turned:
         done: whether the environment has ended the trajectory, which is then complete in the store. Its session is over.
         seconds: wall time of the environment's step, without its time in a queue.
         session: where the environment had the session from.
+        reason: why the trajectory is complete, if it is: ``LENGTH`` where a limit on tokens or turns left no room for another
+            turn. Logs from before there was this field have ``STOP`` for either.
     """
 
     trajectory: str
@@ -60,6 +63,7 @@ class Turned:
     seconds: float = 0.0
     answers: int | None = None
     session: SessionOrigin = SessionOrigin.HELD
+    reason: FinishReason = FinishReason.STOP
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from tailrace.fleetsim.engine import Work
 from tailrace.fleetsim.workload.workload import Sample, Workload
 
 _TRAIN = c.Purpose.TRAIN
+_STOP, _LENGTH = c.FinishReason.STOP, c.FinishReason.LENGTH
 
 
 class SimulatedTrajectory:
@@ -105,7 +106,7 @@ class Tokens:
             if known is None:
                 continue
             if known.response:
-                found[name] = c.Finished(replica, name, known.response, answers=answers)
+                found[name] = c.Finished(replica, name, known.response, self.reason(known.response), answers)
             elif known.ended_s is not None and self._goes_on(known, ref, version):
                 known.replica = replica
                 found[name] = c.TurnEnded(replica, name, known.kept, answers)
@@ -120,6 +121,10 @@ class Tokens:
                 known.kept, known.ended_s = tokens, at
                 ended[name] = tokens
         return ended
+
+    def reason(self, tokens: int) -> c.FinishReason:
+        """Why a response with so many tokens is complete."""
+        return _LENGTH if tokens >= self.workload.max_tokens else _STOP
 
     def asks(self, name: str, known: SimulatedTrajectory) -> bool:
         """Whether an environment answers the turn that a trajectory is in: all but the last."""

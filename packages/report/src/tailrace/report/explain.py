@@ -129,9 +129,9 @@ def _event(
             yield f"finished on {event.replica} with {tokens} tokens ({reason})"
         case c.TurnEnded(tokens=tokens):
             yield f"ended turn {known.turns + 1} on {event.replica} with {tokens} tokens"
-        case c.Turned(turn=turn, tokens=tokens, done=done, seconds=seconds, session=session):
+        case c.Turned(turn=turn, tokens=tokens, done=done, seconds=seconds, session=session, reason=reason):
             had = "" if session is c.SessionOrigin.HELD else f", from a session that was {session}"
-            ends = "; that ends it" if done else ""
+            ends = f"; that ends it ({reason})" if done else ""
             yield f"its environment answered turn {turn} in {seconds:.2g} s{had}: {tokens} tokens in all{ends}"
         case c.CallFailed(reason=reason, lost=lost):
             yield f"its environment {'lost its session' if lost else 'did not answer'}: {reason}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tailrace.contracts import Purpose
+from tailrace.contracts import FinishReason, Purpose
 
 
 class Status(StrEnum):
@@ -71,7 +71,7 @@ class Turn:
         response: its token ids, those that the model generated.
         observation: token ids that the environment answered; None if it has not yet.
         reward: the environment's reward of this step.
-        done: whether the environment ended the trajectory with it.
+        finish: why the trajectory ended with it; None if it did not.
     """
 
     serial: int
@@ -80,7 +80,12 @@ class Turn:
     response: tuple[int, ...]
     observation: tuple[int, ...] | None = None
     reward: float = 0.0
-    done: bool = False
+    finish: FinishReason | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the trajectory ended with it."""
+        return self.finish is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 
+from tailrace.contracts import FinishReason
 from tailrace.trajstore.packing import unpack_tokens
 from tailrace.trajstore.records import Turn
 
@@ -60,11 +61,16 @@ def turns_of(connection: sqlite3.Connection, num: int) -> Iterator[Turn]:
     for (data,) in connection.execute("SELECT tokens FROM delta WHERE num = ? ORDER BY start", (num,)):
         tokens += unpack_tokens(data)
     start = 0
-    rows = connection.execute("SELECT serial, ends, count, reward, done FROM turn WHERE num = ? ORDER BY ends", (num,))
-    for number, (serial, ends, count, reward, done) in enumerate(rows, 1):
+    rows = connection.execute(
+        "SELECT u.serial, u.ends, u.count, u.reward, CASE WHEN u.done THEN t.finish END "
+        "FROM turn u JOIN trajectory t USING (num) WHERE num = ? ORDER BY u.ends",
+        (num,),
+    )
+    for number, (serial, ends, count, reward, finish) in enumerate(rows, 1):
         answered = ends + (count or 0)
         observation = None if count is None else tokens[ends:answered]
-        yield Turn(serial, number, start, tokens[start:ends], observation, reward, bool(done))
+        finished = None if finish is None else FinishReason(finish)
+        yield Turn(serial, number, start, tokens[start:ends], observation, reward, finished)
         start = answered
 
 

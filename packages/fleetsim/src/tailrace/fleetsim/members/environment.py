@@ -89,7 +89,8 @@ class EnvironmentModel:
         done = tokens.observe(name, self.world.time.now())
         session = c.SessionOrigin.HELD if held else c.SessionOrigin.REPLAYED
         total = known.response if done else known.kept
-        self._says(name, c.Turned(name, known.answered, total, done, seconds, seq, session), over=done)
+        reason = tokens.reason(total) if done else c.FinishReason.STOP
+        self._says(name, c.Turned(name, known.answered, total, done, seconds, seq, session, reason), over=done)
 
     def gives_up(self, name: str, event: c.CallFailed) -> None:
         """Leave the last turn of a trajectory unanswered."""

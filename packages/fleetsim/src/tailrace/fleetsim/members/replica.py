@@ -346,7 +346,8 @@ class Replica:
             self._say([c.TurnEnded(name, trajectory, tokens) for trajectory, tokens in ended.items()])
             finished = [one for one in finished if one[1] not in ended]
         self.tokens.complete(finished)
-        self._say([c.Finished(name, trajectory, tokens) for _, trajectory, tokens in finished])
+        reason = self.tokens.reason
+        self._say([c.Finished(name, trajectory, tokens, reason(tokens)) for _, trajectory, tokens in finished])
 
     def idle_now(self) -> None:
         """Report the load if the replica has just become idle."""

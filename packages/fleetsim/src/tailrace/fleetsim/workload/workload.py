@@ -38,7 +38,12 @@ class Description:
 
 
 class Workload(ABC):
-    """The prompts and responses of a run. Pure: the same arguments give the same result, whatever was called before."""
+    """The prompts and responses of a run. Pure: the same arguments give the same result, whatever was called before.
+
+    `max_tokens` is the most that a response may have. One with so many is one that this limit has ended.
+    """
+
+    max_tokens: int
 
     @abstractmethod
     def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[Sample]:

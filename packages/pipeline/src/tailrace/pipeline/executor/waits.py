@@ -155,7 +155,9 @@ class Waits:
 
 def error_of(answer: Answer) -> BaseException | None:
     """The error of a call; None if it succeeded. A cancelled call belonged to a member that was killed before it began it."""
-    return MemberDeadError("its process was killed before it began a call") if answer.cancelled() else answer.exception()
+    return (
+        MemberDeadError("its process was killed before it began a call") if answer.cancelled() else answer.exception()
+    )
 
 
 def together(answers: Sequence[Answer]) -> Answer:

@@ -180,7 +180,8 @@ class DataRole:
             prompt = self._prompts.prompt(ref)
             if ref.purpose is Purpose.TRAIN:
                 name, tokens = experience.trajectory, experience.generated_tokens
-                self._lengths.note(name, prompt.prompt, tokens, experience.oldest_version)
+                cut = experience.finish is FinishReason.LENGTH
+                self._lengths.note(name, prompt.prompt, tokens, experience.oldest_version, truncated=cut)
             items.append(
                 ScoreItem(
                     trajectory=experience.trajectory,

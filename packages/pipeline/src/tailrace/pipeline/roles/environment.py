@@ -254,7 +254,8 @@ class EnvironmentRole:
 
     def _event(self, name: str, turn: Turn, seconds: float, seq: int) -> Turned:
         tokens = turn.start + len(turn.response) + len(turn.observation or ())
-        return Turned(name, turn.number, tokens, turn.done, round(seconds, 4), seq, self._origin())
+        reason = turn.finish or FinishReason.STOP
+        return Turned(name, turn.number, tokens, turn.done, round(seconds, 4), seq, self._origin(), reason)
 
     def _origin(self) -> SessionOrigin:
         """Where a session was had from, counted by the pool, which also brings back those of its own dead workers.

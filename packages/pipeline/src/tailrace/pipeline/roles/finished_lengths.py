@@ -17,12 +17,14 @@ class FinishedLength:
         prompt: its prompt's text.
         tokens: its response tokens, without what environments answered.
         version: the oldest version of its tokens.
+        truncated: whether a limit ended it: on its tokens, on its turns or of the context.
     """
 
     number: int
     prompt: str
     tokens: int
     version: int
+    truncated: bool = False
 
 
 class FinishedLengths:
@@ -32,12 +34,12 @@ class FinishedLengths:
         self._most, self._number = most, 0
         self._of: dict[str, FinishedLength] = {}
 
-    def note(self, trajectory: str, prompt: str, tokens: int, version: int) -> None:
+    def note(self, trajectory: str, prompt: str, tokens: int, version: int, *, truncated: bool) -> None:
         """Note a finished response. A repeated one, which is scored again, changes nothing."""
         if trajectory in self._of:
             return
         self._number += 1
-        self._of[trajectory] = FinishedLength(self._number, prompt, tokens, version)
+        self._of[trajectory] = FinishedLength(self._number, prompt, tokens, version, truncated)
         if len(self._of) > self._most:
             del self._of[next(iter(self._of))]
 

@@ -47,7 +47,6 @@ class RankerRole:
         samples: finished responses with which a prompt counts.
         look_s: seconds between two looks for finished responses.
         budget_s: seconds that one training or update may take.
-        max_tokens: most tokens of a response: one with so many was cut.
         policy: directory of the model that generates the responses, for methods that read it.
         seed: of training.
         data_timeout_s: how long the data role may be gone before a restarted one must answer.
@@ -62,7 +61,6 @@ class RankerRole:
         method: str,
         prompts: int,
         budget_s: float,
-        max_tokens: int,
         samples: int = 1,
         look_s: float = 2.0,
         policy: Path | None = None,
@@ -71,7 +69,7 @@ class RankerRole:
     ) -> None:
         self._data, self._data_timeout_s, self._saved = data, data_timeout_s, saved
         self._method, self._prompts, self._samples, self._budget_s = method, prompts, samples, budget_s
-        self._max_tokens, self._policy, self._seed = max_tokens, policy, seed
+        self._policy, self._seed = policy, seed
         self._ranker = _newest(saved, policy)
         if self._ranker is None and path is not None:
             self._ranker = LengthRanker.load(path, policy=policy)
@@ -142,7 +140,7 @@ class RankerRole:
         self._known = len(whole)
         if len(whole) < self._prompts:
             return
-        examples = _examples([length for length in self._new if length.prompt in whole], self._max_tokens)
+        examples = _examples([length for length in self._new if length.prompt in whole])
         self._new = [length for length in self._new if length.prompt not in whole]
         self._learn(examples)
 
@@ -191,14 +189,14 @@ def _numbers(saved: Path) -> list[int]:
     return sorted([int(each.name) for each in saved.glob("[0-9]*")], reverse=True) if saved.exists() else []
 
 
-def _examples(lengths: Sequence[FinishedLength], max_tokens: int) -> list[Example]:
+def _examples(lengths: Sequence[FinishedLength]) -> list[Example]:
     """One example for each prompt and version, in the order of their first responses."""
-    of: dict[tuple[str, int], list[int]] = {}
+    of: dict[tuple[str, int], list[FinishedLength]] = {}
     for length in lengths:
-        of.setdefault((length.prompt, length.version), []).append(length.tokens)
+        of.setdefault((length.prompt, length.version), []).append(length)
     return [
-        Example(prompt, tuple(tokens), tuple([each >= max_tokens for each in tokens]), version=version)
-        for (prompt, version), tokens in of.items()
+        Example(prompt, tuple([one.tokens for one in same]), tuple([one.truncated for one in same]), version=version)
+        for (prompt, version), same in of.items()
     ]
 
 

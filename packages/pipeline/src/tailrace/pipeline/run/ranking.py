@@ -58,7 +58,6 @@ def ranker_settings(config: RunConfig, model: Path, saved: Path) -> dict[str, An
         "samples": config.pipeline.samples_per_prompt,
         "look_s": table.look_s,
         "budget_s": table.budget_s,
-        "max_tokens": config.rollout.max_tokens,
         "policy": model.absolute(),
         "seed": config.seed,
     }

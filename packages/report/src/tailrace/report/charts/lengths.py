@@ -49,9 +49,10 @@ def length_charts(record: Record) -> list[Chart]:
         "annotations": [_label(p50, f"p50 {p50:.0f}", "right"), _label(p99, f"p99 {p99:.0f}", "left")],
     }
     limit = record.config.rollout.max_tokens
-    cut = sum(length >= limit for length in lengths) / len(lengths)
+    truncated = sum(record.folds.batches.truncated[batch.version] for batch in record.batches)
     ratio = f"p99 is {p99 / p50:.1f} times p50; " if p50 else ""
-    note = f"{ratio}{cut:.1%} of the responses reach the limit of {limit} tokens."
+    limits = "with what environments answer, or the most turns" if record.folds.history.turns else "or the context"
+    note = f"{ratio}{truncated / len(lengths):.1%} of the responses were ended by a limit: {limit} tokens, {limits}."
     histogram = Chart("lengths", "Response length", data, layout, note)
     steps = list(range(1, len(record.batches) + 1))
     ordered = [sorted(batch.lengths) for batch in record.batches]

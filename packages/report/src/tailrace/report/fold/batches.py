@@ -15,12 +15,14 @@ class TrainedBatches:
     """Hears of every batch that is given to the trainer.
 
     `occupancy` holds what the buffer held each time that it changed: when, groups that are complete, groups that are generated.
-    `reward_errors` holds the standard error of each batch's mean reward, clustered by prompt.
+    `truncated` counts the responses of each batch that a limit ended. `reward_errors` holds the standard error of each batch's
+    mean reward, clustered by prompt.
     """
 
     def __init__(self, history: History) -> None:
         self.hears: Hears = {c.Step: self._given, c.Stepped: self._trained}
         self.begun: dict[int, Batch] = {}
+        self.truncated: dict[int, int] = {}
         self.reward_errors: dict[int, float] = {}
         self.occupancy: list[tuple[float, int, int]] = []
         self._history = history
@@ -41,6 +43,7 @@ class TrainedBatches:
         version, history = command.version, self._history
         members = history.batch(version)
         generated = [BatchMember(each.version or 0, each.completed_at, each.generated) for each in members]
+        self.truncated[version] = sum(each.truncated for each in members)
         self.begun[version] = Batch.of(version, history.version, generated, now)
         scored = [(member.reward, member.ref.prompt) for member in members if member.reward is not None]
         self.reward_errors[version] = standard_error([reward for reward, _ in scored], [prompt for _, prompt in scored])

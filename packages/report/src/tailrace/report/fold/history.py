@@ -161,7 +161,7 @@ class History(TurnHistory):
         known = self._left(event.replica, event.trajectory)
         if known is not None and not known.finished:
             self._finishes(event.trajectory, known)
-            known.tokens = event.tokens
+            known.tokens, known.truncated = event.tokens, event.reason is c.FinishReason.LENGTH
 
     def _on_refused(self, event: c.Refused) -> None:
         known = self._left(event.replica, event.trajectory)

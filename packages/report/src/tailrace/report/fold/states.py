@@ -15,7 +15,7 @@ class Trajectory:
     `version` is the oldest that produced a token of it, `replica` where it runs, `completed_at` the trainer's version when its
     last token was there. While it waits between two replicas it is among the `pending` of its history. `observed` are those of
     its tokens that environments answered, `turns` the answers that it went on behind, `turn_end` how many tokens it had when
-    its last turn ended, which is `answered` or not.
+    its last turn ended, which is `answered` or not. `truncated` says that a limit ended it.
     """
 
     ref: TrajectoryRef
@@ -29,6 +29,7 @@ class Trajectory:
     turns: int = 0
     turn_end: int = 0
     answered: bool = False
+    truncated: bool = False
 
     @property
     def generated(self) -> int:

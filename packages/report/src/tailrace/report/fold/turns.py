@@ -65,6 +65,7 @@ class TurnHistory:
         known.tokens, known.answered = event.tokens, True
         if event.done:
             self._finishes(event.trajectory, known)
+            known.truncated = event.reason is c.FinishReason.LENGTH
         else:
             known.turns, self.pending[event.trajectory] = event.turn, known
 
