@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.faulttol import RoleAware
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import REPLICA, Deadlines, Deployment
 from tailrace.pipeline.executor.executor import Executor
@@ -55,7 +56,7 @@ def deployment(root: Path) -> Deployment:
         root / "model", vocab_size=VOCABULARY, hidden=64, layers=LAYERS, heads=4, kv_heads=KV_HEADS,
         head_dim=HEAD_DIM, mlp=96, seed=3,
     )  # fmt: skip
-    made = make_deployment(root, model, silent_s=600.0)
+    made = make_deployment(root, model)
     replica = made.roles[REPLICA]
     options = {
         "device": "cpu", "dtype": "float32", "threads": 1, "block_tokens": 32, "max_num_seqs": 16, "max_model_len": 256,
@@ -69,13 +70,18 @@ def deployment(root: Path) -> Deployment:
     }
     role = dataclasses.replace(replica, factory=ReplicaRole, arguments=arguments, environment={"OMP_NUM_THREADS": "1"})
     # Two processes of vLLM start at once on two cores, which others may use too.
-    limits = Deadlines(start_s=1800, step_s=600, publish_s=600, pull_s=600, score_s=600, suspect_s=60, silent_s=600)
+    limits = Deadlines(start_s=1800, step_s=600, publish_s=600, pull_s=600, score_s=600, suspect_s=60)
     return dataclasses.replace(made, roles={**made.roles, REPLICA: role}, deadlines=limits)
 
 
 def run(root: Path, steps: int) -> dict[str, Any]:
     spec = make_spec(
-        provisioning=ThereAndBack(), steps=steps, replica_batch=16, buffer_groups=8, evaluation=EvaluationPlan()
+        provisioning=ThereAndBack(),
+        detection=RoleAware(silent_s=600.0),
+        steps=steps,
+        replica_batch=16,
+        buffer_groups=8,
+        evaluation=EvaluationPlan(),
     )
     controller = Controller(spec)
     executor = Executor(RayHost(), deployment(root))

@@ -114,17 +114,17 @@ def test_a_finished_run_goes_on_with_more_steps_and_other_replicas_and_keeps_the
     assert main(["run", "mine/tailrace.toml", "--executor", "local", "--plain", "--run-dir", "run", *given]) == 0
     assert main(["run", "--resume", "run"]) == 2
     assert "expected one to go on with, or --set pipeline.steps=N with more than its 1" in capsys.readouterr().err
-    more = ["--set", "pipeline.steps=2", "--set", "rollout.replicas=1", "--set", "deadlines.silent_s=45"]
+    more = ["--set", "pipeline.steps=2", "--set", "rollout.replicas=1", "--set", "deadlines.step_s=45"]
     assert main(["run", "--resume", "run", "--plain", *more]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert "changed on resume pipeline.steps from 1 to 2, rollout.replicas from 2 to 1, deadlines.silent_s" in words
+    assert "changed on resume pipeline.steps from 1 to 2, rollout.replicas from 2 to 1, deadlines.step_s" in words
     assert main(["run", "--resume", "run", "--plain", "--set", "pipeline.steps=3"]) == 0
     directory = RunDirectory.open(tmp_path / "run")
     summary = json.loads(directory.summary.read_text())
     assert (summary["steps"], summary["lost_trajectories"], summary["consumed_twice"]) == (3, 0, 0)
     assert len(summary["changes"]) == 2
     config = directory.configuration()
-    assert (config.rollout.replicas, config.deadlines.silent_s) == (1, 45.0)
+    assert (config.rollout.replicas, config.deadlines.step_s) == (1, 45.0)
     assert "The run was resumed with changes: pipeline.steps from 1 to 2" in directory.report.read_text()
     for path in list(directory.checkpoints.iterdir()):  # a crash of the machine that left half-written ones alone
         path.rename(path.with_name(f".{path.name}.partial"))

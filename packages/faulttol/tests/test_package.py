@@ -22,9 +22,8 @@ def examples():
 
 def test_the_example_does_what_the_readme_says(tmp_path):
     (example,) = examples()
-    suspicion, death = run(example, tmp_path).splitlines()
-    assert suspicion == "5 Suspicion(member='replica-1', silent_s=2) restart"
-    assert death == "8 Death(member='replica-1', silent_s=5) restart"
+    (said,) = run(example, tmp_path).splitlines()
+    assert said == "8 r1 {'silent_s': 5, 'limit_s': 5.0} restart"
 
 
 def test_importing_it_loads_nothing_heavy(tmp_path):

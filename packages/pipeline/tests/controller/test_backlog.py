@@ -69,7 +69,7 @@ def test_what_is_left_does_not_wait_for_a_tick():
     run = large(16, ticks=0)
     assert run.controller.coordinator.backlog
     before = len(routed(run))
-    run.go(c.Suspect("replica", "r1", 1.0), leave=(c.Route,))
+    run.go(c.Silent("replica", "r1", 1.0), leave=(c.Route,))
     assert len(routed(run)) > before
 
 

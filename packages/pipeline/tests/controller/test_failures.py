@@ -136,7 +136,7 @@ def test_what_a_policy_sees_of_a_failure():
 
 
 def test_a_member_that_stands_still_is_replaced_and_its_work_goes_on():
-    run = Scripted(spec(recovery=isolate(still_s=5.0, still_factor=3.0)))
+    run = Scripted(spec(detection=policy("detection", "role-aware", replica_s=5.0, slow_factor=3.0)))
     given = run.go(c.Tick(), leave=(c.Route,))
     held = {ref.trajectory for route in of(c.Route, given) if route.replica == "r0" for ref in route.trajectories}
     assert not run.go(c.Activity("replica", "r0", "generating", 7, 4.9, 0.1), leave=(c.Route,))

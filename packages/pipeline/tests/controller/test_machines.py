@@ -81,9 +81,6 @@ def test_a_member_is_replaced_elsewhere_and_the_machine_stays():
         def on_down(self, failure):
             return c.RecoveryAction.REPLACE
 
-        def suspects(self, view):
-            return ()
-
     run = Scripted(spec(recovery=Elsewhere()))
     run.machines = PLACES
     run.go(c.Tick(), leave=(c.Step,))

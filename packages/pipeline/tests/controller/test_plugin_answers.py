@@ -252,10 +252,10 @@ def test_recovery_that_gives_up_a_machine_that_nobody_knows_is_named():
         goes_on(run, wrong)
 
 
-def test_recovery_that_suspects_a_stranger_is_named():
+def test_detection_that_suspects_a_stranger_is_named():
     stranger = c.Suspected("replica", "r9", c.Reason(c.Why.STILL, numbers={"still_s": 1.0, "limit_s": 0.5}))
     for answer in ([stranger], ["r0"], None):
-        run, wrong = with_wrong("recovery", "suspects", lambda *_, answer=answer: answer, run_to_the_end=False)
+        run, wrong = with_wrong("detection", "suspects", lambda *_, answer=answer: answer, run_to_the_end=False)
         run.go(c.Tick(), leave=(c.Route,))
         run.go(c.Activity("replica", "r0", "generating", 7, 40.0, 0.1))
         assert "suspects answered " in ended(run)

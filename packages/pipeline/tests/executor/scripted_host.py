@@ -16,7 +16,6 @@ LIMITS = Deadlines(
     pull_s=50.0,
     score_s=60.0,
     suspect_s=5.0,
-    silent_s=10.0,
     close_s=3.0,
     predict_s=70.0,
     call_s=80.0,

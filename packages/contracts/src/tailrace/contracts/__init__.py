@@ -31,6 +31,7 @@ from tailrace.contracts.commands import (
     Step,
     Stop,
 )
+from tailrace.contracts.detection import DetectionPolicy, Signs, Suspected
 from tailrace.contracts.engine import Delta, Engine, EngineFactory, EngineStats, Request, Sampling
 from tailrace.contracts.errors import CodecError, PluginError, TailraceError, expected_one_of
 from tailrace.contracts.events import (
@@ -53,10 +54,10 @@ from tailrace.contracts.events import (
     Resumed,
     Scored,
     ScoringFailed,
+    Silent,
     Snapshot,
     Stepped,
     Struck,
-    Suspect,
     Tick,
     Up,
 )
@@ -81,7 +82,7 @@ from tailrace.contracts.policies import (
     TentativeAdmission,
     TrainingPolicy,
 )
-from tailrace.contracts.reasons import CHOSEN, Reason, Why
+from tailrace.contracts.reasons import CHOSEN, SUSPICIONS, Reason, Why
 from tailrace.contracts.recall import MeasuredRecall
 from tailrace.contracts.recovery import (
     Failure,
@@ -97,7 +98,6 @@ from tailrace.contracts.recovery import (
     ReturnReplica,
     StartReplica,
     StopReplica,
-    Suspected,
 )
 from tailrace.contracts.rounds import AdmitsRounds, DrawsAgain, LaunchesRounds, LendsDevices, WatchesRounds
 from tailrace.contracts.trajectory import (
@@ -144,6 +144,7 @@ __all__ = [
     "BatchingPolicy",
     "BatchingSource",
     "CHOSEN",
+    "SUSPICIONS",
     "Call",
     "CallFailed",
     "Candidate",
@@ -155,6 +156,7 @@ __all__ = [
     "Command",
     "Cycle",
     "Delta",
+    "DetectionPolicy",
     "Discarded",
     "Down",
     "DrawsAgain",
@@ -235,6 +237,8 @@ __all__ = [
     "ScoringFailed",
     "Segment",
     "SessionOrigin",
+    "Signs",
+    "Silent",
     "Snapshot",
     "Start",
     "StartReplica",
@@ -244,7 +248,6 @@ __all__ = [
     "Stop",
     "StopReplica",
     "Struck",
-    "Suspect",
     "Suspected",
     "Sync",
     "SyncPolicy",

@@ -269,8 +269,11 @@ class PredictionFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """A member of a role has been silent for longer than it should."""
+class Silent:
+    """A member has answered nothing for so long; told again and again while it lasts, and with 0 once it answers again.
+
+    Whether it counts as down is for the detection policy to say.
+    """
 
     role: str
     id: str
@@ -295,13 +298,14 @@ class Tick:
 class Activity:
     """What a member is doing, reported where its answers alone do not show it.
 
-    A replica reports it while its engine stands still with work in flight, the trainer when its phase changes, the scorer once
-    it has a sandbox. Waiting for an environment is not standing still.
+    A replica reports it while its engine stands still with work in flight, the trainer when its phase changes and now and then
+    as its micro-batches end, the scorer once it has a sandbox. Waiting for an environment is not standing still.
 
     Args:
-        phase: for a replica "generating" or "pulling"; for the trainer "training", "publishing", "saving" or "idle"; for the
-            scorer the name of the sandbox in which programs run.
-        progress: a replica's engine steps, or the trainer's finished commands, since it started.
+        phase: for a replica "generating" or "pulling"; for the trainer "training", "stepping" (as training, by a backend that
+            does not say which micro-batches are done), "publishing", "saving" or "idle"; for the scorer the name of the
+            sandbox in which programs run.
+        progress: a replica's engine steps, or the trainer's micro-batches, since it started.
         still_s: seconds for which it had work and its progress did not change.
         slowest_s: seconds of its slowest step in this phase so far.
     """
@@ -351,7 +355,7 @@ Event = (
     | PredictionFailed
     | Down
     | Up
-    | Suspect
+    | Silent
     | Struck
     | Activity
     | Tick

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from tailrace.contracts.recall import MeasuredRecall
-from tailrace.contracts.recovery import Failure, FleetAction, FleetView, RecoveryAction, Suspected
+from tailrace.contracts.recovery import Failure, FleetAction, FleetView, RecoveryAction
 from tailrace.contracts.views import (
     Candidate,
     Evict,
@@ -337,7 +337,7 @@ class ProvisioningPolicy(Protocol):
 
 
 class RecoveryPolicy(Protocol):
-    """Axis recovery: who is suspected, and what restarts when a member fails."""
+    """Axis recovery: what restarts when a member fails. Who counts as down is for detection to say (`DetectionPolicy`)."""
 
     @property
     def window_s(self) -> float:
@@ -351,14 +351,6 @@ class RecoveryPolicy(Protocol):
         member of a role (`failure.others` is 0), nor a machine that is unknown. A member that fails again and again without
         work in between, on whatever machine, is in the end evicted or fails the run, and the last of its role fails it. But
         the last ranker may be evicted, since nothing waits for it.
-        """
-        ...
-
-    def suspects(self, view: FleetView) -> Sequence[Suspected]:
-        """Live members that do no work, each once, with the reason.
-
-        The controller asks when a member reports that it stands still. All are of the view, are not down, and have stood still
-        (`still_s` above 0).
         """
         ...
 

@@ -66,6 +66,10 @@ class Why(StrEnum):
     DAMAGED: its checkpoint cannot be used, so an older one is tried; `version` of the damaged one.
     STILL: a member stands still with work in flight; `still_s`, `limit_s`; a command also has `failures`, `window_s` and
         `allowed` as above.
+    SILENT: a member does not answer; `silent_s`, `limit_s`; a command also has the numbers of FAILED.
+    MACHINE_SILENT: nobody on machine `who` answers; numbers as of SILENT.
+    HYBRID: replica `who`, which stands on the trainer's devices, does nothing any more, so the fault is the trainer's; a
+        command also has the numbers of FAILED.
     MACHINE: its machine is no longer used; `who`.
     POLICY: a policy's own reason; its numbers are the policy's.
     """
@@ -113,6 +117,9 @@ class Why(StrEnum):
     FAILED = "failed"
     DAMAGED = "damaged"
     STILL = "still"
+    SILENT = "silent"
+    MACHINE_SILENT = "machine-silent"
+    HYBRID = "hybrid"
     MACHINE = "machine"
     POLICY = "policy"
 
@@ -131,6 +138,9 @@ class Reason:
     who: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict, hash=False)
 
+
+SUSPICIONS = frozenset({Why.STILL, Why.SILENT, Why.MACHINE_SILENT, Why.HYBRID})
+"""Why detection took a member for down whose process was not seen to end: it may live still."""
 
 CHOSEN = Reason(Why.CHOSEN)
 """The reason given by a routing policy that computes no gain."""

@@ -29,8 +29,6 @@ class MemberView:
     Args:
         machine: the machine it runs on, empty while unknown.
         phase: the phase that it last reported (`Activity`); empty if none.
-        still_s: seconds for which it has stood still with work in flight.
-        slowest_s: seconds of its slowest step in this phase so far.
         in_flight: for a replica, the number of trajectories that it holds.
         devices: names of the devices that it stands on; empty if the host does not say.
         tp: for a replica, the devices that its engine spans (tensor parallelism).
@@ -43,8 +41,6 @@ class MemberView:
     health: Health
     machine: str = ""
     phase: str = ""
-    still_s: float = 0.0
-    slowest_s: float = 0.0
     in_flight: int = 0
     devices: tuple[str, ...] = ()
     tp: int = 1
@@ -174,15 +170,6 @@ class RecoveryAction(StrEnum):
     EVICT = "evict"
     EVICT_MACHINE = "evict-machine"
     FAIL = "fail"
-
-
-@record
-class Suspected:
-    """Treat a live member as down: it is ended, and `on_down` says what becomes of it."""
-
-    role: str
-    id: str
-    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)

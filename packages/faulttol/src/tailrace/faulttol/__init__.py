@@ -1,14 +1,16 @@
-"""Heartbeats, recovery policies and scripted fault injection. Pure, except for two functions that touch processes."""
+"""Heartbeats, detection, recovery and scripted faults. Pure, except for two functions that touch processes."""
 
-from tailrace.faulttol.errors import FaultError, FaulttolError, HeartbeatError, RecoveryError
-from tailrace.faulttol.heartbeat import Death, HeartbeatMonitor, Suspicion
+from tailrace.faulttol.detection import ClusterLevel, RankLevel, RoleAware
+from tailrace.faulttol.errors import DetectionError, FaultError, FaulttolError, HeartbeatError, RecoveryError
+from tailrace.faulttol.heartbeat import HeartbeatMonitor, Silence
 from tailrace.faulttol.injection import Fault, FaultKind, FaultSchedule, parse_fault
 from tailrace.faulttol.process import die_with_parent, strike
 from tailrace.faulttol.recovery import ROLES, Isolate, RestartTask
 
 __all__ = [
     "ROLES",
-    "Death",
+    "ClusterLevel",
+    "DetectionError",
     "Fault",
     "FaultError",
     "FaultKind",
@@ -17,9 +19,11 @@ __all__ = [
     "HeartbeatError",
     "HeartbeatMonitor",
     "Isolate",
+    "RankLevel",
     "RecoveryError",
     "RestartTask",
-    "Suspicion",
+    "RoleAware",
+    "Silence",
     "die_with_parent",
     "parse_fault",
     "strike",

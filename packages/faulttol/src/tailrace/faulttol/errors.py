@@ -13,6 +13,10 @@ class HeartbeatError(FaulttolError, ValueError):
     """A limit of a heartbeat monitor is out of its range."""
 
 
+class DetectionError(FaulttolError, ValueError):
+    """A window of a detection policy is out of its range."""
+
+
 class RecoveryError(FaulttolError, ValueError):
     """A limit of a recovery policy is out of its range."""
 

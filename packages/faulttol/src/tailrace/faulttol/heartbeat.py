@@ -1,13 +1,11 @@
-"""Which members have been silent for too long. Pure: time is an argument.
+"""Which members have been silent for longer than they should. Pure: time is an argument.
 
-States of a member:
+    expect ─► heard ──after_s──► silent ─┐
+               ▲  ▲                │ ▲   │ told again after each further after_s
+               │  └───── beat ─────┘ └───┘
+               └ beat                      the end of a silence is told too
 
-    expect ─► heard ──suspect_after_s──► suspected ──down_after_s──► dead, and no longer watched
-                ▲  ▲                         │
-                │  └────────── beat ─────────┘
-                └ beat
-
-A dead member is watched again only after a new `expect`. Its late beats do not revive it, since others have its work by then.
+Whether a silent member counts as down is for a detection policy to say (`tailrace.faulttol.detection`).
 """
 
 from __future__ import annotations
@@ -19,23 +17,11 @@ from tailrace.faulttol.errors import HeartbeatError
 
 
 @dataclass(frozen=True, slots=True)
-class Suspicion:
-    """A member has been silent for longer than it should. It may only be slow.
+class Silence:
+    """A member has been silent for longer than it should, or answers again.
 
     Args:
-        silent_s: seconds since it was last heard.
-    """
-
-    member: str
-    silent_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Death:
-    """A member has been silent for so long that it counts as gone.
-
-    Args:
-        silent_s: seconds since it was last heard.
+        silent_s: seconds since it was last heard; 0 once it answers again.
     """
 
     member: str
@@ -45,29 +31,25 @@ class Death:
 @dataclass(slots=True)
 class _Watched:
     heard_s: float
-    suspected: bool = False
+    told_s: float | None = None  # when its silence was told last; None if it was not
 
 
 class HeartbeatMonitor:
     """Tells which members are silent (Laminar sections 3.3 and 4.3: heartbeat-based failover).
 
     Args:
-        suspect_after_s: silence after which a member is suspected.
-        down_after_s: silence after which it counts as gone; at least `suspect_after_s`.
+        after_s: silence after which a member is told, and again after each further silence of that length.
 
     Raises:
-        HeartbeatError: the limits are not ``0 < suspect_after_s <= down_after_s < infinity``.
+        HeartbeatError: not ``0 < after_s < infinity``.
     """
 
-    def __init__(self, suspect_after_s: float, down_after_s: float) -> None:
-        if not (0 < suspect_after_s <= down_after_s and math.isfinite(down_after_s)):
-            raise HeartbeatError(
-                f"found suspect_after_s={suspect_after_s!r} and down_after_s={down_after_s!r}, "
-                "expected 0 < suspect_after_s <= down_after_s"
-            )
-        self.suspect_after_s = suspect_after_s
-        self.down_after_s = down_after_s
+    def __init__(self, after_s: float) -> None:
+        if not 0 < after_s < math.inf:
+            raise HeartbeatError(f"found after_s={after_s!r}, expected a number of seconds above 0")
+        self.after_s = after_s
         self._watched: dict[str, _Watched] = {}
+        self._back: dict[str, None] = {}  # silent when last told, heard since
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -77,9 +59,10 @@ class HeartbeatMonitor:
     def expect(self, member: str, now: float) -> None:
         """Watch a member from now on, as if it had just been heard, even if it is watched already."""
         self._watched[member] = _Watched(now)
+        self._back.pop(member, None)
 
     def beat(self, member: str, now: float) -> bool:
-        """Note that a member was heard. Clears a suspicion.
+        """Note that a member was heard, which ends its silence.
 
         Args:
             now: when it was heard; a beat older than the last one changes nothing.
@@ -92,34 +75,44 @@ class HeartbeatMonitor:
             return False
         if now >= watched.heard_s:
             watched.heard_s = now
-            watched.suspected = False
+            if watched.told_s is not None:
+                watched.told_s = None
+                self._back[member] = None
         return True
 
     def forget(self, member: str) -> None:
         """Watch a member no longer, for example because it was stopped on purpose. Unknown members are ignored."""
         self._watched.pop(member, None)
+        self._back.pop(member, None)
 
-    def check(self, now: float) -> list[Suspicion | Death]:
-        """Members that became silent since the last check. Each suspicion and each death is returned once per silence.
+    def silent_s(self, member: str, now: float) -> float:
+        """Seconds since a member was last heard, if that is longer than it should be; 0 otherwise.
 
-        A member that the last check found well and this one silent beyond `down_after_s` is returned only as dead.
+        Raises:
+            KeyError: it is not watched.
         """
-        news: list[Suspicion | Death] = []
-        for member, watched in list(self._watched.items()):
+        silent_s = now - self._watched[member].heard_s
+        return silent_s if silent_s >= self.after_s else 0.0
+
+    def check(self, now: float) -> list[Silence]:
+        """Silences that began, went on for another `after_s`, or ended since the last check."""
+        news = [Silence(member, 0.0) for member in self._back if now - self._watched[member].heard_s < self.after_s]
+        self._back.clear()
+        for member, watched in self._watched.items():
             silent_s = now - watched.heard_s
-            if silent_s >= self.down_after_s:
-                del self._watched[member]
-                news.append(Death(member, silent_s))
-            elif silent_s >= self.suspect_after_s and not watched.suspected:
-                watched.suspected = True
-                news.append(Suspicion(member, silent_s))
+            since_s = watched.heard_s if watched.told_s is None else watched.told_s
+            if silent_s >= self.after_s and now - since_s >= self.after_s:
+                watched.told_s = now
+                news.append(Silence(member, silent_s))
         return news
 
     def next_due_s(self) -> float | None:
-        """The earliest time at which `check` can return something; None if no member is watched."""
+        """The earliest time at which `check` can return something, in the past if it can now; None if nobody is watched."""
+        if self._back:
+            return -math.inf
         return min(
             (
-                watched.heard_s + (self.down_after_s if watched.suspected else self.suspect_after_s)
+                (watched.heard_s if watched.told_s is None else watched.told_s) + self.after_s
                 for watched in self._watched.values()
             ),
             default=None,

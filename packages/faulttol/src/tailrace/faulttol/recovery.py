@@ -1,4 +1,4 @@
-"""Axis recovery: who is suspected, and what restarts when a member of a role fails. Entry-point group ``tailrace.recovery``.
+"""Axis recovery: what restarts when a member of a role fails. Entry-point group ``tailrace.recovery``.
 
 Roles: ``replica``, ``relay``, ``scorer``, ``trainer``, ``data``, ``ranker``, ``environment``.
 """
@@ -6,11 +6,10 @@ Roles: ``replica``, ``relay``, ``scorer``, ``trainer``, ``data``, ``ranker``, ``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated
 
-from tailrace.contracts import Cause, Failure, FleetView, Health, Reason, RecoveryAction, Suspected, Tried, Why
+from tailrace.contracts import Cause, Failure, RecoveryAction, Tried
 from tailrace.faulttol.errors import RecoveryError
 
 ROLES = ("replica", "relay", "scorer", "trainer", "data", "ranker", "environment")
@@ -26,7 +25,6 @@ class Isolate:
     again and again without doing work in between, it is evicted and others do its work; nobody has to do a ranker's. The
     trainer is restarted from its last durable checkpoint, the data role with its store. A member that cannot be replaced, or
     one of an unknown role, fails the run.
-    A replica whose engine stands still inside its living process is suspected; heartbeats alone would not notice it.
 
     Args:
         max_restarts: restarts of a replica, relay, scorer, ranker or environment without work in between. After that it is
@@ -34,9 +32,6 @@ class Isolate:
         trainer_restarts: restarts of the trainer without work in between, before the run fails.
         data_restarts: restarts of the data role without work in between, before the run fails.
         window_s: seconds after which a failure no longer counts.
-        still_factor: a replica is suspected once its engine has stood still for this many times its slowest step, and for
-            `still_s` seconds at least.
-        still_s: least seconds of standing still before a replica is suspected.
         machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never. A
             member without restarts left does not condemn its machine, since the fault is then in the member. A machine
             that does not pass its checks is not used in any case.
@@ -49,14 +44,12 @@ class Isolate:
     trainer_restarts: Annotated[int, Tried((1_000,), rarely=(0, 1, 2))] = 3
     data_restarts: Annotated[int, Tried((1_000,), rarely=(0, 1, 2))] = 3
     window_s: float = 600.0
-    still_factor: float = 20.0
-    still_s: float = 30.0
     machine_failures: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            seconds = field.name in ("window_s", "still_s")
+            seconds = field.name == "window_s"
             if not math.isfinite(value) or value < 0 or (seconds and value == 0):
                 expected = "a number of seconds above 0" if seconds else "a number of at least 0"
                 raise RecoveryError(f"found {field.name}={value}, expected {expected}")
@@ -73,13 +66,6 @@ class Isolate:
             return RecoveryAction.EVICT_MACHINE
         return RecoveryAction.RESTART
 
-    def suspects(self, view: FleetView) -> Sequence[Suspected]:
-        """Replicas whose engines have stood still with work in flight for too long.
-
-        Loading weights does not count, since it has its own deadline, nor does waiting for an environment.
-        """
-        return _standing_still(view, self.still_factor, self.still_s)
-
     def allowed(self, role: str) -> int:
         """Restarts in a row, without work in between, that a member of a role has."""
         if role in _REPLACEABLE:
@@ -95,27 +81,10 @@ class RestartTask:
 
     Args:
         window_s: seconds after which a failure no longer counts; it changes nothing here.
-        still_factor, still_s: see `Isolate`.
     """
 
     window_s: float = 600.0
-    still_factor: float = 20.0
-    still_s: float = 30.0
 
     def on_down(self, failure: Failure) -> RecoveryAction:  # noqa: ARG002 - the protocol's argument
         """Fail."""
         return RecoveryAction.FAIL
-
-    def suspects(self, view: FleetView) -> Sequence[Suspected]:
-        """The same as `Isolate`: without it, a run would wait for a stalled engine for ever."""
-        return _standing_still(view, self.still_factor, self.still_s)
-
-
-def _standing_still(view: FleetView, factor: float, least_s: float) -> list[Suspected]:
-    suspected = []
-    for replica in view.of("replica"):
-        limit_s = max(least_s, factor * replica.slowest_s)
-        if replica.health is Health.UP and replica.phase == "generating" and replica.still_s > limit_s:
-            reason = Reason(Why.STILL, numbers={"still_s": replica.still_s, "limit_s": limit_s})
-            suspected.append(Suspected("replica", replica.id, reason))
-    return suspected

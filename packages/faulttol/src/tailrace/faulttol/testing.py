@@ -1,6 +1,6 @@
-"""The contract suite for recovery policies: run it on your own class. Standard library only.
+"""The contract suites for recovery and detection policies: run them on your own class. Standard library only.
 
-from tailrace.faulttol.testing import check_recovery_policy
+from tailrace.faulttol.testing import check_detection_policy, check_recovery_policy
 
 def test_my_policy():
     check_recovery_policy(MyPolicy())
@@ -15,40 +15,26 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tailrace.contracts import (
-    Cause,
-    Failure,
-    FleetView,
-    Health,
-    MachineView,
-    MemberView,
-    Progress,
-    Reason,
-    RecoveryAction,
-    RecoveryPolicy,
-    Suspected,
-)
+from tailrace.contracts import Cause, DetectionPolicy, Failure, RecoveryAction, RecoveryPolicy, Signs, Suspected
+from tailrace.contracts.testing import check_reason
 from tailrace.faulttol.recovery import DISPENSABLE, ROLES
 
 _GIVES_UP = (RecoveryAction.EVICT, RecoveryAction.FAIL)
 _CAUSES = tuple(cause for cause in Cause if cause is not Cause.STOPPED)  # a stopped member is no failure
-_PHASES = ("", "idle", "generating", "pulling", "training", "publishing", "saving")
 
 
-def check_recovery_policy(policy: RecoveryPolicy, *, failures: int = 100, views: int = 300, seed: int = 0) -> None:
+def check_recovery_policy(policy: RecoveryPolicy, *, failures: int = 100, seed: int = 0) -> None:
     """Check a recovery policy against its contract.
 
     * It answers for every role, cause and count, always the same: it keeps no state and does not change its arguments.
     * It does not evict the last member of a role, or a machine that is unknown.
     * It does not restart for ever a member that fails without work in between, on whatever machine it starts again. If that
       member is the last of its role, the run fails.
-    * It suspects only live members of the view that have stood still, each once, with a reason.
 
     Args:
         policy: the policy under test.
         failures: failures in a row after which it must have given up.
-        views: number of random fleets.
-        seed: seed of the random fleets.
+        seed: seed of the order of questions.
 
     Raises:
         AssertionError: the policy breaks the contract. The message shows the policy's input and the seed.
@@ -56,17 +42,10 @@ def check_recovery_policy(policy: RecoveryPolicy, *, failures: int = 100, views:
     assert 0 < policy.window_s < math.inf, f"window_s is {policy.window_s}, expected above 0"
     draw = random.Random(seed)
     cases = list(_failures(failures))
-    fleets = [_fleet(draw) for _ in range(views)]
     actions = [_action(policy, failure) for failure in cases]
-    suspicions = [_suspicions(policy, view) for view in fleets]
     for index in draw.sample(range(len(cases)), len(cases)):
         again = _action(policy, cases[index])
         assert again is actions[index], f"first {actions[index]}, then {again}, for the same {cases[index]}"
-    for index in draw.sample(range(len(fleets)), len(fleets)):
-        repeated = _suspicions(policy, fleets[index])
-        assert repeated == suspicions[index], (
-            f"first {suspicions[index]}, then {repeated}, for the same {fleets[index]}; seed {seed}"
-        )
     for role, where in itertools.product(ROLES, _MACHINES):
         _check_that_it_gives_up(policy, role, where, failures)
 
@@ -139,53 +118,104 @@ def _check_that_it_gives_up(
             assert action is RecoveryAction.FAIL, f"{action} of the last {role}: {failure}"
 
 
-def _fleet(draw: random.Random) -> FleetView:
-    machines = {
-        f"m{index}": MachineView(f"m{index}", healthy=draw.random() < 0.8) for index in range(draw.randint(0, 3))
-    }
-    members = [
-        MemberView(
-            role=role,
-            id=str(index),
-            health=draw.choice(list(Health)),
-            machine=draw.choice(["", *machines]),
-            phase=draw.choice(_PHASES),
-            still_s=draw.choice([0.0, 0.0, draw.uniform(0, 10), draw.expovariate(1 / 300)]),
-            slowest_s=draw.choice([0.0, draw.uniform(0, 1), draw.expovariate(1 / 30)]),
-            in_flight=draw.randint(0, 64),
-        )
+_PHASES = {
+    "replica": ("generating", "generating", "pulling", "idle"),
+    "trainer": ("training", "training", "stepping", "publishing", "saving", "idle"),
+}
+
+
+def check_detection_policy(policy: DetectionPolicy, *, fleets: int = 300, seed: int = 0) -> None:
+    """Check a detection policy against its contract.
+
+    * It suspects members whose signs were given, or the trainer where a replica stands on its devices, each once, with a
+      reason that says what its kind promises.
+    * The same signs give the same answer: it keeps no state and does not change its arguments.
+    * Nobody is suspected who has just shown everything that can be shown, nor anybody because there is nobody else.
+    * Whoever answers nothing for longer than `within_s` of its role is suspected, beside others and alone.
+
+    Args:
+        policy: the policy under test.
+        fleets: number of random fleets.
+        seed: seed of the random fleets.
+
+    Raises:
+        AssertionError: the policy breaks the contract. The message shows the policy's input and the seed.
+    """
+    assert 0 < policy.look_s < math.inf, f"look_s is {policy.look_s}, expected above 0"
+    draw = random.Random(seed)
+    cases = [random_signs(draw) for _ in range(fleets)]
+    first = [_suspected(policy, signs, seed) for signs in cases]
+    for index in draw.sample(range(fleets), fleets):
+        again = _suspected(policy, cases[index], seed)
+        assert again == first[index], f"first {first[index]}, then {again}, for the same {cases[index]}; seed {seed}"
+    assert not _suspected(policy, [], seed), "somebody is suspected, although nobody is there"
+    for signs in cases:
+        well = [replace(one, silent_s=0.0, still_s=0.0, quiet_s=0.0) for one in signs]
+        found = _suspected(policy, well, seed)
+        assert not found, f"suspected {found}, although all of {well} have just moved; seed {seed}"
+    for role in ROLES:
+        _check_that_it_notices(policy, role, draw, seed)
+
+
+def random_signs(draw: random.Random) -> list[Signs]:
+    """Signs of a random fleet, each member once."""
+    machines = ["", *(f"m{index}" for index in range(draw.randint(0, 3)))]
+    found = [
+        _random_sign(draw, role, f"r{index}" if role == "replica" else str(index), draw.choice(machines))
         for role in ROLES
-        for index in range(draw.randint(0, 4))
+        for index in range(draw.randint(0, 1 if role in ("trainer", "data") else 4))
     ]
-    draw.shuffle(members)
-    version = draw.randint(0, 9)
-    progress = Progress(
-        version=version,
-        published=version,
-        admitted=8 * version,
-        generating=0,
-        buffered=0,
-        consumed=8 * version,
-        dropped=0,
-        batch_groups=8,
-        last_version=10,
+    draw.shuffle(found)
+    return found
+
+
+def _random_sign(draw: random.Random, role: str, id_: str, machine: str) -> Signs:
+    replica = role == "replica"
+    silent_s = draw.choice([0.0, 0.0, draw.uniform(0, 40), draw.expovariate(1 / 100)])
+    return Signs(
+        role,
+        id_,
+        machine,
+        draw.choice(_PHASES.get(role, ("",))),
+        draw.choice([0, 1, 8]) if replica else 0,
+        draw.choice([0, 0, 3]) if replica else 0,
+        silent_s,
+        draw.choice([0.0, 0.0, draw.expovariate(1 / 100)]) if replica else 0.0,
+        draw.choice([0.0, draw.uniform(0, 1), draw.expovariate(1 / 30)]),
+        silent_s + draw.choice([0.0, draw.expovariate(1 / 200)]) if role in _PHASES else 0.0,
+        replica and draw.random() < 0.2,
     )
-    return FleetView(machines, tuple(members), progress, now_s=draw.uniform(0, 1e4), step_s=draw.uniform(0, 60))
 
 
-def _suspicions(policy: RecoveryPolicy, view: FleetView) -> list[Suspected]:
-    asked = copy.deepcopy(view)
-    suspicions = list(policy.suspects(asked))
-    assert asked == view, f"suspects changed {view} into {asked}"
-    members = {(member.role, member.id): member for member in view.members}
+def _check_that_it_notices(policy: DetectionPolicy, role: str, draw: random.Random, seed: int) -> None:
+    within_s = policy.within_s(role)
+    assert within_s > 0, f"within_s({role!r}) is {within_s}, expected above 0"
+    if within_s == math.inf:
+        return
+    for phase in _PHASES.get(role, ("",)):
+        gone_s = within_s + draw.uniform(0.1, 10)
+        gone = Signs(role, "gone", "m9", phase, silent_s=gone_s, quiet_s=gone_s if role in _PHASES else 0.0)
+        others = [one for one in random_signs(draw) if one.machine != "m9"]
+        for signs in ([gone], [*others, gone]):
+            found = _suspected(policy, signs, seed)
+            assert any((one.role, one.id) == (role, "gone") for one in found), (
+                f"not suspected after {gone_s:.1f} s without an answer, expected within {within_s:.1f} s: {gone}; seed {seed}"
+            )
+
+
+def _suspected(policy: DetectionPolicy, signs: list[Signs], seed: int) -> list[Suspected]:
+    asked = copy.deepcopy(signs)
+    found = list(policy.suspects(asked))
+    assert asked == signs, f"suspects changed {signs} into {asked}; seed {seed}"
+    members = {(one.role, one.id) for one in signs}
+    if any(one.hybrid for one in signs):
+        members.add(("trainer", "0"))
     seen = set()
-    for suspected in suspicions:
-        assert isinstance(suspected, Suspected), f"suspects answered {suspected!r}, expected Suspected"
-        assert isinstance(suspected.reason, Reason), f"the reason is {suspected.reason!r}, expected a Reason"
+    for suspected in found:
+        assert isinstance(suspected, Suspected), f"suspects answered {suspected!r}, expected Suspected; seed {seed}"
+        check_reason(suspected.reason, f"suspects, seed {seed}")
         key = suspected.role, suspected.id
-        assert key in members, f"{suspected} is not among the members of {view}"
-        assert key not in seen, f"{suspected} is suspected twice"
+        assert key in members, f"{suspected} is not among {signs}; seed {seed}"
+        assert key not in seen, f"{suspected} is suspected twice; seed {seed}"
         seen.add(key)
-        assert members[key].health is not Health.DOWN, f"suspected, although it is down already: {members[key]}"
-        assert members[key].still_s > 0, f"suspected, although it did not stand still: {members[key]}"
-    return suspicions
+    return found

@@ -48,6 +48,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         ConfigError, FleetsimError: one line that says which numbers clash, and what would fit.
     """
     table = fleet_config(config.fleet)
+    config, table = _one_silence(config, table)
     if table.profile is not None and table.model is None:
         return profiled_fleet(config, table, seed=seed)
     split = layout(table)
@@ -105,6 +106,15 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         config=config,
         ranker=ranker(table, config),
     )
+
+
+def _one_silence(config: RunConfig, table: FleetConfig) -> tuple[RunConfig, FleetConfig]:
+    """The window of silence of the fleet, or else of the run: members are asked, and detection decides, by the same one."""
+    own = "hang_s" in table.delays.model_fields_set
+    silent_s = table.delays.hang_s if own else config.deadlines.silent_s
+    deadlines = config.deadlines.model_copy(update={"silent_s": silent_s})
+    delays = table.delays.model_copy(update={"hang_s": silent_s})
+    return config.model_copy(update={"deadlines": deadlines}), table.model_copy(update={"delays": delays})
 
 
 def _completed(

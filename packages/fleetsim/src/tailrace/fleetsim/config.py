@@ -118,7 +118,7 @@ class DelayConfig(_Strict):
         checkpoint_s: seconds until a checkpoint is durable.
         route_s: seconds for a command to be carried out (tokens travel; nothing else waits).
         detect_s: seconds until a death is noticed.
-        hang_s: seconds of silence until a member counts as dead.
+        hang_s: seconds of silence until a member counts as down; without it those of `deadlines.silent_s`.
         trainer_restart_s: seconds for a new trainer to come up from a checkpoint.
         relay_restart_s, data_restart_s: seconds for a new relay, and for the data role over its store.
     """

@@ -142,7 +142,7 @@ class Simulation:
             transport=transport,
         )
         self.world.time.settle = self._settle
-        self.deadlines = deadlines or Deadlines.all(math.inf, suspect_s=delays.hang_s / 2, silent_s=delays.hang_s)
+        self.deadlines = deadlines or Deadlines.all(math.inf, suspect_s=delays.hang_s / 2)
         roles = {role: RoleSpec(factory) for role, factory in self.models.factories().items()}
         self.deployment = Deployment("simulated", "", roles, deadlines=self.deadlines, tp=fleet.pools[0].tp)
         self.observers: list[Observer] = [_Idle(self), *observers]

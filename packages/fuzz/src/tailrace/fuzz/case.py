@@ -29,6 +29,7 @@ Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 SIZES = (2, 4)  # devices of replicas that have been resized
 SITE = "west"  # of replicas that are not at the trainer's
+STILL_S = 60.0  # without a token, after which an engine with work counts as down, by default
 MOST_CALLS = 50  # of an environment whose configuration sets no limit
 
 
@@ -219,6 +220,7 @@ class Case(_Strict):
             "max_tokens": self.max_tokens,
             "slots": pipeline.prompts_per_replica * pipeline.samples_per_prompt,
             "trajectories": pipeline.prompts_per_step * pipeline.samples_per_prompt,
+            "silent_s": self.delays.hang_s,
         }
         try:
             made: dict[str, Any] = {}
@@ -325,7 +327,9 @@ class Case(_Strict):
         restarts_s = delays.detect_s + delays.hang_s + self.replica.restart_s + delays.trainer_restart_s
         moving_s = 10.0 + self.weights.stall_s + self.weights.broadcast_s + self.weights.pull_s + delays.checkpoint_s
         if any(fault.kind is BreakKind.STALL for fault in self.faults):
-            restarts_s += 30.0 + 30 * step_s  # what it takes to notice a still engine
+            restarts_s += STILL_S + 30 * step_s  # what it takes to notice a still engine
+        if self.pipeline.detection.name != "role-aware":
+            restarts_s += STILL_S  # it notices what hangs once others are quiet too
         waits_s = 2 * delays.reward_s + 4 * self.messages.delay_s + max((f.for_s for f in self.faults), default=0.0)
         return 10.0 + 2 * (rounds * alone_s + train_s + restarts_s + moving_s + waits_s + self.replica.start_s)
 

@@ -10,6 +10,7 @@ from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.policies import (
+    APART,
     NEWER,
     NONE,
     POLICIES,
@@ -137,6 +138,10 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
+    detection = Random(f"tailrace fuzz {seed}, detection")
+    pipeline |= draw_newer(detection, "detection", policies)
+    if "detection" in policies:
+        pipeline["detection"] = draw_policy(detection, "detection", policies)
     return Case.model_validate(content)
 
 
@@ -161,7 +166,7 @@ def _with_a_tail(content: dict[str, Any]) -> None:
 
 
 def _pipeline(random: Random, policies: Policies) -> dict[str, Any]:
-    drawn = {axis: draw_policy(random, axis, policies) for axis in POLICIES}
+    drawn = {axis: draw_policy(random, axis, policies) for axis in POLICIES if axis not in APART}
     mine = as_it_is("batching", policies)
     surplus = drawn["batching"].get("surplus_groups", 0) if mine is None else mine.surplus_groups
     while surplus and "surplus" not in takes("admission", drawn["admission"]["name"], policies):

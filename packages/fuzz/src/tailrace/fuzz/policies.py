@@ -30,7 +30,9 @@ from tailrace.pipeline.config.options import Factory, options_of
 from tailrace.pipeline.config.policies import build_policy, load_policy
 from tailrace.pipeline.spec import AXES
 
-POLICIES = (*AXES, "sampler")
+APART = ("detection",)
+"""Policies that are drawn apart from the others, so that these are as they were before there were any."""
+POLICIES = (*AXES, "sampler", *APART)
 Policies = Mapping[str, Any]
 NONE: Policies = MappingProxyType({})
 FOLLOWS = {
@@ -53,9 +55,11 @@ FOLLOWS = {
     "projected",
     "tokens",
     "batchwise",
+    "silent_s",
 }
 """Options that follow from the rest of a case, or are drawn apart (`draw_options`)."""
 NEWER = {
+    "detection": ("role-aware", "rank-level", "cluster-level"),
     "batching": ("tail-batching",),
     "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down", "balanced"),
     "routing": ("skew-aware",),

@@ -16,8 +16,9 @@ from tailrace.contracts import TailraceError, plugins
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import CaseFault
-from tailrace.fuzz.policies import NONE, POLICIES, Policies, as_it_is, takes
+from tailrace.fuzz.policies import APART, NONE, POLICIES, Policies, as_it_is, takes
 from tailrace.fuzz.trial import Violation, run_case
+from tailrace.pipeline.config.models import PipelineConfig
 from tailrace.pipeline.executor.deployment import REPLICA
 
 
@@ -51,7 +52,8 @@ class Shrinker:
         self._simpler = (
             *_SIMPLER,
             *samples,
-            *(_plainer_policy(axis) for axis in POLICIES if axis not in policies),
+            *(_plainer_policy(axis) for axis in POLICIES if axis not in (*policies, *APART)),
+            *(_default(axis) for axis in APART if axis not in policies),
             _plainer_faults,
         )
         self._until_s = time.monotonic() + limit_s
@@ -171,6 +173,17 @@ def _plainer_policy(axis: str) -> Callable[[Case], Iterator[Case | None]]:
         for name in sorted((name for name in rank if rank[name] < rank[now]), key=lambda name: rank[name]):
             yield _pipeline(case, **{axis: {"name": name}})
         yield _pipeline(case, **{axis: {"name": now}})
+
+    return simplify
+
+
+def _default(axis: str) -> Callable[[Case], Iterator[Case | None]]:
+    """The policy of a configuration that says nothing of it."""
+
+    def simplify(case: Case) -> Iterator[Case | None]:
+        default = PipelineConfig.model_fields[axis].default
+        if getattr(case.pipeline, axis) != default:
+            yield _pipeline(case, **{axis: default.model_dump()})
 
     return simplify
 

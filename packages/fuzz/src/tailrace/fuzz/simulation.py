@@ -50,8 +50,7 @@ class FuzzSimulation:
         world = World(fleet, tokens=store, injuries=Injuries(kept_versions=case.weights.keep), reorders=True)
         messages = Messages(case.messages, random)
         patience_s = case.patience_s(fleet.samples)
-        silent_s = fleet.delays.hang_s
-        deadlines = Deadlines.all(patience_s, suspect_s=silent_s / 2, silent_s=silent_s)
+        deadlines = Deadlines.all(patience_s, suspect_s=fleet.delays.hang_s / 2)
         self.case = case
         self._changes = Random(f"changes in case {case.seed}")
         self.simulation = Simulation(

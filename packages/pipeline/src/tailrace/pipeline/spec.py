@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from tailrace.contracts import (
     AdmissionPolicy,
     BatchingPolicy,
+    DetectionPolicy,
     Eviction,
     ProvisioningPolicy,
     RecoveryPolicy,
@@ -16,6 +17,7 @@ from tailrace.contracts import (
     SyncPolicy,
     TrainingPolicy,
 )
+from tailrace.faulttol import RoleAware
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,7 @@ class PipelineSpec:
         ranker: whether a ranker predicts the lengths of responses, for policies that use them.
         pools: pools of unequal replicas; empty if all replicas have `tp` and `replica_batch`, at the trainer's site.
         relay_sites: the site of each relay, by its number; empty if all are at the trainer's, as those beyond its end are.
+        detection: says who counts as down although its process was not seen to end.
         environments: members of the environment role, which answer the turns of trajectories; 0: each response is one turn.
         environment_sessions: sessions that each of them may have at work before it is given another; None for no limit.
         machine_checks: whether a machine is checked before a member starts on it in place of one that failed.
@@ -134,6 +137,7 @@ class PipelineSpec:
     failed_groups_limit: int = 64
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
     ranker: bool = False
+    detection: DetectionPolicy = field(default_factory=RoleAware)
     pools: tuple[RolloutPool, ...] = ()
     relay_sites: tuple[str, ...] = ()
     environments: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tailrace.contracts import Reason, Why
+from tailrace.contracts import SUSPICIONS, Reason, Why
 
 REASONS = {
     Why.CHOSEN: "the routing policy chose it",
@@ -60,11 +60,15 @@ REASONS = {
     Why.FAILED: "it failed, {failures:.0f} in a row",
     Why.DAMAGED: "the checkpoint of version {version:.0f} cannot be used",
     Why.STILL: "stood still for {still_s:.0f} s with work in flight, longer than {limit_s:.0f} s",
+    Why.SILENT: "did not answer for {silent_s:.0f} s, longer than {limit_s:.0f} s",
+    Why.MACHINE_SILENT: "nobody on machine {who} answered for {silent_s:.0f} s, longer than {limit_s:.0f} s",
+    Why.HYBRID: "replica {who} on its devices does nothing any more",
     Why.MACHINE: "machine {who} is given up",
     Why.POLICY: "the policy's own reason",
 }
 
 _COUNTED = ("failures", "allowed", "window_s")
+_MEMBERS_FAULT = frozenset({Why.FAILED, *SUSPICIONS})
 
 ENDS = {
     Why.NO_SIGNAL: "no signal",
@@ -89,7 +93,7 @@ def why(reason: Reason) -> str:
         said = template.format(who=reason.who or "another", **reason.numbers)
     except KeyError:  # a policy of somebody else leaves numbers out, or a reason is new
         said, template = str(reason.why).replace("-", " "), ""
-    said_elsewhere = _COUNTED if reason.why in (Why.FAILED, Why.STILL) else ()
+    said_elsewhere = _COUNTED if reason.why in _MEMBERS_FAULT else ()
     more = [
         f"{name} {value:,.4g}"
         for name, value in reason.numbers.items()

@@ -6,7 +6,7 @@ samples -> rows -> this rank's micro-batches -> forward, backward for each -> su
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,8 @@ class Gradients:
     def __init__(self, state: ShardedPolicy, reference: Reference | None, shared_prompt_tokens: int) -> None:
         self._state, self._config, self._reference = state, state.config, reference
         self._shared_prompt_tokens = shared_prompt_tokens
+        self.ended: Callable[[], None] = lambda: None
+        """called at the end of each micro-batch"""
 
     def add(self, samples: Sequence[TrainingSample], *, alone: bool, supervised: bool = False) -> Tally:
         """Add gradients of the weighted sum of the samples' losses.
@@ -84,6 +86,7 @@ class Gradients:
             tally.see(values)
             tally.forward_s += turned - begun
             tally.backward_s += time.perf_counter() - turned
+            self.ended()
         return tally
 
     def _loss(self, module: Any, batch: MicroBatch, supervised: bool) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ batch is split over micro-batches, ranks, cells and time (RollPacker, section 4.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -88,6 +88,10 @@ class TrainerWorker:
         self._parts = PartialBatch(self._gradients, self._state, rank, world_size)
         self._model_path = Path(model_path)
         self._checkpoints = CheckpointWriter(self._model_path, self._state, rank, world_size, config.timeout_s)
+
+    def watch_micro_batches(self, ended: Callable[[], None]) -> None:
+        """Have a function called at the end of each micro-batch from now on, on the thread that computes it."""
+        self._gradients.ended = ended
 
     @property
     def steps(self) -> int:

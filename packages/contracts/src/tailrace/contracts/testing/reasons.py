@@ -30,10 +30,24 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.FAILED: frozenset({"failures", "window_s", "allowed"}),
     Why.DAMAGED: frozenset({"version"}),
     Why.STILL: frozenset({"still_s", "limit_s", "failures", "window_s", "allowed"}),
+    Why.SILENT: frozenset({"silent_s", "limit_s", "failures", "window_s", "allowed"}),
+    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "window_s", "allowed"}),
+    Why.HYBRID: frozenset({"failures", "window_s", "allowed"}),
 }
 """The numbers of each kind of reason that has any. `CHOSEN` has them only if the policy computes a gain."""
 
-NAMES_ANOTHER = frozenset({Why.MOVED, Why.LOW_THROUGHPUT, Why.REPLICA_DOWN, Why.REFUSED, Why.UNANSWERED, Why.MACHINE})
+NAMES_ANOTHER = frozenset(
+    {
+        Why.MOVED,
+        Why.LOW_THROUGHPUT,
+        Why.REPLICA_DOWN,
+        Why.REFUSED,
+        Why.UNANSWERED,
+        Why.MACHINE,
+        Why.MACHINE_SILENT,
+        Why.HYBRID,
+    }
+)
 """Kinds whose `who` is another member or a machine."""
 
 _COUNTED = frozenset({"gain", "least"})
@@ -41,7 +55,11 @@ _MAY_BE_MISSING = {
     Why.REGULAR: frozenset({"limit"}),  # nothing is longer
     Why.DRY: frozenset({"predicted"}),  # nothing is predicted
     Why.FAILED: frozenset({"allowed"}),  # a recovery policy need not say it
-    Why.STILL: frozenset({"failures", "window_s", "allowed"}),  # the controller adds them to the policy's
+    # the controller adds these to the policy's
+    Why.STILL: frozenset({"failures", "window_s", "allowed"}),
+    Why.SILENT: frozenset({"failures", "window_s", "allowed"}),
+    Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "window_s", "allowed"}),
+    Why.HYBRID: frozenset({"failures", "window_s", "allowed"}),
 }
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tailrace.fleetsim.host import VirtualMember
 
 
+PULSE_S = 60.0  # a real trainer says more often which micro-batches are done; no window is so short
+
+
 class _Work:
     """A command that is carried out: seconds left of it at full speed, and when that was so. `order` numbers its end."""
 
@@ -47,7 +50,7 @@ class Trainer:
         self._at_work: dict[int | None, _Work] = {}  # by cell; None: the whole trainer
         self._began_s = 0.0
         self._speed = 1.0
-        self._order = 0
+        self._order = self._pulses = 0
         self._offered: c.Publish | None = None  # the newest version that was published
         self._taken = -1  # the newest version that a relay took
         world.meters.append(self)
@@ -138,7 +141,19 @@ class Trainer:
             if not self.parts:
                 self._began_s = now  # start of the current command, or of the first part of its batch
             self._schedule(work)
+            if work.left_s > PULSE_S and isinstance(command, c.Step | c.Accumulate):
+                self.time.at(now + PULSE_S, self._pulse, (cell, work))
         self.world.cores.changed()
+
+    def _pulse(self, computing: tuple[int | None, _Work]) -> None:
+        """Say that micro-batches go on ending, as a real trainer does."""
+        cell, work = computing
+        if self._at_work.get(cell) is not work or self.hung or self.member is None:
+            return
+        if self._speed > 0:
+            self._pulses += 1
+            self.member.say([c.Activity("trainer", self.member.id, "training", self._pulses)])
+        self.time.at(self.time.now() + PULSE_S, self._pulse, computing)
 
     def _schedule(self, work: _Work) -> None:
         self._order = work.order = self._order + 1

@@ -14,7 +14,7 @@ from tailrace.pipeline.controller.weights import PULL_ATTEMPTS
 PROGRESS = "nothing waits for ever"
 
 # these come by themselves, or go round in circles
-_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Suspect, c.Struck, c.Activity, c.Predicted, c.PredictionFailed)
+_QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Silent, c.Struck, c.Activity, c.Predicted, c.PredictionFailed)
 MOST_INSTANTS = 30_000
 MANY = 100  # failures of one member, which no recovery that goes on and on takes for the end
 
@@ -39,7 +39,7 @@ class LivenessCheck:
 
     def seen(self, event: c.Event, now: float) -> None:
         """An event was handled."""
-        if isinstance(event, c.Activity) and event.still_s > 0:
+        if isinstance(event, c.Silent) or (isinstance(event, c.Activity) and event.still_s > 0):
             self._downs.add(event.role)
         if not isinstance(event, _QUIET):
             self._last_s = now

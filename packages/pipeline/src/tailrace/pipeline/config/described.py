@@ -38,6 +38,7 @@ _ELSEWHERE = {
     ),
     *(f"pipeline.{axis}.k{number}" for axis in ("routing", "relocation", "provisioning") for number in range(1, 5)),
     "pipeline.routing.pool_costs",
+    "pipeline.detection.silent_s",
     *(f"warm_start.options.{name}" for name in ("steps", "batch", "lr", "processes", "seed")),
 }
 _WORDS = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "array": "list"}

@@ -16,7 +16,7 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.spec import AXES
 
-_NAMED = {*AXES, "sampler", "eviction"}
+_NAMED = {*AXES, "detection", "sampler", "eviction"}
 _ONE_OR_SEVERAL = {"rollout"}  # of a fleet: replicas that are alike, or pools of them
 _TASKS = {"name", "mix", "train", "sources"}  # keys that each say what is trained on
 

@@ -104,7 +104,9 @@ class PipelineConfig(_Strict):
     provisioning: Policy = Choice(name="static")
     """who gets which devices"""
     recovery: Policy = Choice(name="isolate")
-    """who is suspected, and what restarts when a member fails"""
+    """what restarts when a member fails"""
+    detection: Policy = Choice(name="role-aware")
+    """who counts as down although its process was not seen to end"""
     sampler: Policy = Choice(name="fifo")
     """which complete groups a batch takes, where admission leaves a choice"""
     steps: Positive = 60
@@ -323,9 +325,9 @@ class DeadlineConfig(_Strict):
     call_s: Seconds = 300.0
     """deadline from one answer of an environment to the next; of one call, see `environment.call_s`"""
     suspect_s: Seconds = 10.0
-    """silence after which a member is suspected"""
+    """silence after which a member is reported as silent"""
     silent_s: Seconds = 60.0
-    """silence after which a member counts as dead"""
+    """silence after which a member counts as down, where `pipeline.detection` sets no other window"""
     verify_s: Seconds = 10.0
     """deadline for verifying one response"""
 

@@ -20,6 +20,7 @@ from typing import Any, cast
 from tailrace import contracts as c
 from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.coordinator import Coordinator
+from tailrace.pipeline.controller.detection import Detection
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.environments import Environments
 from tailrace.pipeline.controller.evaluations import Evaluations
@@ -112,9 +113,9 @@ class Controller:
         )  # fmt: skip
         self.failures = Failures(
             spec.recovery, self.members, self.trainer, self.outbox,
-            losses=self.losses, view=self.provisioning.view, fail=self._fail,
-            checks=spec.machine_checks,
+            losses=self.losses, fail=self._fail, checks=spec.machine_checks,
         )  # fmt: skip
+        self.detection = Detection(spec.detection, self.members, self.fleet, self.trainer, self.failures)
         self.now = 0.0
         self.started = False
         self.finished = False
@@ -140,6 +141,8 @@ class Controller:
             c.Down: self._on_down,
             c.Up: self._on_up,
             c.Activity: self._on_activity,
+            c.Silent: lambda event: self.detection.silent(event, self.now),
+            c.Tick: lambda _: self.detection.tick(self.now),
             c.Resumed: self._on_resumed,
         }
 
@@ -229,7 +232,7 @@ class Controller:
         self.evaluations.at(self.trainer.version, 0, self.trainer.steps)
 
     def _on_up(self, event: c.Up) -> None:
-        member = self.members.came_up(event)
+        member = self.members.came_up(event, self.now)
         if member is None or not self.failures.came_up(member):
             return
         if event.role == TRAINER:
@@ -252,11 +255,9 @@ class Controller:
         self.failures.went_down(event, self.now)
 
     def _on_activity(self, event: c.Activity) -> None:
-        self.members.says(event)
         if event.role == RANKER:
             self.predictions.learned(event)
-        if event.still_s > 0:
-            self.failures.stands_still(self.now)
+        self.detection.heard(event, self.now)
 
     def _on_durable(self, event: c.Durable) -> None:
         self.groups.settled(self.ledger.settle(self.trainer.became_durable(event.version)))

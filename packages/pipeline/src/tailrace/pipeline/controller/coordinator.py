@@ -44,7 +44,7 @@ _ANSWERS = frozenset(
 )
 _PROGRESS = _ANSWERS | {
     c.Durable,
-    c.Suspect,
+    c.Silent,
     c.Struck,
     c.Accumulated,
     c.Activity,

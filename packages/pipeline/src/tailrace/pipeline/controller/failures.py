@@ -1,4 +1,4 @@
-"""Failures: carries out what the recovery policy decides about members that go down or stand still.
+"""Failures: carries out what the recovery policy decides about members that go down.
 
 Failures are counted per member in the policy's window, and only since it last did its work. So a member that works in between
 is restarted again and again.
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.losses import Losses
-from tailrace.pipeline.controller.members import DATA, RANKER, TRAINER, Members, MemberState, down
+from tailrace.pipeline.controller.members import DATA, RANKER, TRAINER, Members, MemberState
 from tailrace.pipeline.controller.outbox import Outbox
-from tailrace.pipeline.controller.plugin_faults import answered, listed
+from tailrace.pipeline.controller.plugin_faults import answered
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
 _ACTIONS = c.RecoveryAction
@@ -28,7 +28,6 @@ class Failures:
         trainer: the trainer's state.
         outbox: takes the commands.
         losses: notes what is lost with a member.
-        view: returns the policies' view of the fleet.
         fail: ends the run with a reason.
         checks: whether a machine is checked before a member starts on it in place of one that failed.
     """
@@ -41,12 +40,11 @@ class Failures:
         outbox: Outbox,
         *,
         losses: Losses,
-        view: Callable[[], c.FleetView],
         fail: Callable[[str], None],
         checks: bool = False,
     ) -> None:
         self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
-        self._losses, self._view, self._fail, self._checks = losses, view, fail, checks
+        self._losses, self._fail, self._checks = losses, fail, checks
         self.resumes_at: int | None = None  # set until the store reports what survived the driver's death
 
     def went_down(self, event: c.Down, now: float, reason: c.Reason | None = None) -> None:
@@ -85,17 +83,6 @@ class Failures:
         else:
             self._fail(f"the checkpoint of version {damaged} cannot be used, and there is no other: {why}")
 
-    def stands_still(self, now: float) -> None:
-        """Ask the policy whether members that report no progress count as down."""
-        view = self._view()
-        for suspected in listed("recovery", self._policy, "suspects", self._policy.suspects(view), c.Suspected):
-            member = self._members.get(suspected.role, suspected.id)
-            if member is None:
-                raise answered("recovery", self._policy, "suspects", suspected, "a member of the view")
-            if member.health is c.Health.UP:
-                text = f"stood still for {member.still_s:.0f} s with work in flight"
-                self.went_down(down(member, text, c.Cause.STILL), now, suspected.reason)
-
     def restart_all(self, version: int | None) -> None:
         """Restart every member after the driver died. The data role falls back to the trainer's version."""
         self.resumes_at = version
@@ -109,7 +96,7 @@ class Failures:
         elif action is _ACTIONS.EVICT_MACHINE and failure.machine:
             self._evict_machine(member, failure.machine, reason)
         elif action is _ACTIONS.EVICT and (failure.others or member.role == RANKER):  # nothing waits for a ranker
-            if failure.cause is c.Cause.STILL:
+            if reason.why in c.SUSPICIONS:  # its process still lives
                 self._outbox.send(c.Stop, role=member.role, id=member.id, reason=reason)
             del self._members.states[member.role, member.id]
         elif action is _ACTIONS.FAIL:

@@ -26,7 +26,7 @@ class ReplicaState:
     an `Abort` which its snapshots do not show yet. After failed pulls it gets no further pull before
     `pulls_from_s`, on the run's clock. `preemptions` counts those of this process, `preempted` those of all its processes.
     `cells` are the trainer's cells on its `devices`. While its devices are `lent` to these cells, it gets no work. The last
-    snapshot of this process came at `told_s`, on the run's clock.
+    snapshot of this process came at `told_s`, on the run's clock, and the last sign of a token at `moved_s`.
     """
 
     id: str
@@ -55,6 +55,7 @@ class ReplicaState:
     cells: tuple[int, ...] = ()
     lent: bool = False
     told_s: float | None = None
+    moved_s: float = 0.0
     away: dict[str, TrajectoryState] = field(default_factory=dict)
 
     @property
@@ -210,6 +211,8 @@ class Replicas:
             return
         if self.follows:
             self._advance(replica, snapshot)
+        if snapshot.tokens_per_s > 0:
+            replica.moved_s = self.now
         replica.kv, replica.running, replica.waiting = snapshot.kv, snapshot.running, snapshot.waiting
         replica.kv_capacity_tokens = snapshot.kv_capacity_tokens
         replica.preempted += max(0, snapshot.preemptions - replica.preemptions)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Up
+from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Silent, Up
 
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 ENVIRONMENT = "environment"
@@ -22,6 +22,9 @@ _UP = Health.UP
 @dataclass(slots=True)
 class MemberState:
     """One member. `failures` are the times of its failures since it last did its work, `avoids` machines it may not use.
+
+    `moved_s` is when it last showed progress or came up, `heard_s` when it last answered if it is silent now, both in seconds
+    on the run's clock.
 
     A replica spans `tp` devices; `own_tp` is the same number if it is not that of its pool at the run's start. `site` is empty
     at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site.
@@ -35,6 +38,8 @@ class MemberState:
     phase: str = ""
     still_s: float = 0.0
     slowest_s: float = 0.0
+    moved_s: float = 0.0
+    heard_s: float | None = None
     failures: list[float] = field(default_factory=list)
     avoids: tuple[str, ...] = ()
     tp: int = 1
@@ -60,8 +65,6 @@ class MemberState:
             self.health,
             self.machine,
             self.phase,
-            self.still_s,
-            self.slowest_s,
             in_flight,
             tp=self.tp,
             pool=self.pool,
@@ -74,13 +77,14 @@ class Members:
     """All members that were started and are not gone for good, in the order in which they were first started.
 
     `failed` lists the time, role and machine of all failures in the run that still count. `restarts` counts restarts by role,
-    those of members that are gone for good too.
+    those of members that are gone for good too. `alarming` are members that are silent or say that they stand still.
     """
 
     states: dict[tuple[str, str], MemberState] = field(default_factory=dict)
     machines: dict[str, MachineView] = field(default_factory=dict)
     failed: list[tuple[float, str, str]] = field(default_factory=list)
     restarts: dict[str, int] = field(default_factory=dict)
+    alarming: dict[tuple[str, str], None] = field(default_factory=dict)
 
     def add(self, role: str, id_: str, *, site: str = "", pool: str = "") -> MemberState:
         """Add a member that is starting."""
@@ -108,24 +112,46 @@ class Members:
         state = self.states.get((role, id_))
         return state is not None and state.health is _UP
 
-    def came_up(self, event: Up) -> MemberState | None:
-        """Mark a member as up. Returns None if it is gone for good."""
+    def came_up(self, event: Up, now: float = 0.0) -> MemberState | None:
+        """Mark a member as up since `now`. Returns None if it is gone for good."""
         state = self.states.get((event.role, event.id))
         if state is None:
             return None
         if state.health is not Health.STOPPING and state.health is not Health.RESIZING:
             state.health = _UP
         state.machine, state.address = event.machine, event.address
-        state.phase, state.still_s, state.slowest_s = "", 0.0, 0.0
+        state.slowest_s, state.moved_s = 0.0, now
+        self._forget_signs(state)
         if event.machine and event.machine not in self.machines:
             self.machines[event.machine] = MachineView(event.machine)
         return state
 
-    def says(self, event: Activity) -> None:
-        """Store a member's activity."""
+    def says(self, event: Activity, now: float) -> None:
+        """Store a member's activity. One that does not stand still has moved."""
         state = self.states.get((event.role, event.id))
         if state is not None:
             state.phase, state.still_s, state.slowest_s = event.phase, event.still_s, event.slowest_s
+            if not event.still_s:
+                state.moved_s = now
+            self._note(state)
+
+    def silent(self, event: Silent, now: float) -> None:
+        """Store since when a member has been silent, or that it answers again. A member that is not up cannot answer."""
+        state = self.states.get((event.role, event.id))
+        if state is not None and state.health is _UP:
+            state.heard_s = now - event.silent_s if event.silent_s else None
+            self._note(state)
+
+    def _note(self, state: MemberState) -> None:
+        if state.still_s or state.heard_s is not None:
+            self.alarming[state.role, state.id] = None
+        else:
+            self.alarming.pop((state.role, state.id), None)
+
+    def _forget_signs(self, state: MemberState) -> None:
+        """Forget the signs of life of a process that is gone."""
+        state.phase, state.still_s, state.heard_s = "", 0.0, None
+        self.alarming.pop((state.role, state.id), None)
 
     def failure(self, state: MemberState, event: Down, now: float, window_s: float, step: int) -> Failure:
         """Count a failure. Returns the recovery policy's view of it."""
@@ -185,12 +211,13 @@ class Members:
     def starts_anew(self, state: MemberState) -> None:
         """Mark a member as starting: a fresh process takes its place, on machines that are not given up."""
         state.health, state.machine, state.address = Health.STARTING, "", ""
-        state.phase, state.still_s = "", 0.0
+        self._forget_signs(state)
         state.avoids = self.given_up
 
     def leaves(self, state: MemberState) -> None:
         """Forget a member that has no process. Others may know it by its state, which says that it is down."""
         state.health = Health.DOWN
+        self._forget_signs(state)
         del self.states[state.role, state.id]
 
     def restarted(self) -> None:
@@ -205,7 +232,7 @@ class Members:
                 self.leaves(state)
             else:
                 state.health, state.machine, state.address = Health.STARTING, "", ""
-                state.phase, state.still_s = "", 0.0
+                self._forget_signs(state)
 
     def plain(self) -> dict[str, Any]:
         """The whole state as plain data."""

@@ -78,7 +78,7 @@ def blame(error: Exception, policies: Mapping[str, object]) -> str | None:
 
 def policies_of(spec: PipelineSpec, gate: AdmissionGate, source: BatchingSource) -> dict[str, object]:
     """Policies and the objects that they opened, by axis; an object with several names keeps the first."""
-    found = {axis: getattr(spec, axis) for axis in (*AXES, "sampler", "eviction")}
+    found = {axis: getattr(spec, axis) for axis in (*AXES, "detection", "sampler", "eviction")}
     found = {axis: policy for axis, policy in found.items() if policy is not None}
     return {**found, "admission gate": gate, "batching source": source}
 

@@ -29,7 +29,7 @@ class Deadlines:
         score_s: deadline for the next outcome while trajectories are scored.
         predict_s: deadline for the next answer while lengths are predicted.
         call_s: deadline for the next answer of an environment while it has calls; a call's own deadline is the environment's.
-        suspect_s, silent_s: silence after which a member is suspected, and after which it counts as dead.
+        suspect_s: silence after which a member is reported as silent. When it counts as down is for detection to say.
         close_s: deadline for a role to clean up.
     """
 
@@ -39,15 +39,14 @@ class Deadlines:
     pull_s: float = 600.0
     score_s: float = 300.0
     suspect_s: float = 10.0
-    silent_s: float = 60.0
     close_s: float = 30.0
     predict_s: float = 120.0
     call_s: float = 300.0
 
     @classmethod
-    def all(cls, limit_s: float, *, suspect_s: float, silent_s: float) -> Deadlines:
-        """Deadlines that are all `limit_s`, except those for silence."""
-        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, silent_s, limit_s, limit_s, limit_s)
+    def all(cls, limit_s: float, *, suspect_s: float) -> Deadlines:
+        """Deadlines that are all `limit_s`, except that for silence."""
+        return cls(limit_s, limit_s, limit_s, limit_s, limit_s, suspect_s, limit_s, limit_s, limit_s)
 
 
 @dataclass(frozen=True, slots=True)

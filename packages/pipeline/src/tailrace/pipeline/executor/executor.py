@@ -2,7 +2,7 @@
 
     consumes    answers of calls, polled events of every member, deadlines, the host's clock, scripted faults
     waits for   see `Waits`: every call and command has a deadline and a line in the status
-    unblocked   by any of these; a silent member is suspected, then killed and reported down
+    unblocked   by any of these; a member is reported down once it died or missed a deadline, and silent while it is
 It decides nothing. One thread owns all state. All events of one instant go to the controller together. The events and the
 commands that follow are logged before a command is carried out, so the log is never behind the members. Events that arise
 while commands are carried out belong to the next instant.

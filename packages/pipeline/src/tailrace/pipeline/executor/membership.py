@@ -1,6 +1,6 @@
 """Starts members, watches their heartbeats and ends them, as the controller's commands say.
 
-Every member is polled for its events; each answer is a heartbeat. A member that does not answer for too long counts as gone.
+Every member is polled for its events; each answer is a heartbeat. Silence is reported; the detection policy says what it means.
 Later events of a member that is gone are ignored.
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.faulttol import Death, HeartbeatMonitor, Suspicion
+from tailrace.faulttol import HeartbeatMonitor
 from tailrace.pipeline.errors import DeadlineError, StaleEpochError, SupersededError
 from tailrace.pipeline.executor.answers import Answers
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
@@ -29,7 +29,7 @@ class Membership:
         host: starts the members.
         deployment: how each role is started.
         waits: the executor's waits.
-        tell: takes events about members (up, down, suspect).
+        tell: takes events about members (up, down, silent).
         heard: takes the members' own events.
     """
 
@@ -48,7 +48,7 @@ class Membership:
         self.answers = Answers(waits, deployment.deadlines, self.failed)
         self._host, self._waits, self._tell, self._hear = host, waits, tell, heard
         self._time, self._deadlines = host.time, deployment.deadlines
-        self._heartbeats = HeartbeatMonitor(self._deadlines.suspect_s, self._deadlines.silent_s)
+        self._heartbeats = HeartbeatMonitor(self._deadlines.suspect_s)
 
     def ranks(self, role: str, id_: str) -> list[Running]:
         """A running member, for a trainer with its further ranks; empty if it does not run."""
@@ -136,16 +136,19 @@ class Membership:
     # ---- signs of life --------------------------------------------------------------------------------------------
 
     def watch(self, now: float) -> None:
-        """Report members that are silent for too long as suspects, then end them."""
+        """Report members that have been silent for longer than they should, and those that answer again.
+
+        The trainer is as silent as the most silent of its ranks.
+        """
+        told: dict[tuple[str, str], None] = {}
         for notice in self._heartbeats.check(now):
             role, _, id_ = notice.member.partition(" ")
             running = self.running.get((role, id_))
-            if running is None:
-                continue
-            if isinstance(notice, Suspicion):
-                self._tell(c.Suspect(running.role, running.leader, notice.silent_s))
-            elif isinstance(notice, Death):
-                self._down(running, f"silent for {notice.silent_s:.0f} s", c.Cause.SILENT)
+            if running is not None:
+                told[running.role, running.leader] = None
+        for role, id_ in told:
+            silent_s = max(self._heartbeats.silent_s(rank.name, now) for rank in self.ranks(role, id_))
+            self._tell(c.Silent(role, id_, silent_s))
 
     def _wake(self, number: int, _: Answer) -> None:
         self._waits.wake(number)

@@ -25,7 +25,6 @@ from typing import Any
 from tailrace.contracts import (
     Accumulate,
     Accumulated,
-    Activity,
     Checkpoint,
     Command,
     Durable,
@@ -43,12 +42,11 @@ from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower
 from tailrace.pipeline.roles.shards import Shards
+from tailrace.pipeline.roles.trainer_activity import TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.worker import Worker
 from tailrace.trainer.metrics import merge_metrics
 
-_PHASES: dict[type, str] = {Step: "training", Accumulate: "training", Publish: "publishing", Checkpoint: "saving"}
-_IDLE = "idle"
 _CLOSE_S = 5.0
 _PREDECESSOR_S = 30.0
 _one_at_a_time = threading.Lock()
@@ -104,7 +102,7 @@ class TrainerRole:
             raise
         self._data, self._data_timeout_s = data, data_timeout_s
         self._checkpoints, self._save_timeout_s = checkpoints, save_timeout_s
-        self._held, self._member = held, member
+        self._held = held
         self._made: int | None = (
             None  # version of the last step; a checkpoint's weights may be published as a newer version
         )
@@ -114,8 +112,10 @@ class TrainerRole:
         self._cell, self._place = divmod(rank, world_size // cells)
         self._cells = cells
         self._saves: list[threading.Thread] = []
-        self._phase, self._finished = _IDLE, 0
-        self._slowest_s: dict[str, float] = {}
+        watch = getattr(self._backend, "watch_micro_batches", None)
+        self._activity = TrainerActivity(member, self._tell, watched=watch is not None)
+        if watch is not None:
+            watch(self._activity.ended_micro_batch)
         self._worker = Worker(f"trainer-{rank}", self._run)
         self._shards = Shards(self._backend, transfer, rank, incarnation) if world_size > 1 else None
         self._publishing: Publishing | None = None
@@ -212,19 +212,11 @@ class TrainerRole:
                 raise RoleError(f"the trainer got {type(command).__name__} {command.seq}, which is not its own")
 
     def _run(self, command: Command) -> None:
-        phase, began = _PHASES.get(type(command), _IDLE), time.monotonic()
-        self._at(phase)
+        self._activity.begins(command)
         self.carry_out(command)
-        self._finished += 1
-        self._slowest_s[phase] = max(self._slowest_s.get(phase, 0.0), time.monotonic() - began)
+        self._activity.ended(command)
         if not self._worker.waiting:
-            self._at(_IDLE)
-
-    def _at(self, phase: str) -> None:
-        if phase != self._phase:
-            self._phase = phase
-            slowest_s = self._slowest_s.get(phase, 0.0)
-            self._tell(Activity("trainer", self._member, phase, self._finished, slowest_s=slowest_s))
+            self._activity.idle()
 
     def _tell(self, event: Event) -> None:
         if self._publishing is not None:

@@ -85,10 +85,10 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         "batching": {"samples": pipeline.samples_per_prompt},
         "provisioning": {"count": config.rollout.replicas},
     }
-    known = {**cost_facts(config), **stream_facts(config), **device_facts(config)}
+    known = {**cost_facts(config), **stream_facts(config), **device_facts(config), "silent_s": config.deadlines.silent_s}
     policies: dict[str, Any] = {}
     gathered = Gathered()
-    for axis in (*AXES, "sampler"):
+    for axis in (*AXES, "detection", "sampler"):
         with gathered.check():
             policies[axis] = build_policy(axis, getattr(pipeline, axis), given.get(axis), known)
     if pipeline.eviction is not None:

@@ -39,8 +39,12 @@ class Incidents:
             match event:
                 case c.Struck(role=role, id=id_, kind=kind):
                     lines.append(f"scripted fault: {role} {id_} {_STRUCK.get(kind, kind)}")
-                case c.Suspect(role=role, id=id_, silent_s=silent_s):
-                    lines.append(f"{role} {id_} has not answered for {silent_s:.0f} s")
+                case c.Silent(role=role, id=id_, silent_s=silent_s):
+                    lines.append(
+                        f"{role} {id_} has not answered for {silent_s:.0f} s"
+                        if silent_s
+                        else f"{role} {id_} answers again"
+                    )
                 case c.Down(role=role, id=id_, cause=cause, reason=reason) if cause is not c.Cause.STOPPED:
                     down.add((role, id_))
                     self._out.setdefault((role, id_), now)
@@ -65,10 +69,8 @@ class Incidents:
                 continue
             key, reason = (command.role, command.id), command.reason
             member, then = f"{command.role} {command.id}", _what_then((command.role, command.id), commands)
-            if reason.why is c.Why.STILL:
-                lines.append(
-                    f"{member} stood still for {reason.numbers.get('still_s', 0):.0f} s with work in flight; {then}"
-                )
+            if reason.why in c.SUSPICIONS:
+                lines.append(f"{member} {_suspected(reason)}; {then}")
             elif reason.why is c.Why.MACHINE:
                 lines.append(f"{member} leaves machine {reason.who}, which is given up; {then}")
             else:
@@ -83,6 +85,16 @@ class Incidents:
             return []
         often = "" if self._unscored == 1 else f" (failure {self._unscored:,})"
         return [f"trajectory {event.trajectory} could not be scored{often}: {event.reason}"]
+
+
+def _suspected(reason: c.Reason) -> str:
+    """What it is taken for down for."""
+    if reason.why is c.Why.STILL:
+        return f"stood still for {reason.numbers.get('still_s', 0):.0f} s with work in flight"
+    if reason.why is c.Why.HYBRID:
+        return f"shares devices with replica {reason.who}, which does nothing any more"
+    alone = "did not answer" if reason.why is c.Why.SILENT else f"and all others on machine {reason.who} did not answer"
+    return f"{alone} for {reason.numbers.get('silent_s', 0):.0f} s"
 
 
 def _by_plan(command: c.Command) -> list[str]:

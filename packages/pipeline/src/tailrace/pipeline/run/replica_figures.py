@@ -9,7 +9,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.run.eventlog import Instant
 
-_FAILED = frozenset({c.Why.FAILED, c.Why.STILL, c.Why.MACHINE})
+_FAILED = frozenset({c.Why.FAILED, c.Why.MACHINE, *c.SUSPICIONS})
 
 
 class ReplicaFigures:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tailrace import contracts as c
-from tailrace.faulttol import parse_fault
+from tailrace.faulttol import RoleAware, parse_fault
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import Deployment
@@ -56,10 +57,11 @@ class RealRuns:
             changed: changes how roles are started.
         """
         spec = spec or make_spec()
+        if any(text.startswith("hang") for text in faults):
+            spec = replace(spec, detection=RoleAware(silent_s=6.0))
         controller = Controller(spec, relays=relays)
-        silent_s = 6.0 if any(text.startswith("hang") for text in faults) else 30.0
         deployment = make_deployment(
-            root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, cells=spec.cells, silent_s=silent_s
+            root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, cells=spec.cells
         )
         executor = self._executor(0.0, changed(deployment), observer)
         try:

@@ -173,7 +173,6 @@ def make_deployment(
     lr: float = 1e-2,
     ranks: int = 1,
     cells: int = 1,
-    silent_s: float = 30.0,
 ) -> Deployment:
     """A deployment of all roles, with files in a directory.
 
@@ -186,7 +185,6 @@ def make_deployment(
         lr: the trainer's learning rate.
         ranks: number of trainer processes; more than one only on a host whose members are processes.
         cells: cells that they form.
-        silent_s: seconds until a member that says nothing counts as dead; the default outlasts a busy machine.
     """
     from tailrace.trainer import TrainerConfig
 
@@ -248,9 +246,7 @@ def make_deployment(
         trainer_ranks=ranks,
         trainer_cells=cells,
         rendezvous=rendezvous,
-        deadlines=Deadlines(
-            start_s=120, step_s=60, publish_s=60, pull_s=60, score_s=60, suspect_s=2, silent_s=silent_s
-        ),
+        deadlines=Deadlines(start_s=120, step_s=60, publish_s=60, pull_s=60, score_s=60, suspect_s=2),
     )
 
 

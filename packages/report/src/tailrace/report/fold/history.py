@@ -360,7 +360,7 @@ class History(TurnHistory):
 
     def _on_stop(self, command: c.Stop) -> None:
         member = self.member(command.role, command.id)
-        if command.reason.why is c.Why.STILL:
+        if command.reason.why in c.SUSPICIONS:
             self._lose(member)
             self._fault(member, why(command.reason))
         else:

@@ -53,7 +53,7 @@ _HELD = {
 Key = tuple[str, str]
 """A member: its role and its id."""
 
-_BY_ROLE = (c.Start, c.Restart, c.Stop, c.Up, c.Down, c.Suspect)
+_BY_ROLE = (c.Start, c.Restart, c.Stop, c.Up, c.Down, c.Silent)
 _BY_REPLICA = (c.Interrupted, c.Pulled, c.PullFailed, c.Route, c.Interrupt, c.Pull, c.Resize, c.Lend, c.Return)
 _BY_TRAINER = (c.Accumulate, c.Accumulated, c.Step, c.Stepped, c.Publish, c.Published)
 _ABOUT: dict[type, Callable[[Any], Key]] = {
@@ -67,7 +67,7 @@ _MARKED = {
     c.Stop,
     c.Restart,
     c.Up,
-    c.Suspect,
+    c.Silent,
     c.PullFailed,
     c.Published,
     c.Resumed,
@@ -225,7 +225,7 @@ class Timeline:
             case c.Up(role=role, id=member) if (role, member) in self._restarting:
                 waited_s = now - self._restarting.pop((role, member))
                 mark(MarkKind.RESTART, role, member, f"up again after {waited_s:.1f} s")
-            case c.Suspect(role=role, id=member, silent_s=silent_s):
+            case c.Silent(role=role, id=member, silent_s=silent_s) if silent_s:
                 mark(MarkKind.SUSPECT, role, member, f"silent for {silent_s:.1f} s")
             case c.PullFailed(replica=member, version=version, reason=reason):
                 mark(MarkKind.PULL_FAILED, REPLICA, member, f"version {version}: {reason}")

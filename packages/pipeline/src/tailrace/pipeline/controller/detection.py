@@ -1,0 +1,127 @@
+"""Asks the detection policy who counts as down, and tells recovery.
+
+Silent, Activity, Snapshot ... ──► what was heard of each member, and when ──Signs──► policy ──Suspected──► Failures
+
+looks at    a tick: every `look_s` of the policy, and at each while a member is silent or says that it stands still
+            an `Activity` that says so
+"""
+
+from __future__ import annotations
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.failures import Failures
+from tailrace.pipeline.controller.fleet import Replicas
+from tailrace.pipeline.controller.members import REPLICA, TRAINER, Members, MemberState, down
+from tailrace.pipeline.controller.plugin_faults import answered, listed
+from tailrace.pipeline.controller.trainer_state import TrainerState
+
+_TEXTS = {
+    c.Why.STILL: "stood still for {still_s:.0f} s with work in flight",
+    c.Why.SILENT: "silent for {silent_s:.0f} s",
+    c.Why.MACHINE_SILENT: "nobody on its machine has answered for {silent_s:.0f} s",
+    c.Why.HYBRID: "a replica on its devices does nothing any more",
+}
+_SILENCES = (c.Why.SILENT, c.Why.MACHINE_SILENT)
+_TRAINING = ("", "training")
+
+
+class Detection:
+    """Owns when members showed signs of life, as far as the members themselves do not.
+
+    Args:
+        policy: the detection policy.
+        members: all members.
+        fleet: the replicas' loads.
+        trainer: the trainer's state.
+        failures: is told who counts as down.
+    """
+
+    def __init__(
+        self, policy: c.DetectionPolicy, members: Members, fleet: Replicas, trainer: TrainerState, failures: Failures
+    ) -> None:
+        self._policy, self._members, self._fleet, self._trainer = policy, members, fleet, trainer
+        self._failures = failures
+        self._next_s = 0.0
+        self._idle = True  # whether the trainer had nothing to train on at the last look
+
+    def heard(self, event: c.Activity, now: float) -> None:
+        """Take in what a member says of itself, and look at once if it stands still."""
+        self._members.says(event, now)
+        if event.still_s > 0:
+            self._look(now)
+
+    def silent(self, event: c.Silent, now: float) -> None:
+        """Take in that a member does not answer, or answers again."""
+        self._members.silent(event, now)
+
+    def tick(self, now: float) -> None:
+        """Look, if it is time."""
+        if now >= self._next_s or self._members.alarming:
+            self._next_s = now + self._policy.look_s
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        policy, signs = self._policy, self._signs(now)
+        for suspected in listed("detection", policy, "suspects", policy.suspects(signs), c.Suspected):
+            member = self._members.get(suspected.role, suspected.id)
+            if member is None:
+                raise answered("detection", policy, "suspects", suspected, "a member whose signs were given")
+            if member.health is c.Health.UP:
+                self._failures.went_down(_down(member, suspected.reason), now, suspected.reason)
+
+    def _signs(self, now: float) -> list[c.Signs]:
+        idle, self._idle = self._idle, self._trainer.making is None
+        found = []
+        for member in self._members.states.values():
+            if member.health is not c.Health.UP:
+                continue
+            silent_s = 0.0 if member.heard_s is None else now - member.heard_s
+            if member.role == REPLICA:
+                found.append(self._replica(member, silent_s, now))
+            elif member.role == TRAINER:
+                if idle or self._idle:  # it was given work since, or has none
+                    member.moved_s = now
+                phase = "idle" if self._idle and member.phase in _TRAINING else member.phase or "training"
+                found.append(self._plain(member, phase, silent_s, now - member.moved_s))
+            else:
+                found.append(self._plain(member, member.phase, silent_s, 0.0))
+        return found
+
+    def _replica(self, member: MemberState, silent_s: float, now: float) -> c.Signs:
+        replica = self._fleet.replicas[member.id]
+        work = len(replica.assigned)
+        phase = member.phase if member.still_s else "generating" if work else "idle"
+        if replica.pulling is not None:
+            phase = "pulling"
+        return c.Signs(
+            member.role,
+            member.id,
+            member.machine,
+            phase,
+            work,
+            len(replica.away),
+            silent_s,
+            member.still_s,
+            member.slowest_s,
+            now - max(member.moved_s, replica.moved_s),
+            bool(replica.cells),
+        )
+
+    @staticmethod
+    def _plain(member: MemberState, phase: str, silent_s: float, quiet_s: float) -> c.Signs:
+        return c.Signs(
+            member.role,
+            member.id,
+            member.machine,
+            phase,
+            silent_s=silent_s,
+            still_s=member.still_s,
+            slowest_s=member.slowest_s,
+            quiet_s=quiet_s,
+        )
+
+
+def _down(member: MemberState, reason: c.Reason) -> c.Down:
+    """What the executor would report if it had found the member down itself."""
+    text = _TEXTS.get(reason.why, "suspected by the detection policy").format_map(reason.numbers)
+    return down(member, text, c.Cause.SILENT if reason.why in _SILENCES else c.Cause.STILL)
