@@ -39,7 +39,8 @@ def test_a_batch_in_one_go_and_in_parts(make_trainer, data, gather):
     events = gather(role, lambda events: fold(events, Stepped) and phases(events)[-1][0] == "idle", "a step")
     (stepped,) = fold(events, Stepped)
     assert (stepped.version, stepped.answers, stepped.metrics["trajectories"]) == (1, 1, 8.0)
-    assert phases(events) == [("training", 0), ("idle", 1)]
+    assert [phase for phase, _ in phases(events)] == ["training", "idle"]
+    assert phases(events)[1][1] >= 2  # micro-batches, of two mini-batches
     assert data.consumed == [(1, [*data.batch(0), *data.batch(1)])]
 
     role.submit([Accumulate(2, 2, data.batch(2)), Accumulate(3, 2, data.batch(3)), Step(4, 2, (data.batch(4),))])
