@@ -85,7 +85,12 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         "batching": {"samples": pipeline.samples_per_prompt},
         "provisioning": {"count": config.rollout.replicas},
     }
-    known = {**cost_facts(config), **stream_facts(config), **device_facts(config), "silent_s": config.deadlines.silent_s}
+    known = {
+        **cost_facts(config),
+        **stream_facts(config),
+        **device_facts(config),
+        "silent_s": config.deadlines.silent_s,
+    }
     policies: dict[str, Any] = {}
     gathered = Gathered()
     for axis in (*AXES, "detection", "sampler"):
