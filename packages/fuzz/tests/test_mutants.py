@@ -1,6 +1,7 @@
 """Fuzzing finds bugs that are planted, says which invariant they break, and shrinks the schedule that shows them."""
 
 import pytest
+from attach_mutants import ATTACH_MUTANTS
 from executor_mutants import EXECUTOR_MUTANTS
 from mutants import MUTANTS
 from turn_mutants import TURN_MUTANTS
@@ -20,7 +21,7 @@ FIRST = {
     "a route sent before its discard": 296,
     "a late route that begins what was dropped": 74,
 }
-ALL = {**MUTANTS, **EXECUTOR_MUTANTS, **TURN_MUTANTS}
+ALL = {**MUTANTS, **EXECUTOR_MUTANTS, **TURN_MUTANTS, **ATTACH_MUTANTS}
 # Shrinking repeats their runs, which are long.
 LONG = {"a chain that keeps a dead relay", "a route sent before its discard", "a poll without deadline"}
 

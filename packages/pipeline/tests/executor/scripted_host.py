@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from tailrace import contracts as c
 from tailrace.pipeline.executor.deployment import Deadlines, Deployment
 from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.executor.seam import RoleSpec
 
 ROLES = ("data", "scorer", "relay", "trainer", "replica", "ranker", "environment")
@@ -105,6 +106,11 @@ class ScriptedHost:
         self.members[role, id_] = member
         return member
 
+    def find(self, role, id_, incarnation):
+        member = self.members.get((role, id_))
+        found = member is not None and member.incarnation == incarnation and not member.killed
+        return member if found else None
+
     def caller(self, role, id_="0"):
         return f"caller of {role} {id_}"
 
@@ -175,6 +181,18 @@ class Driven:
                     member.says()
             self.settle()
             self.executor._loop(iter([False, True]).__next__)
+
+    def replaced(self):
+        """The controller dies, and another executor attaches to its members with what the log says."""
+        roster = Roster()
+        for (_, events, commands), heard in zip(self.log.instants, self.log.heard, strict=True):
+            roster.note(events, commands, heard)
+        for member in self.host.members.values():  # nobody hears what it answers to the dead one's question
+            member.calls = [call for call in member.calls if call[0] != "events"]
+        self.host.epoch += 1
+        self.executor = Executor(self.host, self.executor.deployment)
+        first = c.Attached(self.host.epoch)
+        self.executor.run(self.controller, self.log, first=first, attached=roster, until=lambda: True)
 
     def up(self, *members):
         """Start these and return them."""

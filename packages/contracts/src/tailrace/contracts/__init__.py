@@ -37,6 +37,7 @@ from tailrace.contracts.errors import CodecError, PluginError, TailraceError, ex
 from tailrace.contracts.events import (
     Accumulated,
     Activity,
+    Attached,
     Cause,
     Discarded,
     Down,
@@ -224,6 +225,7 @@ __all__ = [
     "Restart",
     "Resume",
     "Resumed",
+    "Attached",
     "Return",
     "ReturnReplica",
     "RoundRecord",

@@ -333,6 +333,19 @@ class Resumed:
     replicas: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """Another controller took the place of one that died, and attached to the members, which lived on.
+
+    Args:
+        epoch: counts the controllers of the run, from 1.
+        away_s: seconds since the last instant of the one that died.
+    """
+
+    epoch: int
+    away_s: float = 0.0
+
+
 Event = (
     Snapshot
     | Finished
@@ -360,4 +373,5 @@ Event = (
     | Activity
     | Tick
     | Resumed
+    | Attached
 )

@@ -38,6 +38,7 @@ from tailrace.pipeline.executor.deployment import (
     Deployment,
 )
 from tailrace.pipeline.executor.executor import Executor, Observer
+from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.executor.seam import RoleSpec
 
 IDLE_TICKS = 2_000  # a fleet in which so long nothing is under way will never move again
@@ -160,8 +161,12 @@ class Simulation:
         """Events that the controller took in."""
         return self.log.handled
 
-    def run(self, first: c.Event | None = None) -> None:
+    def run(self, first: c.Event | None = None, attached: Roster | None = None) -> None:
         """Run to the end, or until the controller fails.
+
+        Args:
+            first: the first event, see `Executor.run`.
+            attached: what a controller that died had under way.
 
         Raises:
             StalledError: nothing is under way and nothing will be.
@@ -171,7 +176,12 @@ class Simulation:
         batches, rows = self.fleet.batches or math.inf, self.world.recorder.rows
         try:
             self.executor.run(
-                self.controller, self.log, first=first, faults=self.fleet.faults, until=lambda: len(rows) >= batches
+                self.controller,
+                self.log,
+                first=first,
+                faults=self.fleet.faults,
+                until=lambda: len(rows) >= batches,
+                attached=attached,
             )
         except RunFailedError:
             pass  # the result says why

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 from tailrace.contracts import BatchingPolicy, Progress
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
-from tailrace.fuzz.faults import BreakKind
+from tailrace.fuzz.faults import BreakKind, Moment
 from tailrace.fuzz.policies import (
     APART,
     NEWER,
@@ -135,6 +136,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
                 for _ in range(many)
             ]
         )
+    content["faults"] += tuple(_attaches(Random(f"tailrace fuzz {seed}, controllers"), pipeline["steps"], step_s))
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
@@ -291,6 +293,20 @@ def _of_an_environment(random: Random, members: int, steps: int, step_s: float) 
     kind, member = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), str(random.randrange(members))
     at_step, after_s = random.randint(0, steps - 1), round(random.random() * step_s, 3)
     return {"kind": kind, "role": "environment", "member": member, "at_step": at_step, "after_s": after_s}
+
+
+def _attaches(random: Random, steps: int, step_s: float) -> Iterator[dict[str, Any]]:
+    """In some cases controllers die and others attach, at any moment of their work."""
+    if random.random() >= SHARE_OF_NEWER:
+        return
+    for _ in range(random.choice([1, 1, 2, 4])):
+        yield {
+            "kind": BreakKind.ATTACH,
+            "at_step": random.randint(0, steps - 1),
+            "after_s": round(random.choice([0.0, 0.5, 2.0]) * random.random() * step_s, 3),
+            "for_s": random.choice([0.0, 0.2, 3.0]),
+            "moment": random.choice(list(Moment)),
+        }
 
 
 def _of_the_ranker(random: Random, steps: int, step_s: float) -> dict[str, Any]:

@@ -27,6 +27,8 @@ class BreakKind(StrEnum):
     BROKEN_SCORING: nothing can be scored for `for_s` seconds.
     REPLAY: the controller dies alone; its log rebuilds it, and the rebuilt one goes on.
     CRASH: the driver dies with every role; the log rebuilds the controller, the stores say what survived.
+    ATTACH: the controller dies at its `moment`, and the roles live on; after `for_s` seconds another one replays its log and
+        attaches. A little later the first one wakes up, and is refused.
     """
 
     KILL = "kill"
@@ -40,6 +42,17 @@ class BreakKind(StrEnum):
     BROKEN_SCORING = "broken-scoring"
     REPLAY = "replay"
     CRASH = "crash"
+    ATTACH = "attach"
+
+
+class Moment(StrEnum):
+    """Where in its work a controller dies: between two instants, or at the next one before it is in the log, before any of its
+    commands is sent, or before one of them that follows the first."""
+
+    BETWEEN = "between"
+    BEFORE_LOG = "before-log"
+    AFTER_LOG = "after-log"
+    SENDING = "sending"
 
 
 class CaseFault(BaseModel):
@@ -51,6 +64,7 @@ class CaseFault(BaseModel):
         for_s: how long, where the kind lasts.
         speed: of a slow member, 1.0 as modelled.
         count: how often, where the kind says so.
+        moment: where a controller dies that another one replaces.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -62,6 +76,7 @@ class CaseFault(BaseModel):
     for_s: Seconds = 0.0
     speed: Annotated[float, Field(gt=0, le=1)] = 1.0
     count: Annotated[int, Field(ge=1)] = 1
+    moment: Moment = Moment.BETWEEN
 
     def scripted(self) -> Fault | None:
         """The same for a real executor, at the step after which it strikes; None for what cannot be scripted there.

@@ -7,6 +7,8 @@ from random import Random
 
 from tailrace.contracts import CallFailed, Command, Event, Finished, Scored, Turned, TurnEnded
 from tailrace.fuzz.case import MessagesCase
+from tailrace.fuzz.deaths import Deaths
+from tailrace.fuzz.faults import Moment
 from tailrace.pipeline.executor.deployment import REPLICA
 
 _REPEATED = (Finished, Scored, TurnEnded, Turned, CallFailed)
@@ -19,9 +21,11 @@ class Messages:
 
     Args:
         random: draws delays and repetitions.
+        deaths: of the controller, which may come before a command is sent.
     """
 
-    def __init__(self, case: MessagesCase, random: Random) -> None:
+    def __init__(self, case: MessagesCase, random: Random, deaths: Deaths) -> None:
+        self._deaths = deaths
         self._delay_s, self._repeat, self._random = case.delay_s, case.repeat, random
         self._last_s: dict[tuple[str, str, str], float] = {}
         self._closed_until_s: dict[tuple[str, str], float] = {}
@@ -29,6 +33,7 @@ class Messages:
     def commands(
         self, role: str, member: str, commands: Sequence[Command], now: float
     ) -> list[tuple[float, list[Command]]]:
+        self._deaths.at(Moment.SENDING)
         if role != REPLICA:
             return [(self._in_order("to", role, member, now), list(commands))]
         arrivals = []

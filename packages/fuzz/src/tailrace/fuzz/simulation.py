@@ -18,13 +18,17 @@ from tailrace.fuzz.case import Case
 from tailrace.fuzz.checks.checker import Checker
 from tailrace.fuzz.checks.data_plane import DataPlane
 from tailrace.fuzz.checks.lineage import Lineage
+from tailrace.fuzz.deaths import ControllerDiedError, Deaths, LastWords, MortalLog, wakes
+from tailrace.fuzz.faults import CaseFault, Moment
 from tailrace.fuzz.members import FuzzModels
 from tailrace.fuzz.messages import Messages
 from tailrace.fuzz.policies import NONE, Policies
 from tailrace.fuzz.store import Store
 from tailrace.fuzz.strikes import Strikes
+from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import Deadlines
 from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.executor.roster import Roster
 
 
 class FuzzSimulation:
@@ -48,10 +52,12 @@ class FuzzSimulation:
             ends_in_environment=case.ends_in_environment,
         )
         world = World(fleet, tokens=store, injuries=Injuries(kept_versions=case.weights.keep), reorders=True)
-        messages = Messages(case.messages, random)
+        self._deaths = Deaths()
+        messages = Messages(case.messages, random, self._deaths)
         patience_s = case.patience_s(fleet.samples)
         deadlines = Deadlines.all(patience_s, suspect_s=fleet.delays.hang_s / 2)
         self.case = case
+        self._all_logged = True  # whether the log has all that the controller decided
         self._changes = Random(f"changes in case {case.seed}")
         self.simulation = Simulation(
             fleet,
@@ -69,11 +75,12 @@ class FuzzSimulation:
                 environments=case.environments,
             ),
             deadlines=dataclasses.replace(deadlines, call_s=min(patience_s, case.call_s)),
+            log=MortalLog(self._deaths),
         )
         self.checker = Checker(case, self.simulation, plane)
-        self.simulation.observers.append(self.checker)
+        self.simulation.observers += [self.checker, LastWords(self._deaths)]
         self.simulation.executor = self._executor()
-        self.strikes = Strikes(case.faults, self.simulation, messages, self.checker.replay)
+        self.strikes = Strikes(case.faults, self.simulation, messages, self.checker.replay, self._deaths)
         self.checker.stepped, self.checker.silenced = self.strikes.reached, self.strikes.silenced
 
     def run(self) -> None:
@@ -83,13 +90,36 @@ class FuzzSimulation:
             InvariantError: an invariant does not hold.
         """
         self.strikes.reached(0)
-        first: c.Event | None = None
+        died: DriverDiedError | None = None
         while True:
             try:
-                self.simulation.run(first)
+                if isinstance(died, ControllerDiedError):
+                    self._attach(died.fault)
+                else:
+                    self.simulation.run(None if died is None else self._crash())
                 return
-            except DriverDiedError:
-                first = self._crash()
+            except DriverDiedError as error:
+                died = error
+                if isinstance(error, ControllerDiedError) and error.fault.moment is Moment.BEFORE_LOG:
+                    self._all_logged = False
+
+    def _attach(self, fault: CaseFault) -> None:
+        """Another controller takes the place of one that died: it replays the log, and runs to the end.
+
+        Meanwhile members go on, and what they say to nobody is told again. A little later the first one wakes up.
+        """
+        simulation, time, dead = self.simulation, self.simulation.world.time, self.simulation.executor
+        until_s = simulation.now + fault.for_s
+        while simulation.now < until_s:
+            time.wait(until_s)
+        simulation.controller = self._rebuilt()
+        simulation.host.epoch += 1
+        simulation.executor = self._executor()
+        roster = Roster()
+        for (_, events, commands), heard in zip(simulation.log.instants, simulation.log.heard, strict=True):
+            roster.note(events, commands, heard)
+        time.at(simulation.now + 0.5 * simulation.host.poll_s, wakes, dead)
+        simulation.run(c.Attached(simulation.host.epoch, fault.for_s), attached=roster)
 
     def _crash(self) -> c.Resumed:
         """The driver dies with every role. What it had heard is in the log; the store says what survived.
@@ -97,7 +127,7 @@ class FuzzSimulation:
         Every other time the run goes on with more steps or another number of replicas.
         """
         simulation = self.simulation
-        simulation.controller = self.checker.rebuild()
+        simulation.controller = self._rebuilt()
         simulation.host.close()
         simulation.host.reporting.clear()
         simulation.host.unreachable_until_s.clear()
@@ -109,6 +139,10 @@ class FuzzSimulation:
             steps = simulation.controller.view.steps + self._changes.choice([0, 1, 2])
             replicas = self._changes.randint(1, self.case.replicas + 1)
         return c.Resumed(tuple(simulation.world.disk), steps, replicas)
+
+    def _rebuilt(self) -> Controller:
+        compared, self._all_logged = self._all_logged, True
+        return self.checker.rebuild(compared=compared)
 
     def _executor(self) -> Executor:
         simulation = self.simulation

@@ -9,6 +9,7 @@ from tailrace.faulttol import FaultKind as Injury
 from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.host import VirtualMember
 from tailrace.fleetsim.simulator import Simulation
+from tailrace.fuzz.deaths import Deaths
 from tailrace.fuzz.faults import BreakKind, CaseFault
 from tailrace.fuzz.messages import Messages
 from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
@@ -23,12 +24,18 @@ class Strikes:
 
     Args:
         replay: the controller dies alone, and its log rebuilds it.
+        deaths: of the controller, whose members live on.
     """
 
     def __init__(
-        self, faults: tuple[CaseFault, ...], simulation: Simulation, messages: Messages, replay: Callable[[], None]
+        self,
+        faults: tuple[CaseFault, ...],
+        simulation: Simulation,
+        messages: Messages,
+        replay: Callable[[], None],
+        deaths: Deaths,
     ) -> None:
-        self._simulation, self._messages, self._replay = simulation, messages, replay
+        self._simulation, self._messages, self._replay, self._deaths = simulation, messages, replay, deaths
         self._waiting = list(faults)
         self._due: list[tuple[float, CaseFault]] = []
         self.struck: Counter[str] = Counter()
@@ -78,6 +85,8 @@ class Strikes:
                 self._replay()
             case BreakKind.CRASH:
                 raise DriverDiedError
+            case BreakKind.ATTACH:
+                self._deaths.strike(fault)
 
     def _part(self, member: VirtualMember, fault: CaseFault) -> None:
         """Nothing gets to a member or away from it, its heartbeat neither."""

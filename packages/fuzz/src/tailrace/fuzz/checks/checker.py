@@ -13,7 +13,7 @@ from tailrace.fuzz.checks.bookkeeping import check_books
 from tailrace.fuzz.checks.data_plane import DataPlane
 from tailrace.fuzz.checks.devices import Devices
 from tailrace.fuzz.checks.progress import PROGRESS, LivenessCheck
-from tailrace.fuzz.checks.rebuild import rebuild, same_commands
+from tailrace.fuzz.checks.rebuild import rebuild, replayed, same_commands
 from tailrace.fuzz.checks.training import ONCE, Training
 from tailrace.fuzz.checks.turns import Turns
 from tailrace.fuzz.checks.versions import VersionCheck
@@ -21,6 +21,8 @@ from tailrace.fuzz.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor
+
+RESTARTS = "a controller that attaches restarts nobody"
 
 
 class Checker:
@@ -78,6 +80,8 @@ class Checker:
             self.progress.seen(event, now)
             if isinstance(event, c.Down) and event.reason.startswith("silent for"):
                 self._check_silent(event)
+            elif isinstance(event, c.Attached):
+                _check_attached(events, commands)
         controller = self._simulation.controller
         self.versions.routes([command for command in commands if isinstance(command, c.Route)])
         for command in commands:
@@ -115,12 +119,18 @@ class Checker:
         if left:
             raise InvariantError(ONCE, f"at the end the store still holds {left!r:.120}, which were dropped")
 
-    def rebuild(self) -> Controller:
+    def rebuild(self, *, compared: bool = True) -> Controller:
         """The driver died: another controller from its log. The one that died decides on beside it, for comparison.
+
+        Args:
+            compared: whether the log has all that it decided; if not, the two need not be equal.
 
         Raises:
             InvariantError: the rebuilt one is not the same.
         """
+        if not compared:
+            self._shadow = None
+            return replayed(self._simulation.fleet, self._simulation.log.instants)
         self._shadow = self._simulation.controller
         return self._rebuilt(from_file=True)
 
@@ -166,3 +176,10 @@ class Checker:
             self.training.abort(command, controller)
             self.devices.abort(command)
             self.turns.abort(command)
+
+
+def _check_attached(events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
+    down = {(event.role, event.id) for event in events if isinstance(event, c.Down)}
+    restarted = {(command.role, command.id) for command in commands if isinstance(command, c.Restart)}
+    if restarted - down:
+        raise InvariantError(RESTARTS, f"it restarts {sorted(restarted - down)!r:.120}, which did not die")

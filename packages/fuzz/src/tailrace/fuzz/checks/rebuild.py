@@ -26,16 +26,26 @@ def rebuild(
     Raises:
         InvariantError: its state is not, byte for byte, that of the one which died.
     """
-    rebuilt = Controller(fleet.spec, relays=fleet.relays)
-    try:
-        for now, events in _read(log) if from_file else ((now, events) for now, events, _ in log):
-            rebuilt.handle_all(events, now)
-    except Exception as error:
-        raise InvariantError(REBUILT, f"replaying {len(log)} instants: {type(error).__name__}: {error}") from error
+    rebuilt = replayed(fleet, log, from_file=from_file)
     found, wanted = state_bytes(rebuilt), state_bytes(expected)
     if found != wanted:
         raise InvariantError(REBUILT, f"its state differs after {len(log)} instants: {_difference(found, wanted)}")
     return rebuilt
+
+
+def replayed(fleet: SimulatedFleet, log: Sequence[Instant], *, from_file: bool = True) -> Controller:
+    """A new controller that was given the log, see `rebuild`.
+
+    Raises:
+        InvariantError: it does not take it.
+    """
+    controller = Controller(fleet.spec, relays=fleet.relays)
+    try:
+        for now, events in _read(log) if from_file else ((now, events) for now, events, _ in log):
+            controller.handle_all(events, now)
+    except Exception as error:
+        raise InvariantError(REBUILT, f"replaying {len(log)} instants: {type(error).__name__}: {error}") from error
+    return controller
 
 
 def _read(log: Sequence[Instant]) -> Iterator[tuple[float, list[Event]]]:

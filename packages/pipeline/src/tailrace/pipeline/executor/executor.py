@@ -23,12 +23,14 @@ from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import DeadlineError, RunFailedError
 from tailrace.pipeline.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER, Deployment
 from tailrace.pipeline.executor.injection import Injection
-from tailrace.pipeline.executor.membership import Key, Membership
+from tailrace.pipeline.executor.membership import Membership
+from tailrace.pipeline.executor.roster import Key, Roster
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import Caller, Host
 from tailrace.pipeline.executor.waits import Waits
 
 _log = logging.getLogger(__name__)
+_NUMBERS_BITS = 40  # of waits: an answer that a controller waited for which is gone must not be taken for another's
 
 
 class Log(Protocol):
@@ -68,7 +70,7 @@ class Executor:
 
     def __init__(self, host: Host, deployment: Deployment, *, observers: Sequence[Observer] = ()) -> None:
         self.host, self._time, self._observers = host, host.time, list(observers)
-        self._waits = Waits(host.time.wake)
+        self._waits = Waits(host.time.wake, host.epoch << _NUMBERS_BITS)
         self._news: list[c.Event] = []
         self.membership = Membership(host, deployment, self._waits, tell=self._tell, heard=self._heard)
         self._answers = self.membership.answers
@@ -131,6 +133,7 @@ class Executor:
         first: c.Event | None = None,
         faults: Sequence[Fault] = (),
         until: Callable[[], bool] = lambda: False,
+        attached: Roster | None = None,
     ) -> None:
         """Run a controller to its end. Members stay up, so it may be called again with another controller.
 
@@ -140,6 +143,7 @@ class Executor:
             first: the first event; a tick if None.
             faults: the scripted faults.
             until: stops the run earlier once it returns True.
+            attached: what a controller that died had under way; its members go on. None: there are none.
 
         Raises:
             RunFailedError: the controller ended the run as failed.
@@ -148,6 +152,8 @@ class Executor:
         self._controller, self._log, self._injection = controller, log, Injection(faults)
         self._news = [first if first is not None else c.Tick()]
         self._next_tick_s = self.now() + self.host.tick_s
+        if attached is not None:
+            self._attach(attached)
         self._deliver(self.now())
         self._loop(lambda: controller.over or until())
         if controller.failure is not None:
@@ -277,6 +283,30 @@ class Executor:
         if self._controller is not None and self._injection.pending:
             for running, fault in self._injection.strike(now, self._controller.view.step, self.members.values()):
                 self._tell(c.Struck(running.role, running.leader, str(fault.kind)))
+
+    def _attach(self, roster: Roster) -> None:
+        """Take over the members of a controller that died, send what they may lack, and wait for what is not answered."""
+        self.membership.attach(roster)
+        for (role, id_), listed in roster.members.items():
+            ranks = self.membership.ranks(role, id_)
+            for running in ranks:
+                for command in listed.sent:
+                    running.put(command)
+                    self._unsent[running] = None
+            for seq, command in listed.open.items() if ranks else ():
+                self._await_again(ranks[0], command, tuple(listed.missing.get(seq, ())))
+
+    def _await_again(self, running: Running, command: c.Command, missing: Sequence[Any]) -> None:
+        now = self._time.now()
+        match command:
+            case c.Score():
+                self._answers.scoring(running, missing, now)
+            case c.Predict():
+                self._answers.predicting(running, missing, now)
+            case c.Call():
+                self._answers.calling(running, missing, now)
+            case _:
+                self._answers.expect(running, command, now)
 
     # ---- commands -------------------------------------------------------------------------------------------------
 

@@ -15,11 +15,10 @@ from tailrace.faulttol import HeartbeatMonitor
 from tailrace.pipeline.errors import DeadlineError, StaleEpochError, SupersededError
 from tailrace.pipeline.executor.answers import Answers
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
+from tailrace.pipeline.executor.roster import Key, Listed, Roster
 from tailrace.pipeline.executor.running import Running
-from tailrace.pipeline.executor.seam import Answer, Host, MemberDeadError
+from tailrace.pipeline.executor.seam import Answer, Host, Member, MemberDeadError
 from tailrace.pipeline.executor.waits import Waits, error_of, together
-
-Key = tuple[str, str]
 
 
 class Membership:
@@ -87,6 +86,56 @@ class Membership:
             limit_s = self._deadlines.close_s
             self._waits.add(f"{running} to stop", self._time.now(), limit_s, answer, ended, ended, running)
 
+    # ---- members of a controller that died ------------------------------------------------------------------------
+
+    def attach(self, roster: Roster) -> None:
+        """Take over the members that live. One that died meanwhile goes down; one that was never started starts now."""
+        for (role, id_), incarnation in roster.incarnations.items():
+            for rank in range(self.deployment.trainer_ranks if role == TRAINER else 1):
+                self.incarnations[role, rank_id(id_, rank)] = incarnation
+        for (role, id_), listed in roster.members.items():
+            ranks = range(self.deployment.trainer_ranks if role == TRAINER else 1)
+            keys = [(role, rank_id(id_, rank)) for rank in ranks]
+            found = [self._host.find(*key, listed.incarnation) for key in keys]
+            living = [member for member in found if member is not None]
+            if len(living) == len(keys):
+                joined = [self._joins(key, member, id_) for key, member in zip(keys, living, strict=True)]
+                for running in joined:
+                    running.told = running.logged = roster.heard.get(running.name, 0)
+                self._take_over(joined, listed)
+                continue
+            for member in living:
+                member.kill()
+            if listed.up:
+                self._tell(c.Down(role, id_, "it died while no controller was there", c.Cause.DIED))
+            else:
+                self._start_now(keys, listed)
+
+    def _take_over(self, ranks: list[Running], listed: Listed) -> None:
+        command = listed.command
+        ranks[0].address = listed.address
+        if listed.up:
+            for running in ranks:
+                self._serves(running)
+        if listed.stopping is not None:
+            self.stop(listed.stopping)
+        elif not listed.up:  # it may have said so already; then it says it again
+            self._get_ready(ranks, command.seq, command.version if isinstance(command, c.Restart) else None)
+
+    def _start_now(self, keys: Sequence[Key], listed: Listed) -> None:
+        """Carry out what may have been logged only: nothing of this incarnation is there."""
+        for key in keys:
+            self.incarnations[key] = listed.incarnation - 1
+            before = self._host.find(*key, listed.incarnation - 1)
+            if before is not None:
+                before.kill()
+        if isinstance(listed.command, c.Start):
+            self.start(listed.command)
+        elif isinstance(listed.command, c.Resize):
+            self.resize(listed.command)
+        else:
+            self.restart(listed.command)
+
     def _spawn(self, command: c.Start | c.Restart, version: int | None) -> None:
         role, id_ = command.role, command.id
         ranks: list[Running] = []
@@ -95,14 +144,20 @@ class Membership:
             incarnation = self.incarnations[key] = self.incarnations.get(key, 0) + 1
             spec = self.deployment.role(self._host, role, id_, incarnation, rank, command.tp, command.place)
             member = self._host.spawn(role, key[1], incarnation, spec, command.place)
-            running = self.running[key] = Running(role, key[1], member, self._sent, id_)
-            running.failed = partial(self.failed, running)
-            running.standing = self._waits.stand(partial(self._polled, running))
-            running.answered = partial(self._wake, running.standing)
-            ranks.append(running)
-        arguments = (version,) if role in (TRAINER, DATA) else ()
+            ranks.append(self._joins(key, member, id_))
+        self._get_ready(ranks, command.seq, version)
+
+    def _joins(self, key: Key, member: Member, leader: str) -> Running:
+        running = self.running[key] = Running(*key, member, self._sent, leader)
+        running.failed = partial(self.failed, running)
+        running.standing = self._waits.stand(partial(self._polled, running))
+        running.answered = partial(self._wake, running.standing)
+        return running
+
+    def _get_ready(self, ranks: Sequence[Running], seq: int, version: int | None) -> None:
+        arguments = (version,) if ranks[0].role in (TRAINER, DATA) else ()
         ready = together([running.member.call("ready", *arguments) for running in ranks])
-        self._await(ranks, ready, command.seq, f"{ranks[0]} to come up")
+        self._await(ranks, ready, seq, f"{ranks[0]} to come up")
 
     def _await(self, ranks: Sequence[Running], answer: Answer, seq: int, what: str) -> None:
         first = ranks[0]
@@ -110,16 +165,19 @@ class Membership:
         def up(results: list[Any]) -> None:
             for rank in ranks:
                 if not rank.up:
-                    rank.up = True
-                    self._heartbeats.expect(str(rank), self._time.now())
-                    self._poll(rank)
+                    self._serves(rank)
                     rank.send()
-            fields = results[0] or {}
+            fields = dict(results[0] or {})
             first.address = fields.pop("address", first.address)
             machine, address = first.member.machine, first.address
             self._tell(c.Up(first.role, first.id, machine=machine, address=address, answers=seq, **fields))
 
         self._waits.add(what, self._time.now(), self._deadlines.start_s, answer, up, first.failed, first)
+
+    def _serves(self, running: Running) -> None:
+        running.up = True
+        self._heartbeats.expect(str(running), self._time.now())
+        self._poll(running)
 
     def _sent(self, running: Running, answer: Answer, commands: Sequence[c.Command]) -> None:
         """Wait for a call with commands that is under way."""

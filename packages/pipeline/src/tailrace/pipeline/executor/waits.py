@@ -35,14 +35,15 @@ class Waits:
 
     Args:
         wake: called from any thread with the number of a wait whose answer is there.
+        after: their numbers are greater than this.
     """
 
-    def __init__(self, wake: Callable[[int], None]) -> None:
+    def __init__(self, wake: Callable[[int], None], after: int = 0) -> None:
         self._wake = wake
         self._waits: dict[int, Wait] = {}
         self._standing: dict[int, Callable[[], None]] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; settled numbers are skipped
-        self._next = 0
+        self._next = after
 
     def add(
         self,

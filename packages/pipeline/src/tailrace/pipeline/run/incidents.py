@@ -53,6 +53,9 @@ class Incidents:
                     lines.append(f"{role} {id_} is back after {now - self._out.pop((role, id_)):.1f} s")
                 case c.ScoringFailed():
                     lines += self._not_scored(event)
+                case c.Attached(epoch=epoch, away_s=away_s):
+                    after = f"after {away_s:.1f} s another one (number {epoch}) attached to its members"
+                    lines.append(f"the controller died; {after}, which live on")
                 case c.Resumed():
                     self._out.clear()
                     lines.append("the run goes on after its driver had ended: every member starts again")

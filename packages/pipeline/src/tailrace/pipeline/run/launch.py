@@ -20,6 +20,7 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.hosts.real_time import RealTime
 from tailrace.pipeline.run.ahead import start_ahead
+from tailrace.pipeline.run.attach_figures import attach_figures
 from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_log
@@ -313,6 +314,7 @@ class _Launch:
                 **rounds.plain(),
                 **stream_figures(read_log(self.directory.events)).plain(),
                 **replica_figures(read_log(self.directory.events)).plain(),
+                **attach_figures(read_log(self.directory.events)),
             },
         )
 

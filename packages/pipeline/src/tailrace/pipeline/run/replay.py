@@ -6,11 +6,17 @@ from pathlib import Path
 
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import ControllerError, RunDirectoryError
+from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.run.eventlog import read_log
 
 
-def replay(controller: Controller, path: Path) -> float | None:
+def replay(controller: Controller, path: Path, roster: Roster | None = None) -> float | None:
     """Rebuild a controller from the log. Returns the time of its last event; None without one.
+
+    Args:
+        controller: a new one, of the same pipeline.
+        path: the log.
+        roster: a new one, which takes in the log, too.
 
     Raises:
         RunDirectoryError: the log is damaged, or was written by another version of this code.
@@ -31,5 +37,7 @@ def replay(controller: Controller, path: Path) -> float | None:
                     f"{path}, line {number}: found the commands {logged!r:.80}, expected {found!r:.80}: another version of "
                     "this code, or of a plugin, wrote it; go on with that one"
                 )
+            if roster is not None:
+                roster.note(instant.events, instant.commands, instant.heard)
             last = instant.now
     return last

@@ -73,6 +73,9 @@ class _Resizes:
         return ()
 
 
+_MOMENTS: tuple[tuple[type, int | None], ...] = ((c.Up, None), (c.Published, 0), (c.Scored, None), (c.Stepped, 2))
+
+
 def _with_a_ranker(steps: int) -> PipelineSpec:
     routing = policy("routing", "skew-aware", k1=0.0, k2=0.0, k3=4e-4, k4=0.01)
     return make_spec(ranker=True, routing=routing, steps=steps)
@@ -310,6 +313,15 @@ class ExecutorContract(RealRuns):
             self.dies(spec, deployment, tmp_path, Watching(kind, None))
         self.goes_on(spec, deployment, tmp_path)
         assert len(events_of(tmp_path, c.Resumed)) == 4
+
+    def test_a_controller_that_died_is_replaced_and_nobody_restarts(self, tmp_path: Path, model: Path) -> None:
+        """It dies while members start, while a version is published, in a step, and when one was made."""
+        deaths = [Watching(kind, version) for kind, version in _MOMENTS]
+        self.is_replaced(make_spec(), make_deployment(tmp_path, model), tmp_path, deaths)
+        assert [event.epoch for event in events_of(tmp_path, c.Attached)] == [2, 3, 4, 5]
+        assert self.downs(tmp_path) == []
+        assert commands_of(tmp_path, c.Restart) == []
+        assert [event.version for event in events_of(tmp_path, c.Stepped)] == list(range(1, STEPS + 1))
 
     def test_a_run_that_gave_up_goes_on(self, tmp_path: Path, model: Path) -> None:
         """A policy ends it at the first failure; once resumed, failures count anew."""

@@ -14,6 +14,7 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import Deployment
 from tailrace.pipeline.executor.executor import Executor, Observer
+from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.executor.seam import Host
 from tailrace.pipeline.run.eventlog import EventLog
 from tailrace.pipeline.run.replay import replay
@@ -100,6 +101,27 @@ class RealRuns:
         try:
             with EventLog(root / LOG) as log:
                 executor.run(controller, log, first=self._resumed(controller, root))
+            check_run(controller, executor, root)
+        finally:
+            executor.close()
+        return controller
+
+    def is_replaced(
+        self, spec: PipelineSpec, deployment: Deployment, root: Path, deaths: Sequence[Observer]
+    ) -> Controller:
+        """Do one run and check it; at each death another controller attaches to the members, which live on."""
+        host, controller, roster, first = self.make_host(0.0), Controller(spec), None, None
+        executor = Executor(host, deployment)
+        try:
+            for observer in (*deaths, None):
+                executor = Executor(host, deployment, observers=[] if observer is None else [observer])
+                try:
+                    with EventLog(root / LOG) as log:
+                        executor.run(controller, log, first=first, attached=roster)
+                except Dies:
+                    host.epoch += 1
+                    controller, roster, first = Controller(spec), Roster(), c.Attached(host.epoch)
+                    replay(controller, root / LOG, roster)
             check_run(controller, executor, root)
         finally:
             executor.close()
