@@ -98,6 +98,15 @@ def test_groups_of_a_mix_keep_their_source_and_the_seconds_of_their_scores():
     assert found.score_s[4] == (0.0, 0.25)
 
 
+def test_turns_are_kept_where_there_are_several():
+    run = measured({index: (0, [(9, 1.0), (7, 0.0)]) for index in range(3)})
+    assert fit_workload(run).turns == ()
+    run.trajectories["1.0"].turns = ((4, 0.51234567), (5, 0.0))
+    found = fit_workload(run)
+    assert found.turns[1] == (((4, 0.5123), (5, 0.0)), ((7, 0.0),))
+    assert found.turns[0] == (((9, 0.0),), ((7, 0.0),))
+
+
 def test_a_run_without_rounds_and_with_one_process_to_train_is_measured():
     rounds = {
         "batching": Choice(name="tail-batching"),

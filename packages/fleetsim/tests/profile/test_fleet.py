@@ -9,6 +9,7 @@ from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.profile.machine import SharingPart, WorkloadPart
 from tailrace.fleetsim.profile.machine_file import machine_toml
+from tailrace.fleetsim.profile.turns import MeasuredTurns
 from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.config.target import configuration
 
@@ -116,6 +117,38 @@ def test_rounds_of_a_mix_on_devices_that_change_hands(settings):
     assert {"short", "long"} == set(kinds)
     lent = [command for _, _, sent in simulation.log.instants for command in sent if isinstance(command, c.Lend)]
     assert lent
+
+
+def turns_read_back(simulation):
+    """The turns of each response, by the fold that reads a real run's events, and when the environment had each turn."""
+    fold, found = MeasuredTurns(), []
+    for now, events, commands in simulation.log.instants:
+        found += filter(None, [fold.heard(now, event) for event in events])
+        for command in commands:
+            if isinstance(command, c.Route):
+                fold.routed(command.trajectories)
+    return found
+
+
+@pytest.mark.parametrize("app", ["laminar", "staleflow", "streamrl"])
+def test_simulated_environments_are_the_measured_ones_when_they_are_measured_again(app, settings):
+    """Turns go in as they were measured, and come out of the simulated log as a profile of it would have them."""
+    said = (((30, 0.75), (14, 0.0)), ((25, 0.25), (10, 2.5), (6, 0.0)), ((9, 0.0),), ((40, 1.25), (20, 0.0)))
+    lengths = tuple(sum(tokens for tokens, _ in turns) for turns in said)
+    workload = WorkloadPart(groups=((0, 12, lengths, (1.0, 0.0, 0.0, 0.0)),), turns=(said,), signal=FLAT, length=FLAT)
+    simulation = Simulation(build_fleet(configuration(app, settings=settings("evaluation.every=0", workload=workload))))
+    simulation.run()
+    assert simulation.controller.failure is None
+    assert simulation.controller.spec.environments == 1
+    found = turns_read_back(simulation)
+    assert len(found) >= 6 * 16
+    by_length = {sum(tokens for tokens, _ in turns): turns for turns in said}
+    late = 2 * machine().delays.report_s  # an end is told late, and then counts as less time in the environment
+    for turns in found:
+        expected = by_length[sum(tokens for tokens, _ in turns)]
+        assert [tokens for tokens, _ in turns] == [tokens for tokens, _ in expected]
+        for (_, seconds), (_, drawn_s) in zip(turns, expected, strict=True):
+            assert drawn_s - late <= seconds <= drawn_s + late
 
 
 def test_a_mix_needs_a_profile_of_one(settings):

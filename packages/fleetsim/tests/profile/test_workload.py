@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from profile_machine import FLAT, GROUPS
 
 from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
-from tailrace.fleetsim.profile.workload import MeasuredWorkload
+from tailrace.fleetsim.profile.workload import MeasuredWorkload, grown
 from tailrace.trajstore import MixOrder
 
 
@@ -76,3 +76,32 @@ def test_another_draw_picks_among_the_samples_of_the_same_group():
     for index in range(50):
         first, again = drawn.group(index, 4), drawn.group(index, 40, draw=900)
         assert {one.response_tokens for one in again} == {one.response_tokens for one in first}
+
+
+TURNS = st.lists(st.tuples(st.integers(1, 60), st.floats(0, 9)), min_size=1, max_size=6).map(
+    lambda turns: (*turns[:-1], (turns[-1][0], 0.0))
+)
+
+
+@given(TURNS, st.floats(0.2, 5), st.integers(1, 200))
+def test_turns_that_grow_keep_their_seconds_until_the_limit(turns, factor, most):
+    found = grown(turns, factor, most)
+    assert sum(tokens for tokens, _ in found) <= most
+    assert all(tokens >= 1 for tokens, _ in found)
+    assert found[-1][1] == 0.0
+    assert [seconds for _, seconds in found[:-1]] == [seconds for _, seconds in turns[: len(found) - 1]]
+    if len(found) < len(turns):
+        assert sum(tokens for tokens, _ in found) == most
+    assert grown(turns, 1.0, 10_000) == turns
+
+
+def test_samples_have_their_own_turns():
+    turns = tuple(tuple(((tokens - 3, 0.25), (3, 0.0)) for tokens in group[2]) for group in GROUPS)
+    drawn = workload(turns=turns)
+    assert drawn.turns
+    assert not workload().turns
+    for index in range(30):
+        for one in drawn.group(index, 4):
+            assert one.turns == ((one.response_tokens - 3, 0.25), (3, 0.0))
+    assert drawn.describe().calls == pytest.approx(1.0)
+    assert drawn.describe().environment_s == pytest.approx(0.25)

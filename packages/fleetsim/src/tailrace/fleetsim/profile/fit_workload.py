@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import fmean, pvariance
+from typing import NamedTuple
 
 from tailrace.contracts import Purpose
 from tailrace.fleetsim.errors import ProfileError
 from tailrace.fleetsim.profile.machine import Curve, WorkloadPart
 from tailrace.fleetsim.profile.run import OTHER_PROMPTS, MeasuredRun
+from tailrace.fleetsim.workload.sample import Turns
 from tailrace.trajstore import MixOrder
 
 MOST_GROUPS = 600
@@ -21,8 +23,15 @@ SIGNIFICANT = 2.0
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
 
 Group = tuple[int, int, tuple[int, ...], tuple[float, ...]]
-_Recorded = tuple[Group, int, tuple[float, ...]]
-"""A group, the number of its source, and the seconds of its scores."""
+
+
+class _Recorded(NamedTuple):
+    """A group, the number of its source, the seconds of its scores, and the turns of its samples."""
+
+    group: Group
+    source: int
+    score_s: tuple[float, ...]
+    turns: tuple[Turns, ...]
 
 
 def fit_workload(measured: MeasuredRun) -> WorkloadPart:
@@ -32,16 +41,20 @@ def fit_workload(measured: MeasuredRun) -> WorkloadPart:
         ProfileError: there is no such group.
     """
     recorded = _groups(measured)
-    groups = [group for group, _, _ in recorded]
+    groups = [one.group for one in recorded]
     if not groups:
         raise ProfileError("found no group with all its rewards, expected at least one: profile more steps (--steps)")
     versions = [version for version, _, _, _ in groups]
     lengths = [tokens for _, _, responses, _ in groups for tokens in responses]
     rewards = [reward for _, _, _, group in groups for reward in group]
+    kept = _thinned(recorded)
     return WorkloadPart(
-        groups=tuple(group for group, _, _ in _thinned(recorded)),
-        sources=tuple(source for _, source, _ in _thinned(recorded)) if len(measured.config.task.shares) > 1 else (),
-        score_s=tuple(seconds for _, _, seconds in _thinned(recorded)) if _takes_time(recorded) else (),
+        groups=tuple(one.group for one in kept),
+        sources=tuple(one.source for one in kept) if len(measured.config.task.shares) > 1 else (),
+        score_s=tuple(one.score_s for one in kept) if any(any(one.score_s) for one in recorded) else (),
+        turns=tuple(one.turns for one in kept)
+        if any(len(turns) > 1 for one in recorded for turns in one.turns)
+        else (),
         signal=log_odds(versions, [has_signal(one) for one in groups]),
         length=growth(versions, [fmean(map(math.log, responses)) for _, _, responses, _ in groups]),
         right=sum(reward > 0 for reward in rewards) / len(rewards),
@@ -83,29 +96,26 @@ def growth(versions: Sequence[int], values: Sequence[float]) -> Curve:
     return Curve(points=((0.0, 0.0), (float(last), slope * last)))
 
 
-def _takes_time(recorded: Sequence[_Recorded]) -> bool:
-    """Whether scores took seconds of their own."""
-    return any(any(seconds) for _, _, seconds in recorded)
-
-
 def _groups(measured: MeasuredRun) -> list[_Recorded]:
     order = MixOrder(measured.config.task.shares or (1.0,), shuffle_seed=measured.config.seed + OTHER_PROMPTS)
-    members: dict[int, list[tuple[int, int, float, float]]] = {}
+    members: dict[int, list[tuple[int, int, float, float, Turns]]] = {}
     for trajectory in measured.trajectories.values():
         if trajectory.purpose is Purpose.TRAIN and trajectory.reward is not None and trajectory.tokens:
-            outcome = (trajectory.version, trajectory.tokens, trajectory.reward, trajectory.score_s)
+            turns = trajectory.turns or ((trajectory.tokens, 0.0),)
+            outcome = (trajectory.version, trajectory.tokens, trajectory.reward, trajectory.score_s, turns)
             members.setdefault(trajectory.group, []).append(outcome)
     samples = measured.config.pipeline.samples_per_prompt
     return [
-        (
+        _Recorded(
             (
-                min(version for version, _, _, _ in found),
+                min(one[0] for one in found),
                 measured.prompts[index],
-                tuple(tokens for _, tokens, _, _ in found),
-                tuple(reward for _, _, reward, _ in found),
+                tuple(one[1] for one in found),
+                tuple(one[2] for one in found),
             ),
             order.pool(index),
-            tuple(round(seconds, 4) for _, _, _, seconds in found),
+            tuple(round(one[3], 4) for one in found),
+            tuple(tuple((tokens, round(seconds, 4)) for tokens, seconds in one[4]) for one in found),
         )
         for index, found in sorted(members.items())
         if len(found) >= samples

@@ -23,6 +23,8 @@ def _as_tuples(value: Any) -> Any:
 
 Group = tuple[int, Positive, tuple[Positive, ...], tuple[float, ...]]
 Groups = Annotated[tuple[Group, ...], BeforeValidator(_as_tuples), Field(min_length=1)]
+GroupTurns = tuple[Annotated[tuple[tuple[Positive, Seconds], ...], Field(min_length=1)], ...]
+"""For each sample of a group its turns: tokens, and the seconds until its environment had answered."""
 Quantiles = Annotated[tuple[tuple[float, float], ...], BeforeValidator(_as_tuples)]
 
 
@@ -176,6 +178,8 @@ class WorkloadPart(_Part):
         groups: [version, prompt tokens, response tokens of each sample, rewards of each sample] of each generated group.
         sources: number of each group's source, where prompts are mixed; empty for one source.
         score_s: seconds that the score of each sample took, without its time in a queue; empty if all were at once.
+        turns: for each sample its turns: [tokens, seconds until its environment had answered], 0 seconds after the last;
+            empty if each response was one turn.
         signal: log-odds that a group's rewards differ.
         length: logarithm of the factor on response lengths.
         right: share of samples with a reward above 0.
@@ -186,6 +190,7 @@ class WorkloadPart(_Part):
     groups: Groups
     sources: Annotated[tuple[int, ...], BeforeValidator(_as_tuples)] = ()
     score_s: Annotated[tuple[tuple[Seconds, ...], ...], BeforeValidator(_as_tuples)] = ()
+    turns: Annotated[tuple[GroupTurns, ...], BeforeValidator(_as_tuples)] = ()
     signal: Curve
     length: Curve
     right: Share = 0.0

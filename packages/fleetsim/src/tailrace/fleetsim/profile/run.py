@@ -15,6 +15,8 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.fleetsim.profile.processor import Others, Usage, cores_here, usage
 from tailrace.fleetsim.profile.samples import ReplicaSamples, TrainerSamples
+from tailrace.fleetsim.profile.turns import MeasuredTurns
+from tailrace.fleetsim.workload.sample import Turns
 from tailrace.pipeline.config.models import Choice, RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
@@ -45,6 +47,7 @@ class MeasuredTrajectory:
     Args:
         version: the version at which it was first routed.
         score_s: seconds that its score took.
+        turns: tokens of each turn, and the seconds until its environment had answered; 0 after the last.
     """
 
     group: int
@@ -53,6 +56,7 @@ class MeasuredTrajectory:
     tokens: int = 0
     reward: float | None = None
     score_s: float = 0.0
+    turns: Turns = ()
 
 
 @dataclass(slots=True)
@@ -85,7 +89,7 @@ class _Witness:
     def __init__(self, measured: MeasuredRun, progress: Progress, steps: int) -> None:
         self._measured, self._progress, self._steps = measured, progress, steps
         self._serves: dict[str, int] = {}
-        self._responses = CompleteResponses()
+        self._responses, self._turns = CompleteResponses(), MeasuredTurns()
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         measured = self._measured
@@ -96,6 +100,7 @@ class _Witness:
         for command in commands:
             if isinstance(command, c.Route):
                 self._responses.routed(command.trajectories)
+                self._turns.routed(command.trajectories)
                 version = self._serves[command.replica]
                 for ref in command.trajectories:
                     measured.trajectories.setdefault(
@@ -107,6 +112,9 @@ class _Witness:
         complete = self._responses.heard(event)
         if complete is not None and complete[0] in measured.trajectories:
             measured.trajectories[complete[0]].tokens = complete[1]
+        turns = self._turns.heard(now, event)
+        if turns is not None and complete is not None and complete[0] in measured.trajectories:
+            measured.trajectories[complete[0]].turns = turns
         if isinstance(event, c.Pulled):
             self._serves[event.replica] = event.version
         elif isinstance(event, c.Scored):

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tailrace.fleetsim.profile.fit_workload import Group, has_signal
 from tailrace.fleetsim.profile.machine import WorkloadPart
 from tailrace.fleetsim.workload.groups import draws, seed_of
 from tailrace.fleetsim.workload.lengths import Spread
+from tailrace.fleetsim.workload.sample import Turns
 from tailrace.fleetsim.workload.workload import Description, Sample, Workload
 from tailrace.trajstore import MixOrder
 
-_Scored = tuple[Group, tuple[float, ...]]
-"""A group, and the seconds of its scores."""
+
+class _Drawn(NamedTuple):
+    """A group, the seconds of its scores, and the turns of its samples."""
+
+    group: Group
+    score_s: tuple[float, ...]
+    turns: tuple[Turns, ...]
 
 
 class MeasuredWorkload(Workload):
@@ -35,9 +42,15 @@ class MeasuredWorkload(Workload):
         self._signal, self._length = part.signal, part.length
         sources = part.sources if order is not None else (0,) * len(part.groups)
         scores = part.score_s or [(0.0,) * len(group[2]) for group in part.groups]
-        self._pools: dict[tuple[int, bool], list[_Scored]] = {}  # by source, and by whether there is a signal
-        for group, source, seconds in zip(part.groups, sources, scores, strict=True):
-            self._pools.setdefault((source, has_signal(group)), []).append((group, seconds))
+        turns = part.turns or [tuple(((tokens, 0.0),) for tokens in group[2]) for group in part.groups]
+        self._has_turns = bool(part.turns)
+        self._pools: dict[tuple[int, bool], list[_Drawn]] = {}  # by source, and by whether there is a signal
+        for group, source, seconds, said in zip(part.groups, sources, scores, turns, strict=True):
+            self._pools.setdefault((source, has_signal(group)), []).append(_Drawn(group, seconds, said))
+
+    @property
+    def turns(self) -> bool:
+        return self._has_turns
 
     def group(self, index: int, samples: int, version: int = 0, draw: int | None = None) -> list[Sample]:
         """Samples of a recorded group. If more are asked for than it has, they repeat in order.
@@ -48,37 +61,38 @@ class MeasuredWorkload(Workload):
         source = 0 if self._order is None else self._order.pool(index if index >= 0 else -1 - index)
         signal = uniforms[0] < self._share(version)
         pool = self._pools.get((source, signal)) or self._pools[source, not signal]
-        (made_by, prompt, lengths, rewards), seconds = pool[int(uniforms[1] * len(pool))]
+        (made_by, prompt, lengths, rewards), seconds, turns = pool[int(uniforms[1] * len(pool))]
         factor = math.exp(self._length.at(version) - self._length.at(made_by))
         seed = seed_of(self.seed, index, draw)
         again = draws(seed, index, samples)[1] if seed != self.seed else None
         group = []
         for position in range(samples):
             at = position % len(lengths) if again is None else int(again[position] * len(lengths))
-            tokens = lengths[at] if factor == 1.0 else max(1, round(factor * lengths[at]))
-            group.append(Sample(prompt, ((min(tokens, self.max_tokens), 0.0),), rewards[at], seconds[at]))
+            group.append(Sample(prompt, grown(turns[at], factor, self.max_tokens), rewards[at], seconds[at]))
         return group
 
     def describe(self, version: int = 0) -> Description:
         share = self._share(version)
         pools = [
-            [group for (_, signal), pool in self._pools.items() if signal == has for group, _ in pool]
-            for has in (True, False)
+            [one for (_, signal), pool in self._pools.items() if signal == has for one in pool] for has in (True, False)
         ]
-        weighted = [
-            (group, weight / len(pool))
-            for pool, weight in zip(pools, (share, 1.0 - share), strict=True)
-            for group in pool
+        drawn = [
+            (one, weight / len(pool)) for pool, weight in zip(pools, (share, 1.0 - share), strict=True) for one in pool
         ]
-        grown = self._length.at(version)
+        weighted = [(one.group, weight) for one, weight in drawn]
+        length = self._length.at(version)
         prompts = [(float(prompt), weight) for (_, prompt, _, _), weight in weighted]
         responses = [
-            (min(float(self.max_tokens), math.exp(grown - self._length.at(made_by)) * tokens), weight / len(lengths))
+            (min(float(self.max_tokens), math.exp(length - self._length.at(made_by)) * tokens), weight / len(lengths))
             for (made_by, _, lengths, _), weight in weighted
             for tokens in lengths
         ]
         note = f"drawn from {len(weighted):,} groups of a profile; {share:.0%} of groups have a signal at version {version}"
-        return Description(_spread(prompts, None), _spread(responses, self.max_tokens), notes=(note,))
+        said = [(turns, weight / len(one.turns)) for one, weight in drawn for turns in one.turns]
+        calls = sum(weight * (len(turns) - 1) for turns, weight in said)
+        waited_s = sum(weight * sum(seconds for _, seconds in turns) for turns, weight in said)
+        spreads = _spread(prompts, None), _spread(responses, self.max_tokens)
+        return Description(*spreads, calls=calls, environment_s=waited_s, notes=(note,))
 
     def _share(self, version: int) -> float:
         """Share of groups with a signal."""
@@ -86,6 +100,21 @@ class MeasuredWorkload(Workload):
         if len(signals) == 1:
             return 1.0 if True in signals else 0.0
         return 1.0 / (1.0 + math.exp(-self._signal.at(version)))
+
+
+def grown(turns: Turns, factor: float, most: int) -> Turns:
+    """Turns with so many times their tokens, each at least one, cut after `most` tokens. A turn that is cut is the last."""
+    if factor == 1.0 and sum(tokens for tokens, _ in turns) <= most:
+        return turns
+    kept: list[tuple[int, float]] = []
+    left = most
+    for tokens, seconds in turns:
+        longer = max(1, round(factor * tokens))
+        if longer >= left:
+            return (*kept, (left, 0.0))
+        kept.append((longer, seconds))
+        left -= longer
+    return (*kept[:-1], (kept[-1][0], 0.0))
 
 
 def _spread(values: Sequence[tuple[float, float]], cap: int | None) -> Spread:
