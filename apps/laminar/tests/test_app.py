@@ -7,7 +7,9 @@ import pytest
 from tailrace.contracts import plugins
 from tailrace.laminar import APP
 from tailrace.pipeline.config.loading import read_toml, validate
+from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.environments import check_environment, environment_of
 from tailrace.pipeline.spec import AXES
 
 CONFIGS = sorted((Path(__file__).parents[3] / "configs" / "laminar").glob("*.toml"))
@@ -35,6 +37,13 @@ def test_the_quick_start_is_laminar():
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_configurations_beside_it_are_valid(path):
-    content = read_toml(path)
-    assert content["app"] == "laminar"
-    build_spec(validate([("defaults", APP.defaults()), (str(path), content)]))
+    assert read_toml(path)["app"] == "laminar"
+    build_spec(configuration(str(path)))
+
+
+def test_the_tools_configuration_is_the_quick_start_with_a_tail_of_slow_calls():
+    config = configuration(str(CONFIGS[0].with_name("tool-sums.toml")))
+    assert environment_of(config) == "python"
+    assert config.environment.options["latency"]["cap"] > 10 * config.environment.options["latency"]["median"]
+    assert config.model.small == configuration("laminar").model.small
+    check_environment(config)

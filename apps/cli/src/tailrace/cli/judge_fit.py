@@ -78,8 +78,9 @@ def _responses(task_name: str, split: Any, size: int, seed: int) -> list[tuple[J
     rows: list[TaskRow] = task.generate(split, size, seed)
     verify = load_verifier("numeric")
     return [
-        (JudgeItem(response, prompt=prompt), verify(response, row["answer"], row["metadata"]) == 1.0)
+        (JudgeItem(last, prompt=prompt), verify(last, row["answer"], row["metadata"]) == 1.0)
         for row, (prompt, response) in zip(rows, task.demonstrations(rows, seed, misread=_MISREAD), strict=True)
+        for last in (response if isinstance(response, str) else response[-1],)  # of several turns, the one that answers
     ]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
-Demonstration = tuple[str, str]
-"""A prompt and a response to it."""
+Demonstration = tuple[str, str | Sequence[str]]
+"""A prompt and its response: a text, or turns and what an environment answered, one after the other, beginning with a turn."""
 
 
 def worked(expression: str, rng: random.Random, misread: float) -> str:

@@ -2,15 +2,16 @@
 
     v0 = 7
     v1 = v0 - 5
-    v2 = v1 + len( "river" )
+    v2 = v1 + len("river")
     show v2 % 100
     v3 = v2 * 3
     v4 = v3 - 2
     show v4 % 100
 
 A worked response takes one turn for each part: the model hands its lines to the tool, which prints the value so far. The last
-turn gives it as the answer. Each line has a name of its own, by which even a tiny model finds its way. The demonstrator takes
-minus signs for plus signs, at each sign anew, and sometimes answers at once from the head, which is a guess.
+turn gives it as the answer. Each line has a name of its own, and each operand is one word behind its sign, by which even a
+tiny model finds its way. The demonstrator takes minus signs for plus signs, at each sign anew, and sometimes answers at once
+from the head, which is a guess.
 """
 
 from __future__ import annotations
@@ -25,17 +26,11 @@ from tailrace.reward.tasks.rows import Split, TaskRow
 
 _NUMBERS = range(1, 10)
 _LINES = range(2, 4)  # of a part, without its first value
-_SIGNS, _WEIGHTS = ("+", "-", "*"), (0.5, 0.4, 0.1)
+_SIGNS, _WEIGHTS = ("+", "-", "*"), (0.4, 0.5, 0.1)
 _FACTORS = range(2, 4)
-_WORDS = (
-    *("mill", "river", "sluice", "weir", "canal", "stream", "turbine", "water", "wheel", "bank"),
-    *("ox", "dam", "pond", "spring", "reservoir", "flood", "tide", "lake", "ford", "estuary"),
-)
+_WORDS = ("mill", "river", "sluice", "weir", "canal", "turbine", "ox", "reservoir")  # few: each as frequent as a number
 _MODULUS = 100
 _MOST_PARTS = 4
-_KEPT_ANSWERS = 0.3
-TURN_END = "<|endoftext|>"
-"""What ends a turn in a transcript: the end token of the small model's tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class Line:
 
     def text(self, place: int, sign: str) -> str:
         """The line in Python, and in the question."""
-        operand = f'len( "{self.word}" )' if self.word else str(self.number)
+        operand = f'len("{self.word}")' if self.word else str(self.number)
         return f"v{place} = v{place - 1} {sign} {operand}" if sign else f"v{place} = {operand}"
 
 
@@ -85,12 +80,10 @@ class Transcript:
     prompt: str
     turns: tuple[tuple[str, str], ...]
 
-    def pairs(self) -> Iterator[Demonstration]:
-        """A pair for each turn: everything before it, and the turn."""
-        before = self.prompt
-        for turn, observation in self.turns:
-            yield before, turn
-            before += turn + TURN_END + observation
+    def demonstration(self) -> Demonstration:
+        """The prompt, and its turns with the tool's answers between them."""
+        texts = [text for turn in self.turns for text in turn]
+        return self.prompt, texts[:-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +130,8 @@ class ToolSums:
         return take_rows(self.name, split, size, rows)
 
     def demonstrations(self, rows: Sequence[TaskRow], seed: int, misread: float | None = None) -> list[Demonstration]:
-        """A pair for each turn of `transcripts`: what stands before it, the tool's answers included, and the turn."""
-        return [pair for transcript in self.transcripts(rows, seed, misread) for pair in transcript.pairs()]
+        """The conversations of `transcripts`; see `GeneratedTask`."""
+        return [transcript.demonstration() for transcript in self.transcripts(rows, seed, misread)]
 
     def transcripts(self, rows: Sequence[TaskRow], seed: int, misread: float | None = None) -> list[Transcript]:
         """A worked conversation for each row, some minus signs misread.
@@ -157,20 +150,9 @@ class ToolSums:
         ]
 
     def warm_start(self, size: int, seed: int, misread: float | None = None) -> list[Demonstration]:
-        """Turns of demonstrations of training questions, whose numbers of parts follow `warm_exponent`; see `GeneratedTask`.
-
-        Of the last turns, which repeat what the tool said and are soon learned, three in ten are kept.
-        """
+        """Conversations about training questions, whose numbers of parts follow `warm_exponent`; see `GeneratedTask`."""
         drawn = (_row(parts) for parts in self._draws("train", seed, self.warm_exponent))
-        rows = take_rows(self.name, "train", size, drawn)  # enough: each keeps at least its first turn
-        rng = random.Random(f"{self.name}/kept/{seed}")
-        pairs: list[Demonstration] = []
-        for transcript in self.transcripts(rows, seed, misread):
-            *calls, answer = transcript.pairs()
-            pairs += calls
-            if not calls or rng.random() < _KEPT_ANSWERS:
-                pairs.append(answer)
-        return pairs[:size]
+        return self.demonstrations(take_rows(self.name, "train", size, drawn), seed, misread)
 
     def _draws(self, split: Split, seed: int, exponent: float) -> Iterator[list[Part]]:
         rng = random.Random(f"{self.name}/{split}/{seed}")
@@ -227,5 +209,5 @@ def _worked(parts: Sequence[Part], rng: random.Random, misread: float, direct: f
     return (*calls, answer)
 
 
-TOOL_SUMS = ToolSums("tool-sums", max_parts=4, exponent=1.2, warm_exponent=0.6, worded=0.2, misread=0.6, direct=0.05)
+TOOL_SUMS = ToolSums("tool-sums", max_parts=4, exponent=1.6, warm_exponent=1.2, worded=0.35, misread=0.5, direct=0.05)
 """The task ``tool-sums``."""
