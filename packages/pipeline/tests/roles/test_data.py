@@ -46,13 +46,13 @@ def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
 def test_turns_are_answered_and_scored_with_what_the_verifier_needs(role):
     role.begin("r0#1", 0, [ref("a", 3)], seq=9)
     role.append("r0#1", [PartialDelta("a", 0, 0, (5, 6), (-1.0, -2.0), turn_ends=True)])
-    ((talk, prompt),) = role.conversations(["a", "unknown"])
-    assert (talk.turns[0].response, prompt.answer) == ((5, 6), "3")
+    ((talk, prompt, begun),) = role.conversations(["a", "unknown"])
+    assert (talk.turns[0].response, prompt.answer, begun) == ((5, 6), "3", "")
     assert role.observe("a", talk.turns[0].serial, (8, 9), None, 0.25, b"state").observation == (8, 9)
     (resume,) = role.begin("r1#1", 0, [ref("a", 3)], seq=9)
     assert (resume.kept_tokens, resume.turn_ended) == ((5, 6, 8, 9), False)
     role.append("r1#1", [PartialDelta("a", 4, 0, (7,), (-1.0,), turn_ends=True)])
-    ((talk, _),) = role.conversations(["a"])
+    ((talk, *_),) = role.conversations(["a"])
     assert talk.session == b"state"
     role.observe("a", talk.turns[-1].serial, (10,), STOP, 1.0, None)
     (item,) = role.to_score(["a"])
@@ -62,7 +62,7 @@ def test_turns_are_answered_and_scored_with_what_the_verifier_needs(role):
     assert [(length.tokens, length.truncated) for length in role.finished_lengths(0)] == [(3, False)]
     role.begin("r0#1", 0, [ref("b", 3)], seq=9)
     role.append("r0#1", [PartialDelta("b", 0, 0, (5, 6), (-1.0, -2.0), turn_ends=True)])
-    ((talk, _),) = role.conversations(["b"])
+    ((talk, *_),) = role.conversations(["b"])
     assert role.observe("b", talk.turns[0].serial, (), FinishReason.LENGTH, 0.0, None).finish is FinishReason.LENGTH
     role.to_score(["b"])
     assert [(length.tokens, length.truncated) for length in role.finished_lengths(1)] == [(2, True)]

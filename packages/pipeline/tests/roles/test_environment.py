@@ -14,6 +14,7 @@ from tailrace.contracts import (
     FinishReason,
     Interrupt,
     PartialDelta,
+    Purpose,
     SessionOrigin,
     TrajectoryRef,
     Turned,
@@ -79,6 +80,13 @@ class Drifts(Replayed):
         return {"observation": f"= {os.getpid()} ", "done": False}
 
 
+class Begun(Replayed):
+    """It tells whether a turn begins as it was made to begin."""
+
+    def step(self, action):
+        return {"observation": "= 1 " if action.startswith("= ") else "= 2 ", "done": False}
+
+
 class Speaks(Adds):
     def reset(self, row):
         return "hello"
@@ -118,8 +126,8 @@ class Turns:
         self.store, self.tokenizer, self.stop = store, tokenizer, stop
         self.length = {}
 
-    def says(self, name, text, prompt=3):
-        (resume,) = self.store.begin("r0#1", 0, [TrajectoryRef(name, 0, 0, prompt=prompt)], seq=9)
+    def says(self, name, text, prompt=3, **asked):
+        (resume,) = self.store.begin("r0#1", 0, [TrajectoryRef(name, 0, 0, prompt=prompt, **asked)], seq=9)
         tokens = (*self.tokenizer.encode(text, add_special_tokens=False).ids, self.stop)
         delta = PartialDelta(name, len(resume.kept_tokens), 0, tokens, (-1.0,) * len(tokens), turn_ends=True)
         assert self.store.append("r0#1", [delta]) == []
@@ -169,12 +177,12 @@ def test_turns_are_answered_in_the_session_of_their_trajectory(make, replica, ga
     replica.says("b", "5")
     a, b = ask(role, gather, 1, "a", "b")
     assert (a.trajectory, a.turn, a.done, a.answers, a.session) == ("a", 1, False, 1, SessionOrigin.HELD)
-    ((talk, _),) = store.conversations(["b"])
+    ((talk, *_),) = store.conversations(["b"])
     assert tokenizer.decode(list(talk.turns[0].observation)).split() == ["=", "5"]
     assert b.tokens == replica.length["b"] + len(talk.turns[0].observation)
     replica.says("a", "3")
     (a,) = ask(role, gather, 2, "a")
-    ((talk, _),) = store.conversations(["a"])
+    ((talk, *_),) = store.conversations(["a"])
     assert tokenizer.decode(list(talk.turns[1].observation)).split() == ["=", "7"]
     replica.says("a", "= 3")  # the row's answer
     (a,) = ask(role, gather, 3, "a")
@@ -200,8 +208,20 @@ def test_a_session_goes_on_in_another_process(make, replica, gather, store, toke
     replica.says("a", "5")
     (again,) = ask(make(name), gather, 2, "a")
     assert (again.turn, again.session) == (2, origin)
-    ((talk, _),) = store.conversations(["a"])
+    ((talk, *_),) = store.conversations(["a"])
     assert tokenizer.decode(list(talk.turns[1].observation)).split() == ["=", "9"]
+
+
+@pytest.mark.parametrize(("mode", "first"), [("forced", "1"), ("sampled", "2")])
+def test_an_environment_reads_the_beginning_that_a_first_turn_was_forced_to_have(
+    make, replica, gather, store, tokenizer, mode, first
+):
+    for turn in (1, 2):  # in two processes: the second one plays the first turn again, and finds the same answer
+        replica.says("a", "4", purpose=Purpose.EVAL, mode=mode)
+        (answered,) = ask(make("Begun"), gather, turn, "a")
+        assert isinstance(answered, Turned)
+    ((talk, *_),) = store.conversations(["a"])
+    assert [tokenizer.decode(list(turn.observation)).split()[-1] for turn in talk.turns] == [first, "2"]
 
 
 def test_a_worker_that_dies_loses_no_session(make, replica, gather, store, tokenizer, until):
@@ -213,7 +233,7 @@ def test_a_worker_that_dies_loses_no_session(make, replica, gather, store, token
     replica.says("a", "5")
     (again,) = ask(role, gather, 2, "a")
     assert again.session is SessionOrigin.REPLAYED
-    ((talk, _),) = store.conversations(["a"])
+    ((talk, *_),) = store.conversations(["a"])
     assert tokenizer.decode(list(talk.turns[1].observation)).split() == ["=", "9"]
 
 
@@ -254,7 +274,7 @@ def test_an_answer_without_words_is_an_empty_line(make, replica, gather, store, 
     replica.says("a", "-")
     (answered,) = ask(make(), gather, 1, "a")
     assert not answered.done
-    ((talk, _),) = store.conversations(["a"])
+    ((talk, *_),) = store.conversations(["a"])
     assert list(talk.turns[0].observation) == tokenizer.encode("\n", add_special_tokens=False).ids != []
 
 
@@ -319,7 +339,7 @@ def test_a_session_whose_answer_came_second_does_not_go_on(make, replica, gather
 
     first, role._call_data = [], second
     (answered,) = ask(role, gather, 1, "a")
-    ((talk, _),) = store.conversations(["a"])
+    ((talk, *_),) = store.conversations(["a"])
     assert talk.turns[0].observation == first[0]
     assert answered.tokens == replica.length["a"] + len(first[0])
     replica.says("a", "5")

@@ -147,10 +147,13 @@ class DataRole:
 
     # ---- for environments -----------------------------------------------------------------------------------------
 
-    def conversations(self, ids: Sequence[str]) -> list[tuple[Conversation, Prompt]]:
-        """Trajectories with their turns, each with the row of its prompt; those that were dropped are left out."""
-        found = self._store.conversations(ids)
-        return [(one, self._prompts.prompt(_ref(one.trajectory, one.group, one.metadata))) for one in found]
+    def conversations(self, ids: Sequence[str]) -> list[tuple[Conversation, Prompt, str]]:
+        """Trajectories with their turns, each with its prompt's row and the text with which its first turn was made to begin.
+
+        Those that were dropped are left out.
+        """
+        found = [(one, _ref(one.trajectory, one.group, one.metadata)) for one in self._store.conversations(ids)]
+        return [(one, self._prompts.prompt(ref), self._prompts.prefix(ref)) for one, ref in found]
 
     def observe(
         self,

@@ -138,9 +138,9 @@ class EnvironmentRole:
         """Answer the last turn of a trajectory and say so, or why not."""
         event: Turned | CallFailed | None = None
         try:
-            found: list[tuple[Conversation, Prompt]] = await self._call_data("conversations", [name])
-            for talk, prompt in found:
-                event = await self._turned(talk, prompt, seq)
+            found: list[tuple[Conversation, Prompt, str]] = await self._call_data("conversations", [name])
+            for talk, prompt, begun in found:
+                event = await self._turned(talk, prompt, begun, seq)
         except SessionLostError as error:
             event = CallFailed(name, str(error), seq, lost=True)
         except SessionError as error:
@@ -155,13 +155,13 @@ class EnvironmentRole:
         if event is not None:  # otherwise it was dropped, and a `Close` follows
             self._loop.queue.put(event)
 
-    async def _turned(self, talk: Conversation, prompt: Prompt, seq: int) -> Turned | None:
+    async def _turned(self, talk: Conversation, prompt: Prompt, begun: str, seq: int) -> Turned | None:
         turn = talk.turns[-1]
         if turn.observation is not None:  # a process that is gone has answered, and could not say so
             return self._event(talk.trajectory, turn, 0.0, seq)
-        session = await self._session(talk, prompt)
+        session = await self._session(talk, prompt, begun)
         began_s = time.monotonic()
-        result = await self._pool.step(session.number, self._observations.action(turn.response))
+        result = await self._pool.step(session.number, self._action(turn, begun))
         seconds = time.monotonic() - began_s
         session.answered = turn.serial
         tokens, finish = self._fitted(talk, prompt, result)
@@ -201,7 +201,7 @@ class EnvironmentRole:
         full = turn.start + len(turn.response) + len(tokens) >= self._max_tokens
         return ((), FinishReason.LENGTH) if full else (tokens, None)
 
-    async def _session(self, talk: Conversation, prompt: Prompt) -> _Session:
+    async def _session(self, talk: Conversation, prompt: Prompt, begun: str) -> _Session:
         """The session that has answered all turns but the last: held, restored, replayed or, for the first turn, begun.
 
         Raises:
@@ -217,7 +217,7 @@ class EnvironmentRole:
             del self._sessions[name]
             await self._pool.close(session.number)
         row = {"prompt": prompt.prompt, "answer": prompt.answer, "metadata": dict(prompt.metadata), "seed": name}
-        number = await self._again(talk, prompt, row) if before else await self._begin(row)
+        number = await self._again(talk, prompt, begun, row) if before else await self._begin(row)
         session = self._sessions[name] = _Session(number, last)
         return session
 
@@ -231,7 +231,7 @@ class EnvironmentRole:
             )
         return opened.session
 
-    async def _again(self, talk: Conversation, prompt: Prompt, row: Mapping[str, Any]) -> int:
+    async def _again(self, talk: Conversation, prompt: Prompt, begun: str, row: Mapping[str, Any]) -> int:
         before = talk.turns[:-1]
         if talk.session is not None and talk.session_serial == before[-1].serial:
             return await self._pool.restore(row, talk.session)
@@ -240,7 +240,7 @@ class EnvironmentRole:
                 f"the session of {talk.trajectory} was lost with its member, and the environment {self._name!r} has neither a "
                 "snapshot of it nor `replayable`"
             )
-        replayed = await self._pool.replay(row, [self._observations.action(turn.response) for turn in before])
+        replayed = await self._pool.replay(row, [self._action(turn, begun) for turn in before])
         for turn, result in zip(before, replayed.results, strict=True):
             if self._observations.tokens(result.observation, prompt.prompt) != turn.observation:
                 await self._pool.close(replayed.session)
@@ -251,6 +251,11 @@ class EnvironmentRole:
         return replayed.session
 
     # ---- helpers --------------------------------------------------------------------------------------------------
+
+    def _action(self, turn: Turn, begun: str) -> str:
+        """What a turn says to the environment: the first one with the text with which it was made to begin (a control)."""
+        said = self._observations.action(turn.response)
+        return begun + said if turn.number == 1 else said
 
     def _event(self, name: str, turn: Turn, seconds: float, seq: int) -> Turned:
         tokens = turn.start + len(turn.response) + len(turn.observation or ())
