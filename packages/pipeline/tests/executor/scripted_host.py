@@ -98,7 +98,7 @@ class ScriptedHost:
 
     def __init__(self):
         self.time, self.comes_up = Time(), True
-        self.spawned, self.members = [], {}
+        self.spawned, self.members, self.driver_struck = [], {}, []
 
     def spawn(self, role, id_, incarnation, spec, place):
         member = Told(self, (role, id_), incarnation, place, dict(spec.arguments))
@@ -113,6 +113,9 @@ class ScriptedHost:
 
     def caller(self, role, id_="0"):
         return f"caller of {role} {id_}"
+
+    def strike_driver(self, kind):
+        self.driver_struck.append(kind)
 
     def close(self):
         self.spawned.append("closed")

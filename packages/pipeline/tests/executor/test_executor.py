@@ -379,10 +379,68 @@ def test_scripted_faults_strike_once_their_member_is_up():
     run.settle()
     assert r1.struck == [FaultKind.HANG]
     struck = [event for _, events in run.controller.heard for event in events if isinstance(event, c.Struck)]
-    assert struck == [c.Struck("replica", "r0", "stall"), c.Struck("replica", "r1", "hang")]
+    assert struck == [
+        c.Struck("replica", "r0", "stall", fault="stall:replica@1s"),
+        c.Struck("replica", "r1", "hang", fault="hang:replica:1@step2"),
+    ]
     run.pass_time(3.0)
     (trainer,) = run.up(("trainer", "0"))
     run.pass_time(1.5)
+    assert trainer.struck == [FaultKind.KILL]
+
+
+def test_a_member_is_struck_where_it_says_that_it_waits():
+    run = Driven(faults=[parse_fault("trainer@1s:backward"), parse_fault("raise:trainer@1s")])
+    (trainer,) = run.up(("trainer", "0"))
+    run.pass_time(2.0)
+    (asked,) = trainer.under_way("stop_at")
+    assert asked[0] == ("backward", 5.0)
+    asked[1].set_result(False)  # not yet: it is asked again
+    run.settle()
+    assert trainer.struck == []
+    trainer.under_way("stop_at")[-1][1].set_result(True)
+    run.settle()
+    assert trainer.struck == [FaultKind.KILL]
+    run.pass_time(1.0)
+    assert trainer.struck == [FaultKind.KILL, FaultKind.RAISE]
+    struck = [event for _, events in run.controller.heard for event in events if isinstance(event, c.Struck)]
+    assert [(event.kind, event.phase) for event in struck] == [("kill", "backward"), ("raise", "")]
+
+
+def test_a_fault_whose_member_dies_on_the_way_to_its_phase_strikes_the_next():
+    run = Driven(faults=[parse_fault("replica@0s:decode")])
+    (first,) = run.up(("replica", "r0"))
+    run.pass_time(1.0)
+    first.under_way("stop_at")[0][1].set_exception(MemberDeadError("gone"))
+    run.give(c.Restart(8, "replica", "r0"))
+    run.settle()
+    run.pass_time(1.5)
+    second = run.member("replica", "r0")
+    assert first.struck == second.struck == []
+    second.under_way("stop_at")[0][1].set_result(True)
+    run.settle()
+    assert second.struck == [FaultKind.KILL]
+
+
+def test_the_driver_is_struck_once_the_log_says_so():
+    run = Driven(faults=[parse_fault("controller@1s")])
+    run.pass_time(2.0)
+    assert run.host.driver_struck == [FaultKind.KILL]
+    struck = [event for _, events, _ in run.log.instants for event in events if isinstance(event, c.Struck)]
+    assert struck == [c.Struck("controller", "0", "kill", fault="controller@1s")]
+
+
+def test_a_trainer_is_told_to_stop_before_it_loads():
+    run = Driven(faults=[parse_fault("trainer@0s:load")])
+    run.up(("trainer", "0"))
+    run.pass_time(1.0)
+    run.host.comes_up = False
+    run.give(c.Restart(8, "trainer", "0", version=2))
+    run.pass_time(1.0)
+    trainer = run.member("trainer")
+    assert trainer.calls[0][:2] == ("ready", (2, True))
+    trainer.under_way("stop_at")[0][1].set_result(True)
+    run.settle()
     assert trainer.struck == [FaultKind.KILL]
 
 

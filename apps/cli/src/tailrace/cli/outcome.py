@@ -67,6 +67,9 @@ def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Cons
         table.add_row("contradictions", Text(f"{summary['contradictions']} snapshots", style="red"))
     for change in summary.get("changes", ()):
         table.add_row("changed on resume", changes_in_words(change))
+    struck, missed = summary.get("faults", ()), summary.get("faults_not_struck", ())
+    if struck or missed:
+        table.add_row("faults", f"{len(struck)} struck" + (f", {len(missed)} did not" if missed else ""))
     table.add_row("wall time", clock(summary["wall_s"]))
     table.add_row("report", str(directory.report))
     console.print(Text(f"\n{gain(found)}\n"))
@@ -74,6 +77,8 @@ def show_outcome(summary: dict[str, Any], directory: RunDirectory, console: Cons
     if warning is not None:
         console.print(Text(f"{warning}\n", style="yellow"))
     console.print(table)
+    if missed:
+        console.print(Text(f"\nscripted faults that did not strike: {', '.join(missed)}", style="yellow"))
 
 
 def _prompts(counted: Mapping[str, Any]) -> PromptFates:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -21,7 +20,7 @@ from tailrace.cli.room import check_disk
 from tailrace.cli.stopping import INTERRUPTED, Stopping
 from tailrace.contracts import TailraceError
 from tailrace.pipeline.config.gathered import Gathered
-from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.config.target import configuration, written_fault
 from tailrace.pipeline.errors import (
     ControllerError,
     DeadlineError,
@@ -49,6 +48,8 @@ class RunOptions:
     executor: str | None = None
     ray_address: str | None = None
     faults: tuple[tuple[str, str], ...] = ()
+    mtbf_s: float | None = None
+    fault_seed: int | None = None
     resume: Path | None = None
     plain: bool = False
     dry_run: bool = False
@@ -76,6 +77,8 @@ def _start(options: RunOptions) -> int:
         executor=options.executor,
         ray_address=options.ray_address,
         faults=options.faults,
+        mtbf_s=options.mtbf_s,
+        fault_seed=options.fault_seed,
     )
     root = options.run_dir or Path("runs") / f"{config.app}-{time.strftime('%Y%m%d-%H%M%S')}"
     gathered = Gathered()
@@ -122,13 +125,14 @@ def _resume(options: RunOptions) -> int:
     directory = RunDirectory.open(options.resume)
     done = max((row["step"] for row in read_metrics(directory.metrics) if row["kind"] == "step"), default=0)
     config, changed = with_changes(directory.configuration(), _settings(options), done=done)
-    check(to_go_on(config, directory), prompts=not directory.prepared.exists())
+    faults = _faults(options)
+    check(to_go_on(config, directory, faults), prompts=not directory.prepared.exists())
 
     def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
         from tailrace.pipeline.run.launch import resume
         from tailrace.report import write_report
 
-        return resume(directory, listener, report=write_report, config=config, changed=changed)
+        return resume(directory, listener, report=write_report, config=config, changed=changed, faults=faults)
 
     return _supervise(directory, work, plain=options.plain)
 
@@ -136,9 +140,21 @@ def _resume(options: RunOptions) -> int:
 def _settings(options: RunOptions) -> list[str]:
     """The changes that a command line asks for, each as ``KEY=VALUE``."""
     flags = {"seed": options.seed, "executor.name": options.executor, "executor.ray_address": options.ray_address}
-    faults = [text if kind == "kill" else f"{kind}:{text}" for kind, text in options.faults]
-    settings = [*options.settings, *(f"{key}={value}" for key, value in flags.items() if value is not None)]
-    return [*settings, f"faults={json.dumps(faults)}"] if faults else settings
+    return [*options.settings, *(f"{key}={value}" for key, value in flags.items() if value is not None)]
+
+
+def _faults(options: RunOptions) -> dict[str, Any]:
+    """The faults of the driver that goes on, by their keys of a configuration.
+
+    Raises:
+        ConfigError: one is not valid.
+    """
+    given = {
+        "faults": tuple(written_fault(kind, text) for kind, text in options.faults) or None,
+        "mtbf_s": options.mtbf_s,
+        "fault_seed": options.fault_seed,
+    }
+    return {key: value for key, value in given.items() if value is not None}
 
 
 def _supervise(directory: RunDirectory, work: Work, *, plain: bool) -> int:

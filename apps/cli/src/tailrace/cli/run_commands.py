@@ -35,7 +35,11 @@ def run_command(
     ] = None,
     kill: Annotated[
         list[str] | None,
-        typer.Option("--kill", metavar="FAULT", help="Kill a member: replica@60s, trainer@step20. Repeatable."),
+        typer.Option(
+            "--kill",
+            metavar="FAULT",
+            help="Kill a member: replica@60s, trainer@step20:backward, relay@every10. Repeatable.",
+        ),
     ] = None,
     hang: Annotated[
         list[str] | None,
@@ -44,6 +48,21 @@ def run_command(
     stall: Annotated[
         list[str] | None,
         typer.Option("--stall", metavar="FAULT", help="Stop an engine inside its process: replica@60s. Repeatable."),
+    ] = None,
+    raised: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--raise", metavar="FAULT", help="Raise an exception in a member: trainer@step3:backward. Repeatable."
+        ),
+    ] = None,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            "--mtbf", metavar="SECONDS", min=0.001, help="Kill and hang members at random, so often on average."
+        ),
+    ] = None,
+    fault_seed: Annotated[
+        int | None, typer.Option("--fault-seed", metavar="N", help="Seed of faults at random. Default: 0.")
     ] = None,
     resume: Annotated[
         Path | None,
@@ -66,7 +85,10 @@ def run_command(
             *(("kill", text) for text in kill or ()),
             *(("hang", text) for text in hang or ()),
             *(("stall", text) for text in stall or ()),
+            *(("raise", text) for text in raised or ()),
         ),
+        mtbf_s=mtbf,
+        fault_seed=fault_seed,
         resume=resume,
         plain=plain,
         dry_run=dry_run,

@@ -282,11 +282,18 @@ class Silent:
 
 @dataclass(frozen=True, slots=True)
 class Struck:
-    """A scripted fault was injected into a member: `kind` is "kill", "hang" or "stall". What follows has events of its own."""
+    """A fault was injected into a member, in a phase if it has one. What follows has events of its own.
+
+    Args:
+        kind: "kill", "hang", "stall" or "raise".
+        fault: the fault as it was written.
+    """
 
     role: str
     id: str
     kind: str
+    phase: str = ""
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,6 +122,11 @@ class EnvironmentPool:
         """Process ids of the workers that may be given sessions."""
         return tuple(link.pid for link in self._workers.links)
 
+    def worker_in_call(self, session: int) -> int | None:
+        """Process id of the worker that a call of a session is in; None while none is."""
+        record = self._records.get(session)
+        return record.link.pid if record is not None and record.busy.locked() and record.link is not None else None
+
     async def start(self) -> None:
         """Start the workers; calls before are refused. A pool is started once.
 

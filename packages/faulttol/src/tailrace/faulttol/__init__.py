@@ -1,14 +1,24 @@
 """Heartbeats, detection, recovery and scripted faults. Pure, except for two functions that touch processes."""
 
 from tailrace.faulttol.detection import ClusterLevel, RankLevel, RoleAware
-from tailrace.faulttol.errors import DetectionError, FaultError, FaulttolError, HeartbeatError, RecoveryError
+from tailrace.faulttol.errors import (
+    DetectionError,
+    FaultError,
+    FaulttolError,
+    HeartbeatError,
+    InjectedError,
+    RecoveryError,
+)
 from tailrace.faulttol.heartbeat import HeartbeatMonitor, Silence
-from tailrace.faulttol.injection import Fault, FaultKind, FaultSchedule, parse_fault
+from tailrace.faulttol.injection import CONTROLLER, STRUCK_ROLES, Fault, FaultKind, FaultSchedule, parse_fault
 from tailrace.faulttol.process import die_with_parent, strike
+from tailrace.faulttol.random_faults import at_steps, random_faults
 from tailrace.faulttol.recovery import ROLES, Isolate, RestartTask
 
 __all__ = [
+    "CONTROLLER",
     "ROLES",
+    "STRUCK_ROLES",
     "ClusterLevel",
     "DetectionError",
     "Fault",
@@ -18,13 +28,16 @@ __all__ = [
     "FaulttolError",
     "HeartbeatError",
     "HeartbeatMonitor",
+    "InjectedError",
     "Isolate",
     "RankLevel",
     "RecoveryError",
     "RestartTask",
     "RoleAware",
     "Silence",
+    "at_steps",
     "die_with_parent",
     "parse_fault",
+    "random_faults",
     "strike",
 ]

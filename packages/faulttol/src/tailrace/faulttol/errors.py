@@ -23,3 +23,7 @@ class RecoveryError(FaulttolError, ValueError):
 
 class FaultError(FaulttolError, ValueError):
     """The description of a fault to inject is not valid."""
+
+
+class InjectedError(FaulttolError, RuntimeError):
+    """What a fault of the kind ``raise`` raises."""

@@ -25,6 +25,7 @@ from tailrace.fleetsim.quantities import (
     ranker,
     samples,
     scoring_pools,
+    simulated_faults,
     warm_up,
     with_environments,
 )
@@ -36,7 +37,6 @@ from tailrace.pipeline.config.models import Choice, RunConfig
 from tailrace.pipeline.config.policies import load_policy
 from tailrace.pipeline.config.pools import PoolConfig
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.scripted_faults import build_faults
 
 BEYOND = 1_000  # batches that a steady run would still have before it; it stops long before
 
@@ -101,7 +101,7 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
         failures=failures(table, max(1, round(split.rollout_gpus / split.replicas)), split.trainer_gpus, seed),
         scoring=scoring_pools(table, config.reward),
         relays=config.relay.count,
-        faults=tuple(build_faults(config)),
+        faults=simulated_faults(config),
         description=split.describe(),
         config=config,
         ranker=ranker(table, config),

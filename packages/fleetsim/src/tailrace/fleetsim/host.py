@@ -7,8 +7,11 @@ from typing import Any, Protocol
 
 from tailrace.contracts import Command, Event, Place
 from tailrace.faulttol import FaultKind
+from tailrace.faulttol.injection import LOAD
 from tailrace.fleetsim.clock import VirtualTime
+from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.pending import Pending
+from tailrace.fleetsim.phases import Phases
 from tailrace.pipeline.errors import StaleEpochError
 from tailrace.pipeline.executor.deployment import REPLICA
 from tailrace.pipeline.executor.seam import DONE, Answer, MemberDeadError, RoleSpec
@@ -81,6 +84,8 @@ class VirtualMember:
         "_poll",
         "_ready",
         "_starting",
+        "_stops",
+        "_stops_to_load",
         "_taken",
         "dead",
         "hung",
@@ -88,6 +93,7 @@ class VirtualMember:
         "incarnation",
         "machine",
         "model",
+        "phases",
         "pool",
         "role",
         "tp",
@@ -117,6 +123,9 @@ class VirtualMember:
         self._taken = 0  # number of the newest command
         self._epoch = self._claimed = host.epoch
         self._ready: Pending | None = None
+        self._stops: list[Pending] = []
+        self._stops_to_load = False
+        self.phases = Phases(model, host.time)
         model.begin(self)
 
     # ---- what the executor calls ----------------------------------------------------------------------------------
@@ -140,8 +149,12 @@ class VirtualMember:
         if method == "ready" and self._ready is not None:
             return self._ready
         answer = Pending()
+        if method == "stop_at":
+            self._stop_at(arguments[0], answer)
+            return answer
         if method == "ready":
             self._ready = self._starting = answer
+            self._stops_to_load, arguments = len(arguments) > 1, arguments[:1]
             takes_s = self.model.starts_s(self.incarnation)
             self._host.time.at(self._host.time.now() + takes_s, self._serves, arguments)
         else:
@@ -156,6 +169,8 @@ class VirtualMember:
         elif kind is FaultKind.HANG:
             self.hung = True
             self.model.hang()
+        elif kind is FaultKind.RAISE:
+            self.end("an exception in its code")
         else:
             self.model.stall()
 
@@ -257,10 +272,19 @@ class VirtualMember:
                 self._taken = commands[-1].seq
         if commands:
             self.model.submit(commands)
+            self.phases.took(commands)
 
     def _serves(self, arguments: tuple[Any, ...]) -> None:
         if self._starting is None or self.dead:
             return  # its death is noticed in its own time
+        if self._stops_to_load:
+            if self.phases.waited_for(LOAD):
+                self._stops_to_load = False
+                self.phases.at(LOAD)
+            self._host.time.at(
+                self._host.time.now() + self._host.tick_s, self._serves, arguments
+            )  # it is struck before
+            return
         answer, self._starting = self._starting, None
         if self._host.transport is not None:
             self._host.transport.renewed(self.role, self.id)
@@ -270,10 +294,16 @@ class VirtualMember:
             self._dies()
             answer.resolve(None, error)
 
+    def _stop_at(self, phase: str, answer: Pending) -> None:
+        self._stops.append(answer)
+        self.phases.wait(phase, lambda: answer.resolve(True))
+
     def _dies(self) -> None:
         if not self.dead:
             self.dead = True
             self.model.die()
+            for answer in self._stops:
+                answer.resolve(None, MemberDeadError(f"{self.role} {self.id} is gone"))
 
     def _noticed(self, why: str) -> None:
         error = MemberDeadError(f"{self.role} {self.id} is gone: {why}")
@@ -353,6 +383,14 @@ class VirtualHost:
     def caller(self, role: str, id_: str = "0") -> Any:
         """Models call each other directly."""
         del role, id_
+
+    def strike_driver(self, kind: FaultKind) -> None:
+        """End the run's driver.
+
+        Raises:
+            DriverDiedError: always.
+        """
+        raise DriverDiedError(f"the driver was struck: {kind}")
 
     def report(self) -> None:
         """Everything that was said at this instant goes to the executor. Called at the end of it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tailrace.contracts import Launch, Progress
+from tailrace.faulttol import CONTROLLER, Fault
 from tailrace.fleetsim.config import FleetConfig, RankerFleet, ScoringPool
 from tailrace.fleetsim.errors import FleetError
 from tailrace.fleetsim.failures import DAY_S, FailureRate
@@ -12,6 +13,7 @@ from tailrace.fleetsim.fleet import ScoringWorkers
 from tailrace.fleetsim.noisy_oracle import noise_of
 from tailrace.fleetsim.workload.workload import Workload
 from tailrace.pipeline.config.models import RewardConfig, RunConfig
+from tailrace.pipeline.run.scripted_faults import build_faults
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.reward.errors import SettingsError
 from tailrace.reward.timeouts import AdaptiveTimeout
@@ -33,6 +35,20 @@ def needed(spec: PipelineSpec) -> int:
 
 def _first_launch(spec: PipelineSpec) -> Launch | None:
     return spec.batching.open().next(Progress(0, -1, 0, 0, 0, 0, 0, spec.batch_groups, spec.steps))
+
+
+def simulated_faults(config: RunConfig) -> tuple[Fault, ...]:
+    """The scripted faults of a configuration.
+
+    Raises:
+        FleetError: one strikes what no simulation has.
+    """
+    faults = tuple(build_faults(config))
+    for fault in faults:
+        if fault.role == CONTROLLER or fault.worker is not None:
+            what = "driver that dies" if fault.role == CONTROLLER else "worker process"
+            raise FleetError(f"key 'faults': {fault}: found a simulated run, expected a real one: it has no {what}")
+    return faults
 
 
 def with_environments(spec: PipelineSpec, workload: Workload) -> PipelineSpec:

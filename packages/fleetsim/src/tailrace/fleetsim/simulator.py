@@ -40,6 +40,7 @@ from tailrace.pipeline.executor.deployment import (
 from tailrace.pipeline.executor.executor import Executor, Observer
 from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.executor.seam import RoleSpec
+from tailrace.pipeline.run.scripted_faults import further_faults
 
 IDLE_TICKS = 2_000  # a fleet in which so long nothing is under way will never move again
 POLLS = 4  # questions for events before a silent member is suspected
@@ -180,6 +181,7 @@ class Simulation:
                 self.log,
                 first=first,
                 faults=self.fleet.faults,
+                further=() if self.fleet.config is None else further_faults(self.fleet.config),
                 until=lambda: len(rows) >= batches,
                 attached=attached,
             )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tailrace.contracts import Clock, Engine, Event
 from tailrace.rollout.errors import CloseTimeoutError, ReplicaCrashedError
@@ -54,6 +54,8 @@ class ReplicaWorker:
         still_report_s: seconds between two `Activity` events while the engine has work and yields no token; there is one
             more when it continues.
         clock: the clock for all of these.
+        on_phase: called in the worker's thread as it begins "prefill" (the first step of what was routed), "decode" (any other
+            step), and in the middle of a "pull". What it raises crashes the replica.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class ReplicaWorker:
         flush_timeout_s: float = 60.0,
         still_report_s: float = 5.0,
         clock: Clock | None = None,
+        on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
         clock = clock or MonotonicClock()
         self._replica, self._engine = replica, engine
@@ -92,6 +95,7 @@ class ReplicaWorker:
             reports=self._reports,
             standstill=self._standstill,
             pull_timeout_s=pull_timeout_s,
+            on_phase=on_phase,
         )
         self._thread = threading.Thread(target=self._run, name=f"replica-{replica}", daemon=True)
         self._flusher.start()

@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,7 @@ class ReplicaWork:
         reports: takes tokens and events.
         standstill: is told the engine's phase and its steps.
         pull_timeout_s: deadline of a pull.
+        on_phase: see `ReplicaWorker`.
     """
 
     def __init__(
@@ -74,10 +75,12 @@ class ReplicaWork:
         reports: Reports,
         standstill: Standstill,
         pull_timeout_s: float,
+        on_phase: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._replica, self._engine, self._source, self._weights = replica, engine, source, weights
         self._sampling, self._reports, self._standstill = sampling, reports, standstill
-        self._pull_timeout_s = pull_timeout_s
+        self._pull_timeout_s, self._on_phase = pull_timeout_s, on_phase
+        self._fresh = False  # whether the engine has not stepped since it got requests
         self._in_flight: dict[str, _InFlight] = {}
         self._unshown = False
         self.version: int | None = None
@@ -114,6 +117,8 @@ class ReplicaWork:
     def step(self) -> None:
         """Advance the engine by one step."""
         self._standstill.at(GENERATING)
+        fresh, self._fresh = self._fresh, False
+        self._on_phase("prefill" if fresh else "decode")
         deltas = self._engine.step()
         if deltas:
             self._standstill.moved(steps=1)
@@ -182,6 +187,7 @@ class ReplicaWork:
         self.dropped += len(refs) - len(resumes)
         if requests:
             self._standstill.at(GENERATING)
+            self._fresh = True
         for request in requests:  # one by one, so that the engine refuses one and takes the others
             try:
                 self._engine.submit([request])
@@ -231,6 +237,8 @@ class ReplicaWork:
         def arriving(tensors: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
             nonlocal touched
             for named in tensors:
+                if not touched:
+                    self._on_phase("pull")
                 touched = True
                 self.version = None
                 self._standstill.moved()

@@ -46,11 +46,18 @@ class Gradients:
         state: the policy, which has the gradients.
         reference: the model that the KL penalty refers to; None without one.
         shared_prompt_tokens: see `TrainerConfig`; 0 if the model cannot.
+        on_phase: called as each micro-batch begins "forward" and "backward".
     """
 
-    def __init__(self, state: ShardedPolicy, reference: Reference | None, shared_prompt_tokens: int) -> None:
+    def __init__(
+        self,
+        state: ShardedPolicy,
+        reference: Reference | None,
+        shared_prompt_tokens: int,
+        on_phase: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._state, self._config, self._reference = state, state.config, reference
-        self._shared_prompt_tokens = shared_prompt_tokens
+        self._shared_prompt_tokens, self._on_phase = shared_prompt_tokens, on_phase
         self.ended: Callable[[], None] = lambda: None
         """called at the end of each micro-batch"""
 
@@ -79,9 +86,11 @@ class Gradients:
         for number, rows in enumerate(mine):
             begun = time.perf_counter()
             batch = to_tensors(rows, state.device, state.dtype)
+            self._on_phase("forward")
             with state.micro_batch(last=number == len(mine) - 1) as module:
                 loss, values = self._loss(module, batch, supervised)
                 turned = time.perf_counter()
+                self._on_phase("backward")
                 loss.backward()
             tally.see(values)
             tally.forward_s += turned - begun

@@ -84,7 +84,9 @@ class TrainerWorker:
         shared_prompt_tokens = config.shared_prompt_tokens if policy.shares_prompts else 0
         self._state = ShardedPolicy(policy, config, self.device, rank, world_size)
         reference = Reference(load_policy(model_path, dtype), self._state) if config.kl_coefficient else None
-        self._gradients = Gradients(self._state, reference, shared_prompt_tokens)
+        self.on_phase: Callable[[str], None] = lambda _: None
+        """Called as "forward" and "backward" of a micro-batch, and the "optimizer" step, begin. It may be set to another."""
+        self._gradients = Gradients(self._state, reference, shared_prompt_tokens, lambda phase: self.on_phase(phase))
         self._parts = PartialBatch(self._gradients, self._state, rank, world_size)
         self._model_path = Path(model_path)
         self._checkpoints = CheckpointWriter(self._model_path, self._state, rank, world_size, config.timeout_s)
@@ -289,6 +291,7 @@ class TrainerWorker:
     def _finish(self, tally: Tally, total: dict[str, float], lr: float) -> dict[str, float]:
         """Sum the gradients over cells, scale them once, and do an optimizer step. Returns the metrics of its batch."""
         begun = time.perf_counter()
+        self.on_phase("optimizer")
         self._state.total_gradients(total["units"])
         grad_norm = self._state.apply_gradients(lr)
         return self._reported(means(total)) | {

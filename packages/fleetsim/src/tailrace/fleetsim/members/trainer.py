@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace import contracts as c
 from tailrace.fleetsim.members.relays import Relays
+from tailrace.fleetsim.phases import CHECKPOINT, shares
 from tailrace.fleetsim.recorder import Totals
 from tailrace.fleetsim.world import World
 from tailrace.pipeline.errors import CheckpointUnusableError
@@ -27,10 +28,10 @@ PULSE_S = 60.0  # a real trainer says more often which micro-batches are done; n
 class _Work:
     """A command that is carried out: seconds left of it at full speed, and when that was so. `order` numbers its end."""
 
-    __slots__ = ("command", "left_s", "order", "since_s")
+    __slots__ = ("command", "left_s", "order", "since_s", "whole_s")
 
-    def __init__(self, command: c.Command, left_s: float, since_s: float) -> None:
-        self.command, self.left_s, self.since_s = command, left_s, since_s
+    def __init__(self, command: c.Command, whole_s: float, since_s: float) -> None:
+        self.command, self.whole_s, self.left_s, self.since_s = command, whole_s, whole_s, since_s
         self.order = 0
 
 
@@ -158,7 +159,27 @@ class Trainer:
     def _schedule(self, work: _Work) -> None:
         self._order = work.order = self._order + 1
         if self._speed > 0:
+            self._watch(work)
             self.time.at(self.time.now() + work.left_s / self._speed, self._done, work.order)
+
+    def watch_phases(self) -> None:
+        """Notice the phases that somebody waits for, also in what is at work already."""
+        self._account()
+        for work in self._at_work.values():
+            self._watch(work)
+
+    def _watch(self, work: _Work) -> None:
+        if self.member is None or self._speed <= 0:
+            return
+        for phase, share in shares(work.command).items():
+            ahead_s = work.left_s - work.whole_s * (1 - share)
+            if ahead_s >= 0 and self.member.phases.waited_for(phase):
+                self.time.at(self.time.now() + ahead_s / self._speed, self._passes, (work.order, phase))
+
+    def _passes(self, passed: tuple[int, str]) -> None:
+        order, phase = passed
+        if self.member is not None and any(work.order == order for work in self._at_work.values()):
+            self.member.phases.at(phase)
 
     def _account(self) -> None:
         """Add the time since the last change to the totals of what is at work."""
@@ -217,6 +238,7 @@ class Trainer:
             self._publish(command)
         elif isinstance(command, c.Checkpoint):
             self.saves(command.version)
+            self.member.phases.at(CHECKPOINT)
             durable_s = self.time.now() + self.world.fleet.delays.checkpoint_s
             self.time.at(durable_s, self._durable, (command, self.incarnation))
         elif isinstance(command, c.Accumulate):

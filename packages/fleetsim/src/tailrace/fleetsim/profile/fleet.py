@@ -22,13 +22,13 @@ from tailrace.fleetsim.quantities import (
     ranker,
     samples,
     scoring_pools,
+    simulated_faults,
     warm_up,
     with_environments,
 )
 from tailrace.fleetsim.replica_pool import ReplicaPool, WeightCosts
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.build import build_spec
-from tailrace.pipeline.run.scripted_faults import build_faults
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.trajstore import MixOrder
 
@@ -100,7 +100,7 @@ def profiled_fleet(config: RunConfig, table: FleetConfig, *, seed: int) -> Simul
         scoring=scoring_pools(table, config.reward),
         ranker=ranker(table, config),
         relays=config.relay.count,
-        faults=tuple(build_faults(config)),
+        faults=simulated_faults(config),
         description=describe(config, machine),
         block_tokens=machine.decode.block_tokens,
     )

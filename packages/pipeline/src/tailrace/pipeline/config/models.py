@@ -355,6 +355,10 @@ class RunConfig(_Strict):
     executor: ExecutorConfig = ExecutorConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     faults: tuple[str, ...] = ()
-    """scripted faults: [hang:|stall:]ROLE[:ID]@WHEN, as in replica@60s or hang:trainer@step9"""
+    """scripted faults: [hang:|stall:|raise:]ROLE[:ID]@WHEN[:PHASE], such as replica@60s, trainer@step9:backward, data@every9"""
+    mtbf_s: Seconds | None = None
+    """mean seconds between kills and hangs at random, over all roles but the controller; none: no faults at random"""
+    fault_seed: int = 0
+    """of what faults draw: the steps of those with everyN, and those of mtbf_s"""
     fleet: dict[str, Any] = {}
     """the modelled fleet, which only the simulator reads, see docs/simulator.md"""

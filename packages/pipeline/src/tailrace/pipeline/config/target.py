@@ -27,6 +27,8 @@ def configuration(
     executor: str | None = None,
     ray_address: str | None = None,
     faults: Sequence[tuple[str, str]] = (),
+    mtbf_s: float | None = None,
+    fault_seed: int | None = None,
 ) -> RunConfig:
     """The configuration of a command line.
 
@@ -36,7 +38,9 @@ def configuration(
         seed: the run's seed; None keeps the configuration's.
         executor: ``"ray"`` or ``"local"``; None keeps the configuration's.
         ray_address: address of a Ray cluster; None keeps the configuration's.
-        faults: kind (kill, hang or stall) and ``ROLE[:ID]@WHEN`` of each further fault.
+        faults: kind (kill, hang, stall or raise) and ``ROLE[:ID]@WHEN`` of each further fault.
+        mtbf_s: mean seconds between faults at random; None keeps the configuration's.
+        fault_seed: seed of what faults draw; None keeps the configuration's.
 
     Raises:
         ConfigError: a file is missing, or a value is wrong.
@@ -51,8 +55,12 @@ def configuration(
     if ray_address is not None:
         layers.append((f"--ray-address {ray_address}", {"executor": {"ray_address": ray_address}}))
     if faults:
-        further = [_fault(kind, text) for kind, text in faults]
+        further = [written_fault(kind, text) for kind, text in faults]
         layers.append((f"--{faults[0][0]}", {"faults": [*_faults(layers), *further]}))
+    if mtbf_s is not None:
+        layers.append((f"--mtbf {mtbf_s:g}", {"mtbf_s": mtbf_s}))
+    if fault_seed is not None:
+        layers.append((f"--fault-seed {fault_seed}", {"fault_seed": fault_seed}))
     config = validate(layers)
     if config.app != layers[0][1]["app"]:
         raise ConfigError(f"--set app={config.app}: expected TARGET to name the app, as in: tailrace run {config.app}")
@@ -118,7 +126,12 @@ def _faults(layers: Sequence[Layer]) -> list[str]:
     return list(found) if isinstance(found, list | tuple) else [found]
 
 
-def _fault(kind: str, text: str) -> str:
+def written_fault(kind: str, text: str) -> str:
+    """A fault as a configuration has it, from an option such as ``--hang ROLE[:ID]@WHEN``.
+
+    Raises:
+        ConfigError: it is none.
+    """
     whole = text if kind == "kill" else f"{kind}:{text}"
     try:
         parse_fault(whole)

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from tailrace import contracts as c
-from tailrace.faulttol import Fault
+from tailrace.faulttol import Fault, FaultSchedule, InjectedError
+from tailrace.faulttol.injection import FaultKind
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.errors import DeadlineError, RunFailedError
@@ -78,7 +79,8 @@ class Executor:
         self._heard_of: dict[Running, int] = {}  # number of the last event of each member in `_news`
         self._controller: Controller | None = None
         self._log: Log | None = None
-        self._injection = Injection(())
+        self._injection = self._scripted(())
+        self.membership.strikes_while_loading = self._strikes_while_loading
         self._next_tick_s = math.inf
         self._carry_out: dict[type, Callable[[Any], None]] = {
             **dict.fromkeys((c.Route, c.Interrupt, c.Pull, c.Lend, c.Return), self._to_replica),
@@ -132,6 +134,7 @@ class Executor:
         *,
         first: c.Event | None = None,
         faults: Sequence[Fault] = (),
+        further: Iterable[Fault] = (),
         until: Callable[[], bool] = lambda: False,
         attached: Roster | None = None,
     ) -> None:
@@ -142,14 +145,16 @@ class Executor:
             log: stores its instants.
             first: the first event; a tick if None.
             faults: the scripted faults.
+            further: faults at ever later seconds, perhaps without end.
             until: stops the run earlier once it returns True.
             attached: what a controller that died had under way; its members go on. None: there are none.
 
         Raises:
             RunFailedError: the controller ended the run as failed.
             SupersededError: a later controller runs it.
+            InjectedError: a fault raised it in the driver.
         """
-        self._controller, self._log, self._injection = controller, log, Injection(faults)
+        self._controller, self._log, self._injection = controller, log, self._scripted(faults, further)
         self._news = [first if first is not None else c.Tick()]
         self._next_tick_s = self.now() + self.host.tick_s
         if attached is not None:
@@ -255,6 +260,7 @@ class Executor:
         assert self._log is not None
         commands = controller.handle_all(events, now)
         self._log.append(now, events, commands, {running.name: number for running, number in heard.items()})
+        self._die()
         _acknowledge(heard)
         for observer in self._observers:
             observer.observe(now, events, commands, controller.view)
@@ -281,8 +287,22 @@ class Executor:
     def _inject(self, now: float) -> None:
         """Inject due faults; a member that is not up yet is struck once it is."""
         if self._controller is not None and self._injection.pending:
-            for running, fault in self._injection.strike(now, self._controller.view.step, self.members.values()):
-                self._tell(c.Struck(running.role, running.leader, str(fault.kind)))
+            self._injection.inject(now, self._controller.view.step, self.members.values())
+
+    def _scripted(self, faults: Sequence[Fault], further: Iterable[Fault] = ()) -> Injection:
+        return Injection(FaultSchedule(faults, further), self._waits, self.now, self._tell)
+
+    def _strikes_while_loading(self, role: str) -> bool:
+        return self._controller is not None and self._injection.strikes_while_loading(role, self._controller.view.step)
+
+    def _die(self) -> None:
+        """Strike the driver itself, if a fault says so, before anything of this instant is carried out."""
+        kind = self._injection.fatal
+        if kind is FaultKind.RAISE:
+            raise InjectedError("a scripted fault raised this in the driver")
+        if kind is not None:
+            self._injection.fatal = None
+            self.host.strike_driver(kind)
 
     def _attach(self, roster: Roster) -> None:
         """Take over the members of a controller that died, send what they may lack, and wait for what is not answered."""

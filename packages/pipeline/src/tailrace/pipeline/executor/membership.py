@@ -48,6 +48,8 @@ class Membership:
         self._host, self._waits, self._tell, self._hear = host, waits, tell, heard
         self._time, self._deadlines = host.time, deployment.deadlines
         self._heartbeats = HeartbeatMonitor(self._deadlines.suspect_s)
+        self.strikes_while_loading: Callable[[str], bool] = lambda _: False
+        """Whether a fault is to strike a member of a role before it has loaded its checkpoint."""
 
     def ranks(self, role: str, id_: str) -> list[Running]:
         """A running member, for a trainer with its further ranks; empty if it does not run."""
@@ -155,8 +157,12 @@ class Membership:
         return running
 
     def _get_ready(self, ranks: Sequence[Running], seq: int, version: int | None) -> None:
-        arguments = (version,) if ranks[0].role in (TRAINER, DATA) else ()
-        ready = together([running.member.call("ready", *arguments) for running in ranks])
+        role = ranks[0].role
+        arguments: tuple[Any, ...] = (version,) if role in (TRAINER, DATA) else ()
+        ranks[0].loads = role == TRAINER and version is not None and self.strikes_while_loading(role)
+        ready = together(
+            [running.member.call("ready", *arguments, *((True,) if running.loads else ())) for running in ranks]
+        )
         self._await(ranks, ready, seq, f"{ranks[0]} to come up")
 
     def _await(self, ranks: Sequence[Running], answer: Answer, seq: int, what: str) -> None:
@@ -165,6 +171,7 @@ class Membership:
         def up(results: list[Any]) -> None:
             for rank in ranks:
                 if not rank.up:
+                    rank.loads = False
                     self._serves(rank)
                     rank.send()
             fields = dict(results[0] or {})

@@ -16,7 +16,7 @@ class Running:
 
     `asked` is the poll for its events that waits for an answer; `standing` is the number of its answers in `Waits`, and
     `answered` is called with each answer. `told` is the number of its last event that was heard, `logged` that of the last
-    one in the log.
+    one in the log. `loads` says that it loads a checkpoint and was told to stop before.
 
     Args:
         role, id_: the member's name. Each further rank of the trainer has its own id.
@@ -35,6 +35,7 @@ class Running:
         "failed",
         "id",
         "leader",
+        "loads",
         "logged",
         "member",
         "name",
@@ -51,7 +52,7 @@ class Running:
         self.standing = 0
         self.answered: Callable[[Any], None] = lambda _: None
         self.failed: Callable[[BaseException], None] = lambda _: None
-        self.up, self.address = False, ""
+        self.up, self.loads, self.address = False, False, ""
         self.told = self.logged = 0
         self._sent = sent
         self._queue: list[Command] = []

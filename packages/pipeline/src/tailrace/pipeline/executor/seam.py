@@ -11,6 +11,8 @@ Every role has the same five methods, on every host:
 Before them stands a `Mailbox`, so that a controller may die and another go on: it takes each command once, and the executor's
 question for events is ``events(timeout_s, told, logged)``: events are numbered from 1 and kept until they are in the log. Its
 answer is the number of the last event, and the events after `told`. Every call carries the epoch of its controller.
+For scripted faults a role may have three more: `stop_at(phase, timeout_s)` returns whether it has stopped in that phase,
+`stops` is what it stops with, and `strike(kind)` carries out what happens inside it.
 """
 
 from __future__ import annotations
@@ -164,6 +166,10 @@ class Host(Protocol):
 
     def caller(self, role: str, id_: str = "0") -> Caller:
         """A caller of a member, for other members and for the driver."""
+        ...
+
+    def strike_driver(self, kind: FaultKind) -> None:
+        """Inject a fault into the process of the executor itself."""
         ...
 
     def close(self) -> None:

@@ -15,8 +15,9 @@ from tailrace.contracts import Place
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import DeadlineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
+from tailrace.pipeline.hosts.injected import InjectedCalls
 from tailrace.pipeline.hosts.mailbox import Mailbox
-from tailrace.pipeline.hosts.real_time import RealTime
+from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
 
 _THREADS_PER_MEMBER = 4
 _RETRY_S = 0.05
@@ -30,6 +31,7 @@ class LocalMember:
         self._pool = ThreadPoolExecutor(_THREADS_PER_MEMBER, thread_name_prefix=name)
         self._dead = threading.Event()
         self._hung = threading.Event()
+        self._calls = InjectedCalls()
         self._role: Future[Mailbox] = self._pool.submit(self._build, spec, building)
 
     @property
@@ -65,8 +67,7 @@ class LocalMember:
 
     def strike(self, kind: FaultKind) -> None:
         """Inject a fault: abandon the role's threads or keep them from answering, or strike a role's own process."""
-        struck = getattr(self._role.result().role, "strike", None) if self._role.done() else None
-        if struck is not None and struck(kind):
+        if self._role.done() and not self._role.exception() and self._calls.strike(self._role.result().role, kind):
             return
         if kind is FaultKind.HANG:
             self._hung.set()
@@ -104,7 +105,7 @@ class LocalMember:
 
     def _invoke(self, epoch: int | None, method: str, arguments: tuple[Any, ...]) -> Any:
         try:
-            result = self._role.result().call(method, arguments, epoch)
+            result = self._calls.call(self._role.result(), method, arguments, epoch)
         except Exception as error:
             if self._dead.is_set():  # errors of a role that was killed mean nothing
                 raise self._killed() from error
@@ -192,7 +193,7 @@ class LocalCaller:
                 time.sleep(_RETRY_S)
 
 
-class LocalHost:
+class LocalHost(OwnProcess):
     """Starts members as threads.
 
     Args:

@@ -19,10 +19,11 @@ from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
+from tailrace.pipeline.hosts.injected import InjectedCalls
 from tailrace.pipeline.hosts.mailbox import Mailbox
 from tailrace.pipeline.hosts.ray_death import cause_of_death
 from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
-from tailrace.pipeline.hosts.real_time import RealTime
+from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
 
 _THREADS_PER_MEMBER = 8
 _RETRY_S = 0.1
@@ -40,6 +41,7 @@ class _RoleActor:
     def __init__(self, nice: int) -> None:
         os.nice(nice)
         self._role: Future[Mailbox] = Future()
+        self._calls = InjectedCalls()
         # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
         # imports them meanwhile: it gets the module that was replaced.
         self._importing = threading.Lock()
@@ -65,7 +67,7 @@ class _RoleActor:
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
-        return self._role.result().call(method, arguments, epoch)
+        return self._calls.call(self._role.result(), method, arguments, epoch)
 
 
 class RayMember:
@@ -111,7 +113,7 @@ class RayMember:
             return
         if kind is FaultKind.KILL:
             self.kill()
-        elif self._pid is not None:
+        elif self._pid is not None and kind.signal is not None:
             strike(self._pid, kind)
 
     def kill(self) -> None:
@@ -205,7 +207,7 @@ def actor_name(run: str, role: str, id_: str, incarnation: int) -> str:
     return f"{run}/{role}-{id_}-{incarnation}"
 
 
-class RayHost:
+class RayHost(OwnProcess):
     """Starts members as actors.
 
     Args:

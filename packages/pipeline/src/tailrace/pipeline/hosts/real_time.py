@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import time
 from collections.abc import Sequence
+
+from tailrace.faulttol import FaultKind, strike
 
 _TOGETHER = 1024
 
@@ -38,3 +41,11 @@ class RealTime:
         except queue.Empty:
             pass
         return found
+
+
+class OwnProcess:
+    """What hosts in real time share: the executor is in this process."""
+
+    def strike_driver(self, kind: FaultKind) -> None:
+        """Kill or stop this process, as a kill from outside would."""
+        strike(os.getpid(), kind)

@@ -21,10 +21,13 @@ from typing import Any
 
 from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishReason, SessionOrigin, Turned
 from tailrace.environment import EnvironmentPool, SessionError, SessionLostError, StepResult
+from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.observations import Glue, Observations
 from tailrace.pipeline.roles.role_loop import RoleLoop
+from tailrace.pipeline.roles.stops import Stops
+from tailrace.pipeline.roles.tool_faults import ToolFaults
 from tailrace.trajstore import Conversation, Prompt, Turn
 
 _EVERY_SESSION = (
@@ -75,6 +78,8 @@ class EnvironmentRole:
         self._pool = EnvironmentPool(
             environment, options, workers=workers, sessions=_EVERY_SESSION, call_s=call_s, python=python
         )
+        self.stops = Stops()
+        self._faults = ToolFaults(self._pool, self.stops)
         self._loop = RoleLoop("environments")
         self._sessions: dict[str, _Session] = {}
         self._calls: dict[str, tuple[int, asyncio.Task[None]]] = {}
@@ -98,10 +103,21 @@ class EnvironmentRole:
 
     def adopt(self) -> None:
         """Prepare for another controller: end the last one's sessions."""
+        self.stops.forget()
+        self._faults.forget()
         self._loop.adopt(self._forget)
+
+    def stop_at(self, phase: str, timeout_s: float) -> bool:
+        """See `Stops.stop_at`."""
+        return self.stops.stop_at(phase, timeout_s)
+
+    def strike_worker(self, how: tuple[FaultKind, str], timeout_s: float) -> bool:
+        """See `ToolFaults.strike_worker`; `how` is the kind and the phase."""
+        return self._faults.strike_worker(*how, timeout_s)
 
     def close(self) -> None:
         """End the sessions and the workers."""
+        self.stops.close()
         self._loop.close()
 
     # ---- in the loop's thread ---------------------------------------------------------------------------------------
@@ -161,7 +177,7 @@ class EnvironmentRole:
             return self._event(talk.trajectory, turn, 0.0, seq)
         session = await self._session(talk, prompt, begun)
         began_s = time.monotonic()
-        result = await self._pool.step(session.number, self._action(turn, begun))
+        result = await self._faults.step(session.number, self._action(turn, begun))
         seconds = time.monotonic() - began_s
         session.answered = turn.serial
         tokens, finish = self._fitted(talk, prompt, result)

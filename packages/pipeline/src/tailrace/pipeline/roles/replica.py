@@ -25,6 +25,7 @@ from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.prompts import SamplingTable
+from tailrace.pipeline.roles.stops import Stops
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.weights import RelayWeights
 from tailrace.rollout import ReplicaWorker, build_engine
@@ -87,6 +88,7 @@ class ReplicaRole:
         self._engine = self.build_engine(
             engine, model, {**options, "seed": seed, **({} if tp is None else {"tensor_parallel_size": tp})}
         )
+        self.stops = Stops()
         self._worker = ReplicaWorker(
             replica,
             self._engine,
@@ -96,6 +98,7 @@ class ReplicaRole:
             snapshot_s=snapshot_s,
             still_report_s=still_report_s,
             flush_timeout_s=data_timeout_s,
+            on_phase=self.stops.at,
         )
 
     def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> Engine:
@@ -121,7 +124,12 @@ class ReplicaRole:
 
     def adopt(self) -> None:
         """Prepare for another controller, which numbers its commands anew."""
+        self.stops.forget()
         self._worker.adopt()
+
+    def stop_at(self, phase: str, timeout_s: float) -> bool:
+        """See `Stops.stop_at`."""
+        return self.stops.stop_at(phase, timeout_s)
 
     def strike(self, kind: FaultKind) -> bool:
         """Inject a stall into the engine. Returns False for other faults, which concern the process."""
@@ -136,6 +144,7 @@ class ReplicaRole:
 
     def close(self) -> None:
         """Stop the worker, which closes its engine, and leave the relays."""
+        self.stops.close()
         try:
             self._worker.close(timeout_s=10.0)
         finally:

@@ -37,11 +37,13 @@ from tailrace.contracts import (
     TailraceError,
 )
 from tailrace.contracts.plugins import load
+from tailrace.faulttol.injection import LOAD
 from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError, RoleError
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower
 from tailrace.pipeline.roles.shards import Shards
+from tailrace.pipeline.roles.stops import ShowsPhases, Stops
 from tailrace.pipeline.roles.trainer_activity import TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.worker import Worker
@@ -100,6 +102,9 @@ class TrainerRole:
         except BaseException:
             self._let_others()
             raise
+        self.stops = Stops()
+        if isinstance(self._backend, ShowsPhases):
+            self._backend.on_phase = self.stops.at
         self._data, self._data_timeout_s = data, data_timeout_s
         self._checkpoints, self._save_timeout_s = checkpoints, save_timeout_s
         self._held = held
@@ -134,13 +139,20 @@ class TrainerRole:
 
     # ---- for the executor -----------------------------------------------------------------------------------------
 
-    def ready(self, version: int | None = None) -> dict[str, int | None]:
+    def ready(self, version: int | None = None, stops: bool = False) -> dict[str, int | None]:
         """Load the checkpoint of a version; None for the model that the run began with. Later consumption is rolled back.
+
+        Args:
+            version: the version.
+            stops: whether to stop before it is loaded, since a scripted fault strikes there.
 
         Raises:
             CheckpointUnusableError: the checkpoint is missing, damaged, or of another model.
         """
+        if stops:
+            self.stops.stop_at(LOAD)
         if version is not None:
+            self.stops.at(LOAD)
             self._restore(version)
         if self._publishing is not None and self._held is None:
             self._data.call("roll_back", version or 0, timeout_s=self._data_timeout_s)
@@ -161,12 +173,18 @@ class TrainerRole:
             held: a model directory whose weights are published from now on, instead of the trained ones (for controls).
         """
         self._worker.forget()
+        self.stops.forget()
         if self._publishing is not None:
             self._publishing.forget()
         self._held, self._staged = held, None
 
+    def stop_at(self, phase: str, timeout_s: float) -> bool:
+        """See `Stops.stop_at`."""
+        return self.stops.stop_at(phase, timeout_s)
+
     def close(self) -> None:
         """Carry out no further command, wait for checkpoints under way, and leave the process group."""
+        self.stops.close()
         idle = self._worker.close(_CLOSE_S)
         for save in self._saves:
             save.join(self._save_timeout_s)
@@ -279,6 +297,7 @@ class TrainerRole:
             train: trains on them, and returns metrics.
         """
         started = time.monotonic()
+        self.stops.at("fetch")
         names = [name for batch in mini_batches for name in batch]
         found = self._data.call("experiences", names, timeout_s=self._data_timeout_s) if names else []
         experiences = {experience.trajectory: experience for experience in found}
@@ -305,6 +324,7 @@ class TrainerRole:
     def _checkpoint(self, command: Checkpoint) -> None:
         self._require(command.version, "save")
         saved = self._backend.save(str(self._checkpoints / str(command.version)), command.version)
+        self.stops.at("checkpoint")
         if self._publishing is not None:
             thread = threading.Thread(target=self._await_save, args=(command, saved), daemon=True)
             thread.start()
@@ -317,6 +337,13 @@ class TrainerRole:
             raise RoleError(f"the trainer was to {what} the weights of version {version}, found {found}")
 
     def _weights(self) -> Iterator[tuple[str, Any]]:
+        """This rank's weights; in its phase of publishing it stops in the middle of them."""
+        for place, named in enumerate(self._all_weights()):
+            if place == 1:
+                self.stops.at("publish")
+            yield named
+
+    def _all_weights(self) -> Iterator[tuple[str, Any]]:
         if self._shards is not None:
             yield from self._shards.weights(self._held)
         elif self._held is None:

@@ -14,7 +14,9 @@ _ENDED = {
     c.Cause.CHECKPOINT: "could not load its checkpoint",
     c.Cause.MACHINE: "cannot start where it should",
 }
-_STRUCK = {"kill": "is killed", "hang": "is stopped, and lives on", "stall": "has its engine stopped"}
+_STRUCK = {
+    "kill": "is killed", "hang": "is stopped, and lives on", "stall": "has its engine stopped", "raise": "raises an exception",
+}  # fmt: skip
 _Key = tuple[str, str]
 
 
@@ -37,8 +39,9 @@ class Incidents:
         down: set[_Key] = set()
         for event in events:
             match event:
-                case c.Struck(role=role, id=id_, kind=kind):
-                    lines.append(f"scripted fault: {role} {id_} {_STRUCK.get(kind, kind)}")
+                case c.Struck(role=role, id=id_, kind=kind, phase=phase):
+                    where = f" in its phase {phase}" if phase else ""
+                    lines.append(f"scripted fault: {role} {id_} {_STRUCK.get(kind, kind)}{where}")
                 case c.Silent(role=role, id=id_, silent_s=silent_s):
                     lines.append(
                         f"{role} {id_} has not answered for {silent_s:.0f} s"

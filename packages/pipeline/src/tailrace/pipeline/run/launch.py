@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace import contracts as c
+from tailrace.faulttol import Fault
 from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
@@ -24,6 +25,7 @@ from tailrace.pipeline.run.attach_figures import attach_figures
 from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_log
+from tailrace.pipeline.run.fault_figures import fault_figures
 from tailrace.pipeline.run.free_devices import check_free_devices
 from tailrace.pipeline.run.garbage import GarbageCollection
 from tailrace.pipeline.run.imports import keep_bytecode
@@ -35,7 +37,7 @@ from tailrace.pipeline.run.replay import replay
 from tailrace.pipeline.run.replica_figures import replica_figures
 from tailrace.pipeline.run.round_figures import round_figures
 from tailrace.pipeline.run.score_figures import score_figures
-from tailrace.pipeline.run.scripted_faults import build_faults
+from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.stream_figures import stream_figures
 from tailrace.pipeline.run.summary import summarise
@@ -69,6 +71,7 @@ def resume(
     report: Report | None = None,
     config: RunConfig | None = None,
     changed: Mapping[str, Sequence[Any]] | None = None,
+    faults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Resume a run whose driver died, or a finished one with more steps; see `launch`.
 
@@ -76,6 +79,7 @@ def resume(
         directory: the run directory.
         listener, report: see `launch`.
         config, changed: what `with_changes` returned, if the configuration is to change.
+        faults: see `to_go_on`.
 
     Raises:
         RunDirectoryError: the run is complete, simulated, damaged, or running.
@@ -93,17 +97,21 @@ def resume(
         directory.summary.unlink()
     if config is not None and changed:
         directory.change(config.model_dump(mode="json"), changed)
-    return launch(to_go_on(config or before, directory), directory, listener, report=report)
+    return launch(to_go_on(config or before, directory, faults), directory, listener, report=report)
 
 
-def to_go_on(config: RunConfig, directory: RunDirectory) -> RunConfig:
-    """The configuration of a run that has begun: without its scripted faults, which belong to its first driver.
+def to_go_on(config: RunConfig, directory: RunDirectory, faults: Mapping[str, Any] | None = None) -> RunConfig:
+    """The configuration of a run that has begun: its faults, scripted and at random, belong to its first driver.
+
+    Args:
+        faults: those of the driver that goes on, by their keys of a configuration.
 
     Raises:
         RunDirectoryError: the run is simulated.
     """
     _check_real(directory)
-    return config.model_copy(update={"faults": ()}) if directory.events.exists() else config
+    first = {"faults": (), "mtbf_s": None} if directory.events.exists() else {}
+    return config.model_copy(update={**first, **(faults or {})})
 
 
 def _check_real(directory: RunDirectory) -> None:
@@ -169,13 +177,16 @@ class _Launch:
             if not controller.finished or (first is not None and first.steps is not None):
                 self.status.phase("training")
                 with EventLog(directory.events) as log:
-                    executor.run(controller, log, first=first, faults=faults if past is None else ())
+                    executor.run(
+                        controller, log, first=first, faults=faults, further=further_faults(config, past or 0.0)
+                    )
             training_s = self._training_s()
             self.status.settle(controller.view)
             metrics.follows = False
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
-            summary = self._summary(controller, controls, executor, training_s, prepared)
+            scripted = [*build_faults(began), *(faults if past is not None else ())]
+            summary = self._summary(controller, controls, executor, training_s, prepared, scripted)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
                 self.status.phase("stopping")
@@ -290,6 +301,7 @@ class _Launch:
         executor: Executor,
         training_s: float,
         prepared: Prepared,
+        faults: Sequence[Fault],
     ) -> dict[str, Any]:
         if not executor.members:  # the run had ended before this driver started
             executor.membership.start(c.Start(0, DATA, "0"))
@@ -315,6 +327,7 @@ class _Launch:
                 **stream_figures(read_log(self.directory.events)).plain(),
                 **replica_figures(read_log(self.directory.events)).plain(),
                 **attach_figures(read_log(self.directory.events)),
+                **fault_figures(read_log(self.directory.events), faults).plain(),
             },
         )
 

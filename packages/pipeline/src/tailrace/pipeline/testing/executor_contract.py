@@ -18,6 +18,7 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
+from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import RunFailedError
 from tailrace.pipeline.executor.checked_start import MachineChecks
@@ -270,6 +271,35 @@ class ExecutorContract(RealRuns):
         (group,) = {name.partition(".")[0] for name in refused if not name.startswith("e")}
         assert group == "2"
         assert {(len(result.rewards), result.failed) for result in run.evaluations} == {(5, 1)}
+
+    # ---- members that are struck in a phase -----------------------------------------------------------------------
+
+    def test_a_trainer_is_struck_in_each_of_its_phases(self, tmp_path: Path, model: Path) -> None:
+        """It never gets further than the phase; its batch is trained on once, by another."""
+        phases = PHASES[TRAINER]
+        faults = [f"trainer@step{1 if phase == LOAD else place}:{phase}" for place, phase in enumerate(phases, 1)]
+        self.run(tmp_path, model, spec=make_spec(steps=2 * STEPS), faults=faults)
+        struck = events_of(tmp_path, c.Struck)
+        assert sorted(event.fault for event in struck) == sorted(faults)
+        assert all(event.fault.endswith(f":{event.phase}") and event.kind == "kill" for event in struck)
+        assert [role for role, _ in self.downs(tmp_path)] == [TRAINER] * len(phases)
+
+    def test_a_replica_is_struck_in_each_of_its_phases(self, tmp_path: Path, model: Path) -> None:
+        """By a kill, an exception and a stall; tokens so far are kept."""
+        faults = ["raise:replica:r1@step0:prefill", "replica:r0@step1:decode", "replica:r1@step1:pull"]
+        faults.append("stall:replica:r0@step2:decode")
+        recovery = policy("recovery", "isolate", still_s=1.0)
+        self.run(tmp_path, model, spec=make_spec(steps=2 * STEPS, recovery=recovery), faults=faults)
+        assert {event.fault for event in events_of(tmp_path, c.Struck)} == set(faults)
+        assert sorted(self.downs(tmp_path)) == [(REPLICA, "broke"), (REPLICA, "died"), (REPLICA, "died")]
+        restarts = [(restart.role, restart.reason.why) for restart in commands_of(tmp_path, c.Restart)]
+        assert (REPLICA, c.Why.STILL) in restarts
+
+    def test_an_exception_in_a_role_replaces_it(self, tmp_path: Path, model: Path) -> None:
+        """Wherever it is raised; what the member was given is done by the next one."""
+        faults = ["raise:data@step1", "raise:scorer@step1", "raise:relay@step2", "raise:trainer@step3:optimizer"]
+        self.run(tmp_path, model, spec=make_spec(steps=2 * STEPS), faults=faults)
+        assert sorted(self.downs(tmp_path)) == [(role, "broke") for role in ("data", "relay", "scorer", "trainer")]
 
     # ---- members that hang or stand still -------------------------------------------------------------------------
 

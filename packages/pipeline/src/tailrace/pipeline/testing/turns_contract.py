@@ -99,6 +99,16 @@ class TurnsContract(RealRuns):
         assert (counts.turns_lost, counts.sessions_lost) == (0, 0)
         assert role != ENVIRONMENT or counts.sessions_replayed > 0
 
+    def test_calls_that_are_struck_in_their_midst_lose_no_turn(self, tmp_path: Path, model: Path) -> None:
+        """The environment dies and raises in calls, and the worker processes of calls are killed and stopped."""
+        faults = ["environment@step1:tool", "raise:environment@step2:tool"]
+        faults += [f"{kind}environment:{name}@step{step}:tool" for kind, name, step in
+                   (("", "worker", 1), ("", "0.worker", 2), ("hang:", "worker", 3))]  # fmt: skip
+        run = self.turns(tmp_path, model, faults=faults, steps=2 * STEPS)
+        assert {event.fault for event in events_of(tmp_path, c.Struck)} == set(faults)
+        assert sorted(self.downs(tmp_path)) == [(ENVIRONMENT, "broke"), (ENVIRONMENT, "died")]
+        assert (run.counts.turns_lost, run.counts.sessions_lost) == (0, 0)
+
     def test_a_session_that_cannot_be_had_again_begins_anew_and_is_counted(self, tmp_path: Path, model: Path) -> None:
         """No group fails of it."""
         kills = _KillsInCalls(ENVIRONMENT, "0", 2)
