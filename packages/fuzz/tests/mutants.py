@@ -238,7 +238,15 @@ def _a_late_route_that_begins_what_was_dropped(patch):
     patch.setattr(Dropped, "wanted", lambda dropped, refs, seq: refs)
 
 
+def _a_step_that_waits_for_what_only_it_lets_start(patch):
+    """After the trainer has fallen back, the batch after the next is launched already and starts at the step's version only."""
+    patch.setattr(Batches, "_starts_before_the_step", lambda batches: True)
+
+
 MUTANTS = {
+    "a step that waits for what only it lets start": Mutant(
+        _a_step_that_waits_for_what_only_it_lets_start, (PROGRESS,)
+    ),
     "a queue that is lost": Mutant(_a_queue_that_is_lost, (ONCE,)),
     "a deferred prompt that is done": Mutant(_a_deferred_prompt_that_is_done, (ONCE,)),
     "work on devices that are lent": Mutant(_work_on_devices_that_are_lent, (SHARED,)),

@@ -20,6 +20,7 @@ FIRST = {
     "an answer of a dead incarnation believed": 165,
     "a route sent before its discard": 296,
     "a late route that begins what was dropped": 74,
+    "a step that waits for what only it lets start": 65,
 }
 ALL = {**MUTANTS, **EXECUTOR_MUTANTS, **TURN_MUTANTS, **ATTACH_MUTANTS}
 # Shrinking repeats their runs, which are long.

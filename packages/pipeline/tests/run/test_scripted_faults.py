@@ -1,10 +1,12 @@
-"""Which members a scripted fault may name."""
+"""Which faults could never strike, and what those at random draw."""
+
+import itertools
 
 import pytest
 
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
-from tailrace.pipeline.run.scripted_faults import check_faults
+from tailrace.pipeline.run.scripted_faults import build_faults, check_faults, further_faults
 
 
 def check(fault, adds):
@@ -22,3 +24,59 @@ def test_a_replica_that_may_join_later_may_be_struck(fault):
 def test_what_no_member_is_ever_called_is_refused(fault):
     with pytest.raises(ConfigError, match="expected one of"):
         check(fault, adds=True)
+
+
+def config(*faults, steps=10, **changes):
+    return RunConfig.model_validate({"pipeline": {"steps": steps}, "faults": faults, **changes})
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (
+            "machine@5s",
+            "found no machine in this run, expected one of data, scorer, trainer, relay, replica, controller",
+        ),
+        ("environment:worker@5s", "found no environment in this run"),
+        ("controller:1@5s", "found controller '1', expected no id"),
+        ("trainer@every11", "found once in 11 steps, expected at most pipeline.steps = 10"),
+        ("trainer@step10:fetch", "found step 10, expected one below pipeline.steps = 10"),
+        ("trainer@step3:load", "found no other fault of the trainer, expected one before it"),
+    ],
+)
+def test_what_could_never_strike_is_refused(fault, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        check_faults(config(fault), lambda: False)
+    assert str(error.value).startswith(f"key 'faults': {fault}: ")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "faults", [["trainer@every10"], ["controller@5s"], ["trainer@step1", "trainer@step3:load"], ["raise:data@step2"]]
+)
+def test_what_can_strike_is_taken(faults):
+    check_faults(config(*faults), lambda: False)
+
+
+def test_a_worker_of_an_environment_is_named_with_it():
+    tool = {"task": {"name": "tool-sums"}, "environment": {"members": 2}}
+    check_faults(config("environment:worker@5s", "environment:1.worker@step2:tool", **tool), lambda: False)
+    with pytest.raises(ConfigError, match=r"found environment '2.worker', expected one of 0.worker, 1.worker"):
+        check_faults(config("environment:2.worker@5s", **tool), lambda: False)
+
+
+def test_steps_are_drawn_with_the_seed_of_faults():
+    faults = ("trainer@every3", "replica@5s")
+    drawn = [str(fault) for fault in build_faults(config(*faults))]
+    assert drawn == [str(fault) for fault in build_faults(config(*faults))]
+    assert drawn[-1] == "replica@5s"
+    assert all(text.startswith("trainer@step") for text in drawn[:-1])
+    assert drawn != [str(fault) for fault in build_faults(config(*faults, fault_seed=1))]
+
+
+def test_faults_at_random_strike_members_of_the_run_only():
+    assert list(further_faults(config())) == []
+    struck = list(itertools.islice(further_faults(config(mtbf_s=10.0, rollout={"replicas": 2}), 50.0), 300))
+    assert {fault.role for fault in struck} == {"data", "scorer", "trainer", "relay", "replica"}
+    assert {fault.member for fault in struck if fault.role == "replica"} == {"r0", "r1"}
+    assert all(fault.at_s > 50.0 for fault in struck)

@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from tailrace.contracts import BatchingPolicy, Progress
+from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.faults import BreakKind, Moment
@@ -33,6 +34,9 @@ from tailrace.pipeline.run.ranking import PLANS_WITH_PREDICTIONS
 ADMIT_ROUNDS = ("on-policy", "one-step")
 WATCH_ROUNDS = ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")
 WATCH_ITERATIONS = ("balanced",)
+IN_A_STEP = 0.5
+"""Share of the cases with batches in order in which the trainer is struck in a phase of its steps."""
+_TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase != LOAD)
 
 
 def draw_case(seed: int, policies: Policies = NONE) -> Case:
@@ -137,6 +141,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
             ]
         )
     content["faults"] += tuple(_attaches(Random(f"tailrace fuzz {seed}, controllers"), pipeline["steps"], step_s))
+    content["faults"] += _in_a_step(Random(f"tailrace fuzz {seed}, phases"), pipeline)
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
@@ -287,6 +292,24 @@ def _environments(random: Random) -> dict[str, Any]:
         "unanswered": random.choice([0.0, 0.0, 0.0, 0.01]),
         "ends": random.choice([0.0, 0.5, 1.0]),
     }
+
+
+def _in_a_step(random: Random, pipeline: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Of the trainer in a phase of its steps: in few cases, so that most are as they were.
+
+    Where batches are launched in order, in half of them, again and again in one run: what a batch waits for when the trainer
+    falls back shows there only.
+    """
+    in_order = bool(pipeline["admission"].get("batchwise"))
+    chosen = random.random() < (IN_A_STEP if in_order else SHARE_OF_NEWER / 3)
+    faults = []
+    if chosen and in_order:
+        pipeline["steps"] = max(5, pipeline["steps"])
+    for _ in range((3 if in_order else 1) if chosen else 0):
+        kind, phase = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), random.choice(_TRAINER_PHASES)
+        at_step = random.randint(0, pipeline["steps"] - 1)
+        faults.append({"kind": kind, "role": "trainer", "member": "0", "at_step": at_step, "phase": phase})
+    return tuple(faults)
 
 
 def _of_an_environment(random: Random, members: int, steps: int, step_s: float) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class CaseFault(BaseModel):
         speed: of a slow member, 1.0 as modelled.
         count: how often, where the kind says so.
         moment: where a controller dies that another one replaces.
+        phase: the member is killed or hangs when it next comes to this phase; empty: wherever it is.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -77,6 +78,7 @@ class CaseFault(BaseModel):
     speed: Annotated[float, Field(gt=0, le=1)] = 1.0
     count: Annotated[int, Field(ge=1)] = 1
     moment: Moment = Moment.BETWEEN
+    phase: str = ""
 
     def scripted(self) -> Fault | None:
         """The same for a real executor, at the step after which it strikes; None for what cannot be scripted there.
@@ -85,4 +87,6 @@ class CaseFault(BaseModel):
         """
         if self.kind not in (BreakKind.KILL, BreakKind.HANG, BreakKind.STALL):
             return None
-        return Fault(kind=Injury(str(self.kind)), role=self.role, member=self.member, at_step=self.at_step)
+        return Fault(
+            kind=Injury(str(self.kind)), role=self.role, member=self.member, at_step=self.at_step, phase=self.phase
+        )

@@ -67,7 +67,7 @@ class Strikes:
         match fault.kind:
             case BreakKind.KILL | BreakKind.HANG | BreakKind.STALL:
                 if member is not None:
-                    member.strike(_INJURIES[fault.kind])
+                    self._strike(member, fault)
             case BreakKind.SLOW:
                 self._slow(fault)
             case BreakKind.PARTITION:
@@ -87,6 +87,14 @@ class Strikes:
                 raise DriverDiedError
             case BreakKind.ATTACH:
                 self._deaths.strike(fault)
+
+    def _strike(self, member: VirtualMember, fault: CaseFault) -> None:
+        """At once, or at the end of the instant in which the member comes to the phase; one that dies before is not struck."""
+        injury, time = _INJURIES[fault.kind], self._simulation.world.time
+        if fault.phase:
+            member.phases.wait(fault.phase, lambda: time.at(time.now(), member.strike, injury))
+        else:
+            member.strike(injury)
 
     def _part(self, member: VirtualMember, fault: CaseFault) -> None:
         """Nothing gets to a member or away from it, its heartbeat neither."""

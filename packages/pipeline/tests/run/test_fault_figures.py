@@ -1,0 +1,66 @@
+"""What became of faults, from a log: when they struck, were noticed and made good, and which never struck."""
+
+from tailrace import contracts as c
+from tailrace.faulttol import parse_fault
+from tailrace.pipeline.run.eventlog import Instant
+from tailrace.pipeline.run.fault_figures import fault_figures
+
+
+def instant(now, *events, commands=()):
+    return Instant(now, list(events), list(commands))
+
+
+def restarts(role, id_, why=c.Why.FAILED):
+    return [c.Restart(1, role, id_, reason=c.Reason(why))]
+
+
+def struck(role, id_, kind="kill", phase="", fault=""):
+    return c.Struck(role, id_, kind, phase, fault)
+
+
+def test_a_fault_is_struck_noticed_and_made_good():
+    log = [
+        instant(1.0, c.Up("trainer", "0", machine="m7")),
+        instant(4.0, c.Stepped(3)),
+        instant(5.0, struck("trainer", "0", "hang", "backward", "hang:trainer@step3:backward")),
+        instant(6.0, c.Down("trainer", "0", "silent for 1 s", c.Cause.SILENT), commands=restarts("trainer", "0")),
+        instant(9.5, c.Up("trainer", "0", machine="m8")),
+        instant(11.0, c.Down("trainer", "0", "by itself", c.Cause.DIED), commands=restarts("trainer", "0")),
+    ]
+    (row,) = fault_figures(log).plain()["faults"]
+    assert row == {
+        "fault": "hang:trainer@step3:backward", "role": "trainer", "member": "0", "machine": "m7", "phase": "backward",
+        "step": 3, "kind": "hang", "struck_s": 5.0, "detected_s": 6.0, "serving_s": 9.5, "action": "restart",
+        "reason": "silent for 1 s",
+    }  # fmt: skip
+
+
+def test_a_still_engine_is_noticed_by_the_controller():
+    log = [
+        instant(5.0, struck("replica", "r1", "stall"), struck("replica", "r0", "kill")),
+        instant(6.0, c.Down("replica", "r0", "gone", c.Cause.DIED), commands=restarts("replica", "r0")),
+        instant(36.0, commands=restarts("replica", "r1", c.Why.STILL)),
+        instant(37.0, c.Up("replica", "r1")),
+    ]
+    still, killed = fault_figures(log).struck
+    assert (still.detected_s, still.serving_s, still.action, still.reason) == (36.0, 37.0, "restart", "still")
+    assert (killed.detected_s, killed.serving_s) == (6.0, None)
+
+
+def test_a_driver_is_followed_by_the_next_and_a_given_up_member_by_nobody():
+    log = [
+        instant(5.0, struck("controller", "0", fault="controller@5s")),
+        instant(5.0, c.Resumed(())),
+        instant(6.0, struck("replica", "r1")),
+        instant(7.0, c.Down("replica", "r1", "gone", c.Cause.DIED), commands=[c.Fail(2, "no replica is left")]),
+    ]
+    driver, replica = fault_figures(log).struck
+    assert (driver.detected_s, driver.serving_s, driver.action) == (5.0, 5.0, "resume")
+    assert (replica.detected_s, replica.serving_s, replica.action) == (7.0, None, "fail")
+
+
+def test_what_did_not_strike_is_told_as_often_as_it_was_written():
+    scripted = [parse_fault(text) for text in ("replica:r5@3s", "trainer@step1", "trainer@step1", "data@step1")]
+    log = [instant(2.0, struck("trainer", "0", fault="trainer@step1"), struck("data", "0", fault="data@step1"))]
+    found = fault_figures(log, scripted).plain()
+    assert found["faults_not_struck"] == ["replica:r5@3s", "trainer@step1"]
