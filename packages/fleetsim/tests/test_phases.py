@@ -1,6 +1,7 @@
 """Modelled members are struck in their phases, and nothing is lost of it."""
 
 import pytest
+
 from tailrace.contracts import Down, Stepped, Struck, Up
 from tailrace.faulttol.injection import PHASES
 from tailrace.fleetsim import simulate
@@ -41,11 +42,9 @@ def test_a_trainer_is_struck_in_a_phase(phase, kind):
     assert result.lost_trajectories == 0
     assert {event.fault for _, event in struck(result)} == set(faults)
     ups = [now for now, event in result.events if isinstance(event, Up) and event.role == "trainer"]
-    assert len(ups) == 2
     (struck_s,) = [now for now, event in struck(result) if event.phase == phase]
-    assert ups[0] < struck_s < ups[1]
-    steps = [now for now, event in result.events if isinstance(event, Stepped)]
-    assert not [now for now in steps if struck_s < now < ups[1]]
+    next_up_s = min(now for now in ups if now > struck_s)
+    assert not [now for now, event in result.events if isinstance(event, Stepped) and struck_s < now < next_up_s]
     assert result.batches[-1].version >= 6
 
 
@@ -60,7 +59,7 @@ def test_a_replica_is_struck_in_a_phase(phase):
 
 
 def test_the_same_faults_at_random_strike_again():
-    made = [config(mtbf_s=20.0, fault_seed=seed) for seed in (0, 0, 1)]
+    made = [config(mtbf_s=6.0, fault_seed=seed) for seed in (0, 0, 1)]
     first, again, other = (simulate(one) for one in made)
     assert len(struck(first)) > 2
     assert first.events.to_bytes() == again.events.to_bytes()

@@ -10,33 +10,12 @@ from tailrace.faulttol import FaultKind
 from tailrace.faulttol.injection import LOAD
 from tailrace.fleetsim.clock import VirtualTime
 from tailrace.fleetsim.errors import DriverDiedError
+from tailrace.fleetsim.message_transport import MessageTransport
 from tailrace.fleetsim.pending import Pending
 from tailrace.fleetsim.phases import Phases
 from tailrace.pipeline.errors import StaleEpochError
 from tailrace.pipeline.executor.deployment import REPLICA
 from tailrace.pipeline.executor.seam import DONE, Answer, MemberDeadError, RoleSpec
-
-
-class MessageTransport(Protocol):
-    """The delivery of messages between the executor and members: delayed, reordered, repeated or held back."""
-
-    def commands(
-        self, role: str, member: str, commands: Sequence[Command], now: float
-    ) -> list[tuple[float, list[Command]]]:
-        """Times at which commands sent now arrive, each once or more often."""
-        ...
-
-    def report(self, role: str, member: str, now: float) -> float:
-        """Time at which a report sent now arrives; reports of one member keep their order."""
-        ...
-
-    def repeated(self, events: Sequence[Event]) -> list[Event]:
-        """Events that arrive a second time."""
-        ...
-
-    def renewed(self, role: str, member: str) -> None:
-        """The member is another process now."""
-        ...
 
 
 class RoleModel(Protocol):

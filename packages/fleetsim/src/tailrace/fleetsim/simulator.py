@@ -14,7 +14,7 @@ from tailrace import contracts as c
 from tailrace.fleetsim.errors import StalledError
 from tailrace.fleetsim.failures import RandomFailures
 from tailrace.fleetsim.fleet import SimulatedFleet
-from tailrace.fleetsim.host import MessageTransport, VirtualHost
+from tailrace.fleetsim.host import VirtualHost
 from tailrace.fleetsim.log import InstantLog
 from tailrace.fleetsim.members.environment import EnvironmentModel
 from tailrace.fleetsim.members.ranker import RankerModel
@@ -22,6 +22,7 @@ from tailrace.fleetsim.members.relays import Relays
 from tailrace.fleetsim.members.replica import Replica
 from tailrace.fleetsim.members.stores import Data, ScorerModel
 from tailrace.fleetsim.members.trainer import Trainer
+from tailrace.fleetsim.message_transport import MessageTransport
 from tailrace.fleetsim.world import World
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView

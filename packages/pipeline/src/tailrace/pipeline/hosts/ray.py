@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tailrace.pipeline.hosts.mailbox import Mailbox
 from tailrace.pipeline.hosts.ray_death import cause_of_death
 from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
 from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
+from tailrace.pipeline.hosts.signals import own_signals
 
 _THREADS_PER_MEMBER = 8
 _RETRY_S = 0.1
@@ -251,7 +250,7 @@ class RayHost(OwnProcess):
         self._newest: dict[tuple[str, str], int] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
         try:
-            with _own_signals():
+            with own_signals():
                 context = ray.init(**options)
             # its warnings about members that ended, beside ours
             logging.getLogger("ray._private.worker").setLevel(logging.CRITICAL)
@@ -350,20 +349,6 @@ class RayHost(OwnProcess):
         self._ray.shutdown()
         if self._session is not None and not os.environ.get("TAILRACE_DEBUG"):
             ray_session.remove(self._session)
-
-
-@contextmanager
-def _own_signals() -> Iterator[None]:
-    """Keep the driver's signal handlers. Ray replaces them by its own, which abort the driver without cleaning up."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    ours = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in ours.items():
-            signal.signal(number, handler)
 
 
 def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
