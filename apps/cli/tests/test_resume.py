@@ -7,6 +7,7 @@ import pytest
 from tailrace.cli.main import main
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.launch import to_go_on
 
 
 @pytest.fixture
@@ -27,9 +28,15 @@ def refused(capsys, *arguments):
 
 def test_everything_that_may_not_change_is_refused_at_once_with_its_reason(run, capsys):
     before = run.config.read_text()
-    given = ("pipeline.steps=9", "pipeline.admission=on-policy", "rollout.max_tokens=9", "task.train=x.jsonl")
+    given = (
+        "pipeline.steps=9",
+        "pipeline.admission=on-policy",
+        "rollout.max_tokens=9",
+        "task.train=x.jsonl",
+        'faults=["replica@3s"]',
+    )
     settings = [part for text in given for part in ("--set", text)]
-    lines = refused(capsys, run.root, *settings, "--seed", 4, "--executor", "local", "--kill", "replica@3s")
+    lines = refused(capsys, run.root, *settings, "--seed", 4, "--executor", "local")
     assert [line.split("'")[1] for line in lines] == [
         "seed",
         "task.train",
@@ -42,8 +49,14 @@ def test_everything_that_may_not_change_is_refused_at_once_with_its_reason(run, 
     assert lines[2].endswith(
         "found 'on-policy', expected 'inherent' as before: the decisions in the event log were made with it"
     )
-    assert lines[5].endswith("faults are scripted from the beginning of a run")
+    assert lines[5].endswith("those of this driver are given by --kill, --hang, --stall and --raise")
     assert run.config.read_text() == before
+
+
+def test_a_driver_that_goes_on_has_faults_of_its_own(run, capsys):
+    assert "found no machine in this run" in refused(capsys, run.root, "--kill", "machine@9s")[0]
+    config = to_go_on(run.configuration(), run, {"faults": ("hang:data@9s",), "fault_seed": 3})
+    assert (config.faults, config.mtbf_s, config.fault_seed) == (("hang:data@9s",), None, 3)
 
 
 @pytest.mark.parametrize(

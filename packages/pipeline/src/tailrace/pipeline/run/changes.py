@@ -81,7 +81,7 @@ def _refused(before: RunConfig, key: str, was: Any, now: Any, done: int) -> str:
     if key == "deadlines.silent_s":
         return f"{shown}: {_REPLAYED}"
     if key == "faults":
-        return f"{shown}: faults are scripted from the beginning of a run"
+        return f"{shown}: those of this driver are given by --kill, --hang, --stall and --raise"
     if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
         why = _MADE_ONCE if key.partition(".")[0] in _BEGINNING else _REPLAYED
         return f"{shown}: {why}"
