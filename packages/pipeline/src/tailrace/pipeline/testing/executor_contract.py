@@ -288,8 +288,8 @@ class ExecutorContract(RealRuns):
         """By a kill, an exception and a stall; tokens so far are kept."""
         faults = ["raise:replica:r1@step0:prefill", "replica:r0@step1:decode", "replica:r1@step1:pull"]
         faults.append("stall:replica:r0@step2:decode")
-        recovery = policy("recovery", "isolate", still_s=1.0)
-        self.run(tmp_path, model, spec=make_spec(steps=2 * STEPS, recovery=recovery), faults=faults)
+        detection = policy("detection", "role-aware", replica_s=1.0)
+        self.run(tmp_path, model, spec=make_spec(steps=2 * STEPS, detection=detection), faults=faults)
         assert {event.fault for event in events_of(tmp_path, c.Struck)} == set(faults)
         assert sorted(self.downs(tmp_path)) == [(REPLICA, "broke"), (REPLICA, "died"), (REPLICA, "died")]
         restarts = [(restart.role, restart.reason.why) for restart in commands_of(tmp_path, c.Restart)]
