@@ -7,10 +7,12 @@ import pytest
 
 from tailrace.paramserver import (
     Needs,
+    ParamServerError,
     Publisher,
     RelayReader,
     TransportUnavailable,
     VersionNotYet,
+    relay_status,
     set_chain,
     shares,
 )
@@ -61,12 +63,12 @@ def trainer(serve, token):
             self.publishers = [Publisher(address, token=token, **options) for _ in range(ranks)]
             publishers.extend(self.publishers)
 
-        def publish(self, version, weights, ranks=None):
+        def publish(self, version, weights, ranks=None, *, sealed=False):
             self.stamp += 1
             count = len(self.publishers)
             for rank in range(count) if ranks is None else ranks:
                 rows, share = local(self.tensors, weights, count, rank), self.shares[f"rank{rank}"]
-                self.publishers[rank].publish(version, rows, stamp=self.stamp, share=share)
+                self.publishers[rank].publish(version, rows, stamp=self.stamp, share=share, sealed=sealed)
 
     yield Trainer
     for publisher in publishers:
@@ -92,6 +94,53 @@ def test_all_ranks_together_make_a_version(serve, token, trainer, ranks, buffers
         for relay in (first, second):
             holds(relay, token, version, weights)
             holds(relay, token, version, weights, same_host=False)
+
+
+def sealed_at(relay, token):
+    return list(relay_status(relay.address, token=token).sealed)
+
+
+def test_shares_that_are_sealed_are_seen_once_one_rank_reveals_them(serve, token, trainer, until):
+    first, second = serve(), serve()
+    set_chain([first.address, second.address], token=token)
+    run = trainer(TENSORS, 2, first.address, buffers=1)
+    for version in range(1, 6):
+        weights = make(TENSORS, version)
+        if version % 2:  # as is usual: whole everywhere, and revealed later
+            run.publish(version, weights, sealed=True)
+            for relay in (first, second):
+                until(lambda relay=relay, version=version: sealed_at(relay, token) == [version], "a sealed version")
+            run.publishers[0].reveal(version)
+        else:  # before the second rank has sent its share
+            run.publish(version, weights, ranks=[0], sealed=True)
+            run.publishers[0].reveal(version)
+            with RelayReader(first.address, token=token) as reader:
+                assert reader.latest() == version - 1
+            run.stamp -= 1
+            run.publish(version, weights, ranks=[1], sealed=True)
+        run.publishers[0].wait(version, 20)
+        for relay in (first, second):
+            holds(relay, token, version, weights)
+
+
+@pytest.mark.parametrize("killed_first", [True, False])
+def test_sealed_shares_survive_the_master(serve, token, trainer, until, killed_first):
+    """Revealed before or after the next master has them."""
+    first, second = serve(), serve()
+    run = trainer(TENSORS, 2, first.address, buffers=1)
+    weights = make(TENSORS, 1)
+    run.publish(1, weights, sealed=True)
+    until(lambda: sealed_at(first, token) == [1], "the sealed version")
+    if not killed_first:
+        run.publishers[0].reveal(1)
+    first.close()
+    if killed_first:
+        with pytest.raises(ParamServerError):
+            run.publishers[0].reveal(1)
+    for publisher in run.publishers:
+        publisher.retarget(second.address)
+    run.publishers[0].wait(1, 20)
+    holds(second, token, 1, weights)
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "ucx", "nixl"])

@@ -113,7 +113,9 @@ class Scripted:
                 return [self._up(role, id_, getattr(command, "version", None), seq)]
             case c.Stop(role=role, id=id_):
                 return [c.Down(role, id_, "it was told to stop", c.Cause.STOPPED)]
-            case c.Publish(version=version):
+            case c.Publish(sealed=True):
+                return []
+            case c.Publish(version=version) | c.Reveal(version=version):
                 return [c.Published(version, seq)]
             case c.Checkpoint(version=version):
                 return [c.Durable(version, seq)]

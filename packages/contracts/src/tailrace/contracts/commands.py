@@ -121,12 +121,27 @@ class Publish:
         relays: addresses of the live relays, by id.
         sites: the site of each relay, by id, that is not at the trainer's. One relay of each site receives a version over
             the slow link, and passes it on there (StreamRL, section 6).
+        sealed: whether nobody may see the version before a `Reveal`, since its checkpoint is not durable. It travels to the
+            relays meanwhile, and `Published` follows the `Reveal`.
     """
 
     seq: int
     version: int
     relays: dict[str, str] = field(default_factory=dict)
     sites: dict[str, str] = field(default_factory=dict)
+    sealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Reveal:
+    """Let a version be seen that was handed over sealed: its checkpoint is durable. Answered by `Published`.
+
+    The trainer carries it out at once, whatever it is doing. A later `Publish` of the version is not sealed, so nothing is lost
+    with a relay that dies before it was told.
+    """
+
+    seq: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +344,7 @@ Command = (
     | Lend
     | Return
     | Publish
+    | Reveal
     | Checkpoint
     | Score
     | Call

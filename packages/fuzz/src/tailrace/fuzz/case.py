@@ -128,6 +128,7 @@ class Case(_Strict):
         predictions: share of prompts that a ranker has a length for: late, twice, and right by chance; 0: there is no ranker.
         far: replicas at another site than the trainer's, a pool of their own with smaller batches; of several relays the last
             one stands there too.
+        fence: whether a version is sealed until its checkpoint is durable.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
     """
@@ -144,6 +145,7 @@ class Case(_Strict):
     max_tokens: Positive
     evaluation: EvaluationCase = EvaluationCase()
     checkpoint_every: Positive = 1
+    fence: bool = False
     scoring_attempts: Positive = 3
     failed_groups_limit: Positive = 1_000
     scoring_failures: Share = 0.0
@@ -241,6 +243,7 @@ class Case(_Strict):
             cell_devices=max(1, self.replicas // self.cells),
             cycle_s=pipeline.cycle_s,
             checkpoint_every=self.checkpoint_every,
+            fence=self.fence,
             scoring_attempts=self.scoring_attempts,
             failed_groups_limit=self.failed_groups_limit,
             ranker=self.predictions > 0,

@@ -142,6 +142,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         )
     content["faults"] += tuple(_attaches(Random(f"tailrace fuzz {seed}, controllers"), pipeline["steps"], step_s))
     content["faults"] += _in_a_step(Random(f"tailrace fuzz {seed}, phases"), pipeline)
+    fenced = Random(f"tailrace fuzz {seed}, a fence").random() < SHARE_OF_NEWER
+    content["fence"] = fenced and content["checkpoint_every"] == 1
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}

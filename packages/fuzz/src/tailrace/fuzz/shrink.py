@@ -153,6 +153,7 @@ def _no_drift(case: Case) -> Iterator[Case | None]:
 
 def _checkpoint_each(case: Case) -> Iterator[Case | None]:
     yield _with(case, checkpoint_every=1)
+    yield _with(case, fence=False)
 
 
 def _keep_versions(case: Case) -> Iterator[Case | None]:

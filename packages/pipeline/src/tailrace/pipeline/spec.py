@@ -18,6 +18,7 @@ from tailrace.contracts import (
     TrainingPolicy,
 )
 from tailrace.faulttol import RoleAware
+from tailrace.pipeline.errors import PolicyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,8 @@ class PipelineSpec:
             that a large backlog does not hold up other decisions.
         checkpoint_every: batches between checkpoints.
         keep_checkpoints: newest checkpoints that the trainer can go back to; if one is damaged, an older one is used.
+        fence: whether a version may be pulled only once its checkpoint is durable, so that no replica is ever newer than what
+            the trainer can come back to. Every version must then have a checkpoint.
         scoring_attempts: how often a failing verifier is tried before the group is reported as failed.
         failed_groups_limit: number of groups whose verifier failed that ends the run, since the verifier is then wrong, not a
             response; and of groups that engines refused with no complete one between them.
@@ -108,6 +111,9 @@ class PipelineSpec:
         environments: members of the environment role, which answer the turns of trajectories; 0: each response is one turn.
         environment_sessions: sessions that each of them may have at work before it is given another; None for no limit.
         machine_checks: whether a machine is checked before a member starts on it in place of one that failed.
+
+    Raises:
+        PolicyError: a fence, but not a checkpoint at every step.
     """
 
     admission: AdmissionPolicy
@@ -133,6 +139,7 @@ class PipelineSpec:
     cycle_trajectories: int = 8_192
     checkpoint_every: int = 1
     keep_checkpoints: int = 2
+    fence: bool = False
     scoring_attempts: int = 3
     failed_groups_limit: int = 64
     evaluation: EvaluationPlan = field(default_factory=EvaluationPlan)
@@ -143,6 +150,13 @@ class PipelineSpec:
     environments: int = 0
     environment_sessions: int | None = None
     machine_checks: bool = False
+
+    def __post_init__(self) -> None:
+        if self.fence and self.checkpoint_every != 1:
+            raise PolicyError(
+                f"found a fence with a checkpoint every {self.checkpoint_every} steps, expected one at each: a version without "
+                "a checkpoint would never be seen"
+            )
 
     def relay_site(self, relay: int) -> str:
         """The site of a relay, by its number; empty for the trainer's."""

@@ -73,13 +73,17 @@ class Relays:
         """The relay of a name."""
         return self.relays.setdefault(id_, Relay(self, id_))
 
-    def published(self, command: Publish) -> bool:
-        """Publish a version. Returns whether a relay took it."""
+    def published(self, command: Publish, *, sealed: bool = False) -> bool:
+        """Publish a version. Returns whether a relay took it.
+
+        Args:
+            sealed: it travels to the relays, but nobody may pull it before it is published unsealed.
+        """
         world, taken = self.world, False
         for relay in self._alive(command.relays.values()):
             relay.holds.setdefault(command.version, world.time.now())
             taken = True
-        if taken:
+        if taken and not sealed:
             self.published_s.setdefault(command.version, world.time.now())
             for known in (self.published_s, *(relay.holds for relay in self.relays.values())):
                 for version in [version for version in known if version < command.version - KEPT]:
@@ -107,6 +111,8 @@ class Relays:
         held = self._held(sources, version)
         if not held:
             return "none of the relays that it was told of answers"
+        if any(at is not None for at in held.values()) and version not in self.published_s:
+            return "the version is sealed"
         if version in self.world.disk or any(at is not None for at in held.values()):
             return None
         return None if version not in self.published_s else "no relay and no checkpoint holds it"

@@ -53,6 +53,8 @@ class Trainer:
         self._speed = 1.0
         self._order = self._pulses = 0
         self._offered: c.Publish | None = None  # the newest version that was published
+        self._sealed: dict[int, c.Publish] = {}  # versions that wait to be revealed, with the newest command for each
+        self._revealed = -1  # the newest version that was
         self._taken = -1  # the newest version that a relay took
         world.meters.append(self)
         world.cores.add(self)
@@ -107,6 +109,7 @@ class Trainer:
         self.parts, self.added = [], []
         self._at_work, self._speed = {}, 1.0
         self._offered, self._taken = None, -1
+        self._sealed, self._revealed = {}, -1
 
     # ---- seams for checks -----------------------------------------------------------------------------------------
 
@@ -128,7 +131,10 @@ class Trainer:
         """Take commands. Each is carried out after those before it."""
         if not self.up:
             return
-        self._queue.extend(commands)
+        for command in commands:
+            if isinstance(command, c.Reveal) and not self.hung:
+                self._reveal(command.version)
+        self._queue.extend([command for command in commands if not isinstance(command, c.Reveal)])
         self._next()
 
     def _next(self) -> None:
@@ -263,9 +269,21 @@ class Trainer:
         if self._offered is None or self._offered.version != command.version:
             self.stages(command.version)
         self._offered = command
-        if self.relays.published(command) or self._taken == command.version:
+        if command.sealed and command.version > self._revealed:
+            self._sealed[command.version] = command
+            self.relays.published(command, sealed=True)
+        elif self.relays.published(command) or self._taken == command.version:
             self._taken = command.version
             self.member.say([c.Published(command.version, command.seq)])
+
+    def _reveal(self, version: int) -> None:
+        """Let a version be seen. Relays that are gone by then had it in vain: the controller publishes it again."""
+        assert self.member is not None
+        self._revealed = max(self._revealed, version)
+        command = self._sealed.pop(version, None)
+        if command is not None and self.relays.published(command):
+            self._taken = max(self._taken, version)
+            self.member.say([c.Published(version, command.seq)])
 
     def _durable(self, saving: tuple[c.Checkpoint, int]) -> None:
         command, incarnation = saving

@@ -40,7 +40,7 @@ class Checker:
         self.training = Training(case, simulation.fleet.spec, plane)
         self.devices = Devices()
         self.turns = Turns(simulation.fleet.spec.environment_sessions)
-        self.versions = VersionCheck(mixes_versions=simulation.fleet.spec.sync.mixes_versions)
+        self.versions = VersionCheck(mixes_versions=simulation.fleet.spec.sync.mixes_versions, fence=case.fence)
         self.progress = LivenessCheck(case, simulation.fleet)
         self.events: Counter[str] = Counter()
         self.stepped: Callable[[int], None] = lambda _: None
@@ -65,6 +65,7 @@ class Checker:
             c.Pulled: (versions.pulled,),
             c.PullFailed: (versions.pull_failed,),
             c.Published: (versions.published,),
+            c.Durable: (versions.saved,),
         }
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:

@@ -9,16 +9,20 @@ from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.errors import InvariantError
 from tailrace.pipeline.executor.deployment import REPLICA
 
+FENCE = "a fenced version is durable before it is seen"
+
 
 class VersionCheck:
     """What the controller was told of weights.
 
     Args:
+        fence: a version may be pulled only once its checkpoint is durable.
         mixes_versions: a trajectory for training may go on under another version.
     """
 
-    def __init__(self, *, mixes_versions: bool) -> None:
-        self._mixes = mixes_versions
+    def __init__(self, *, mixes_versions: bool, fence: bool = False) -> None:
+        self._mixes, self._fence = mixes_versions, fence
+        self._durable = {0}  # the model that the run began with is kept
         self._published: set[int] = set()
         self._serves: dict[str, int] = {}
         self._up: set[str] = set()
@@ -50,15 +54,25 @@ class VersionCheck:
         self.pulling.pop(replica, None)
 
     def resumed(self, event: c.Resumed) -> None:
-        """Every member is gone."""
-        del event
+        """Every member is gone. A checkpoint may have become durable that nobody heard of."""
+        self._durable |= set(event.checkpoints)
         self._up.clear()
         self._serves.clear()
         self.pulling.clear()
 
     def published(self, event: c.Published) -> None:
-        """A version may be pulled."""
+        """A version may be pulled.
+
+        Raises:
+            InvariantError: there is a fence, and the version can still be lost with the trainer.
+        """
+        if self._fence and event.version not in self._durable:
+            raise InvariantError(FENCE, f"version {event.version} is published before its checkpoint is durable")
         self._published.add(event.version)
+
+    def saved(self, event: c.Durable) -> None:
+        """A checkpoint is durable."""
+        self._durable.add(event.version)
 
     def pulled(self, event: c.Pulled) -> None:
         """A replica serves a version."""

@@ -145,7 +145,8 @@ class Publisher:
                 takes the wall clock's nanoseconds.
             sealed: whether it travels to all relays but stays invisible until `reveal` (its checkpoint is durable).
             share: the weights are the buffers of one rank of a layout, and this is what it brings of the version (`shares`).
-                All publishers of the version give it one stamp; it is visible once all have sent theirs.
+                All publishers of the version give it one stamp, and seal it or not; it is whole once all have sent theirs.
+                One of them reveals it.
 
         Returns:
             Seconds that the copy took: the trainer's stall.
@@ -154,12 +155,10 @@ class Publisher:
             ManifestInvalid: the weights cannot be published.
             RelayUnreachable: the publisher is closed.
             PublishTimeout: there is one buffer, and the version in it could not be sent in time.
-            ValueError: a share without a stamp, or sealed.
+            ValueError: a share without a stamp.
         """
-        if share is not None and (stamp is None or sealed):
-            raise ValueError(
-                "found a share without a stamp or sealed, expected one with the stamp of all its publishers"
-            )
+        if share is not None and stamp is None:
+            raise ValueError("found a share without a stamp, expected one with the stamp of all its publishers")
         start = self._machine.now()
         with self._filling:
             staged = self._buffers.claim(version, lambda: self._closed)
@@ -203,10 +202,16 @@ class Publisher:
             stamp = None
             if staged is not None and staged.manifest is not None:
                 staged.sealed, stamp = False, staged.manifest.stamp
-                if staged.state in (State.WAITING, State.PUSHING):
+                if staged.state in (State.WAITING, State.PUSHING, State.SENT):
                     self._pusher.owe_reveal(version)
                     return
-        self._ask({"op": "reveal", "version": version, "stamp": stamp}, timeout_s)
+        try:
+            self._ask({"op": "reveal", "version": version, "stamp": stamp}, timeout_s)
+        except VersionRetired:
+            raise
+        except ParamServerError:
+            self._pusher.owe_reveal(version)  # whoever is master at the next push is told: it may hold that version up
+            raise
         if stamp is not None:
             self._pusher.revealed((version, stamp))
         with self._changed:

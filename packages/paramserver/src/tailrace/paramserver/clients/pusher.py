@@ -140,9 +140,9 @@ class Pusher:
         """
         deadline = self._machine.now() + _OFFER_AGAIN_S
         while True:
-            visible = channel.request({"op": "versions"}, self._stall_s).get("versions")
-            keys = [tuple(key) for key in visible] if isinstance(visible, list) else []
-            if manifest.key in keys:
+            answer = channel.request({"op": "versions"}, self._stall_s)
+            keys, sealed = _keys(answer.get("versions")), _keys(answer.get("sealed"))
+            if manifest.key in keys or manifest.key in sealed:
                 return True
             with self._changed:
                 if staged.manifest is not manifest or any(stamp > manifest.stamp for _, stamp in keys):
@@ -231,6 +231,10 @@ class Pusher:
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
+
+
+def _keys(listed: Any) -> list[tuple[int, int]]:
+    return [tuple(key) for key in listed] if isinstance(listed, list) else []
 
 
 def _trim(remembered: dict[Any, Any]) -> None:

@@ -112,7 +112,8 @@ class Session:
         receive_version(self._channel, offer, relay, slot_timeout_s=relay.slot_timeout_s)
 
     def _versions(self) -> dict[str, Any]:
-        return {"versions": self._table.versions(), "newest_stamp": self._table.newest_stamp()}
+        table = self._table
+        return {"versions": table.versions(), "sealed": table.sealed(), "newest_stamp": table.newest_stamp()}
 
     def _lease(self, message: dict[str, Any]) -> dict[str, Any]:
         process = process_of(message)

@@ -58,6 +58,12 @@ class Shelf:
         """Version and stamp of all visible publications, oldest first."""
         return [publication.manifest.key for slot in self.complete_slots() if (publication := slot.publication)]
 
+    def sealed(self) -> list[tuple[int, int]]:
+        """Version and stamp of all publications that are whole and sealed."""
+        with self.changed:
+            held = [slot.publication for slot in self.slots if slot.state is SlotState.SEALED]
+            return [publication.manifest.key for publication in held if publication]
+
     def newest_stamp(self) -> int:
         """The largest stamp of anything that is or was here, visible or not; -1 without one."""
         with self.changed:

@@ -195,6 +195,14 @@ class CheckpointConfig(_Strict):
     """newest checkpoints that are kept, to which the trainer can fall back"""
 
 
+class PublishConfig(_Strict):
+    """When a weight version may be seen."""
+
+    fence: bool = False
+    """whether replicas see a version only once its checkpoint is durable, so that none is newer than what the trainer can come
+    back to; it travels to the relays meanwhile"""
+
+
 class RelayConfig(_Strict):
     """The relays that hold weight versions, and how weights travel between trainer, relays and replicas."""
 
@@ -347,6 +355,7 @@ class RunConfig(_Strict):
     trainer: TrainerConfigModel = TrainerConfigModel()
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    publish: PublishConfig = PublishConfig()
     relay: RelayConfig = RelayConfig()
     reward: RewardConfig = RewardConfig()
     environment: EnvironmentTable = EnvironmentTable()

@@ -87,7 +87,14 @@ class Controller:
             self.ledger, self.fleet, self.sessions, route=self.coordinator.route, unbind=self.coordinator.unbind
         )
         self.weights = Weights(
-            self.ledger, self.fleet, self.members, self.trainer, self.discards, self.outbox, self._fail
+            self.ledger,
+            self.fleet,
+            self.members,
+            self.trainer,
+            self.discards,
+            self.outbox,
+            self._fail,
+            fence=spec.fence,
         )
         self.batches = Batches(spec, self.ledger, self.trainer, self.gate, self.rounds, self.outbox)
         self.groups = Groups(
@@ -261,6 +268,7 @@ class Controller:
 
     def _on_durable(self, event: c.Durable) -> None:
         self.groups.settled(self.ledger.settle(self.trainer.became_durable(event.version)))
+        self.weights.was_saved(event.version)
 
     def _on_accumulated(self, event: c.Accumulated) -> None:
         self.batches.accumulated(event)

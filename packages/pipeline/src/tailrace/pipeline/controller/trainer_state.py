@@ -18,6 +18,7 @@ class TrainerState:
     each version that training made to the number of batches consumed by then, so that a fall-back knows its step.
     `staleness_at_completion` counts trajectories by staleness, `consumed_staleness` by the version made and then by staleness,
     so that a fall-back can undo batches.
+    `published_before_durable` counts versions that replicas could pull while the trainer could not have come back to them.
     `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
     checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints,
     or `first` while there is none.
@@ -33,6 +34,7 @@ class TrainerState:
     version: int = 0
     step: int = 0
     published: int = -1
+    published_before_durable: int = 0
     publishing: int = -1
     staged: bool = False
     durable: int = -1
@@ -106,6 +108,10 @@ class TrainerState:
         kept = {*self.fallbacks, *self.saving, *needed}
         self.saving.append(self.version)
         return tuple(sorted(kept))
+
+    def is_safe(self, version: int) -> bool:
+        """Whether the weights of a version can be had again if the trainer dies."""
+        return version <= self.fallbacks[-1]
 
     def became_durable(self, version: int) -> int:
         """Note that a checkpoint is durable. Returns the oldest version that the trainer may still fall back to."""

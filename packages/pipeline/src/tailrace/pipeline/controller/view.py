@@ -121,6 +121,11 @@ class RunView:
         return self._parts.trainer.published
 
     @property
+    def published_before_durable(self) -> int:
+        """Versions that replicas could pull before their checkpoint was durable."""
+        return self._parts.trainer.published_before_durable
+
+    @property
     def durable(self) -> int:
         """The newest version whose checkpoint survives a crash; -1 before the first."""
         return self._parts.trainer.durable

@@ -23,6 +23,8 @@ class Weights:
     `now` is the time on the run's clock.
 
     Args:
+        fence: a version is handed over sealed, and revealed once its checkpoint is durable (RobustRL publishes before, sections
+            2.3 and 5.1: a machine that is lost in between leaves replicas newer than the trainer).
         fail: ends the run with a reason.
     """
 
@@ -35,8 +37,10 @@ class Weights:
         discards: Discards,
         outbox: Outbox,
         fail: Callable[[str], None],
+        *,
+        fence: bool = False,
     ) -> None:
-        self.now = 0.0
+        self.now, self._fence = 0.0, fence
         self._ledger, self._fleet, self._members, self._trainer = ledger, fleet, members, trainer
         self._discards, self._outbox, self._fail = discards, outbox, fail
 
@@ -49,16 +53,25 @@ class Weights:
         if trainer.up and (relays or trainer.staged):
             version = trainer.publishing if trainer.staged and trainer.making is not None else trainer.version
             trainer.publishing, trainer.staged = max(trainer.publishing, version), True
-            self._outbox.send(c.Publish, version=version, relays=relays, sites=self._members.sites())
+            sealed = self._fence and not trainer.is_safe(version)
+            self._outbox.send(c.Publish, version=version, relays=relays, sites=self._members.sites(), sealed=sealed)
 
     def checkpoint(self) -> None:
         """Save the trainer's state."""
         keep = self._trainer.saves(self._ledger.versions_needed())
         self._outbox.send(c.Checkpoint, version=self._trainer.version, keep=keep)
 
+    def was_saved(self, version: int) -> None:
+        """Reveal a version that was handed over sealed."""
+        trainer = self._trainer
+        if self._fence and trainer.staged and trainer.published < version <= trainer.publishing:
+            self._outbox.send(c.Reveal, version=version)
+
     def was_published(self, event: c.Published) -> None:
         """Note that a version may be pulled; this counts as work of the relays that are up."""
-        self._trainer.published = max(self._trainer.published, event.version)
+        trainer = self._trainer
+        trainer.published_before_durable += event.version > trainer.published and not trainer.is_safe(event.version)
+        trainer.published = max(trainer.published, event.version)
         for relay in self._members.of(RELAY):
             if relay.health is c.Health.UP:
                 relay.worked()

@@ -49,7 +49,7 @@ class Answers:
             case c.Accumulate(version=version, cell=cell):
                 what = f"cell {cell} of {running} to add gradients of version {version}"
                 self._add(running, command.seq, what, limits.step_s, now)
-            case c.Publish(version=version, relays=relays):
+            case c.Publish(version=version, relays=relays):  # if sealed, its deadline is that of its checkpoint too
                 if self._publishing is not None:  # a newer version replaces one that is not published yet
                     self._end(self._publishing)
                 self._publishing = command.seq if relays else None  # without relays nothing can be published

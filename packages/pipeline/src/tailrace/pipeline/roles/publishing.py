@@ -3,17 +3,20 @@
     publish ──► Publisher (stages, pushes in the background) ──► master relay ──► the others, as `RelayGroup` has ordered
                     ▲ retarget                                        │
                     └──────────── RelayGroup (who lives, who is master) ◄──── heartbeats
+    reveal ───► a thread of its own: a sealed version is seen from now on
     further ranks:  │ follow
     publish ──► Publisher of each (its own shards) ──► the same master
 
 The caller waits for no relay to appear or to find room, but until the version before is sent: a rank keeps one copy of its
-weights. If the master changes, staged weights go to the next master.
+weights. If the master changes, staged weights go to the next master. A reveal waits for nothing of this: the relays may have
+no room for the next version before it.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from tailrace.contracts import Publish
 from tailrace.paramserver import (
@@ -34,7 +37,7 @@ _REMEMBERED = 16
 
 
 class Publishing:
-    """Publishes versions. Called by one thread.
+    """Publishes versions. Called by one thread, but for `reveal`.
 
     Args:
         token: shared secret of the run's peers.
@@ -62,6 +65,7 @@ class Publishing:
         self._rank = RankPublisher(token, transfer, shards, self._on_published)
         self._group = RelayGroup({}, token=token, timeout_s=None, on_master=self._retarget)
         self._arrivals: SiteArrivals | None = None  # of a run with several sites
+        self._reveals = ThreadPoolExecutor(1, thread_name_prefix="reveals")
 
     def publish(self, command: Publish, weights: Callable[[], Weights] | None) -> None:
         """Copy weights, or offer the staged ones again, to the live relays. Each version crosses to each other site once.
@@ -78,10 +82,14 @@ class Publishing:
         while len(self._numbers) > _REMEMBERED:
             del self._numbers[next(iter(self._numbers))]
         if weights is not None:
-            self._rank.publish(version, weights())
+            self._rank.publish(version, weights(), sealed=command.sealed)
         self._follow(command.relays, command.sites)
         if weights is None:
             self._group.follow(self._retarget)  # contacts the master again and asks what it lacks
+
+    def reveal(self, version: int) -> None:
+        """Let a version be seen that was published sealed. Any thread may call it; it returns at once."""
+        self._reveals.submit(self._reveal, version)
 
     def forget(self) -> None:
         """Forget the numbers of commands so far, since another controller numbers them anew."""
@@ -89,6 +97,7 @@ class Publishing:
 
     def close(self) -> None:
         """Leave the relays as they are."""
+        self._reveals.shutdown(wait=False, cancel_futures=True)
         self._group.close()
         if self._arrivals is not None:
             self._arrivals.close(_CLOSE_S)
@@ -109,6 +118,15 @@ class Publishing:
                 follower.call("follow", address, timeout_s=_FOLLOW_S)
             except (MemberDeadError, DeadlineError) as error:  # the executor notices too, and ends all ranks
                 _log.info("a rank of the trainer was not told of the relay %s: %s", address, error)
+
+    def _reveal(self, version: int) -> None:
+        try:
+            self._rank.reveal(version)
+        except (
+            ParamServerError
+        ) as error:  # the publisher tells the next master, or this one when it is told of it again
+            _log.info("version %d is not revealed yet: %s", version, error)
+            self._group.published(version, error)
 
     def _on_published(self, version: int, error: ParamServerError | None) -> None:
         self._group.published(version, error)  # which tries again if that can help

@@ -52,14 +52,19 @@ class RankPublisher:
         self._publisher = Publisher(
             None, token=token, on_published=published, host=transfer.address, buffers=buffers, **transfer.sending()
         )
-        self.retarget, self.wait = self._publisher.retarget, self._publisher.wait
+        self.retarget, self.wait, self.reveal = self._publisher.retarget, self._publisher.wait, self._publisher.reveal
 
-    def publish(self, version: int, weights: Weights) -> None:
-        """Copy weights: all of them or, with several ranks, this rank's."""
+    def publish(self, version: int, weights: Weights, *, sealed: bool = False) -> None:
+        """Copy weights: all of them or, with several ranks, this rank's.
+
+        Args:
+            sealed: nobody may see the version before it is revealed, which the first rank does.
+        """
         if self._shards is None:
-            self._publisher.publish(version, self._transfer.cast(weights))
+            self._publisher.publish(version, self._transfer.cast(weights), sealed=sealed)
         else:
-            self._publisher.publish(version, weights, stamp=self._shards.stamp(), share=self._shards.share)
+            stamp, share = self._shards.stamp(), self._shards.share
+            self._publisher.publish(version, weights, stamp=stamp, sealed=sealed, share=share)
 
     def offer_again(self) -> None:
         """Offer the master relay what it lacks of the newest version."""

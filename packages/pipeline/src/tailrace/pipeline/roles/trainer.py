@@ -3,6 +3,7 @@
 Step, Accumulate   wait only for the batch's tokens from the data role
 Accumulate(cell)   only the ranks of a cell carry it out: it adds gradients without the others, and changes no weights
 Publish            copies this rank's weights once; relays get them in the background (see `Publishing`)
+Reveal             is carried out at once, beside the others
 Checkpoint         copies the state to host memory; a background thread makes it durable
 
 A thread carries the commands out in order. They are collectives: from the commands alone, every rank decides in the same way
@@ -32,6 +33,7 @@ from tailrace.contracts import (
     Experience,
     Publish,
     Published,
+    Reveal,
     Step,
     Stepped,
     TailraceError,
@@ -159,8 +161,11 @@ class TrainerRole:
         return {"version": version}
 
     def submit(self, commands: Sequence[Command]) -> None:
-        """Queue commands."""
-        self._worker.submit(commands)
+        """Queue commands; what only lets a version be seen is carried out at once."""
+        for command in commands:
+            if isinstance(command, Reveal) and self._publishing is not None:
+                self._publishing.reveal(command.version)
+        self._worker.submit([command for command in commands if not isinstance(command, Reveal)])
 
     def events(self, timeout_s: float) -> list[Event]:
         """Events since the last call; waits up to `timeout_s` seconds for the first."""
@@ -316,7 +321,7 @@ class TrainerRole:
         if self._publishing is not None:
             self._publishing.publish(command, self._weights if fresh else None)
         elif self._follower is not None and fresh:
-            self._follower.publish(command.version, self._weights())
+            self._follower.publish(command.version, self._weights(), sealed=command.sealed)
         elif self._follower is not None:
             self._follower.offer_again()
         self._staged = command.version

@@ -103,6 +103,11 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
                     "key 'pipeline.eviction': found no pipeline.buffer_prompts, expected how many prompts are kept"
                 )
             policies["eviction"] = build_policy("eviction", pipeline.eviction)
+    if config.publish.fence and config.checkpoint.every != 1:
+        gathered.add(
+            f"keys 'publish.fence' and 'checkpoint.every': found true and {config.checkpoint.every}, expected a checkpoint at "
+            "every step (1): a version without one would never be seen"
+        )
     gathered.done()
     if policies["batching"].surplus_groups:  # admission must have room for them
         surplus = {"surplus": policies["batching"].surplus_groups}
@@ -138,6 +143,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         cycle_s=pipeline.cycle_s,
         checkpoint_every=config.checkpoint.every,
         keep_checkpoints=config.checkpoint.keep,
+        fence=config.publish.fence and not controls,
         evaluation=plan,
         ranker=config.ranker is not None and not controls,
         pools=replica_pools(config),

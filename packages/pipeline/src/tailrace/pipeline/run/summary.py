@@ -66,6 +66,7 @@ def summarise(
         "staleness_at_consumption": {str(lag): count for lag, count in sorted(consumed.items())},
         "staleness_at_completion": {str(lag): count for lag, count in sorted(run.staleness_at_completion.items())},
         "weight_versions": run.version + 1,
+        "published_before_durable": run.published_before_durable,
         "partial_rollout": run.mixes_versions,
         "repacks": run.moves,
         "interrupting_pulls": run.interrupting_pulls,

@@ -320,6 +320,30 @@ class ExecutorContract(RealRuns):
         restarts = [(restart.role, restart.reason.why) for restart in commands_of(tmp_path, c.Restart)]
         assert sorted(restarts) == sorted((role, c.Why.SILENT) for role in roles)
 
+    # ---- the fence ------------------------------------------------------------------------------------------------
+
+    def test_with_a_fence_no_replica_is_newer_than_the_trainer_can_be_again(self, tmp_path: Path, model: Path) -> None:
+        """Trainer and relays are killed, also while a version is saved: what is pulled is durable, no number comes again."""
+        self.fenced(tmp_path, model, ranks=1)
+
+    def fenced(self, root: Path, model: Path, *, ranks: int) -> None:
+        """Run with a fence and that many ranks of the trainer; two of the killed relays hold what is sealed."""
+        faults = ["trainer@step2", "relay:0@step3", "trainer@step4", "relay:1@step5"]
+        run = self.run(root, model, relays=2, ranks=ranks, spec=make_spec(fence=True, steps=2 * STEPS), faults=faults)
+        assert {role for role, _ in self.downs(root)} == {TRAINER, RELAY}
+        assert run.published_before_durable == 0
+        durable, seen = {0}, set()
+        for event in events_of(root, c.Durable, c.Published):
+            if isinstance(event, c.Durable):
+                durable.add(event.version)
+            else:
+                assert event.version in durable
+                seen.add(event.version)
+        assert {pull.version for pull in commands_of(root, c.Pull)} <= seen
+        made = [event.version for event in events_of(root, c.Stepped)]
+        assert len(set(made)) == len(made)
+        assert all(publish.sealed for publish in commands_of(root, c.Publish) if publish.version not in durable)
+
     # ---- checkpoints and the driver -------------------------------------------------------------------------------
 
     def test_an_older_checkpoint_is_used_where_the_newest_is_damaged(self, tmp_path: Path, model: Path) -> None:
