@@ -159,6 +159,27 @@ def test_a_trainer_that_died_before_it_could_reveal(serve, peer, token, weights,
             after.reveal(7)
 
 
+def test_what_a_dead_trainer_left_sealed_goes_everywhere_at_first_contact(tree, peer, token, weights, check, until):
+    """Its successor does not use the number again, so nothing else would ever take its place."""
+    with Publisher(tree[0].address, token=token, chunk_bytes=CHUNK) as before:
+        before.publish(1, weights(1))
+        before.wait(1, 20)
+        before.publish(2, weights(2), sealed=True)
+        for relay in tree:
+            until(lambda relay=relay: peer.status(relay)["sealed"] == [2], "the sealed version")
+    with Publisher(tree[0].address, token=token, chunk_bytes=CHUNK, alone=True) as after:
+        for version in (3, 4):
+            after.publish(version, weights(version), sealed=True)
+            for relay in tree:
+                until(lambda relay=relay, v=version: peer.status(relay)["sealed"] == [v], "the next sealed version")
+            after.retarget(tree[0].address)  # what is its own stays
+            after.reveal(version)
+            after.wait(version, 20)
+    for relay in tree:
+        with RelayReader(relay.address, token=token) as reader, reader.lease(4, timeout_s=10) as held:
+            check(held, 4)
+
+
 def test_a_clock_that_was_set_back_behind_a_sealed_version(serve, peer, token, weights, check, until):
     relay, manifest = serve(), peer.manifest(b"x" * 100, CHUNK, version=9, stamp=2**61)
     channel = peer.dial(relay)

@@ -61,6 +61,8 @@ class Publisher:
         borrow_bytes: a version of at least this size is copied into memory that the relay lends, if it is on this host
             and has some at once, and never a second time; None, or `transports` without shared memory, always copies into
             memory of this process.
+        alone: no other publisher seals versions on these relays. What is sealed there and not by this one was left by a trainer
+            that died: it is retired at first contact, since it would keep its place for good.
         machine: the machine that it runs on.
 
     Raises:
@@ -82,6 +84,7 @@ class Publisher:
         host: str = "127.0.0.1",
         buffers: int = 2,
         borrow_bytes: int | None = WORTH_BYTES,
+        alone: bool = False,
         machine: HostInterface = HOST,
     ) -> None:
         means = Means.of(transports, codecs, machine, host=host, always_encode=always_encode)
@@ -106,6 +109,7 @@ class Publisher:
             means=means,
             slot_timeout_s=slot_timeout_s,
             stall_s=stall_s,
+            alone=alone,
             machine=machine,
         )
         self._thread = machine.spawn(self._run, "tailrace publisher")

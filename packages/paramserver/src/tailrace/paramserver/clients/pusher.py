@@ -37,6 +37,7 @@ class Pusher:
         means: transports and codecs to offer.
         slot_timeout_s: how long the relay may take to free a slot.
         stall_s: how long the relay may make no progress.
+        alone: see `Publisher`.
         machine: the machine that it runs on.
     """
 
@@ -49,12 +50,14 @@ class Pusher:
         means: Means,
         slot_timeout_s: float,
         stall_s: float,
+        alone: bool,
         machine: HostInterface,
     ) -> None:
         self._staged, self._changed, self._token, self._means = staged, changed, token, means
         self._slot_timeout_s, self._stall_s, self._machine = slot_timeout_s, stall_s, machine
         self.counts = TrafficCounts()
         self._encoder = means.encoder(machine.now)
+        self._alone, self._looked = alone, False
         self._channel: Channel | None = None
         self._address = self._nonce = ""
         self._sealed: dict[int, tuple[int, int]] = {}  # the last sealed offer of each version
@@ -86,6 +89,8 @@ class Pusher:
             ParamServerError, OSError: it is not there. What arrived of it is kept.
         """
         channel = self._open(address, current)
+        if self._alone and not self._looked:
+            self._retire_left(channel)
         self._reveal_owed(channel)
         newest = self._newest_stamp(channel)
         with self._changed:
@@ -190,6 +195,15 @@ class Pusher:
             with self._changed:
                 self._owed.pop((version, stamp), None)
 
+    def _retire_left(self, channel: Channel) -> None:
+        """Retire what a trainer that died has left sealed on a relay that is new to this one."""
+        sealed = _keys(channel.request({"op": "versions"}, self._stall_s).get("sealed"))
+        with self._changed:
+            left = [list(key) for key in sealed if key not in self._sealed.values()]
+        if left:
+            channel.request({"op": "retire", "keys": left}, self._stall_s)
+        self._looked = True
+
     def _bases(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
         """Versions of the same layout that are staged, and were pushed before."""
         with self._changed:
@@ -219,6 +233,7 @@ class Pusher:
             self._machine, address, token=self._token, timeout_s=HANDSHAKE_S, stall_s=self._stall_s
         )
         with self._changed:
+            self._looked = False
             self._channel, self._address, self._nonce = channel, address, str(welcome.get("nonce"))
             self._owed |= self._revealed
             if not current():

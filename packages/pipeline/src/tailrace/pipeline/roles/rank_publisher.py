@@ -37,6 +37,7 @@ class RankPublisher:
     Args:
         token, transfer, shards: see `Publishing`.
         published: see `Publisher`.
+        first: whether this is the first rank.
     """
 
     def __init__(
@@ -45,12 +46,19 @@ class RankPublisher:
         transfer: WeightTransfer,
         shards: Shards | None,
         published: Callable[[int, ParamServerError | None], None] | None = None,
+        first: bool = True,
     ) -> None:
         self._transfer, self._shards = transfer, shards
         # One copy of the weights: a version waits until the previous one is sent. Deltas need the previous one too.
         buffers = 2 if transfer.codec == "delta" else 1
         self._publisher = Publisher(
-            None, token=token, on_published=published, host=transfer.address, buffers=buffers, **transfer.sending()
+            None,
+            token=token,
+            on_published=published,
+            host=transfer.address,
+            buffers=buffers,
+            alone=first,  # no version is whole, and sealed, without the share of the first rank
+            **transfer.sending(),
         )
         self.retarget, self.wait, self.reveal = self._publisher.retarget, self._publisher.wait, self._publisher.reveal
 
@@ -91,7 +99,7 @@ class Follower(RankPublisher):
         self, token: str, transfer: WeightTransfer, shards: Shards | None, broke: Callable[[BaseException], None]
     ) -> None:
         self._broke = broke
-        super().__init__(token, transfer, shards, self._outcome)
+        super().__init__(token, transfer, shards, self._outcome, first=False)
 
     def _outcome(self, version: int, error: ParamServerError | None) -> None:
         if isinstance(error, HOPELESS):
