@@ -243,6 +243,11 @@ KINDS = {
         ["rollout.pools.0.device", "'H20'", "no GPU here"],
     ),
     "executor-unknown": (settings("executor.name=slurm"), None, ["executor.name", "slurm"]),
+    "fence-without-checkpoints": (
+        settings("publish.fence=true", "checkpoint.every=3"),
+        None,
+        ["publish.fence", "checkpoint.every", "3", "every step"],
+    ),
     "transport-unknown": (settings("relay.transport=rdma"), None, ["relay.transport", "rdma", "tcp"]),
     "codec-unknown": (settings("relay.codec=zip"), None, ["relay.codec", "zip", "delta"]),
     "seed-no-number": ([*RUN, "--seed", "x"], None, ["--seed", "'x'"]),
