@@ -75,7 +75,7 @@ def makespan_s(
         placed = next_placements(feed, held, places)
         for replica, engine in enumerate(engines):
             works = [
-                Work(str(position), prompts[position], 0, ((lengths[position], 0.0),))
+                Work(str(position), prompts[position], 0, lengths[position])
                 for where, position in placed
                 if where == replica
             ]

@@ -7,29 +7,20 @@ class Item:
     """A trajectory, its tokens counted one by one."""
 
     def __init__(self, work):
-        self.work, self.done, self.cached = work, work.done_tokens, 0
+        self.work, self.done, self.cached = work, work.done_tokens, work.cached_tokens
 
     @property
     def context(self):
         return self.work.prompt_tokens + self.done
 
-    def turn_ended(self):
-        """Seconds in the environment if a turn has just ended, inf if that was the last one, None in the middle of one."""
-        total = 0
-        for index, (tokens, after_s) in enumerate(self.work.turns):
-            total += tokens
-            if total == self.done:
-                return inf if index == len(self.work.turns) - 1 else after_s
-        return None
-
 
 class ReferenceEngine:
-    def __init__(self, decode, prefill, *, max_running, prefix_cached=0.0, watermark=0.01):
+    def __init__(self, decode, prefill, *, max_running, watermark=0.01):
         self.decode, self.prefill = decode, prefill
-        self.max_running, self.prefix_cached = max_running, prefix_cached
+        self.max_running = max_running
         self.spare = int(decode.kv_capacity_tokens * watermark)
         self.now, self.speed = 0.0, 1.0
-        self.batch, self.queue, self.away, self.finished = [], [], [], []  # batch: in the order of admission
+        self.batch, self.queue, self.finished = [], [], []  # batch: in the order of admission
         self.iteration = None  # "prefill" or "decode"
         self.stall_s = self.spent_s = 0.0  # engine seconds
         self.preemptions = self.tokens = 0
@@ -43,17 +34,13 @@ class ReferenceEngine:
 
     @property
     def ids(self):
-        return [i.work.id for i in self.batch] + [i.work.id for i in self.queue] + [i.work.id for _, i in self.away]
+        return [item.work.id for item in self.batch + self.queue]
 
     # ---- calls
 
     def add(self, works, now):
         self.advance(now)
-        for work in works:
-            if work.environment_s > 0:
-                self.away.append((now + work.environment_s, Item(work)))
-            else:
-                self.queue.append(Item(work))
+        self.queue += [Item(work) for work in works]
         if self.iteration is None:
             self.boundary()
 
@@ -65,9 +52,6 @@ class ReferenceEngine:
                 for item in [item for item in place if item.work.id == name]:
                     place.remove(item)
                     gone.append((name, item.done))
-            for until, item in [entry for entry in self.away if entry[1].work.id == name]:
-                self.away.remove((until, item))
-                gone.append((name, item.done))
         if not self.batch:
             self.boundary()
         return gone
@@ -79,22 +63,15 @@ class ReferenceEngine:
     def advance(self, now):
         while True:
             end = self.now + self.left_s() / self.speed if self.iteration and self.speed else inf
-            back = min((until for until, _ in self.away), default=inf)
-            if min(end, back) > now:
+            if end > now:
                 self.spend(now)
                 return
-            if end <= back:
-                self.spend(end)
-                if self.iteration == "decode":
-                    for item in self.batch:
-                        item.done += 1
-                        self.tokens += 1
-                self.boundary()
-            else:
-                self.spend(back)
-                self.come_back()
-                if self.iteration is None:
-                    self.boundary()
+            self.spend(end)
+            if self.iteration == "decode":
+                for item in self.batch:
+                    item.done += 1
+                    self.tokens += 1
+            self.boundary()
 
     # ---- rules
 
@@ -115,31 +92,17 @@ class ReferenceEngine:
             self.kv_share_s += seconds * self.kv_tokens / self.decode.kv_capacity_tokens
             self.running_s += seconds * len(self.batch)
 
-    def come_back(self):
-        for until, item in sorted(self.away, key=lambda entry: entry[0]):
-            if until <= self.now:
-                self.away.remove((until, item))
-                self.queue.append(item)
-
     def boundary(self):
         capacity = self.decode.kv_capacity_tokens
         if self.iteration == "decode":
-            for item in list(self.batch):
-                latency_s = item.turn_ended()
-                if latency_s is None:
-                    continue
+            for item in [item for item in self.batch if item.done == item.work.response_tokens]:
                 self.batch.remove(item)
-                if latency_s == inf:
-                    self.finished.append((self.now, item.work.id, item.done))
-                else:
-                    item.cached = int(item.context * self.prefix_cached)
-                    self.away.append((self.now + latency_s, item))
+                self.finished.append((self.now, item.work.id, item.done))
         while self.kv_tokens + len(self.batch) > capacity:
             victim = self.batch.pop()
             victim.cached = 0
             self.queue.insert(0, victim)
             self.preemptions += 1
-        self.come_back()
         self.stall_s = self.spent_s = 0.0
         self.iteration = "decode"
         while self.queue and len(self.batch) < self.max_running:

@@ -76,7 +76,7 @@ def test_the_watermark_keeps_an_admission_from_being_preempted_at_once():
     works = [work("a", 40, 50), *(work(f"b{i}", 15, 30) for i in range(4))]
     bare, careful = engine(100, watermark=0.0), engine(100, watermark=0.2)
     for one in (bare, careful):
-        one.add([Work(w.id, w.prompt_tokens, 0, w.turns) for w in works], 0.0)
+        one.add([Work(w.id, w.prompt_tokens, 0, w.response_tokens) for w in works], 0.0)
         one.advance(100.0)
         assert len(one.take_finished()) == 5
     assert careful.preemptions < bare.preemptions
@@ -136,14 +136,12 @@ def test_removing_the_head_lets_the_next_one_in():
 
 def test_clear_returns_all_and_keeps_what_had_finished():
     one = engine(100)
-    away = Work("w", 5, 0, ((1, 9.0), (3, 0.0)))
-    one.add([work("a", 30, 20), work("b", 60, 3), away, work("d", 70, 4)], 0.0)
+    one.add([work("a", 30, 20), work("b", 60, 3), work("d", 70, 4)], 0.0)
     one.advance(0.065)
-    assert sorted(one.clear(0.065)) == [("a", 5), ("d", 0), ("w", 1)]
-    assert (one.running, one.waiting, one.in_environment, one.kv_tokens) == (0, 0, 0, 0)
+    assert sorted(one.clear(0.065)) == [("a", 5), ("d", 0)]
+    assert (one.running, one.waiting, one.kv_tokens) == (0, 0, 0)
     assert one.next_finish_s() == math.inf
     assert order(one.take_finished()) == ["b"]
-    assert away.environment_s == pytest.approx(9.0, abs=0.065)
     one.add([work("a", 30, 20)], 0.07)
     assert one.running == 1
 
@@ -155,18 +153,12 @@ def test_clear_returns_all_and_keeps_what_had_finished():
             work("x", 60, 41),
             "trajectory x has 101 tokens with its prompt, expected at most the 100 that fit into the KV cache",
         ),
-        (Work("x", 60, 0, ((20, 1.0), (21, 0.0))), "has 101 tokens"),
         (work("here"), "trajectory here is on this engine already"),
         (work("twice"), "trajectory twice is on this engine already"),
         (work("x", 0), "found 0 prompt tokens"),
         (work("x", 10, 0), "0 of 0 response tokens done"),
         (work("x", 10, 5, done=5), "5 of 5 response tokens done"),
         (work("x", 10, 5, done=-1), "-1 of 5"),
-        (Work("x", 10, 0, ()), "0 of 0"),
-        (Work("x", 10, 0, ((5, 1.0),)), "1.0 s in the environment after the last turn"),
-        (Work("x", 10, 0, ((5, 0.0),), -1.0), "-1.0 s before the first"),
-        (Work("x", 10, 0, ((5, 1.0), (0, 0.0))), "turn 1 has 0 tokens"),
-        (Work("x", 10, 0, ((5, math.nan), (1, 0.0))), "turn 0 has 5 tokens and then nan s"),
     ],
 )
 def test_work_that_cannot_be_is_refused_and_nothing_of_its_list_is_taken(bad, message):
@@ -176,14 +168,14 @@ def test_work_that_cannot_be_is_refused_and_nothing_of_its_list_is_taken(bad, me
         one.add([work("twice"), bad, work("after")], 0.0)
     assert isinstance(caught.value, TailraceError | ValueError)
     assert "\n" not in str(caught.value)
-    assert (one.running, one.waiting, one.in_environment) == (1, 0, 0)
+    assert (one.running, one.waiting) == (1, 0)
     one.add([work("twice"), work("after")], 0.0)
     one.advance(10.0)
     assert sorted(order(one.take_finished())) == ["after", "here", "twice"]
 
 
 def test_numbers_that_cannot_be():
-    for kwargs in ({"max_running": 0}, {"prefix_cached": 1.5}, {"watermark": 1.0}, {"watermark": -0.1}):
+    for kwargs in ({"max_running": 0}, {"watermark": 1.0}, {"watermark": -0.1}):
         with pytest.raises(EngineError, match="expected at least 1"):
             engine(100, **kwargs)
     with pytest.raises(EngineError, match="1 tokens of KV cache"):

@@ -121,7 +121,6 @@ class SimulatedFleet:
             decode,
             prefill,
             max_running=pool.rollout.max_running,
-            prefix_cached=pool.rollout.prefix_cached,
             start_s=now,
         )
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from math import inf
 
 from tailrace.fleetsim.config import RolloutFleet
 from tailrace.fleetsim.engine import ModelledEngine
@@ -11,12 +13,10 @@ from tailrace.fleetsim.engine.work import Work
 from tailrace.fleetsim.replica_pool import Decode, Prefill
 from tailrace.fleetsim.workload.workload import Workload
 
-_LATEST_S = 1e12
-
 
 @dataclass(frozen=True, slots=True)
 class BatchSample:
-    """One trajectory of a batch: its name, its prompt, and its turns as in `Work`."""
+    """One trajectory of a batch: its name, its prompt, and its turns as in `Sample`."""
 
     name: str
     prompt_tokens: int
@@ -63,10 +63,35 @@ def generate(
     decode, prefill = costs
     ends: list[tuple[float, str]] = []
     for queue in queues:
-        engine = ModelledEngine(
-            decode, prefill, max_running=rollout.max_running, prefix_cached=rollout.prefix_cached, start_s=0.0
-        )
-        engine.add([Work(one.name, one.prompt_tokens, 0, one.turns) for one in queue], 0.0)
-        engine.advance(_LATEST_S)
-        ends += [(at, name) for at, name, _ in engine.take_finished()]
+        engine = ModelledEngine(decode, prefill, max_running=rollout.max_running, start_s=0.0)
+        ends += _alone(engine, queue, rollout.prefix_cached)
+    return ends
+
+
+def _alone(engine: ModelledEngine, queue: Sequence[BatchSample], cached: float) -> list[tuple[float, str]]:
+    """What one engine generates, with environments that answer each turn after its latency, as many at once as there are."""
+    of = {one.name: one for one in queue}
+    turn = dict.fromkeys(of, 0)
+    away: list[
+        tuple[float, int, str]
+    ] = []  # until when; the first to leave is the first of those that come back together
+    ends: list[tuple[float, str]] = []
+    engine.add([Work(one.name, one.prompt_tokens, 0, one.turns[0][0]) for one in queue], 0.0)
+    left = 0
+    while (now := min(engine.next_finish_s(), away[0][0] if away else inf)) < inf:
+        engine.advance(now)
+        for at, name, _ in engine.take_finished():
+            if turn[name] + 1 == len(of[name].turns):
+                ends.append((at, name))
+                continue
+            left += 1
+            heappush(away, (at + of[name].turns[turn[name]][1], left, name))
+            turn[name] += 1
+        back = []
+        while away and away[0][0] <= now:
+            one = of[heappop(away)[2]]
+            done = sum(tokens for tokens, _ in one.turns[: turn[one.name]])
+            response, context = done + one.turns[turn[one.name]][0], one.prompt_tokens + done
+            back.append(Work(one.name, one.prompt_tokens, done, response, int(cached * context)))
+        engine.add(back, now)
     return ends

@@ -81,7 +81,7 @@ class Tokens:
                 group, prompt = (ref.group, ref.prompt) if training else (-1 - ref.group, -1 - ref.group)
                 sample = self._sample(ref, prompt, group, version)
                 trajectories[name] = SimulatedTrajectory(sample, version, now, replica, prompt, group)
-                works.append(Work(name, sample.prompt_tokens, 0, ((trajectories[name].turn_tokens, 0.0),)))
+                works.append(Work(name, sample.prompt_tokens, 0, trajectories[name].turn_tokens))
                 continue
             known.replica = replica
             if not known.kept or not self._goes_on(known, ref, version):
@@ -89,7 +89,7 @@ class Tokens:
             done, known.kept = known.kept, 0
             self.reprefilled_tokens += done
             known.oldest = min(known.oldest, version)
-            works.append(Work(name, known.sample.prompt_tokens, done, ((known.turn_tokens, 0.0),)))
+            works.append(Work(name, known.sample.prompt_tokens, done, known.turn_tokens))
         return works
 
     def _goes_on(self, known: SimulatedTrajectory, ref: c.TrajectoryRef, version: int) -> bool:

@@ -2,11 +2,10 @@
 
 The rules are those of vLLM's V1 scheduler, with two exceptions: a prefill is not cut into chunks that share a step with
 decoding, and the watermark is that of vLLM's older block manager (V1 has none). At each boundary between two steps:
-1. Trajectories whose turn is complete leave; after a turn that is not the last, they go to the environment.
+1. Trajectories that are complete leave.
 2. While the next step, one token for each trajectory, does not fit in the KV cache, the trajectory that was admitted last
    is preempted: its cache is dropped and it goes to the front of the queue.
-3. Trajectories that have come back from the environment join the end of the queue.
-4. The head of the queue is admitted while fewer than `max_running` run, and its context (prompt and tokens so far) and the
+3. The head of the queue is admitted while fewer than `max_running` run, and its context (prompt and tokens so far) and the
    next step of all fit and leave the watermark free. Its prefill stalls the whole batch; the end of the prefill is a
    boundary too.
 
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from heapq import heappop, heappush
 from math import inf, nextafter
 
 from tailrace.fleetsim.engine.meter import EngineTotals
@@ -60,17 +58,12 @@ class Boundaries(EngineState):
                 name = work.id
                 del self._running[name]
                 kv -= work.final
-                if work.last:
-                    del self._works[name]
-                    work.done_tokens = tokens = work.final - work.prompt_tokens
-                    self._finished.append((now, name, tokens))
-                else:
-                    self._send_away(work, now + work.next_turn(self._prefix_cached))
+                del self._works[name]
+                work.done_tokens = tokens = work.response_tokens
+                self._finished.append((now, name, tokens))
             while kv + len(seats) > self._capacity:
                 kv -= self._preempt(step)
         self._start_e = self._ends_e
-        if self._returns_s <= now:
-            self._come_back(now)
         if self._queue:
             kv = self._admit(step, kv)
         self._kv = kv
@@ -145,30 +138,24 @@ class Boundaries(EngineState):
             self._end_batch_at(boundary, now)
 
     def _take_out(self, leaving: list[Work], now: float) -> None:
-        """Remove trajectories from the batch, the queue and the environment, with their progress; `_works` has none of them."""
+        """Remove trajectories from the batch and the queue, with their progress; `_works` has none of them."""
         now_e = self._engine_s(now)
         done, before, kv = self._steps_done(now_e), self._under_way(now_e), self._kv
-        batch, seats, away = self._running, self._seats, self._away
+        batch, seats = self._running, self._seats
         running = len(seats)
         queued = set()
         for work in leaving:
             name = work.id
-            work.environment_s = 0.0
             if name in batch:
                 seat = batch.pop(name)
                 del seats[bisect_left(seats, seat)]
                 work.left = -seat[0] - self._step - done
                 kv -= work.final - work.left
-            elif name in away:
-                work.environment_s = away.pop(name)[0] - now
             else:
                 queued.add(work)
-            work.done_tokens = work.final - work.prompt_tokens - work.left
+            work.done_tokens = work.response_tokens - work.left
         if queued:
             self._queue = deque(work for work in self._queue if work not in queued)
-        if len(away) < len(self._returning):
-            self._returning = sorted(away.values())
-            self._returns_s = self._returning[0][0] if away else inf
         if len(seats) < running:
             self._shrink_batch(now, done, kv + running * done, before)
 
@@ -200,20 +187,3 @@ class Boundaries(EngineState):
                     self._start_e = nextafter(self._start_e, inf)
             self._end_batch_at(self._steps, now)
         self._meter.restart(before, self._under_way(now_e))
-
-    def _send_away(self, work: Work, until: float) -> None:
-        """Put a trajectory into the environment until a time."""
-        self._order -= 1
-        away = (until, -self._order, work)
-        self._away[work.id] = away
-        heappush(self._returning, away)
-        self._returns_s = self._returning[0][0]
-
-    def _come_back(self, now: float) -> None:
-        """Move trajectories whose time in the environment is over to the end of the queue."""
-        returning = self._returning
-        while returning and returning[0][0] <= now:
-            work = heappop(returning)[2]
-            del self._away[work.id]
-            self._queue.append(work)
-        self._returns_s = returning[0][0] if returning else inf

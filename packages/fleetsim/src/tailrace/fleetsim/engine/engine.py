@@ -1,6 +1,6 @@
 """A rollout engine with continuous batching, in virtual time.
 
-    add ──► queue ──► batch ──► finished              batch ──► environment ──► queue        after a turn
+    add ──► queue ──► batch ──► finished
               ▲         │
               └─────────┘  preempted, when the KV cache is full
 
@@ -26,7 +26,6 @@ class ModelledEngine(Boundaries):
         prefill: seconds of a prefill.
         max_running: most trajectories in a batch (vLLM: `max_num_seqs`).
         start_s: the time at which its clock begins.
-        prefix_cached: share of a context that is still in the cache when it comes back from the environment.
         watermark: share of the KV cache that an admission must leave free, so that the trajectory is not preempted at once
             (vLLM's block manager: 0.01; 0 for none). It does not apply to the only trajectory of a batch.
     Seconds are on one clock for all engines of a fleet ("wall"); `set_speed` makes this engine slower or faster on it.
@@ -48,7 +47,6 @@ class ModelledEngine(Boundaries):
         self.advance(now)
         known, queue, capacity = self._works, self._queue, self._capacity
         fresh: list[Work] = []
-        away = False
         try:
             for work in works:
                 name = work.id
@@ -62,21 +60,12 @@ class ModelledEngine(Boundaries):
                     )
                 known[name] = work
                 fresh.append(work)
-                if work.environment_s:
-                    away = True
         except BaseException:
             for work in fresh:
                 del known[work.id]
             raise
         waited = bool(queue)
-        if away:
-            for work in fresh:
-                if work.environment_s:
-                    self._send_away(work, now + work.environment_s)
-                else:
-                    queue.append(work)
-        else:
-            queue.extend(fresh)
+        queue.extend(fresh)
         if queue and not waited:
             self._admit_next(now)
             self.advance(now)
@@ -98,10 +87,10 @@ class ModelledEngine(Boundaries):
         return [(work.id, work.done_tokens) for work in leaving]
 
     def clear(self, now: float) -> list[tuple[str, int]]:
-        """Remove all (see `remove`): batch in order of admission, queue, environment. Finished ones can still be taken."""
+        """Remove all (see `remove`): batch in order of admission, queue. Finished ones can still be taken."""
         self.advance(now)
         queue = [work.id for work in self._queue]
-        return self.remove([*self._running, *queue, *self._away], now)
+        return self.remove([*self._running, *queue], now)
 
     def take_finished(self) -> list[tuple[float, str, int]]:
         """(time, id, response tokens) of each trajectory that finished since the last call, in order of time."""
@@ -117,35 +106,18 @@ class ModelledEngine(Boundaries):
                 f"found time {now} s, expected a finite time from {self._now_s} s on, where the engine is"
             )
         self._now_s = now
-        while True:
-            if self._ends_s <= self._returns_s:
-                if self._ends_s > now:
-                    return
-                self._change_batch()
-            else:
-                if self._returns_s > now:
-                    return
-                waited = bool(self._queue)
-                at = self._returns_s
-                self._come_back(at)
-                if not waited:
-                    self._admit_next(at)
+        while self._ends_s <= now:
+            self._change_batch()
 
     def next_finish_s(self) -> float:
         """A lower bound of the time of the next finish; infinity if there is none.
 
-        It is exact unless the batch changes before: by a full cache, an admission, or a return from the environment that
-        does not wait behind others.
+        It is exact unless the batch changes before: by a full cache or an admission.
         """
-        if self._ends_s <= self._returns_s or self._queue or len(self._seats) >= self._max_running:
-            return self._ends_s
-        return self._returns_s
+        return self._ends_s
 
     def set_speed(self, factor: float, now: float) -> None:
-        """From now on, do in one second the work of `factor` modelled seconds; 0 hangs the engine.
-
-        Latencies of the environment do not change.
-        """
+        """From now on, do in one second the work of `factor` modelled seconds; 0 hangs the engine."""
         if not 0.0 <= factor < inf:
             raise EngineError(f"found speed {factor}, expected 0 or more")
         self.advance(now)
@@ -170,11 +142,6 @@ class ModelledEngine(Boundaries):
     def waiting(self) -> int:
         """Number of trajectories in the queue."""
         return len(self._queue)
-
-    @property
-    def in_environment(self) -> int:
-        """Number of trajectories between two turns."""
-        return len(self._away)
 
     @property
     def kv_tokens(self) -> int:

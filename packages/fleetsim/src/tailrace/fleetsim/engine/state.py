@@ -12,7 +12,7 @@ from tailrace.fleetsim.engine.work import Work
 from tailrace.fleetsim.errors import EngineError
 
 Seat = tuple[int, int, Work]
-"""A trajectory in the batch: minus the step at which its turn ends, minus its number in the order of admission, itself.
+"""A trajectory in the batch: minus the step at which it ends, minus its number in the order of admission, itself.
 So in a sorted list the last is the next to finish, and those that finish at the same step leave in the order of admission."""
 
 
@@ -25,7 +25,6 @@ class EngineState:
 
     __slots__ = (
         "_admissible_tokens",
-        "_away",
         "_batch_s",
         "_capacity",
         "_ends_e",
@@ -41,10 +40,7 @@ class EngineState:
         "_order",
         "_per_token_s",
         "_prefill_of",
-        "_prefix_cached",
         "_queue",
-        "_returning",
-        "_returns_s",
         "_running",
         "_seats",
         "_since_e",
@@ -66,18 +62,17 @@ class EngineState:
         *,
         max_running: int,
         start_s: float = 0.0,
-        prefix_cached: float = 0.0,
         watermark: float = 0.01,
     ) -> None:
         capacity = decode.kv_capacity_tokens
-        if max_running < 1 or capacity < 2 or not 0.0 <= prefix_cached <= 1.0 or not 0.0 <= watermark < 1.0:
+        if max_running < 1 or capacity < 2 or not 0.0 <= watermark < 1.0:
             raise EngineError(
-                f"found max_running={max_running}, {capacity} tokens of KV cache, prefix_cached={prefix_cached}, "
-                f"watermark={watermark}, expected at least 1, at least 2, a share, a share below 1"
+                f"found max_running={max_running}, {capacity} tokens of KV cache, watermark={watermark}, expected at least 1, "
+                "at least 2, a share below 1"
             )
         self._fixed_s, self._per_token_s = decode.fixed_s, decode.per_token_s
         self._prefill_of = prefill.seconds
-        self._max_running, self._prefix_cached = max_running, prefix_cached
+        self._max_running = max_running
         self._capacity = capacity
         self._admissible_tokens = capacity - int(capacity * watermark)
         # Where the trajectories are. `_works` knows all of them, `_running` those in the batch in the order of admission.
@@ -85,10 +80,8 @@ class EngineState:
         self._queue: deque[Work] = deque()
         self._running: dict[str, Seat] = {}
         self._seats: list[Seat] = []
-        self._away: dict[str, tuple[float, int, Work]] = {}  # in the environment, until when
-        self._returning: list[tuple[float, int, Work]] = []  # the same, as a heap
         self._finished: list[tuple[float, str, int]] = []
-        self._order = 0  # minus the number of admissions, and of trips to the environment
+        self._order = 0  # minus the number of admissions
         # The clocks: engine seconds ("e") = `_since_e` + (wall seconds - `_since_s`) * speed.
         self._now_s = self._since_s = self._since_e = start_s
         self._speed = self._wall_per_engine_s = 1.0
@@ -98,7 +91,7 @@ class EngineState:
         self._stall_s = self._batch_s = self._first_s = self._growth_s = 0.0
         self._start_e = self._ends_e = start_s
         self._steps = 0
-        self._ends_s = self._returns_s = inf
+        self._ends_s = inf
         self._meter = EngineMeter()
         self.preemptions = 0
 

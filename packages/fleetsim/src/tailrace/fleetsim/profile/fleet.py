@@ -50,7 +50,6 @@ class ProfiledFleet(SimulatedFleet):
             decode,
             prefill,
             max_running=pool.rollout.max_running,
-            prefix_cached=pool.rollout.prefix_cached,
             start_s=now,
         )
         engine.block_tokens = self.block_tokens

@@ -52,17 +52,18 @@ class Sessions:
         if not self.waiting:
             return
         up = [member.id for member in self._members.of(ENVIRONMENT) if member.health is c.Health.UP]
-        at_work = self._at_work(up)
+        at_work: dict[str, int] | None = None  # known once a session is to open: it takes a look at every session
         given: dict[str, list[str]] = {}
         for name in list(self.waiting) if up else ():
             member = self.of.get(name)
             if member is None:
-                member = min(up, key=lambda one: at_work[one])
+                at_work = self._at_work(up) if at_work is None else at_work
+                member = min(up, key=at_work.__getitem__)
                 if self._most is not None and at_work[member] >= self._most:
                     continue
                 self.of[name] = member
                 at_work[member] += 1
-            elif member not in at_work:
+            elif member not in up:
                 continue
             del self.waiting[name]
             given.setdefault(member, []).append(name)
@@ -116,6 +117,8 @@ class Sessions:
     def _at_work(self, members: Sequence[str]) -> dict[str, int]:
         """Number of sessions at work by member."""
         counts = dict.fromkeys(members, 0)
+        if len(members) == 1 and self._most is None:
+            return counts  # nobody has to choose
         trajectories = self._ledger.trajectories
         for name, member in self.of.items():
             if member in counts and trajectories[name].phase is not Phase.PENDING:
