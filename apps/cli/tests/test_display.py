@@ -157,6 +157,11 @@ def test_environments_have_rows_below_the_replicas():
         assert words not in text(panel(training(), wall_s=1.0))
 
 
+def test_a_run_that_cannot_train_says_why_while_that_lasts():
+    shown = text(panel(training(warning="60 of the last 64 groups were filtered"), wall_s=1.0))
+    assert "60 of the last 64 groups were filtered" in shown
+
+
 def test_lines_come_with_news_or_when_the_last_is_old():
     written, now = [], [0.0]
     lines = RunLines(written.append, clock=lambda: now[0])

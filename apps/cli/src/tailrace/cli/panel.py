@@ -35,7 +35,8 @@ def panel(status: RunStatus, *, wall_s: float) -> RenderableType:
         parts += [Text(), _replicas(status.replicas)]
         if status.environments:
             parts += [Text(), _environments(status)]
-    warned = [*contradictions(status), *_down(status), *long_waits(status)]
+    starving = [Text(status.warning, style="yellow")] if status.warning else []
+    warned = [*contradictions(status), *_down(status), *starving, *long_waits(status)]
     if warned:
         parts += [Text(), *warned]
     return Group(*parts)

@@ -19,6 +19,7 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.run.directory import read_json, write_json
 from tailrace.pipeline.run.figures import mean_counted, percentile
 from tailrace.pipeline.run.incidents import Incidents
+from tailrace.pipeline.run.no_signal import NoSignal
 from tailrace.pipeline.run.results import Quantity, Results, results_of
 
 WINDOW_STEPS = 10
@@ -44,7 +45,8 @@ class RunStatus:
     trajectories, `blocked_cycles` the coordinator's cycles in a row that placed nothing although the pool was not empty, and
     `contradictions` snapshots that contradict the controller's state. `down` are members that are not up. `losses` are the
     trainer's figures of the last step, as far as it computes them. `incidents` are the last ones, each with its text and its
-    time `wall_s`; `incidents_total` counts all. `over` says that nothing of the pipeline runs any more.
+    time `wall_s`; `incidents_total` counts all. `warning` says what keeps the run from training, though nothing is broken.
+    `over` says that nothing of the pipeline runs any more.
     `trained_tokens_per_s` is of the last ten steps, and of all once the run is over.
 
     `turns` counts turns that ended, `waiting_turns` those that wait for a session. `environments` are the members that answer
@@ -97,6 +99,7 @@ class RunStatus:
     down: list[dict[str, str]] = field(default_factory=list)
     members: list[dict[str, Any]] = field(default_factory=list)
     waits: list[dict[str, Any]] = field(default_factory=list)
+    warning: str = ""
     incidents: list[dict[str, Any]] = field(default_factory=list)
     incidents_total: int = 0
 
@@ -104,7 +107,7 @@ class RunStatus:
         """Nothing generates, trains or is waited for any more."""
         self.over, self.left_s, self.trainer, self.generated_tokens_per_s = True, None, "", 0.0
         self.replicas, self.members, self.waits, self.down = [], [], [], []
-        self.environments, self.waiting_turns = [], 0
+        self.environments, self.waiting_turns, self.warning = [], 0, ""
 
 
 class StatusObserver:
@@ -146,7 +149,7 @@ class StatusObserver:
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW_STEPS + 1)
         self._rates: dict[str, float] = {}
         self._answers: deque[float] = deque(maxlen=WINDOW_ANSWERS)
-        self._incidents = Incidents()
+        self._incidents, self._no_signal = Incidents(), NoSignal()
         self._lock = threading.Lock()
         self.follows = True
         """Whether events and ticks belong to the run; False while controls are evaluated."""
@@ -175,12 +178,14 @@ class StatusObserver:
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """Update the status from events."""
         status, self._now = self.status, now
-        for text in self._incidents.lines(now, events, commands):
-            status.incidents = [*status.incidents[1 - MOST_INCIDENTS :], {"wall_s": self._wall_s(), "text": text}]
-            status.incidents_total += 1
+        self._hear(self._incidents.lines(now, events, commands))
         if not self.follows:
             return
         self._run = run
+        rewards = [event.reward for event in events if isinstance(event, c.Scored)]
+        equal = run.counts.filtered_because.get(c.Why.NO_SIGNAL, 0)
+        self._hear(self._no_signal.lines(run.counts.completed, equal, rewards))
+        status.warning = self._no_signal.warning
         for event in events:
             if isinstance(event, c.Snapshot):
                 self._rates[event.replica] = event.tokens_per_s
@@ -205,6 +210,12 @@ class StatusObserver:
                 visible = executor.visible()
                 self.status.members, self.status.waits = visible["members"], visible["waits"]
             self._tell()
+
+    def _hear(self, incidents: Sequence[str]) -> None:
+        status = self.status
+        for text in incidents:
+            status.incidents = [*status.incidents[1 - MOST_INCIDENTS :], {"wall_s": self._wall_s(), "text": text}]
+            status.incidents_total += 1
 
     def _refresh(self, run: RunView) -> None:
         status, steps = self.status, self._steps

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tailrace.contracts import Why
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.run.figures import mean_counted, percentile
+from tailrace.pipeline.run.no_signal import starved
 from tailrace.pipeline.run.ranker_figures import NO_RANKER, ranker_figures
 from tailrace.pipeline.run.results import Measured, Quantity, Results, baseline, results_of
 
@@ -94,6 +96,7 @@ def summarise(
             "lost": lost_groups,
         },
         **(NO_RANKER if config.ranker is None else ranker_figures(run, prompt_characters)),
+        "warnings": starved(counts.completed, counts.filtered_because.get(Why.NO_SIGNAL, 0)),
         "filtered_groups": counts.filtered,
         "failed_groups": counts.failed,
         "lost_trajectories": counts.prompts * samples - settled,
