@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from tailrace.cli import (
+    chaos_commands,
     judge_commands,
     plugin_commands,
     rank_commands,
@@ -35,6 +36,7 @@ COMMANDS = (
     judge_commands,
     sandbox_commands,
     serve_commands,
+    chaos_commands,
 )
 UsageError: type[Exception] = typer.BadParameter.__mro__[
     1

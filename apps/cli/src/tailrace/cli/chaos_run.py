@@ -1,0 +1,179 @@
+"""One run of a chaos campaign: started, watched, resumed after its driver died, ended if it stands still.
+
+tailrace run ──► exits 0 ──► checked                       no progress for `still_s` ──► killed: a hang
+    ▲   └──────► died by SIGKILL, or failed ──┐
+    └── --resume, with the faults that have not struck yet ◄┘
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tailrace.cli.errors import CommandError
+from tailrace.faulttol import Fault
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.eventlog import read_log
+from tailrace.pipeline.run.fault_figures import FaultFigures, fault_figures
+
+_LOOK_S = 1.0
+_END_S = 30.0
+_MOVED = re.compile(rb'"is":"(?:Finished|TurnEnded|Turned|Scored|Accumulated|Stepped|Published|Pulled|Durable)"')
+"""Events without which nothing gets further; that members die and come back is no progress."""
+MOST_FAILURES = 5
+"""Failed drivers of one run, after which it is given up."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """How a run went.
+
+    Args:
+        ended: "finished", "hung", "failed".
+        drivers: processes that it took.
+        faults: what struck.
+        seconds: of real time.
+        why: the last words of a run that failed.
+    """
+
+    ended: str
+    drivers: int
+    seconds: float
+    faults: FaultFigures = field(default_factory=FaultFigures)
+    why: str = ""
+
+
+class Progress:
+    """Whether a run gets further, seen from outside: by its log, and by its status before and after that.
+
+    Args:
+        directory: the run.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self._directory, self._read, self._moved = directory, 0, 0
+
+    def mark(self) -> tuple[Any, ...]:
+        """Equal to the last one while nothing moves."""
+        with suppress(FileNotFoundError), self._directory.events.open("rb") as log:
+            log.seek(self._read)
+            block = log.read()
+            whole = block[: block.rfind(b"\n") + 1]  # the last line may be half written
+            self._read += len(whole)
+            self._moved += len(_MOVED.findall(whole))
+        with suppress(FileNotFoundError, RunDirectoryError):
+            status = read_json(self._directory.status)
+            return self._moved, status["phase"], status["detail"], status["step"]
+        return (self._moved,)
+
+
+def supervise(
+    root: Path,
+    command: Sequence[str],
+    faults: Sequence[Fault],
+    *,
+    still_s: float,
+    tell: Callable[[str], None],
+) -> Watched:
+    """Run to the end, or go on with a run that was cut.
+
+    Args:
+        root: the run's directory; drivers write what they print beside it.
+        command: the words behind ``tailrace run`` of a new run.
+        faults: of this run, in the order of their times.
+        still_s: seconds without progress after which the run counts as hung.
+        tell: takes lines for a person.
+
+    Raises:
+        CommandError: the run cannot begin.
+    """
+    directory, began, drivers, failures = RunDirectory(root), time.monotonic(), 0, 0
+    while True:
+        figures = struck(directory, faults)
+        begun = directory.events.exists()
+        if begun and directory.summary.exists():
+            return Watched("finished", drivers, time.monotonic() - began, figures)
+        left = [fault for fault in faults if str(fault) in figures.not_struck] if begun else list(faults)
+        words = ["--resume", str(root)] if begun else [*command, "--run-dir", str(root)]
+        drivers += 1
+        status = _drive([*words, "--plain", *options(left)], directory, still_s)
+        if status == 0:
+            continue
+        if status is None:
+            tell(f"{root.name} stood still for {still_s:.0f} s and was ended")
+            return Watched("hung", drivers, time.monotonic() - began, struck(directory, faults))
+        last = _last_line(root)
+        if not directory.events.exists():
+            raise CommandError(last.removeprefix("tailrace: ") or f"{root}: the run ended with status {status}")
+        if status == -signal.SIGKILL:
+            tell(f"{root.name}: its driver was killed; it is resumed")
+            continue
+        failures += 1
+        tell(f"{root.name}: {last}")
+        if failures >= MOST_FAILURES:
+            return Watched("failed", drivers, time.monotonic() - began, struck(directory, faults), last)
+
+
+def options(faults: Sequence[Fault]) -> list[str]:
+    """Faults as the words of a command line."""
+    return [word for fault in faults for word in (f"--{fault.kind}", str(fault).removeprefix(f"{fault.kind}:"))]
+
+
+def struck(directory: RunDirectory, faults: Sequence[Fault]) -> FaultFigures:
+    """What struck so far, and what did not."""
+    return fault_figures(read_log(directory.events) if directory.events.exists() else (), faults)
+
+
+def _drive(words: Sequence[str], directory: RunDirectory, still_s: float) -> int | None:
+    """Run one driver to its end. Returns its status; None if it stood still and was ended."""
+    output = directory.root.with_suffix(".txt")
+    with output.open("ab") as printed:
+        process = subprocess.Popen(  # noqa: S603 - this program itself
+            [sys.executable, "-m", "tailrace.cli.main", "run", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        progress, mark, moved_s = Progress(directory), None, time.monotonic()
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_S)
+            now = progress.mark()
+            if now != mark:
+                mark, moved_s = now, time.monotonic()
+            elif time.monotonic() - moved_s > still_s:
+                _end(process)
+                return None
+        return process.returncode
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the driver to stop, which ends its members; then kill it with all processes of its session."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _last_line(root: Path) -> str:
+    with suppress(OSError):
+        lines = root.with_suffix(".txt").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+    return ""
