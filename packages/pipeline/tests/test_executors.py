@@ -77,6 +77,13 @@ class TestRay(ExecutorContract):
         ExecutorContract.test_a_trainer_killed_between_groups_adds_their_gradients_again
     )
     test_any_relay_may_die_and_no_step_is_lost = deep(ExecutorContract.test_any_relay_may_die_and_no_step_is_lost)
+    test_a_trainer_is_struck_in_each_of_its_phases = deep(
+        ExecutorContract.test_a_trainer_is_struck_in_each_of_its_phases
+    )
+    test_a_replica_is_struck_in_each_of_its_phases = deep(
+        ExecutorContract.test_a_replica_is_struck_in_each_of_its_phases
+    )
+    test_an_exception_in_a_role_replaces_it = deep(ExecutorContract.test_an_exception_in_a_role_replaces_it)
     test_members_that_hang_are_replaced = deep(ExecutorContract.test_members_that_hang_are_replaced)
     test_replicas_come_and_go = deep(ExecutorContract.test_replicas_come_and_go)
     test_replicas_are_resized = deep(ExecutorContract.test_replicas_are_resized)
