@@ -91,3 +91,17 @@ class Homesick(Fragile):
         if os.environ["HOME_PID"] != str(os.getpid()):
             raise OSError("only at home")
         return super().step(action)
+
+
+class Shuffled(Sum):
+    """Has other rows each time."""
+
+    def rows(self, start, stop):
+        return [{"begin": next(TICKS)} for _ in range(start, stop)]
+
+
+class OneRow(Sum):
+    """Gives a row instead of a list."""
+
+    def rows(self, start, stop):
+        return {"begin": start}

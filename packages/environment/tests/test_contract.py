@@ -21,9 +21,15 @@ def test_what_is_right_passes(name):
     check_environment(getattr(environments, name), rows=ROWS, options={"greeting": "hello"})
 
 
+def test_what_speaks_in_tokens_passes():
+    check_environment(environments.Tokens, rows=[({"begin": 1}, [[1, 2], [0]]), ({"begin": 50}, [[3]])])
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
+        ("Shuffled", "rows(0, 5) returned"),
+        ("OneRow", "expected a list of objects"),
         ("NoText", "reset: found an observation of type NoneType"),
         ("NoAnswer", "expected an answer with 'observation' and 'done'"),
         ("Strict", "what a model writes is answered"),

@@ -305,3 +305,52 @@ def test_an_environment_is_examined_before_long_work():
     assert (found.replayable, found.restorable) == (True, False)
     with pytest.raises(SetupError, match="it ended with status 7"):
         examine_environment(f"{FILE}:Crashing")
+
+
+def test_an_environment_that_speaks_in_tokens_is_given_tokens():
+    async def test():
+        async with pool("Tokens") as tokens:
+            assert (tokens.abilities.tokenized, tokens.abilities.rows) == (True, True)
+            session, first = await tokens.open({"begin": 5})
+            assert first == [5, 1]
+            assert (await tokens.step(session, (1, 2))).observation == [8]
+            with pytest.raises(ValueError, match="found an action of 1,048,577 tokens, expected at most 1,048,576"):
+                await tokens.step(session, [1] * (2**20 + 1))
+            os.kill(tokens.pids[0], 9)
+            assert (await tokens.step(session, [1])).observation == [9]
+            assert tokens.counts.replayed == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ("8", "of type str, expected token ids"),
+        ([1, -2], r"\[1, -2\], expected token ids"),
+        ([True], "expected token ids"),
+    ],
+)
+def test_what_are_no_tokens_is_nonsense(answer, said):
+    async def test():
+        async with pool("Tokens", {"answer": answer}) as tokens:
+            session, _ = await tokens.open({"begin": 5})
+            with pytest.raises(NonsenseError, match=said):
+                await tokens.step(session, [1])
+
+    run(test)
+
+
+def test_rows_of_its_own():
+    async def test():
+        async with pool("Tokens", {"last": 3}) as tokens:
+            assert await tokens.rows(0, 2) == [{"prompt": "", "begin": 0}, {"prompt": "", "begin": 1}]
+            assert await tokens.rows(2, 9) == [{"prompt": "", "begin": 2}]
+            assert await tokens.rows(3, 9) == []
+            assert tokens.open_sessions == 0
+        async with pool("Sum") as sums:
+            assert not sums.abilities.rows
+            with pytest.raises(RaisedError, match="AttributeError"):
+                await sums.rows(0, 1)
+
+    run(test)

@@ -1,6 +1,9 @@
 """The adapter for verifiers.v1, against the released package in an interpreter of its own, as docs/environments.md says."""
 
+import asyncio
+import importlib
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -9,83 +12,160 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.environment import SetupError, examine_environment
+from tailrace.environment import EnvironmentPool, RaisedError, SetupError, examine_environment
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}<|endoftext|>\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MODEL = """
-import json, sys
-from tokenizers import Tokenizer, models, pre_tokenizers, decoders, trainers
-tokenizer = Tokenizer(models.BPE())
-tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-trainer = trainers.BpeTrainer(
-    vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-)
-tokenizer.train_from_iterator(["user: Guess a number. assistant: more less"], trainer)
-tokenizer.save("model/tokenizer.json")
-"""
+SPECIAL = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>",
+    "</tool_response>",
+)  # fmt: skip
+ROLLOUTS = 50
 
 
 def test_without_verifiers_it_is_one_line():
     with pytest.raises(SetupError) as found:
-        examine_environment("verifiers", {"taskset": "guess", "tokenizer": "model"})
+        examine_environment("verifiers", {"taskset": "guess", "tokenizer": str(PAGE.parent)})
     assert re.search(r"cannot be had: \w*Error: ", str(found.value))
     assert len(str(found.value).splitlines()) == 1
 
 
+def test_a_tokenizer_that_is_not_there_is_one_line():
+    with pytest.raises(SetupError, match="found tokenizer = 'nowhere', expected the model's directory"):
+        examine_environment("verifiers", {"taskset": "guess", "tokenizer": "nowhere"})
+
+
 @pytest.fixture(scope="session")
 def theirs(tmp_path_factory):
-    """A folder as the page says, with a tokenizer and a chat template in ``model``."""
+    """A folder as the page says, with a tokenizer and a chat template in ``model``, and the page's taskset."""
     if shutil.which("uv") is None or not PAGE.exists():
         pytest.skip("it needs uv, to install the released package, and the page in the repository")
+    tokenizers = pytest.importorskip("tokenizers")
     root = tmp_path_factory.mktemp("verifiers")
     command = re.search(r"\$ (uv venv theirs .* verifiers==.*)", PAGE.read_text())[1]
     subprocess.run(command, shell=True, cwd=root, check=True, capture_output=True, timeout=400)
     (root / "model").mkdir()
-    subprocess.run([root / "theirs" / "bin" / "python", "-c", MODEL], cwd=root, check=True, timeout=200)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "chat_template": TEMPLATE}
+    bytes_ = importlib.import_module("tokenizers.pre_tokenizers").ByteLevel
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = bytes_(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=300, special_tokens=list(SPECIAL), initial_alphabet=bytes_.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(["user assistant Guess a number. more less 12 345"], trainer)
+    tokenizer.save(str(root / "model" / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": TEMPLATE}
     (root / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    (taskset,) = [each for each in blocks() if "vf.Taskset" in each]
+    assert len(taskset.splitlines()) < 40
+    (root / "guess").mkdir()
+    (root / "guess" / "__init__.py").write_text(taskset)
     return root
+
+
+def blocks():
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(1200)
-def test_the_pages_example_and_the_traces_mask(theirs):
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (taskset,) = [each for each in blocks if "vf.Taskset" in each]
-    (example,) = [each for each in blocks if '"verifiers", OPTIONS' in each]
-    assert max(len(taskset.splitlines()), len(example.splitlines())) < 40
-    (theirs / "guess").mkdir()
-    (theirs / "guess" / "__init__.py").write_text(taskset)
-    example = example.replace(
-        "        print(last.done", "        print(json.dumps(dict(last.metadata)))\n        print(last.done"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", f"import json\n{example}"], cwd=theirs, capture_output=True, text=True, timeout=600
-    )
+def test_the_pages_example(theirs):
+    (example,) = [each for each in blocks() if '"verifiers", OPTIONS' in each]
+    assert len(example.splitlines()) < 40
+    done = subprocess.run([sys.executable, "-c", example], cwd=theirs, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    prompt, second, trace, last = done.stdout.splitlines()
-    assert prompt == "['user: Guess a number.<|endoftext|>', 'assistant: ']"
-    assert second == "['', 'user: more<|endoftext|>', 'assistant: ']"
-    trace = json.loads(trace)
-    assert last == f"True 0.5 {sum(trace['mask'])} {len(trace['token_ids'])}"
-    _check_mask(theirs, trace)
-
-
-def _check_mask(theirs, trace):
-    """The trace's mask, beside an independent reference: each turn's own tokens and the end token are the model's."""
-    code = """
-import json, sys
-from tokenizers import Tokenizer
-tokenizer = Tokenizer.from_file("model/tokenizer.json")
-parts = [("user: Guess a number.<|endoftext|>\\nassistant: ", 0), ("5<|endoftext|>", 1), ("\\nuser: more<|endoftext|>\\nassistant: ", 0), ("7<|endoftext|>", 1)]
-ids = [(token, kept) for text, kept in parts for token in tokenizer.encode(text).ids]
-print(json.dumps(ids))
-"""  # noqa: E501
-    found = subprocess.run(
-        [theirs / "theirs" / "bin" / "python", "-c", code], cwd=theirs, capture_output=True, text=True, check=True
+    said, last = done.stdout.splitlines()
+    assert said == str(
+        [
+            ["<|im_start|>user", "Guess a number.<|im_end|>", "<|im_start|>assistant"],
+            ["", "<|im_start|>user", "more<|im_end|>", "<|im_start|>assistant"],
+        ]
     )
-    assert [list(pair) for pair in zip(trace["token_ids"], trace["mask"], strict=True)] == json.loads(found.stdout)
+    assert re.fullmatch(r"True 0\.5 4 \d+", last)  # two numbers of one token, each with its end
+
+
+def options(theirs, renderer):
+    player = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    given = {"taskset": "guess", "folder": str(theirs), "tokenizer": str(theirs / "model"), "env": {"player": player}}
+    return {**given, "renderer": renderer, "start_s": 200.0}
+
+
+def opened(theirs, renderer):
+    python = str(theirs / "theirs" / "bin" / "python")
+    settings = {"python": python, "start_s": 240, "call_s": 240, "sessions": 4}
+    return EnvironmentPool("verifiers", options(theirs, renderer), **settings)
+
+
+async def rollout(pool, row, draw, turn):
+    """A rollout of drawn turns: the ids that the model read and said, the mask of what it said, turns, and the last answer."""
+    session, prompt = await pool.open(row)
+    ids, mask, turns = list(prompt), [0] * len(prompt), 0
+    while True:
+        said = turn(draw)
+        ids, mask, turns = ids + said, mask + [1] * len(said), turns + 1
+        answer = await pool.step(session, said)
+        if answer.done:
+            await pool.close(session)
+            return ids, mask, turns, answer
+        ids, mask = ids + answer.observation, mask + [0] * len(answer.observation)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1800)
+def test_what_the_model_read_and_said_is_the_traces_token_by_token(theirs):
+    """Many rollouts of several turns, whose numbers are not the tokens that their text would be encoded to."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(theirs / "model" / "tokenizer.json"))
+    ends = [tokenizer.token_to_id(each) for each in ("<|im_end|>", "<|endoftext|>")]
+    seed = 11
+
+    def turn(draw):
+        digits = [tokenizer.token_to_id(digit) for digit in f"{draw.choice(['', '0', '00'])}{draw.randrange(10)}"]
+        return [*digits, draw.choice(ends)]
+
+    async def test():
+        async with opened(theirs, {"name": "qwen3", "thinking_retention": "all"}) as pool:
+            rows = await pool.rows(0, 20)
+            assert [row["metadata"]["task"] for row in rows] == list(range(10))  # there are no more
+            waiting, turns = iter(range(ROLLOUTS)), []
+
+            async def play():
+                for number in waiting:
+                    draw = random.Random(f"{seed}/{number}")
+                    ids, mask, count, last = await rollout(pool, rows[number % 10], draw, turn)
+                    assert list(last.metadata["token_ids"]) == ids, f"seed {seed}, rollout {number}"
+                    assert list(last.metadata["mask"]) == mask, f"seed {seed}, rollout {number}"
+                    assert last.reward == pytest.approx(1 / count)
+                    turns.append(count)
+
+            await asyncio.gather(*(play() for _ in range(4)))
+            assert len(turns) == ROLLOUTS
+            assert sum(count > 1 for count in turns) > ROLLOUTS // 2
+            with pytest.raises(RaisedError, match="found task 10, expected one of the 10 of the taskset"):
+                await pool.open({"metadata": {"task": 10}})
+            with pytest.raises(RaisedError, match="expected the number of a task as 'task'"):
+                await pool.open({"metadata": {}})
+
+    asyncio.run(test())
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1200)
+def test_a_renderer_that_encodes_what_was_sampled_again_fails_by_name(theirs):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(theirs / "model" / "tokenizer.json"))
+    apart = [tokenizer.token_to_id(digit) for digit in "12"]
+    assert tokenizer.encode("12").ids != apart
+
+    async def test():
+        async with opened(theirs, {"name": "default"}) as pool:
+            session, _ = await pool.open({"metadata": {"task": 7}})
+            with pytest.raises(RaisedError, match="the next prompt does not begin with the tokens so far"):
+                await pool.step(session, [*apart, tokenizer.token_to_id("<|im_end|>")])
+
+    asyncio.run(test())

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,36 @@ class Asks(Adds):
     def reset(self, row):
         super().reset(row)
         return row["prompt"]
+
+
+class Numbers(Replayed):
+    """Begins with its row's seed and the row's own prompt."""
+
+    def __init__(self, drift=0):
+        super().__init__()
+        self.drift = drift
+
+    def reset(self, row):
+        super().reset(row)
+        return f"{row['prompt']} {row['seed'] + self.drift}"
+
+
+class Renders:
+    """Speaks in token ids: answers with the ids of the turn, the other way round."""
+
+    replayable = tokenized = True
+
+    def __init__(self, shift=0):
+        self.shift = shift
+
+    def reset(self, row):
+        return [3, 4, 5]
+
+    def step(self, action):
+        return {"observation": [token + self.shift for token in reversed(action)], "done": len(action) > 9}
+
+    def close(self):
+        pass
 '''
 STOP = 0
 
@@ -302,6 +333,59 @@ def test_a_first_observation_that_the_prompt_says_is_none_of_its_own(make, repli
     replica.says("a", "4")
     (answered,) = ask(make("Asks"), gather, 1, "a")
     assert isinstance(answered, Turned)
+
+
+def begin(role, prompt, seed, observation):
+    """Give the store's prompts a beginning, as a run's own files have it."""
+    row = role._prompts._train._rows[3]
+    about = {"where": "line 4", "prompt": prompt, "seed": seed, "observation": observation}
+    role._prompts._train._rows[3] = replace(row, metadata={"metadata": {}, "beginning": about})
+
+
+def test_a_session_must_begin_with_what_the_prompt_was_made_of(make, replica, gather, store):
+    begin(store, "count", 7, "count 7")
+    replica.says("a", "4")
+    (answered,) = ask(make("Numbers"), gather, 1, "a")
+    assert isinstance(answered, Turned)
+    replica.says("b", "4")
+    (failed,) = ask(make("Numbers", options={"drift": 1}), gather, 2, "b")
+    assert isinstance(failed, CallFailed)
+    assert not failed.lost
+    assert "began with 'count 8', and the model has read 'count 7': expected the same each time" in failed.reason
+
+
+def test_a_session_that_is_played_again_must_begin_with_it_too(make, replica, gather, store):
+    begin(store, "count", 7, "count 7")
+    replica.says("a", "4")
+    ask(make("Numbers"), gather, 1, "a")
+    replica.says("a", "5")
+    (failed,) = ask(make("Numbers", options={"drift": 1}), gather, 2, "a")
+    assert isinstance(failed, CallFailed)
+    assert failed.lost
+    assert "was played again, and the environment" in failed.reason
+
+
+def test_an_environment_that_renders_gets_and_says_tokens(make, replica, gather, store, tokenizer):
+    begin(store, "", 7, [3, 4, 5])
+    assert store._prompts.encode(TrajectoryRef("a", 0, 0, prompt=3)) == (3, 4, 5)
+    role = make("Renders", glue=Glue("+ ", " = "))
+    replica.says("a", "4 + 5")
+    ask(role, gather, 1, "a")
+    ((talk, _),) = store.conversations(["a"])
+    assert talk.turns[0].observation == tuple(
+        reversed(talk.turns[0].response)
+    )  # the end of the turn included, and no glue
+    assert talk.turns[0].response[-1] == STOP
+    replica.says("a", "6")
+    (again,) = ask(make("Renders"), gather, 2, "a")
+    assert again.session is SessionOrigin.REPLAYED
+    replica.says("b", "4")
+    (failed,) = ask(make("Renders", options={"shift": 500}), gather, 3, "b")
+    assert f"expected one below {tokenizer.get_vocab_size()}: does it have the model's tokenizer?" in failed.reason
+    begin(store, "", 7, [3, 4, 6])
+    replica.says("c", "4")
+    (failed,) = ask(role, gather, 4, "c")
+    assert "began with [3, 4, 5], and the model has read [3, 4, 6]" in failed.reason
 
 
 def test_the_last_turn_that_it_may_have_ends_a_trajectory(make, replica, gather):

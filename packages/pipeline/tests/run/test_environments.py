@@ -74,7 +74,9 @@ def test_an_environment_of_a_file_and_another_interpreter_is_examined(tmp_path):
     methods = "".join(f"    def {name}(self, *_): pass\n" for name in ("reset", "step", "close"))
     path.write_text(f"class Mine:\n    def __init__(self, size=1): pass\n{methods}")
     for python in ({}, {"python": sys.executable}):
-        check_environment(config(environment={"name": f"{path}:Mine", **python}))
+        check_environment(config(task={"train": "mine.jsonl"}, environment={"name": f"{path}:Mine", **python}))
+        with pytest.raises(ConfigError, match="has no rows of its own"):
+            check_environment(config(environment={"name": f"{path}:Mine", **python}))
         wrong = {"name": f"{path}:Mine", "options": {"colour": 1}, **python}
         with pytest.raises(ConfigError, match="colour") as refused:
             check_environment(config(environment=wrong))

@@ -19,13 +19,14 @@ from tailrace.environment.errors import (
 from tailrace.environment.examining import examine_environment
 from tailrace.environment.finding import environment_names
 from tailrace.environment.pool import EnvironmentPool
-from tailrace.environment.protocol import GROUP, Environment, Observation, StepResult
+from tailrace.environment.protocol import GROUP, Action, Environment, Observation, StepResult
 from tailrace.environment.sessions import Opened, PoolCounts, Replayed
 from tailrace.environment.workers import Abilities
 
 __all__ = [
     "GROUP",
     "Abilities",
+    "Action",
     "Environment",
     "EnvironmentPool",
     "EnvironmentsError",

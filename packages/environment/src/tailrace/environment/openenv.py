@@ -82,6 +82,11 @@ class OpenEnv:
         self._held = contextlib.ExitStack()
         self._connection: Any = None
 
+    def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """A row for each number, which is the seed of its episode; they never end."""
+        rest = {"prompt": "", "answer": "", "verifier": "environment"}
+        return [{**rest, "metadata": {"reset": {"seed": number}}} for number in range(start, stop)]
+
     def reset(self, row: Mapping[str, Any]) -> str:
         """Connect, and begin an episode with what the row's metadata has as ``reset`` (such as a ``seed``)."""
         metadata = row.get("metadata") or {}

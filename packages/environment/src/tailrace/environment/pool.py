@@ -33,7 +33,7 @@ from tailrace.environment.errors import (
     UnknownSessionError,
 )
 from tailrace.environment.link import WorkerGoneError, WorkerLink
-from tailrace.environment.protocol import StepResult
+from tailrace.environment.protocol import Action, StepResult
 from tailrace.environment.sessions import Opened, PoolCounts, Replayed, SessionRecord
 from tailrace.environment.worker import TEXT_CHARACTERS
 from tailrace.environment.workers import Abilities, Workers
@@ -145,6 +145,24 @@ class EnvironmentPool:
         await self._workers.stop()
         await asyncio.gather(*self._asking, return_exceptions=True)
 
+    async def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """Rows of the environment's own, if `abilities` has them, from a number up to before another, or as many as it has.
+
+        Raises:
+            SessionError: it does not answer with rows; the subclass says why.
+            SetupError: no worker is left, and none can be started.
+        """
+        self._check_open()
+        link = await self._workers.join()
+        try:
+            reply = await self._reply(link, {"op": "rows", "start": start, "stop": stop})
+        except WorkerGoneError as error:
+            raise SessionLostError(f"the worker of {self.environment!r} died while it made rows: {error}") from None
+        finally:
+            await self._workers.leave(link)
+        found: list[dict[str, Any]] = self._said(reply)["rows"]
+        return found
+
     async def open(self, row: Mapping[str, Any]) -> Opened:
         """Begin a session, as soon as there is room.
 
@@ -161,8 +179,8 @@ class EnvironmentPool:
         self._counts.opened += 1
         return Opened(record.number, record.first or "")
 
-    async def step(self, session: int, action: str) -> StepResult:
-        """The environment's answer to a turn.
+    async def step(self, session: int, action: Action) -> StepResult:
+        """The environment's answer to a turn: its text, or its token ids for an environment that is `tokenized`.
 
         Raises:
             SessionTimeoutError: it missed `call_s`; the session is over.
@@ -171,11 +189,12 @@ class EnvironmentPool:
             SessionLostError: the worker died, and the session could not be brought back.
             UnknownSessionError: there is no such session.
             SessionError: the environment had said that it is done. It can still be closed.
-            ValueError: the action is longer than 2**20 characters. The session stays as it was.
+            ValueError: the action is longer than 2**20 characters or tokens. The session stays as it was.
         """
         record = self._record(session)
         if len(action) > TEXT_CHARACTERS:
-            raise ValueError(f"found an action of {len(action):,} characters, expected at most {TEXT_CHARACTERS:,}")
+            unit = "characters" if isinstance(action, str) else "tokens"
+            raise ValueError(f"found an action of {len(action):,} {unit}, expected at most {TEXT_CHARACTERS:,}")
         async with record.busy:
             if record.done:
                 raise SessionError(f"found a turn of session {session}, which is done, expected none")
@@ -211,7 +230,7 @@ class EnvironmentPool:
         self._counts.restored += 1
         return record.number
 
-    async def replay(self, row: Mapping[str, Any], actions: Sequence[str]) -> Replayed:
+    async def replay(self, row: Mapping[str, Any], actions: Sequence[Action]) -> Replayed:
         """A new session in which these turns are played again, for example those of a pool that is gone.
 
         Raises:
@@ -264,8 +283,8 @@ class EnvironmentPool:
             raise UnknownSessionError(f"found session {session}, expected one that is open")
         return self._records[session]
 
-    async def _take(self, record: SessionRecord, action: str) -> StepResult:
-        reply = await self._call(record, {"op": "step", "action": action})
+    async def _take(self, record: SessionRecord, action: Action) -> StepResult:
+        reply = await self._call(record, {"op": "step", "action": action if isinstance(action, str) else list(action)})
         result = StepResult(*(reply[name] for name in _FIELDS))
         record.turns.append((action, result))
         record.state = reply["state"]
@@ -299,7 +318,11 @@ class EnvironmentPool:
         asking = asyncio.create_task(self._reply(record.link, {**request, "session": record.number}))
         self._asking.add(asking)
         asking.add_done_callback(self._asked)
-        reply = await asyncio.shield(asking)  # who is cancelled does not wait, but a call that never ends is noticed
+        return self._said(
+            await asyncio.shield(asking)
+        )  # who is cancelled does not wait, but a call without end is noticed
+
+    def _said(self, reply: dict[str, Any]) -> dict[str, Any]:
         if "error" in reply:
             if reply["kind"] == "nonsense":
                 self._counts.nonsense += 1
@@ -350,7 +373,9 @@ class EnvironmentPool:
                 record, f"played again, it began with {again['observation']!r:.80} instead of {record.first!r:.80}"
             )
         for number, (action, before) in enumerate(record.turns, 1):
-            reply = await self._ask(record, {"op": "step", "action": action})
+            reply = await self._ask(
+                record, {"op": "step", "action": action if isinstance(action, str) else list(action)}
+            )
             after = StepResult(*(reply[name] for name in _FIELDS))
             if (after.observation, after.done, after.reward) != (before.observation, before.done, before.reward):
                 self._lose(

@@ -6,15 +6,17 @@ says that it is done. One class makes many sessions: an instance is one session.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 GROUP = "tailrace.environment"
 """The entry-point group of environments: a class, or a function that returns a session."""
 
-Observation = str
-"""What a model is given to read: text."""
+Observation = str | Sequence[int]
+"""What a model is given to read: text; of an environment that is `tokenized`, token ids."""
+Action = str | Sequence[int]
+"""What a model says in a turn: text; for an environment that is `tokenized`, token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,11 @@ class Environment(Protocol):
       there instead of `reset`. A snapshot changes nothing. It is taken after each turn, so it should be small.
 
     Without either, a session ends with its worker.
+
+    * ``tokenized = True``: the environment renders its prompts itself and speaks in token ids of the model's tokenizer. Its
+      observations and the actions that it gets are sequences of ids; an action has the token that ended the turn, if any.
+    * ``rows(start, stop)``: rows of its own (such as those of a taskset), as a list from number `start` up to before `stop`,
+      fewer where there are no more. The same numbers always have the same rows. Called instead of `reset`.
     """
 
     def reset(self, row: Mapping[str, Any]) -> Observation:
@@ -60,18 +67,19 @@ class Environment(Protocol):
         Called once, before everything else.
 
         Args:
-            row: the data row: ``prompt``, ``answer``, ``metadata`` and whatever else it has; JSON values only.
+            row: the data row: ``prompt``, ``answer``, ``metadata`` and whatever else it has; JSON values only. In a run that
+                reads its prompts from the environment, ``seed`` is a whole number, the same for all sessions of a row.
 
         Raises:
             Exception: it cannot begin; the session has failed, with the exception as its reason.
         """
         ...
 
-    def step(self, action: str) -> StepResult:
+    def step(self, action: Any) -> StepResult:
         """Answer one turn. What a model writes is no error: nonsense of a model gets an observation that says so.
 
         Args:
-            action: the text of the model's turn, any text.
+            action: the text of the model's turn, any text; token ids where it is `tokenized`.
 
         Raises:
             Exception: the environment itself failed; so has the session, with the exception as its reason.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tailrace.environment.link import WorkerLink
-from tailrace.environment.protocol import Observation, StepResult
+from tailrace.environment.protocol import Action, Observation, StepResult
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class SessionRecord:
     row: Mapping[str, Any]
     link: WorkerLink | None = None
     first: Observation | None = None
-    turns: list[tuple[str, StepResult]] = field(default_factory=list)
+    turns: list[tuple[Action, StepResult]] = field(default_factory=list)
     state: str | None = None
     begun: bool = False
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)

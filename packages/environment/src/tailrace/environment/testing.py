@@ -14,8 +14,15 @@ from typing import Any
 
 from tailrace.environment.errors import EnvironmentsError
 from tailrace.environment.pool import EnvironmentPool
-from tailrace.environment.protocol import Environment, StepResult, is_restorable
-from tailrace.environment.worker import DATA_BYTES, WrongAnswerError, read_result, read_text
+from tailrace.environment.protocol import Action, Environment, Observation, StepResult, is_restorable
+from tailrace.environment.worker import (
+    DATA_BYTES,
+    WrongAnswerError,
+    is_tokenized,
+    read_observation,
+    read_result,
+    read_rows,
+)
 
 ODD_ACTIONS = (
     "",
@@ -29,8 +36,10 @@ ODD_ACTIONS = (
     "a" * 100_000,
 )
 """Turns as models write them."""
+ODD_TOKENS = ((), (0,), (0,) * 1000)
+"""The same for an environment that is `tokenized`."""
 
-Script = Sequence[tuple[Mapping[str, Any], Sequence[str]]]
+Script = Sequence[tuple[Mapping[str, Any], Sequence[Action]]]
 """Rows, each with the actions of a session."""
 
 
@@ -60,8 +69,8 @@ def check_environment(
     if len(rows) < 2:
         raise ValueError(f"found {len(rows)} rows, expected two at least")
     _expect_json(rows)
-    with _session(make, given):
-        pass  # one that nobody uses is closed
+    with _session(make, given) as unused:  # one that nobody uses is closed
+        _check_rows(unused)
     first = [_played(make, given, row, actions) for row, actions in rows]
     _check_odd_actions(make, given, rows)
     replayable = bool(getattr(make, "replayable", False))
@@ -84,19 +93,19 @@ def _session(make: Callable[..., Environment], options: Mapping[str, Any]) -> It
         made.close()
 
 
-def _begun(session: Environment, row: Mapping[str, Any]) -> str:
+def _begun(session: Environment, row: Mapping[str, Any]) -> Observation:
     before = json.dumps(row, sort_keys=True)
     try:
-        observation = read_text(session.reset(json.loads(before)))
+        observation: Observation = read_observation(session.reset(json.loads(before)), is_tokenized(session))
     except WrongAnswerError as error:
         raise AssertionError(f"reset: {error}") from error
     _expect(json.dumps(row, sort_keys=True) == before, "it changed its row")
     return observation
 
 
-def _stepped(session: Environment, action: str) -> dict[str, Any]:
+def _stepped(session: Environment, action: Action) -> dict[str, Any]:
     try:
-        return read_result(session.step(action))
+        return read_result(session.step(action), is_tokenized(session))
     except WrongAnswerError as error:
         raise AssertionError(f"the turn {action[:40]!r}: {error}") from error
     except Exception as error:
@@ -106,7 +115,7 @@ def _stepped(session: Environment, action: str) -> dict[str, Any]:
 
 
 def _played(
-    make: Callable[..., Environment], options: Mapping[str, Any], row: Mapping[str, Any], actions: Sequence[str]
+    make: Callable[..., Environment], options: Mapping[str, Any], row: Mapping[str, Any], actions: Sequence[Action]
 ) -> list[Any]:
     with _session(make, options) as session:
         return [_begun(session, row), *_answers(_stepped(session, action) for action in actions)]
@@ -124,10 +133,25 @@ def _played_side_by_side(make: Callable[..., Environment], options: Mapping[str,
 
 
 def _check_odd_actions(make: Callable[..., Environment], options: Mapping[str, Any], rows: Script) -> None:
-    for (row, _), action in itertools.product(rows[:1], ODD_ACTIONS):
+    with _session(make, options) as session:
+        actions: Sequence[Action] = ODD_TOKENS if is_tokenized(session) else ODD_ACTIONS
+    for (row, _), action in itertools.product(rows[:1], actions):
         with _session(make, options) as session:
             _begun(session, row)
             _stepped(session, action)
+
+
+def _check_rows(environment: Environment) -> None:
+    """Rows of its own, if it has any: the same numbers have the same rows, however they are asked for."""
+    rows = getattr(environment, "rows", None)
+    if not callable(rows):
+        return
+    try:
+        whole, parts = read_rows(rows(0, 5)), [*read_rows(rows(0, 2)), *read_rows(rows(2, 5))]
+    except WrongAnswerError as error:
+        raise AssertionError(f"rows: {error}") from error
+    _expect(len(whole) <= 5, f"rows(0, 5) returned {len(whole)} rows, expected 5 at most")
+    _expect(whole == parts, f"rows(0, 5) returned {whole!r:.300}, and in two parts {parts!r:.300}")
 
 
 def _check_snapshots(
@@ -167,7 +191,7 @@ def _check_in_a_worker(
 ) -> None:
     named = reference or f"{make.__module__}:{make.__qualname__}"
 
-    async def play(pool: EnvironmentPool, row: Mapping[str, Any], actions: Sequence[str]) -> list[Any]:
+    async def play(pool: EnvironmentPool, row: Mapping[str, Any], actions: Sequence[Action]) -> list[Any]:
         opened = await pool.open(row)
         answers = [await pool.step(opened.session, action) for action in actions]
         await pool.close(opened.session)
@@ -189,7 +213,7 @@ def _as_mapping(result: StepResult) -> dict[str, Any]:
     return {"observation": result.observation, "done": result.done, "reward": result.reward}
 
 
-def _answers(results: Any) -> list[tuple[str, bool, float]]:
+def _answers(results: Any) -> list[tuple[Observation, bool, float]]:
     """What a replay compares of each answer; metadata may differ."""
     return [(each["observation"], each["done"], each["reward"]) for each in results]
 

@@ -1,10 +1,13 @@
 """The environment ``verifiers``: a rollout of verifiers.v1, whose harness asks for the model's tokens at an endpoint of ours.
 
-    model ──step(turn)──► session ──token ids──► endpoint ──► verifiers' train client ──► its harness, tools, user, scoring
-      ◄──observation── decoded new ids of the next prompt ◄──────┘
+    model ──step(token ids)──► session ──token ids──► endpoint ──► verifiers' train client ──► its harness, tools, user, scoring
+      ◄──observation── new token ids of the next prompt ◄────────────┘
 
 There the environment calls the model; here the model's side calls the environment. So each session plays a rollout in an event
 loop of its worker, and the endpoint on loopback holds each request for tokens until the session's next turn answers it.
+
+It renders prompts itself, with the model's chat template. So a session speaks in token ids and nobody tokenizes anything again:
+what the model read and said is, token by token, what verifiers' own trace has.
 
 This file runs in the interpreter that has verifiers (with its renderers and a tokenizer library), and needs nothing else.
 """
@@ -12,11 +15,12 @@ This file runs in the interpreter that has verifiers (with its renderers and a t
 import asyncio
 import itertools
 import json
+import os
 import queue
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -30,7 +34,6 @@ class Talk:
     def __init__(self) -> None:
         self.heard: queue.Queue[tuple[str, Any]] = queue.Queue()
         self.answer: Future[list[int]] | None = None
-        self.stop: list[int] = []
         self.traces: list[Any] = []
         self.rollout: Future[None] | None = None
 
@@ -40,9 +43,7 @@ class House:
 
     def __init__(self, config: Mapping[str, Any], tokenizer: str, renderer: Mapping[str, Any], start_s: float) -> None:
         from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # isort: skip
-        from transformers import AutoTokenizer
 
-        self.tokenizer = AutoTokenizer.from_pretrained(tokenizer)
         self._environment = load_environment(resolve_env_config(dict(config)))
         self._path, self._renderer = tokenizer, dict(renderer)
         self._tasks: list[Any] = []
@@ -57,21 +58,23 @@ class House:
         asyncio.run_coroutine_threadsafe(self._serve(ready), self._loop)
         ready.result(start_s)
 
-    def task(self, index: int) -> Any:
-        """The task of an index in the order of the taskset.
+    def tasks(self, stop: int) -> list[Any]:
+        """The tasks of the taskset in its order, up to before a number at least; fewer if there are no more."""
+        with self._drawing:
+            self._tasks += itertools.islice(self._stream, max(0, stop - len(self._tasks)))
+            return self._tasks
+
+    def play(self, index: int) -> Talk:
+        """Begin a rollout of a task, by its place in the taskset.
 
         Raises:
             ValueError: the taskset has fewer.
+            RuntimeError: verifiers has ended.
         """
-        with self._drawing:
-            self._tasks += itertools.islice(self._stream, max(0, index + 1 - len(self._tasks)))
-            if index >= len(self._tasks):
-                raise ValueError(f"found task {index}, expected one below {len(self._tasks)}")
-            return self._tasks[index]
-
-    def play(self, index: int) -> Talk:
-        """Begin a rollout of a task."""
-        talk, task = Talk(), self.task(index)
+        tasks = self.tasks(index + 1)
+        if not 0 <= index < len(tasks):
+            raise ValueError(f"found task {index}, expected one of the {len(tasks)} of the taskset, from 0")
+        talk, task = Talk(), tasks[index]
         self._playing.add(talk)
         if self._ended:
             raise RuntimeError(f"verifiers ended: {self._ended}")
@@ -137,7 +140,7 @@ class House:
         talk = self.talks.get(request.headers.get("X-Session-ID", ""))
         if talk is None:
             return web.json_response({"error": "no such rollout"}, status=404)
-        talk.answer, talk.stop = Future(), body["sampling_params"]["stop_token_ids"]
+        talk.answer = Future()
         talk.heard.put(("asked", body["token_ids"]))
         ids = await asyncio.wrap_future(talk.answer)
         logprobs = [
@@ -150,26 +153,30 @@ class House:
 class Verifiers:
     """A rollout of a taskset of verifiers.v1.
 
-    A row's ``metadata`` says which task it plays: ``{"task": 3}``, by its place in the taskset. What the model reads is text
-    that verifiers has rendered with the chat template, so that nothing has to be put around it: at first the whole prompt
-    (without the row's own, where that is its beginning), then what the next prompt has after the model's turn. The answer that
-    ends the rollout has its reward and, in its metadata, ``token_ids`` and ``mask`` of the trace: 1 for tokens of the model.
+    A row's ``metadata`` says which task it plays: ``{"task": 3}``, by its place in the taskset. What the model reads are token
+    ids that verifiers has rendered with the chat template, so that nothing has to be put around them: at first the whole
+    prompt, then what the next prompt has after the model's turn. The answer that ends the rollout has its reward and, in its
+    metadata, ``token_ids`` and ``mask`` of the trace: 1 for tokens of the model.
 
     Args:
         taskset: the taskset's id: an installed package.
-        tokenizer: a Hugging Face directory with the tokenizer and chat template.
+        tokenizer: a Hugging Face directory with the model's tokenizer and chat template.
         folder: a directory with the taskset's package; empty: it is installed.
         env: further settings of the environment, as in its ``[env]`` table: the harness and the runtime of each agent. A
             runtime other than ``subprocess`` needs what verifiers needs for it, such as docker, or a login.
-        renderer: the renderer's settings, such as ``{ name = "default" }``; empty: by the model.
+        renderer: the renderer's settings, such as ``{ name = "qwen3", thinking_retention = "all" }``; empty: by the model. It
+            has to go on behind the model's own tokens: ``default`` encodes them again from their text.
         replayable: whether the same task and turns are answered alike.
         start_s: deadline for the environment to be ready.
         turn_s: deadline of each answer.
 
     Raises:
         ImportError: verifiers is not installed.
+        ValueError: there is no such directory of a tokenizer.
         Exception: the taskset or its settings cannot be had.
     """
+
+    tokenized = True
 
     def __init__(
         self,
@@ -182,6 +189,8 @@ class Verifiers:
         start_s: float = 60.0,
         turn_s: float = 600.0,
     ) -> None:
+        if not os.path.isdir(tokenizer):  # noqa: PTH112 - this file needs little, as it runs elsewhere
+            raise ValueError(f"found tokenizer = {tokenizer!r}, expected the model's directory")
         self.replayable, self._turn_s = replayable, turn_s
         given = dict(env or {})
         config = {**given, "taskset": {**given.get("taskset", {}), "id": taskset}}
@@ -195,26 +204,42 @@ class Verifiers:
         self._talk: Talk | None = None
         self._known: list[int] = []
 
-    def reset(self, row: Mapping[str, Any]) -> str:
-        """Begin the rollout of the row's task, up to its first request for tokens."""
-        self._talk = self._house.play(int((row.get("metadata") or {})["task"]))
+    def rows(self, start: int, stop: int) -> list[dict[str, Any]]:
+        """A row for each task of the taskset."""
+        rest = {"prompt": "", "answer": "", "verifier": "environment"}
+        there = range(start, min(stop, len(self._house.tasks(stop))))
+        return [{**rest, "metadata": {"task": number}} for number in there]
+
+    def reset(self, row: Mapping[str, Any]) -> list[int]:
+        """Begin the rollout of the row's task, up to its first request for tokens.
+
+        Raises:
+            ValueError: the row names no task that there is.
+            RuntimeError: the rollout ended before it asked for tokens.
+        """
+        metadata = row.get("metadata") or {}
+        if type(metadata.get("task")) is not int:
+            raise ValueError(f"found the metadata {metadata!r:.80}, expected the number of a task as 'task'")
+        self._talk = self._house.play(metadata["task"])
         kind, found = self._talk.heard.get(timeout=self._turn_s)
         if kind != "asked":
             raise RuntimeError(f"the rollout ended before it asked for a turn: {found}")
         self._known = found
-        return self._decode(found).removeprefix(row.get("prompt", ""))
+        return self._known
 
-    def step(self, action: str) -> dict[str, Any]:
+    def step(self, action: Sequence[int]) -> dict[str, Any]:
         """Answer the request for tokens with a turn, and go on to the next request, or to the end.
+
+        Args:
+            action: token ids, with the one that ended the turn.
 
         Raises:
             RuntimeError: the rollout failed, or the next prompt does not begin with what was said so far.
         """
         assert self._talk is not None
         assert self._talk.answer is not None
-        ids = self._house.tokenizer.encode(action, add_special_tokens=False)
-        self._known = [*self._known, *ids, *self._talk.stop[:1]]
-        self._talk.answer.set_result(self._known[-len(ids) - len(self._talk.stop[:1]) :])
+        self._known = [*self._known, *action]
+        self._talk.answer.set_result(list(action))
         kind, found = self._talk.heard.get(timeout=self._turn_s)
         if kind == "failed":
             raise RuntimeError(f"the rollout failed: {found}")
@@ -222,19 +247,16 @@ class Verifiers:
             (branch, *_) = [branch for trace in found.traces for branch in trace.branches]
             reward = sum(trace.reward for trace in found.traces)
             said = {"token_ids": list(branch.token_ids), "mask": [int(kept) for kept in branch.sampled_mask]}
-            return {"observation": "", "done": True, "reward": float(reward), "metadata": said}
+            return {"observation": [], "done": True, "reward": float(reward), "metadata": said}
         if found[: len(self._known)] != self._known:
             raise RuntimeError(
-                "the next prompt does not begin with the tokens so far: the harness has rewritten its history"
+                "the next prompt does not begin with the tokens so far: the harness has rewritten its history, or the renderer "
+                "encodes it again from its text"
             )
         new, self._known = found[len(self._known) :], found
-        return {"observation": self._decode(new), "done": False}
+        return {"observation": new, "done": False}
 
     def close(self) -> None:
         """Cancel the rollout if it goes on."""
         if self._talk is not None and self._talk.rollout is not None:
             self._talk.rollout.cancel()
-
-    def _decode(self, ids: list[int]) -> str:
-        text: str = self._house.tokenizer.decode(ids, skip_special_tokens=False)
-        return text

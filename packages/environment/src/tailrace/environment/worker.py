@@ -63,7 +63,7 @@ class Worker:
         self._requests, self._replies = requests, replies
         self._sessions: dict[int, Held] = {}
         self._make: Callable[[], Any] | None = None
-        self._restorable = False
+        self._restorable = self._tokenized = False
         self._writing = threading.Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="session")
 
@@ -113,12 +113,26 @@ class Worker:
             raise WrongAnswerError(f"found a {type(tried).__name__} without {missing[0]}(), expected an environment")
         tried.close()
         self._restorable = all(callable(getattr(tried, name, None)) for name in ("snapshot", "restore"))
-        return {"replayable": bool(getattr(tried, "replayable", False)), "restorable": self._restorable}
+        self._tokenized = is_tokenized(tried)
+        return {
+            "replayable": bool(getattr(tried, "replayable", False)),
+            "restorable": self._restorable,
+            "tokenized": self._tokenized,
+            "rows": callable(getattr(tried, "rows", None)),
+        }
+
+    def _rows(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._make is not None
+        environment = self._make()
+        try:
+            return {"rows": read_rows(environment.rows(request["start"], request["stop"]))}
+        finally:
+            environment.close()
 
     def _open(self, request: Mapping[str, Any]) -> dict[str, Any]:
         held = self._begun(request)
         with held.lock:
-            observation = read_text(held.environment.reset(request["row"]))
+            observation = read_observation(held.environment.reset(request["row"]), self._tokenized)
             return {"observation": observation, "state": self._state(held)}
 
     def _restore(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +144,7 @@ class Worker:
     def _step(self, request: Mapping[str, Any]) -> dict[str, Any]:
         held = self._sessions[request["session"]]
         with held.lock:
-            result = read_result(held.environment.step(request["action"]))
+            result = read_result(held.environment.step(request["action"]), self._tokenized)
             return {**result, "state": self._state(held)}
 
     def _close(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -165,23 +179,50 @@ class Worker:
                 view = view[os.write(self._replies, view) :]
 
 
-def read_text(found: Any) -> str:
-    """An observation.
+def is_tokenized(environment: Any) -> bool:
+    """Whether an environment speaks in token ids."""
+    return bool(getattr(environment, "tokenized", False))
+
+
+def read_observation(found: Any, tokenized: bool) -> Any:
+    """An observation: text, or a list of token ids of an environment that speaks in them.
 
     Raises:
-        WrongAnswerError: it is no text, or too long.
+        WrongAnswerError: it is something else, or too long.
     """
-    if not isinstance(found, str):
-        raise WrongAnswerError(f"found an observation of type {type(found).__name__}, expected text")
+    if not isinstance(found, (list, tuple) if tokenized else str):
+        expected = "token ids" if tokenized else "text"
+        raise WrongAnswerError(f"found an observation of type {type(found).__name__}, expected {expected}")
+    if tokenized and not all(type(token) is int and token >= 0 for token in found):
+        raise WrongAnswerError(f"found the observation {found!r:.80}, expected token ids")
     if len(found) > TEXT_CHARACTERS:
-        raise WrongAnswerError(
-            f"found an observation of {len(found):,} characters, expected at most {TEXT_CHARACTERS:,}"
-        )
-    return found
+        unit = "tokens" if tokenized else "characters"
+        raise WrongAnswerError(f"found an observation of {len(found):,} {unit}, expected at most {TEXT_CHARACTERS:,}")
+    return list(found) if tokenized else found
 
 
-def read_result(found: Any) -> dict[str, Any]:
+def read_rows(found: Any) -> list[dict[str, Any]]:
+    """Rows of an environment's own.
+
+    Raises:
+        WrongAnswerError: they are no list of objects, or have values that are no JSON values.
+    """
+    rows = found if isinstance(found, list) else [found]
+    if not isinstance(found, list) or not all(isinstance(row, dict) for row in rows):
+        raise WrongAnswerError(f"found the rows {found!r:.80}, expected a list of objects")
+    try:
+        json.dumps(rows, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise WrongAnswerError(f"found rows with values that are no JSON values ({error})") from error
+    return rows
+
+
+def read_result(found: Any, tokenized: bool = False) -> dict[str, Any]:
     """A step's answer as JSON values, from an object with the attributes of a `StepResult` or a mapping with its keys.
+
+    Args:
+        found: what the environment returned.
+        tokenized: see `read_observation`.
 
     Raises:
         WrongAnswerError: it is neither, or a value is of another type or out of its range.
@@ -198,7 +239,7 @@ def read_result(found: Any) -> dict[str, Any]:
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not math.isfinite(reward):
         raise WrongAnswerError(f"found reward = {reward!r:.80}, expected a finite number")
     return {
-        "observation": read_text(given["observation"]),
+        "observation": read_observation(given["observation"], tokenized),
         "done": done,
         "reward": float(reward),
         "metadata": _plain(metadata),

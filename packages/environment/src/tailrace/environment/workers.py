@@ -23,10 +23,14 @@ class Abilities:
     Args:
         replayable: a new session with the same row and actions answers the same.
         restorable: a session can be restored from a snapshot.
+        tokenized: it speaks in token ids instead of text.
+        rows: it has rows of its own.
     """
 
     replayable: bool
     restorable: bool
+    tokenized: bool = False
+    rows: bool = False
 
 
 class Workers:
@@ -171,7 +175,7 @@ class Workers:
             raise SetupError(f"found the environment {self._name!r}, which cannot be had: {reply['error']}")
         if link.gone:  # since it replied
             raise SetupError(f"found the environment {self._name!r}, whose worker does not live: {link.reason}")
-        self.abilities = Abilities(reply["replayable"], reply["restorable"])
+        self.abilities = Abilities(*(reply[name] for name in ("replayable", "restorable", "tokenized", "rows")))
         self._failed_starts = 0
         self.links.append(link)
 

@@ -23,6 +23,8 @@ class EnvironmentTable(BaseModel):
     """sessions that each member has at work; further trajectories wait"""
     call_s: Seconds = 60.0
     """deadline of one call: a session that misses it is over, and its group fails"""
+    start_s: Seconds = 60.0
+    """deadline of a worker's start, with all that its environment imports and starts"""
     max_turns: Positive = 16
     """most turns that the environment answers in a response; the answer to the last of them ends it"""
     python: FilePath | None = None

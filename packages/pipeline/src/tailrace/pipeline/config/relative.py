@@ -8,8 +8,8 @@ from typing import Any
 
 from tailrace.trajstore import DATASET
 
-_PATHS = ("task.train", "task.held_out", "model.path", "fleet.workload.trace")
-_VERIFIER = "task.verifier"  # a name, module:function or file.py:function
+_PATHS = ("task.train", "task.held_out", "model.path", "environment.python", "fleet.workload.trace")
+_VERIFIER, _ENVIRONMENT = "task.verifier", "environment.name"  # a name, module:function or file.py:function
 _TABLES_OR_NAMES = ("fleet.profile", "fleet.model", "fleet.trainer.device", "fleet.rollout.device")
 """Keys whose value is the name of a built-in, or the user's own TOML file."""
 
@@ -22,7 +22,7 @@ def rooted(content: Mapping[str, Any], directory: Path) -> dict[str, Any]:
         directory: the file's directory.
     """
     found = dict(content)
-    for key in (*_PATHS, *_TABLES_OR_NAMES, _VERIFIER):
+    for key in (*_PATHS, *_TABLES_OR_NAMES, _VERIFIER, _ENVIRONMENT):
         *tables, name = key.split(".")
         table: Any = found
         for part in tables:
@@ -48,7 +48,7 @@ def _root(table: dict[str, Any], name: str, key: str, directory: Path) -> None:
     value = table.get(name)
     if not isinstance(value, str):
         return
-    if key == _VERIFIER:
+    if key in (_VERIFIER, _ENVIRONMENT):
         file, colon, function = value.rpartition(":")
         if file.endswith(".py"):
             table[name] = f"{(directory / file).absolute()}{colon}{function}"

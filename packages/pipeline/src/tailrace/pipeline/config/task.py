@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
@@ -62,6 +62,13 @@ class TaskConfig(_Strict):
         if self.train is not None:
             return {"train": SourceConfig(path=self.train)}
         return {f"sources.{place}": source for place, source in enumerate(self.sources)}
+
+    def columns(self, source: SourceConfig) -> dict[str, Any]:
+        """The columns of a source with the prompt and the answer, as arguments of `tailrace.trajstore.read_prompts`."""
+        return {
+            "prompt_column": source.prompt_column or self.prompt_column,
+            "answer_column": source.answer_column or self.answer_column,
+        }
 
     @property
     def generated(self) -> dict[str, float]:

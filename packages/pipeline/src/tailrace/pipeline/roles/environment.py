@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Call, CallFailed, Close, Command, Event, FinishReason, SessionOrigin, Turned
-from tailrace.environment import EnvironmentPool, SessionError, SessionLostError, StepResult
+from tailrace.environment import Action, EnvironmentPool, Observation, SessionError, SessionLostError, StepResult
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.beginnings import beginning_of
 from tailrace.pipeline.roles.observations import Glue, Observations
+from tailrace.pipeline.roles.prompts import session_row
 from tailrace.pipeline.roles.role_loop import RoleLoop
 from tailrace.pipeline.roles.stops import Stops
 from tailrace.pipeline.roles.tool_faults import ToolFaults
@@ -48,7 +50,7 @@ class EnvironmentRole:
 
     Args:
         data: the data role.
-        environment: see `EnvironmentPool`, as are `options`, `workers`, `call_s` and `python`.
+        environment: see `EnvironmentPool`, as are `options`, `workers`, `call_s`, `python` and `start_s`.
         max_turns: turns that are answered in a trajectory; the answer to the last one ends it.
         max_tokens: most response tokens, answers included. An answer that leaves no token for the next turn ends its
             trajectory, as the end of the context does; one that fits no response at all fails its group.
@@ -70,13 +72,20 @@ class EnvironmentRole:
         stop_token_ids: Sequence[int],
         glue: Glue | None = None,
         python: str = "",
+        start_s: float = 60.0,
         data_timeout_s: float = 180.0,
     ) -> None:
         self._data, self._data_timeout_s = data, data_timeout_s
         self._name, self._max_turns, self._max_tokens = environment, max_turns, max_tokens
         self._observations = Observations(tokenizer, stop_token_ids, glue)
         self._pool = EnvironmentPool(
-            environment, options, workers=workers, sessions=_EVERY_SESSION, call_s=call_s, python=python
+            environment,
+            options,
+            workers=workers,
+            sessions=_EVERY_SESSION,
+            call_s=call_s,
+            python=python,
+            start_s=start_s,
         )
         self.stops = Stops()
         self._faults = ToolFaults(self._pool, self.stops)
@@ -232,20 +241,29 @@ class EnvironmentRole:
         if session is not None:  # its trajectory has begun anew, or another answer than its own stays
             del self._sessions[name]
             await self._pool.close(session.number)
-        row = {"prompt": prompt.prompt, "answer": prompt.answer, "metadata": dict(prompt.metadata), "seed": name}
-        number = await self._again(talk, prompt, begun, row) if before else await self._begin(row)
+        row = session_row(prompt, name)
+        number = await self._again(talk, prompt, begun, row) if before else await self._begin(prompt, row)
         session = self._sessions[name] = _Session(number, last)
         return session
 
-    async def _begin(self, row: Mapping[str, Any]) -> int:
+    async def _begin(self, prompt: Prompt, row: Mapping[str, Any]) -> int:
         opened = await self._pool.open(row)
-        if opened.observation not in row["prompt"]:
+        unread = self._unread(prompt, opened.observation)
+        if unread:
             await self._pool.close(opened.session)
-            raise SessionError(
-                f"the environment {self._name!r} began with {opened.observation!r:.80}, which the model has not read: expected "
-                "the row's prompt to say it"
-            )
+            raise SessionError(unread)
         return opened.session
+
+    def _unread(self, prompt: Prompt, observation: Observation) -> str:
+        """Why the model has not read what a session began with; empty if it has."""
+        said, first = f"the environment {self._name!r} began with {observation!r:.80}", beginning_of(prompt)
+        if first is not None:
+            same = first.same(observation)
+            return (
+                "" if same else f"{said}, and the model has read {first.observation!r:.80}: expected the same each time"
+            )
+        read = isinstance(observation, str) and observation in prompt.prompt
+        return "" if read else f"{said}, which the model has not read: expected the row's prompt to say it"
 
     async def _again(self, talk: Conversation, prompt: Prompt, begun: str, row: Mapping[str, Any]) -> int:
         before = talk.turns[:-1]
@@ -257,6 +275,10 @@ class EnvironmentRole:
                 "snapshot of it nor `replayable`"
             )
         replayed = await self._pool.replay(row, [self._action(turn, begun) for turn in before])
+        unread = self._unread(prompt, replayed.observation)
+        if unread:
+            await self._pool.close(replayed.session)
+            raise SessionLostError(f"{talk.trajectory} was played again, and {unread}")
         for turn, result in zip(before, replayed.results, strict=True):
             if self._observations.tokens(result.observation, prompt.prompt) != turn.observation:
                 await self._pool.close(replayed.session)
@@ -268,10 +290,10 @@ class EnvironmentRole:
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 
-    def _action(self, turn: Turn, begun: str) -> str:
+    def _action(self, turn: Turn, begun: str) -> Action:
         """What a turn says to the environment: the first one with the text with which it was made to begin (a control)."""
-        said = self._observations.action(turn.response)
-        return begun + said if turn.number == 1 else said
+        forced = begun if turn.number == 1 else ""
+        return self._observations.said(turn.response, forced, tokenized=self._pool.abilities.tokenized)
 
     def _event(self, name: str, turn: Turn, seconds: float, seq: int) -> Turned:
         tokens = turn.start + len(turn.response) + len(turn.observation or ())

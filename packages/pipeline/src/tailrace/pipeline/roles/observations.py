@@ -3,15 +3,17 @@
 A chat model reads an answer in the words of its template: what ends the model's turn, the answer as a message, and what begins
 the next turn. These words are the same for every answer (`Glue`). A model without a template reads the answer as it stands; an
 answer of no words, such as of a program that prints nothing, is an empty line, which it can tell from its own end of turn.
+An environment that renders prompts itself speaks in token ids, which stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.contracts import extra
+from tailrace.environment import Action, Observation, SessionError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,21 @@ class Observations:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
         return text
 
-    def tokens(self, answer: str, prompt: str) -> tuple[int, ...]:
+    def said(self, response: tuple[int, ...], forced: str = "", *, tokenized: bool) -> Action:
+        """What an environment gets of a turn, with the text with which it was made to begin: its text, or all its tokens."""
+        return [*self._encode(forced), *response] if tokenized else forced + self.action(response)
+
+    def tokens(self, answer: Observation, prompt: str) -> tuple[int, ...]:
         """The tokens of an answer, in a conversation that began with a prompt's text.
 
         Text of the answer that looks like a special token, such as the end of a turn, is encoded as the text that it is.
+
+        Raises:
+            SessionError: the answer is a token that the model does not have.
         """
+        if not isinstance(answer, str):
+            check_tokens(answer, self._tokenizer.get_vocab_size())
+            return tuple(answer)
         chats = self._glue is not None and bool(self._glue.after) and prompt.endswith(self._glue.after)
         if chats:
             return (*self._before, *self._encode(answer, literally=True), *self._after)
@@ -63,3 +75,16 @@ class Observations:
     def _encode(self, text: str, *, literally: bool = False) -> tuple[int, ...]:
         self._tokenizer.encode_special_tokens = literally
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def check_tokens(tokens: Sequence[int], size: int) -> None:
+    """Check that a tokenizer of so many tokens has these.
+
+    Raises:
+        SessionError: it has not.
+    """
+    most = max(tokens, default=0)
+    if most >= size:
+        raise SessionError(
+            f"the environment said the token {most}, expected one below {size}: does it have the model's tokenizer?"
+        )

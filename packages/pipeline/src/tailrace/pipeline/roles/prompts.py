@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import Purpose, Sampling, TrajectoryRef, extra
+from tailrace.pipeline.roles.beginnings import beginning_of
 from tailrace.trajstore import Prompt, PromptMix, PromptPool
 
 
@@ -67,8 +68,12 @@ class Prompts:
         return self._held_out[ref.prompt]
 
     def encode(self, ref: TrajectoryRef) -> tuple[int, ...]:
-        """Prompt tokens, followed by the mode's prefix."""
-        return tuple(self._tokenizer.encode(self.prompt(ref).prompt + self.prefix(ref), add_special_tokens=False).ids)
+        """Prompt tokens, followed by the mode's prefix. Tokens that the environment has given are not encoded again."""
+        prompt, prefix = self.prompt(ref), self.prefix(ref)
+        begun = beginning_of(prompt)
+        given = None if begun is None else begun.tokens
+        text = prompt.prompt + prefix if given is None else prefix
+        return (*(given or ()), *self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def prefix(self, ref: TrajectoryRef) -> str:
         """The text with which the response was forced to begin."""
@@ -111,6 +116,18 @@ def noise_seed(run: int, draw: int, sample: int, kept: int) -> int:
     """The seed of a trajectory's noise from its `kept`-th response token on: from 0 to 2**63 - 1, the same on every machine."""
     digest = hashlib.blake2b(f"{run} {draw} {sample} {kept}".encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
+
+
+def session_row(prompt: Prompt, name: str) -> dict[str, Any]:
+    """What an environment gets of a row: the same for all sessions of a row that has a `Beginning`.
+
+    Args:
+        prompt: the row.
+        name: the trajectory, which is the session's seed where the row has no beginning.
+    """
+    begun = beginning_of(prompt)
+    text, seed = (prompt.prompt, name) if begun is None else (begun.prompt, begun.seed)
+    return {"prompt": text, "answer": prompt.answer, "metadata": item_metadata(prompt), "seed": seed}
 
 
 def item_metadata(prompt: Prompt) -> dict[str, Any]:

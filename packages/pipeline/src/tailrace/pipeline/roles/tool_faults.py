@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from tailrace.environment import EnvironmentPool, StepResult
+from tailrace.environment import Action, EnvironmentPool, StepResult
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.roles.stops import Stops
 
@@ -40,7 +40,7 @@ class ToolFaults:
         with self._changed:
             self._kind = None
 
-    async def step(self, session: int, action: str) -> StepResult:
+    async def step(self, session: int, action: Action) -> StepResult:
         """What `EnvironmentPool.step` answers."""
         if self._kind is None and not self._stops.wanted(TOOL):
             return await self._pool.step(session, action)

@@ -40,8 +40,10 @@ from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.environments import (
     check_environment,
+    environment_members,
     environment_of,
     environment_role,
+    held_out_problems,
     no_tool_prefix,
 )
 from tailrace.pipeline.run.machine_checks import check_machine_checks, machine_checks
@@ -114,9 +116,8 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         policies["admission"] = build_policy("admission", pipeline.admission, surplus)
     task = config.task
     forced = (FORCED, FORCED_GREEDY) if task.name is not None and config.evaluation.controls else ()
-    answered = environment_of(config) is not None
     no_tool = (NO_TOOL,) if config.evaluation.controls and no_tool_prefix(config) else ()
-    size = task.held_out_size if task.generated or task.held_out is not None else 0
+    size = held_out_problems(config)
     sources = tuple(task.parts(size).items()) if len(task.generated) > 1 else ()
     if controls:
         plan = EvaluationPlan(size=size, modes=(SAMPLED, GREEDY), sources=sources)
@@ -148,8 +149,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         ranker=config.ranker is not None and not controls,
         pools=replica_pools(config),
         relay_sites=relay_sites(config),
-        environments=config.environment.members if answered else 0,
-        environment_sessions=config.environment.sessions if answered else None,
+        **environment_members(config),
         machine_checks=bool(config.executor.machine_checks),
     )
     try:

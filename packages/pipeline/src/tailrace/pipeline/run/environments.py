@@ -40,11 +40,35 @@ def environment_of(config: RunConfig) -> str | None:
     return next(iter(found.values()), "") or None
 
 
+def has_own_rows(config: RunConfig) -> bool:
+    """Whether the rows are those of the environment: it is named, and the task names neither files nor a generated task."""
+    return config.environment.name is not None and not config.task.generated and not config.task.training
+
+
+def held_out_problems(config: RunConfig) -> int:
+    """How many problems an evaluation asks."""
+    task = config.task
+    return task.held_out_size if task.generated or task.held_out is not None or has_own_rows(config) else 0
+
+
+def environment_members(config: RunConfig) -> dict[str, Any]:
+    """Members of the role and sessions of each, as arguments of `PipelineSpec`."""
+    if environment_of(config) is None:
+        return {"environments": 0, "environment_sessions": None}
+    return {"environments": config.environment.members, "environment_sessions": config.environment.sessions}
+
+
+def interpreter_of(config: RunConfig) -> str:
+    """The interpreter of the environment's workers; empty: this one."""
+    return "" if config.environment.python is None else str(config.environment.python)
+
+
 def check_environment(config: RunConfig) -> None:
     """Find what is wrong with an environment before anything starts.
 
     Raises:
-        ConfigError: it is unknown or does not load, an option is wrong, its interpreter is missing, or a deadline is too short.
+        ConfigError: it is unknown or does not load, an option is wrong, its interpreter is missing, a deadline is too short, or
+            neither the task nor it has rows.
     """
     name, table = environment_of(config), config.environment
     if name is None:
@@ -60,9 +84,14 @@ def check_environment(config: RunConfig) -> None:
     elif name in environment_names():
         read_options(_loaded(name), table.options, "key 'environment.options'")
     try:
-        examine_environment(name, table.options, python="" if table.python is None else str(table.python))
+        abilities = examine_environment(name, table.options, python=interpreter_of(config), start_s=table.start_s)
     except SetupError as error:
         raise ConfigError(f"table 'environment': {error}") from error
+    if has_own_rows(config) and not abilities.rows:
+        raise ConfigError(
+            "key 'task': found none of 'name', 'mix', 'train' and 'sources', expected one: the environment "
+            f"{name!r} has no rows of its own"
+        )
 
 
 def environment_role(
@@ -89,7 +118,8 @@ def environment_role(
         "tokenizer": model / "tokenizer.json",
         "stop_token_ids": stop_token_ids,
         "glue": chat_glue(model, stop_token_ids),
-        "python": "" if table.python is None else str(table.python),
+        "python": interpreter_of(config),
+        "start_s": table.start_s,
     }
     return {ENVIRONMENT: RoleSpec(EnvironmentRole, arguments, environment=variables)}
 

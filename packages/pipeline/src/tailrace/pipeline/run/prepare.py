@@ -15,8 +15,9 @@ from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import read_options
 from tailrace.pipeline.errors import ConfigError, RunDirectoryError, config_error
 from tailrace.pipeline.roles.prompts import DecodingMode
+from tailrace.pipeline.run.beginnings import begin_rows
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
-from tailrace.pipeline.run.environments import no_tool_prefix
+from tailrace.pipeline.run.environments import has_own_rows, no_tool_prefix
 from tailrace.pipeline.run.prompt_reading import HELD_OUT, TRAIN, FoundPrompts, plain, prompts_file, read_files, sized
 
 SAMPLED, GREEDY, FORCED, FORCED_GREEDY = "sampled", "greedy", "forced", "forced-greedy"
@@ -222,7 +223,7 @@ def _tokenizer(config: RunConfig) -> Any:
 def _check_task(config: RunConfig) -> None:
     task = config.task
     given = [key for key in ("name", "mix", "train", "sources") if getattr(task, key)]
-    if len(given) != 1:
+    if len(given) != 1 and not has_own_rows(config):
         found = " and ".join(map(repr, given)) if given else "none of 'name', 'mix', 'train' and 'sources'"
         raise ConfigError(f"key 'task': found {found}, expected one: a generated task, a file of prompts, or several")
     if task.generated:
@@ -247,6 +248,7 @@ def _check_parts(config: RunConfig) -> None:
 
 
 def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) -> Prepared:
+    config, begun = begin_rows(config, directory, progress)
     sources = config.task.training
     train = tuple(prompts_file(directory.task, name) for name in sources)
     held_out = prompts_file(directory.task, HELD_OUT) if config.task.held_out is not None else None
@@ -258,14 +260,14 @@ def _from_files(config: RunConfig, directory: RunDirectory, progress: Progress) 
         assert config.warm_start.task is not None
         name = config.warm_start.task
         found = _warm_started(found, {name: _task("warm_start.task", name)}, config, directory, progress)
-    read = _prompts(config, found.model, directory, progress)
+    read = _prompts(config, found.model, directory, progress, begun)
     return dataclasses.replace(found, counts=plain(read.counts), verifiers=tuple(read.verifiers))
 
 
-def _prompts(config: RunConfig, model: Path, directory: RunDirectory, progress: Progress) -> FoundPrompts:
+def _prompts(config: RunConfig, model: Path, directory: RunDirectory, progress: Progress, begun: bool) -> FoundPrompts:
     """Write the prompts as the run uses them, so that a run that is resumed has the same."""
     progress({"phase": "reading the prompts"})
-    read = read_files(config, model, into=directory.task)
+    read = read_files(config, model, into=directory.task, begun=begun)
     if read.faults:
         raise config_error(read.faults)
     asked = config.task.held_out_size

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import extra
+from tailrace.environment import SessionError
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.roles.observations import check_tokens
+from tailrace.trajstore import PromptFileError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,19 @@ class Context:
     def tokens(self, text: str) -> int:
         """Number of tokens of a prompt, as the engine gets it."""
         return len(self.tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens that the environment gave, to be looked at.
+
+        Raises:
+            PromptFileError: the tokenizer has not all of them.
+        """
+        try:
+            check_tokens(tokens, self.tokenizer.get_vocab_size())
+        except SessionError as error:
+            raise PromptFileError(str(error)) from error
+        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
+        return text
 
     def refusal(self, tokens: int) -> str:
         """What is wrong with a prompt of so many tokens."""

@@ -18,6 +18,7 @@ from tailrace.contracts import expected_one_of, plugins
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.task import SourceConfig
+from tailrace.pipeline.roles.beginnings import COLUMN, Beginning, beginning_of
 from tailrace.pipeline.roles.prompts import item_metadata
 from tailrace.pipeline.run.chat import Chat
 from tailrace.pipeline.run.prompt_lengths import Context, context_of
@@ -29,7 +30,8 @@ TRAIN, HELD_OUT = "train", "held_out"
 REFERENCES = 16
 """So many reference solutions of a file are run before a run starts."""
 
-_SHOWN = 5  # faults of one file that are listed one by one
+SHOWN = 5
+"""Faults of one file that are listed one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,29 +81,35 @@ class FoundPrompts:
     faults: tuple[str, ...] = ()
 
 
-def read_files(config: RunConfig, model: Path | None, *, into: Path | None = None) -> FoundPrompts:
+def sources_of(config: RunConfig) -> dict[str, SourceConfig]:
+    """All prompt files of a configuration, each by its key in the table `task`."""
+    held_out = config.task.held_out
+    return config.task.training | ({} if held_out is None else {HELD_OUT: SourceConfig(path=held_out)})
+
+
+def read_files(config: RunConfig, model: Path | None, *, into: Path | None = None, begun: bool = False) -> FoundPrompts:
     """Read and check every row of a configuration's prompt files.
 
     Args:
         config: the configuration.
         model: the directory of the model with its tokenizer; None if it does not exist yet. Then no length is looked at.
         into: where to write the prompts as the run uses them, each file by its key; None: nowhere.
+        begun: whether the rows have a `Beginning`, which is the rest of their prompts.
     """
     gathered, found, chat = Gathered(), FoundPrompts(), Chat(model, texts=config.task.chat)
     context = None
     with gathered.check():
         context = context_of(config, model)
     places: dict[str, dict[str, str]] = {}
-    sources = config.task.training
-    if config.task.held_out is not None:
-        sources[HELD_OUT] = SourceConfig(path=config.task.held_out)
+    sources = sources_of(config)
     for name, source in sources.items():
-        reader = _Reader(config, source, context, chat)
+        may_be_empty = into is None and config.environment.name is not None  # the environment may say it all
+        reader = _Reader(config, source, context, chat, begun, may_be_empty)
         with gathered.check():
             _read(reader, None if into is None else prompts_file(into, name))
-        gathered.add(*map(str, reader.faults[:_SHOWN]))
-        if len(reader.faults) > _SHOWN:
-            gathered.add(f"{source.path}: {len(reader.faults) - _SHOWN:,} more rows are wrong")
+        gathered.add(*map(str, reader.faults[:SHOWN]))
+        if len(reader.faults) > SHOWN:
+            gathered.add(f"{source.path}: {len(reader.faults) - SHOWN:,} more rows are wrong")
         elif reader.dropped and reader.dropped == reader.rows:
             gathered.add(f"{source.path}: every prompt is longer than {context.most if context else 0:,} tokens")
         found.counts[name], places[name] = reader.counts(), reader.places
@@ -146,14 +154,20 @@ def treated_rows(summary: Mapping[str, Any]) -> list[str]:
 class _Reader:
     """Reads one file, notes its faults and counts its rows."""
 
-    def __init__(self, config: RunConfig, source: SourceConfig, context: Context | None, chat: Chat) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        source: SourceConfig,
+        context: Context | None,
+        chat: Chat,
+        begun: bool,
+        may_be_empty: bool,
+    ) -> None:
         task = config.task
+        self._begun, self._may_be_empty = begun, may_be_empty
         self._overlong, self._path, self._context, self._chat = task.overlong, source.path, context, chat
         self._verifier, self._default = source.verifier, task.verifier
-        self._columns = {
-            "prompt_column": source.prompt_column or task.prompt_column,
-            "answer_column": source.answer_column or task.answer_column,
-        }
+        self._columns = task.columns(source)
         self._known = set(plugins.names("tailrace.verifier"))
         self.verifiers: dict[str, None] = {}
         self.references: list[tuple[str, Prompt]] = []
@@ -167,8 +181,17 @@ class _Reader:
 
     def texts(self) -> Iterator[tuple[Prompt, str]]:
         """Each prompt that is used, with its text as it is used."""
-        for where, prompt in read_prompts(self._path, render=self._chat.text, faults=self.faults, **self._columns):
+        render = None if self._begun else self._chat.text
+        for place, row in read_prompts(self._path, render=render, faults=self.faults, **self._columns):
             self.rows += 1
+            beginning = beginning_of(row)
+            where = place if beginning is None else beginning.where
+            try:
+                said = row.prompt if beginning is None else self._with_beginning(beginning)
+            except PromptFileError as fault:
+                self.faults.append(PromptFileError(f"{where}: {fault}"))
+                continue
+            prompt = dataclasses.replace(row, prompt=said)
             wrong = self._wrong(prompt)
             prompt = dataclasses.replace(prompt, verifier=prompt.verifier or self._verifier)
             verifier = prompt.verifier or self._default
@@ -178,33 +201,50 @@ class _Reader:
                 if wrong is None and prompt.answer.strip() and len(self.references) < REFERENCES:
                     self.references.append((where, prompt))
             self.first = self.first or prompt
-            self.places.setdefault(prompt.prompt, where)
+            if beginning is None:  # otherwise rows differ that have the same words, such as games that begin alike
+                self.places.setdefault(prompt.prompt, where)
             text: str | None = prompt.prompt
             if wrong is None and self._context is not None:
-                tokens = self._context.tokens(prompt.prompt)
+                given = None if beginning is None else beginning.tokens
+                tokens = self._context.tokens(prompt.prompt) if given is None else len(given)
                 if tokens > self._context.most:
-                    wrong, text = self._too_long(prompt.prompt, tokens)
+                    wrong, text = self._too_long(prompt.prompt, tokens, whole=given is not None)
             if wrong is not None:
                 self.faults.append(PromptFileError(f"{where}: {wrong}"))
             elif text is not None:
                 yield prompt, text
 
     def _wrong(self, prompt: Prompt) -> str | None:
-        if not prompt.prompt.strip():
+        if not prompt.prompt.strip() and not self._may_be_empty:
             return "found an empty prompt, expected text"
         if prompt.verifier is not None and prompt.verifier not in self._known:
             return f"found the verifier {prompt.verifier!r}, {expected_one_of(prompt.verifier, sorted(self._known))}"
         for name, value in item_metadata(prompt).items():
             try:
-                json.dumps(value, default=_dated)
+                json.dumps(value, default=dated)
             except (TypeError, ValueError):
                 return f"found {type(value).__name__} in column {name!r}, expected text, numbers, lists or objects"
         return None
 
-    def _too_long(self, text: str, tokens: int) -> tuple[str | None, str | None]:
-        """What is wrong, or the text to use, if any."""
+    def _with_beginning(self, beginning: Beginning) -> str:
+        """The text of a row's prompt.
+
+        Raises:
+            PromptFileError: the model's chat template refuses it, or its tokenizer has not these tokens.
+        """
+        if beginning.tokens is not None:
+            if self._context is None:
+                raise PromptFileError(
+                    "found no context length in the model's configuration, expected max_position_embeddings"
+                )
+            return self._context.text(beginning.tokens)
+        parts = (beginning.prompt, str(beginning.observation))
+        return self._chat.text("\n".join(part for part in parts if part.strip()))
+
+    def _too_long(self, text: str, tokens: int, *, whole: bool) -> tuple[str | None, str | None]:
+        """What is wrong, or the text to use, if any. A prompt that is `whole` is not cut: it is not ours."""
         assert self._context is not None
-        if self._overlong == "refuse":
+        if self._overlong == "refuse" or (whole and self._overlong != "drop"):
             return self._context.refusal(tokens), None
         if self._overlong == "drop":
             self.dropped += 1
@@ -219,7 +259,8 @@ def _read(reader: _Reader, into: Path | None) -> None:
         for prompt, text in reader.texts():
             if file is not None:
                 row = {"prompt": text, "answer": prompt.answer, "verifier": prompt.verifier}
-                file.write(json.dumps({**row, "metadata": item_metadata(prompt)}, default=_dated) + "\n")
+                begun = {COLUMN: prompt.metadata[COLUMN]} if COLUMN in prompt.metadata else {}
+                file.write(json.dumps({**row, "metadata": item_metadata(prompt), **begun}, default=dated) + "\n")
 
 
 def _wrong_tests(prompt: Prompt) -> str | None:
@@ -230,8 +271,8 @@ def _wrong_tests(prompt: Prompt) -> str | None:
     return None
 
 
-def _dated(value: Any) -> str:
-    """Dates and decimal numbers of Parquet files as text."""
+def dated(value: Any) -> str:
+    """For JSON: dates and decimal numbers of Parquet files as text."""
     import datetime
     import decimal
 
