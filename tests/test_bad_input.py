@@ -31,6 +31,7 @@ replicas = 2
 max_tokens = 16
 options = {max_model_len = 64}
 """
+NO_FILES = CONFIG.replace('train = "train.jsonl"', "").replace('held_out = "held_out.jsonl"', "")
 ROW = '{"prompt": "1 + 1 = ", "answer": "2"}\n'
 
 
@@ -128,6 +129,31 @@ def judged(**table):
 
     return prepare
 
+
+SPEAKS = """
+import os
+class Speaks:
+    def __init__(self, words=1): self.words = words
+    def reset(self, row): return "1 + " * self.words + "= "
+    def step(self, action): return {"observation": "", "done": True}
+    def close(self): pass
+class Fickle(Speaks):
+    def reset(self, row): return os.urandom(4).hex()
+class Broken(Speaks):
+    def reset(self, row): raise RuntimeError("out of riddles")
+"""
+
+
+def speaks(name, *pairs):
+    """A run with an environment of the project's own."""
+    return settings(f"environment.name=speaks.py:{name}", "task.verifier=environment", *pairs)
+
+
+BEGINNINGS = {
+    "other-words-each-time": (speaks("Fickle"), ["train.jsonl, line 1", "speaks.py:Fickle", "expected the same each time"]),
+    "more-words-than-the-context": (speaks("Speaks", "environment.options.words=40"), ["train.jsonl, line 1", "at most 48"]),
+    "no-words-at-all": (speaks("Broken"), ["train.jsonl, line 1", "out of riddles"]),
+}  # fmt: skip
 
 KINDS = {
     # what to run
@@ -469,6 +495,24 @@ KINDS = {
     "verifier-raises": (settings("task.verifier=verify.py:raises"), None, ["task.verifier", "no such digit"]),
     "verifier-says-text": (settings("task.verifier=verify.py:text"), None, ["task.verifier", "right"]),
     "verifier-hangs": (settings("task.verifier=verify.py:hangs", "deadlines.verify_s=1"), None, ["task.verifier", "1"]),
+    # the environment
+    "environment-unknown": (settings("environment.name=pyton"), None, ["pyton", "python"]),
+    "environment-file-missing": (settings("environment.name=none.py:Mine"), None, ["none.py"]),
+    "interpreter-missing": (
+        settings("environment.name=openenv", "environment.python=nowhere/python"),
+        None,
+        ["environment.python", "nowhere/python"],
+    ),
+    "server-missing": (
+        settings("environment.name=openenv", 'environment.options.url="http://127.0.0.1:9"'),
+        None,
+        ["environment", "http://127.0.0.1:9"],
+    ),
+    "environment-without-rows": (
+        ["run", "c.toml", "--set", "environment.name=speaks.py:Speaks"],
+        lambda: (write("speaks.py", SPEAKS)(), write("c.toml", NO_FILES)()),
+        ["key 'task'", "speaks.py:Speaks", "no rows of its own"],
+    ),
     # other commands
     "status-of-no-run": (["status", "model"], None, ["model"]),
     "report-of-no-run": (["report", "model"], None, ["model"]),
@@ -511,6 +555,19 @@ def test_bad_input_is_named_and_leaves_nothing(project, capsys, kind):
     assert [name for name in names if name not in said] == [], said
     assert 1 <= len(said.strip().splitlines()) <= MOST_LINES, said
     assert tree(project) == before
+
+
+@pytest.mark.parametrize("kind", BEGINNINGS)
+def test_an_environment_that_cannot_begin_is_named_before_anything_starts(project, capsys, kind):
+    arguments, names = BEGINNINGS[kind]
+    write("speaks.py", SPEAKS)()
+    before = tree(project)
+    status = main([*arguments, "--executor", "local", "--plain", "--run-dir", "begun"])
+    said = capsys.readouterr().err
+    assert status == 2, said
+    assert [name for name in names if name not in said] == [], said
+    assert 1 <= len(said.strip().splitlines()) <= MOST_LINES, said
+    assert {name: found for name, found in tree(project).items() if "__pycache__" not in name} == before
 
 
 def test_an_engine_without_seeds_is_refused_where_noise_is_drawn_again(project, capsys, monkeypatch):

@@ -33,18 +33,33 @@ def read_options(kind: Factory, options: Mapping[str, Any], where: str) -> Any:
     Raises:
         ConfigError: an option is unknown, missing or of the wrong type, or the plugin refuses it; a line for each.
     """
+    read = check_options(kind, options, where)
+    try:
+        return kind(**{name: getattr(read, name) for name in options})
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def check_options(kind: Factory, options: Mapping[str, Any], where: str) -> BaseModel:
+    """The options with their types, without building anything: for a class whose objects start something.
+
+    Args:
+        kind, options, where: see `read_options`.
+
+    Raises:
+        ConfigError: an option is unknown, missing or of the wrong type; a line for each.
+    """
     model = _model(kind)
     try:
         # Validated as JSON, in which a list may stand for a tuple and a text for a path, and nothing else is converted.
-        read = model.model_validate_json(json.dumps(options), strict=True)
-        return kind(**{name: getattr(read, name) for name in options})
+        return model.model_validate_json(json.dumps(options), strict=True)
     except ValidationError as error:
         known = [*model.model_fields]
         lines = dict.fromkeys(
             _explained(each, known) for each in error.errors()
         )  # a union has an error for each member
         raise config_error([f"{where}: {line}" for line in lines]) from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:  # no JSON
         raise ConfigError(f"{where}: {error}") from error
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tailrace.contracts import PluginError, extra, plugins
 from tailrace.environment import GROUP, SetupError, environment_names, examine_environment
 from tailrace.pipeline.config.models import RunConfig
-from tailrace.pipeline.config.options import read_options
+from tailrace.pipeline.config.options import check_options
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import ENVIRONMENT
 from tailrace.pipeline.executor.seam import RoleSpec
@@ -82,7 +82,7 @@ def check_environment(config: RunConfig) -> None:
         if not os.access(table.python, os.X_OK) or table.python.is_dir():
             raise ConfigError(f"key 'environment.python': found {str(table.python)!r}, expected an interpreter")
     elif name in environment_names():
-        read_options(_loaded(name), table.options, "key 'environment.options'")
+        check_options(_loaded(name), table.options, "key 'environment.options'")
     try:
         abilities = examine_environment(name, table.options, python=interpreter_of(config), start_s=table.start_s)
     except SetupError as error:
