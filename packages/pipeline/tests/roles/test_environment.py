@@ -371,7 +371,7 @@ def test_an_environment_that_renders_gets_and_says_tokens(make, replica, gather,
     role = make("Renders", glue=Glue("+ ", " = "))
     replica.says("a", "4 + 5")
     ask(role, gather, 1, "a")
-    ((talk, _),) = store.conversations(["a"])
+    ((talk, *_),) = store.conversations(["a"])
     assert talk.turns[0].observation == tuple(
         reversed(talk.turns[0].response)
     )  # the end of the turn included, and no glue
