@@ -516,6 +516,7 @@ KINDS = {
     # other commands
     "status-of-no-run": (["status", "model"], None, ["model"]),
     "report-of-no-run": (["report", "model"], None, ["model"]),
+    "audit-of-no-run": (["audit", "model"], None, ["model"]),
     "explain-of-no-run": (["explain", "model", "0.0"], None, ["model"]),
     "simulate-nothing": (["simulate", "fleet.toml"], None, ["fleet.toml"]),
     "simulate-a-laptop": (["simulate", "c.toml"], None, ["fleet"]),

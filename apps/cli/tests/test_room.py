@@ -33,11 +33,11 @@ def test_memory(config, monkeypatch):
 
 
 def test_disk(config, monkeypatch, tmp_path):
-    need = 4 * 12e9  # three checkpoints are kept while the next one is written
+    need = 5 * 12e9  # three checkpoints are kept while the next two are written
     monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need))
     room.check_disk(config, tmp_path / "not" / "yet")
     monkeypatch.setattr(room.shutil, "disk_usage", lambda place: SimpleNamespace(free=need - 1))
-    with pytest.raises(NotHereError, match=rf"checkpoint\.keep' = 3.* 48\.0 GB, 12\.0 GB each.* at {tmp_path};"):
+    with pytest.raises(NotHereError, match=rf"checkpoint\.keep' = 3.* 60\.0 GB, 12\.0 GB each.* at {tmp_path};"):
         room.check_disk(config, tmp_path / "not" / "yet")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from tailrace.cli import (
+    audit_commands,
     chaos_commands,
     judge_commands,
     plugin_commands,
@@ -37,6 +38,7 @@ COMMANDS = (
     sandbox_commands,
     serve_commands,
     chaos_commands,
+    audit_commands,
 )
 UsageError: type[Exception] = typer.BadParameter.__mro__[
     1

@@ -18,6 +18,7 @@ _PROCESS_BYTES = 100e6  # of a member's own process, before it loads anything
 _TRAINER_BYTES = 16  # for each parameter: weight, gradient and two moments in 32 bits
 _SERVED_BYTES = 2  # for each parameter of a replica's or relay's copy, in 16 bits
 _SAVED_BYTES = 12  # for each parameter of a checkpoint: weight and two moments in 32 bits
+_BEING_WRITTEN = 2  # checkpoints at once, before an older one is removed
 _FEWEST_MEMBERS = 3  # data, scorer and the driver itself
 _GPU = Path("/dev/nvidiactl")
 
@@ -45,7 +46,7 @@ def check_disk(config: RunConfig, root: Path) -> None:
         NotHereError: they take more than is free.
     """
     each = _SAVED_BYTES * _parameters(config)
-    need = (min(config.checkpoint.keep, config.pipeline.steps) + 1) * each  # the next is written before one is removed
+    need = (min(config.checkpoint.keep, config.pipeline.steps) + _BEING_WRITTEN) * each
     place = next(path for path in (root, *root.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     if need > free:

@@ -177,7 +177,7 @@ def check(config: RunConfig) -> None:
         _engine_options,
         check_pools,
         _check_seeds,
-        _trainer_config,
+        trainer_config,
         _backend,
         check_scoring,
         check_ranker,
@@ -198,7 +198,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
     """
     engine = selected_engine(config)
     device = {} if config.executor.device == "auto" else {"device": config.executor.device}
-    trainer = _trainer_config(config)
+    trainer = trainer_config(config)
     modes, transfer = prepared.modes(), _transfer(config)
     rollout, stops = config.rollout, stop_tokens(prepared.model)
     answered = environment_of(config) is not None
@@ -347,7 +347,12 @@ def _check_transfer(config: RunConfig) -> None:
         raise ConfigError(f"keys 'relay.transport', 'relay.codec': {error}") from error
 
 
-def _trainer_config(config: RunConfig) -> Any:
+def trainer_config(config: RunConfig) -> Any:
+    """The configuration of the trainer's backend, a `tailrace.trainer.TrainerConfig`.
+
+    Raises:
+        ConfigError: an option is unknown or wrong, or options do not fit together.
+    """
     from tailrace.trainer import TrainerConfig
 
     table = config.trainer

@@ -42,6 +42,7 @@ from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.stream_figures import stream_figures
 from tailrace.pipeline.run.summary import summarise
 from tailrace.trainer import checkpoints
+from tailrace.trainer.weights_digest import weights_sha256
 
 Listener = Callable[[RunStatus], None]
 Report = Callable[[RunDirectory], object]
@@ -319,6 +320,7 @@ class _Launch:
             prompt_characters=prompt_characters(controller.view, lambda prompts: data.call("prompt_texts", prompts)),
             extra={
                 "changes": self.directory.changes(),
+                "weights_sha256": weights_sha256(self.directory.checkpoints / str(controller.view.version)),
                 "warm_start_s": prepared.warm_start_s,
                 "warm_start_cached": prepared.warm_start_cached,
                 "prompt_rows": prepared.counts,

@@ -1,0 +1,209 @@
+"""Trains a run's recorded batches again, without faults, from the weights that it began with, and compares bits.
+
+    event log, archive ──► updates ──► ranks, a process each, as the run had ──► a checkpoint ──► its digest and the run's
+
+Whatever died in a run, it ends on the bits of a fault-free training on the same batches: work that a fall-back undid left
+nothing behind, and nothing is trained on twice. That needs one thread for each rank: with more, sums are added in any order.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tailrace import contracts as c
+from tailrace.contracts.plugins import load
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.run.build import CPU_ENVIRONMENT, trainer_config
+from tailrace.pipeline.run.directory import RunDirectory, read_json
+from tailrace.pipeline.run.eventlog import read_log
+from tailrace.pipeline.run.recorded_batches import Update, experience, read_archive, trained_once, updates
+from tailrace.trainer.weights_digest import weights_sha256
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What an audit found.
+
+    Args:
+        trained_once: whether every trajectory that counts is in one batch, by log and archive alike.
+        weights_equal: whether training on the recorded batches ends on the same bits.
+        weights_sha256, audited_sha256: the digests of the run's last weights, and of those that the audit made.
+        updates: batches that were trained on again.
+    """
+
+    trained_once: bool
+    weights_equal: bool
+    weights_sha256: str
+    audited_sha256: str
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retraining:
+    """A trainer without faults, and what it trains on.
+
+    Args:
+        model: the model directory that training begins from.
+        backend, config: the backend plugin and its configuration.
+        ranks, cells: processes, and the cells that they form.
+        updates: the batches, in order.
+        experiences: the trajectories in them, by name.
+    """
+
+    model: Path
+    backend: str
+    config: Any
+    ranks: int
+    cells: int
+    updates: Sequence[Update]
+    experiences: dict[str, c.Experience]
+
+
+def audit(directory: RunDirectory, progress: Callable[[int, int], None] = lambda *_: None) -> Audit:
+    """Train a finished run's batches again and compare.
+
+    Args:
+        directory: the run.
+        progress: called with the batches that are trained on so far, and all.
+
+    Raises:
+        RunDirectoryError: the run did not keep what is needed; the message says what.
+        ConfigError: its configuration cannot be used any more.
+    """
+    config, expected = directory.configuration(), _last_weights(directory)
+    rows = read_archive(directory.trained)
+    made = updates(read_log(directory.events))
+    known = {row["trajectory"]: row for row in rows}
+    if missing := [name for update in made for name in update.trajectories if name not in known]:
+        raise RunDirectoryError(
+            f"{directory.trained}: found no trajectory {missing[0]}, expected the {len(missing)} that the run was trained on"
+        )
+    once = trained_once(made, rows)
+    model = Path(read_json(directory.prepared)["model"])
+    if not model.is_dir():
+        raise RunDirectoryError(f"{model}: found no such directory, expected the model that the run began with")
+    table, experiences = config.trainer, {name: experience(row) for name, row in known.items()}
+    trainer = Retraining(model, table.backend, trainer_config(config), table.processes, table.cells, made, experiences)
+    found = train_again(trainer, progress)
+    return Audit(once, found == expected, expected, found, len(made))
+
+
+def _last_weights(directory: RunDirectory) -> str:
+    """The digest of the run's last weights."""
+    if not directory.summary.is_file():
+        raise RunDirectoryError(f"{directory.root}: found no summary.json, expected a run that has finished")
+    for change in directory.changes():
+        if changed := [key for key in change["changed"] if key.startswith("trainer.")]:
+            raise RunDirectoryError(
+                f"{directory.config}: found that {changed[0]} was changed while the run was resumed, expected one trainer for "
+                "all batches"
+            )
+    found = read_json(directory.summary).get("weights_sha256")
+    if not isinstance(found, str):
+        raise RunDirectoryError(f"{directory.summary}: found no weights_sha256, expected that of the last weights")
+    return found
+
+
+def train_again(job: Retraining, progress: Callable[[int, int], None] = lambda *_: None) -> str:
+    """Train, in processes of their own, with one thread each. Returns the digest of the weights (see `weights_sha256`).
+
+    Raises:
+        RunDirectoryError: a process ended before it was done.
+    """
+    with tempfile.TemporaryDirectory(prefix="tailrace-audit-") as work:
+        out = Path(work)
+        context = multiprocessing.get_context("spawn")
+        done: Any = context.Queue()
+        with _one_thread():
+            ranks = [
+                context.Process(target=_rank, args=(job, rank, out, done), daemon=True) for rank in range(job.ranks)
+            ]
+            for rank in ranks:
+                rank.start()
+        try:
+            _wait(ranks, done, len(job.updates), progress)
+        finally:
+            for rank in ranks:
+                rank.kill()
+                rank.join()
+        return weights_sha256(out / "weights")
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The environment of the trainer's processes in a run."""
+    before = {name: os.environ.get(name) for name in CPU_ENVIRONMENT}
+    os.environ.update(CPU_ENVIRONMENT)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _wait(ranks: Sequence[Any], done: Any, count: int, progress: Callable[[int, int], None]) -> None:
+    """Follow the first rank until all have ended.
+
+    Raises:
+        RunDirectoryError: one broke.
+    """
+    while any(rank.is_alive() for rank in ranks):
+        try:
+            told = done.get(timeout=_POLL_S)
+        except queue.Empty:
+            told = None
+        if isinstance(told, str):
+            raise RunDirectoryError(f"the recorded batches could not be trained on: {told}")
+        if isinstance(told, int):
+            progress(told, count)
+        if broken := [rank for rank in ranks if rank.exitcode]:
+            raise RunDirectoryError(f"a process of the audit ended with status {broken[0].exitcode}, expected 0")
+
+
+def _rank(job: Retraining, rank: int, out: Path, done: Any) -> None:
+    """Carry out one rank's part of every update, as the trainer role does."""
+    try:
+        rendezvous = f"file://{out}/rendezvous" if job.ranks > 1 else None
+        build = load("tailrace.backend", job.backend)
+        backend = build(str(job.model), job.config, rank=rank, world_size=job.ranks, rendezvous=rendezvous)
+        cell = rank // (job.ranks // job.cells)
+        for number, update in enumerate(job.updates, 1):
+            _update(backend, update, job.experiences, cell)
+            if rank == 0:
+                done.put(number)
+        backend.save(str(out / "weights"), len(job.updates)).result()
+        backend.close()
+    except Exception as error:
+        done.put(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _update(backend: Any, update: Update, experiences: dict[str, c.Experience], cell: int) -> None:
+    added = False
+    for operation in update.operations:
+        if isinstance(operation, c.Accumulate):
+            part = [experiences[name] for name in operation.trajectories]
+            if operation.update:
+                backend.step([part])
+            elif operation.cell == cell:
+                backend.accumulate(part)
+            added = added or not operation.update
+        else:
+            batches = [[experiences[name] for name in names] for names in operation.mini_batches]
+            if added:
+                backend.apply(batches[0] if batches else ())
+            else:
+                backend.step(batches)
