@@ -24,6 +24,11 @@ def step(version, *names):
     return c.Step(version, version, (names,))
 
 
+def back(version=None):
+    """The trainer is restarted, and comes up with a checkpoint."""
+    return c.Restart(0, "trainer", "0", version), c.Up("trainer", "0", version)
+
+
 def made(*happened):
     return [(update.version, update.trajectories) for update in updates(log(*happened))]
 
@@ -37,11 +42,15 @@ def test_a_batch_counts_once_its_step_is_done_with_its_parts_in_order():
 
 def test_what_a_fall_back_undid_does_not_count():
     first = (step(1, "a"), c.Stepped(1), step(2, "b"), c.Stepped(2), c.Accumulate(9, 3, ("c",)))
-    assert made(*first, c.Up("trainer", "0", 1), step(4, "b"), c.Stepped(4)) == [(1, ["a"]), (4, ["b"])]
-    assert made(*first, c.Up("trainer", "0"), step(3, "b"), c.Stepped(3)) == [(3, ["b"])]
-    again = (*first, c.Up("trainer", "0", 1), step(4, "b"), c.Stepped(4), c.Up("replica", "r0"))
-    assert made(*again, c.Up("trainer", "0", 3), step(6, "b"), c.Stepped(6)) == [(1, ["a"]), (6, ["b"])]
-    assert made(*first, c.Stepped(2)) == [(1, ["a"]), (2, ["b"])]  # told again
+    assert made(*first, *back(1), step(4, "b"), c.Stepped(4)) == [(1, ["a"]), (4, ["b"])]
+    assert made(*first, *back(), step(3, "b"), c.Stepped(3)) == [(3, ["b"])]
+    again = (*first, *back(1), step(4, "b"), c.Stepped(4), c.Up("replica", "r0"))
+    assert made(*again, *back(3), step(6, "b"), c.Stepped(6)) == [(1, ["a"]), (6, ["b"])]
+
+
+def test_what_is_told_again_changes_nothing():
+    first = (step(1, "a"), c.Stepped(1), step(2, "b"), c.Stepped(2))
+    assert made(*first, c.Stepped(2), c.Up("trainer", "0")) == [(1, ["a"]), (2, ["b"])]
 
 
 def row(name, version):

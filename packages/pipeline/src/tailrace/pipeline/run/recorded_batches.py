@@ -48,13 +48,21 @@ class Update:
 class _Updates:
     made: dict[int, Update] = field(default_factory=dict)
     begun: dict[int, list[Operation]] = field(default_factory=dict)
+    restarting: bool = False  # an `Up` that is told again, to another controller, undoes nothing
 
     def hear(self, event: c.Event) -> None:
         if isinstance(event, c.Stepped) and event.version in self.begun:
             self.made[event.version] = Update(event.version, tuple(self.begun.pop(event.version)))
-        elif isinstance(event, c.Up) and event.role == TRAINER:  # what its checkpoint does not hold is undone
+        elif isinstance(event, c.Up) and event.role == TRAINER and self.restarting:
+            self.restarting = False  # what its checkpoint does not hold is undone
             self.begun.clear()
             self.made = {version: update for version, update in self.made.items() if version <= (event.version or 0)}
+
+    def note(self, command: c.Command) -> None:
+        if isinstance(command, c.Accumulate | c.Step):
+            self.begun.setdefault(command.version, []).append(command)
+        elif isinstance(command, c.Restart) and command.role == TRAINER:
+            self.restarting = True
 
 
 def updates(log: Iterable[Instant]) -> list[Update]:
@@ -67,8 +75,7 @@ def updates(log: Iterable[Instant]) -> list[Update]:
         for event in instant.events:
             found.hear(event)
         for command in instant.commands:
-            if isinstance(command, c.Accumulate | c.Step):
-                found.begun.setdefault(command.version, []).append(command)
+            found.note(command)
     return list(found.made.values())
 
 
