@@ -5,7 +5,9 @@ import pytest
 from tailrace.contracts import Down, Stepped, Struck, Up
 from tailrace.faulttol.injection import PHASES
 from tailrace.fleetsim import simulate
+from tailrace.fleetsim.advice import advice
 from tailrace.fleetsim.errors import FleetError
+from tailrace.fleetsim.watch import watch
 from tailrace.pipeline.config.loading import validate
 
 FLEET = {
@@ -71,3 +73,8 @@ def test_the_same_faults_at_random_strike_again():
 def test_what_no_simulation_has_is_refused(fault):
     with pytest.raises(FleetError, match=f"{fault}: found a simulated run, expected a real one"):
         simulate(config(fault))
+
+
+def test_faults_that_did_not_strike_are_told():
+    watched = watch(config("replica@step1", "replica:9@step1"))
+    assert any(line == "Scripted faults did not strike: replica:9@step1." for line in advice(watched))

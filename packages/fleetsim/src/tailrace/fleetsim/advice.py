@@ -33,6 +33,9 @@ def advice(watched: Watched) -> list[str]:
     if figures.batches < FEWEST_BATCHES:
         few = f"{figures.batches} batch{'es' if figures.batches != 1 else ''}"
         found.append(f"Only {few} after the warm-up: raise pipeline.steps for figures to rely on.")
+    missed = watched.folds.faults.figures(watched.fleet.faults).not_struck
+    if missed:
+        found.append(f"Scripted faults did not strike: {', '.join(missed)}.")
     found += _growing(measured)
     found += _unsettled(measured)
     found += _idle(watched)

@@ -160,6 +160,7 @@ def _write(watched: Watched, directory: RunDirectory, *, keep_events: bool) -> d
         extra={
             **(watched.folds.rounds.plain() if watched.folds.rounds.used else {}),
             **watched.folds.came_and_went.plain(),
+            **watched.folds.faults.figures(watched.fleet.faults).plain(),
             "simulated_in_s": round(watched.wall_s, 2),
             "warnings": found["warnings"],
             "figures": rows(watched),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -57,6 +57,89 @@ class FaultFigures:
         return {"faults": [asdict(fault) for fault in self.struck], "faults_not_struck": self.not_struck}
 
 
+class FaultFold:
+    """Follows faults through a log, instant by instant."""
+
+    def __init__(self) -> None:
+        self._struck: list[InjectedFault] = []
+        self._machines: dict[tuple[str, str], str] = {}
+        self._step = 0
+
+    @property
+    def hears(self) -> dict[type, Callable[[float, Any], None]]:
+        """The events and commands that it follows: each is taken with its time, in seconds on the run's clock."""
+        return {
+            c.Stepped: self._stepped,
+            c.Struck: self._strikes,
+            c.Down: self._down,
+            c.Up: self._up,
+            c.Resumed: self._resumed,
+            c.Restart: self._replaced,
+            c.Stop: self._replaced,
+            c.Fail: self._failed,
+        }
+
+    def figures(self, scripted: Iterable[Fault] = ()) -> FaultFigures:
+        """What was found so far.
+
+        Args:
+            scripted: the faults that were to strike.
+        """
+        missing = Counter(map(str, scripted)) - Counter(fault.fault for fault in self._struck)
+        return FaultFigures(list(self._struck), sorted(missing.elements()))
+
+    def _stepped(self, now: float, event: c.Stepped) -> None:
+        del now
+        self._step = event.version
+
+    def _strikes(self, now: float, event: c.Struck) -> None:
+        machine = self._machines.get((event.role, event.id.partition(".")[0]), "")
+        fault = InjectedFault(
+            event.fault, event.role, event.id, machine, event.phase, self._step, event.kind, round(now, 3)
+        )
+        self._struck.append(fault)
+
+    def _down(self, now: float, event: c.Down) -> None:
+        if event.cause is not c.Cause.STOPPED:
+            for one in self._open(event.role, event.id):
+                one.detected_s, one.reason = round(now, 3), event.reason
+
+    def _up(self, now: float, event: c.Up) -> None:
+        self._machines[event.role, event.id] = event.machine
+        for one in self._unserved(event.role, event.id):
+            one.serving_s = round(now, 3)
+
+    def _resumed(self, now: float, event: c.Resumed) -> None:
+        del event
+        for one in self._open(CONTROLLER, "0"):
+            one.detected_s = one.serving_s = round(now, 3)
+            one.action = "resume"
+
+    def _replaced(self, now: float, command: c.Restart | c.Stop) -> None:
+        for one in self._unserved(command.role, command.id, decided=False):
+            one.action = "restart" if isinstance(command, c.Restart) else "evict"
+            if one.detected_s is None:  # the controller took it for down by itself
+                one.detected_s, one.reason = round(now, 3), str(command.reason.why)
+
+    def _failed(self, now: float, command: c.Fail) -> None:
+        del command
+        for one in self._struck:
+            if one.detected_s == round(now, 3) and not one.action:
+                one.action = "fail"
+
+    def _open(self, role: str, id_: str) -> Iterator[InjectedFault]:
+        """Faults of a member that nobody has noticed yet."""
+        return (one for one in self._struck if (one.role, one.member) == (role, id_) and one.detected_s is None)
+
+    def _unserved(self, role: str, id_: str, *, decided: bool = True) -> Iterator[InjectedFault]:
+        """Faults of a member that nobody has taken the place of yet: with `decided` those that are noticed, else those whose
+        action is open."""
+        for one in self._struck:
+            waits = one.detected_s is not None if decided else not one.action
+            if waits and (one.role, one.member) == (role, id_) and one.serving_s is None:
+                yield one
+
+
 def fault_figures(log: Iterable[Instant], scripted: Iterable[Fault] = ()) -> FaultFigures:
     """The faults of a log.
 
@@ -64,65 +147,11 @@ def fault_figures(log: Iterable[Instant], scripted: Iterable[Fault] = ()) -> Fau
         log: its instants.
         scripted: the faults that were to strike.
     """
-    fold = _Fold()
+    fold = FaultFold()
+    hears = fold.hears
     for instant in log:
-        fold.take(instant)
-    missing = Counter(map(str, scripted)) - Counter(fault.fault for fault in fold.struck)
-    return FaultFigures(fold.struck, sorted(missing.elements()))
-
-
-class _Fold:
-    def __init__(self) -> None:
-        self.struck: list[InjectedFault] = []
-        self._machines: dict[tuple[str, str], str] = {}
-        self._step = 0
-
-    def take(self, instant: Instant) -> None:
-        now = round(instant.now, 3)
-        for event in instant.events:
-            match event:
-                case c.Stepped(version=version):
-                    self._step = version
-                case c.Struck(role=role, id=id_, kind=kind, phase=phase, fault=fault):
-                    machine = self._machines.get((role, id_.partition(".")[0]), "")
-                    self.struck.append(InjectedFault(fault, role, id_, machine, phase, self._step, kind, now))
-                case c.Down(role=role, id=id_, cause=cause, reason=reason) if cause is not c.Cause.STOPPED:
-                    for one in self._open(role, id_):
-                        one.detected_s, one.reason = now, reason
-                case c.Up(role=role, id=id_, machine=machine):
-                    self._machines[role, id_] = machine
-                    for one in self._unserved(role, id_):
-                        one.serving_s = now
-                case c.Resumed():
-                    for one in self._open(CONTROLLER, "0"):
-                        one.detected_s = one.serving_s = now
-                        one.action = "resume"
-                case _:
-                    pass
-        for command in instant.commands:
-            self._decided(command, now)
-
-    def _decided(self, command: c.Command, now: float) -> None:
-        match command:
-            case c.Restart(role=role, id=id_, reason=reason) | c.Stop(role=role, id=id_, reason=reason):
-                for one in self._unserved(role, id_, decided=False):
-                    one.action = "restart" if isinstance(command, c.Restart) else "evict"
-                    if one.detected_s is None:  # the controller took it for down by itself
-                        one.detected_s, one.reason = now, str(reason.why)
-            case c.Fail():
-                for one in self.struck:
-                    if one.detected_s == now and not one.action:
-                        one.action = "fail"
-            case _:
-                pass
-
-    def _open(self, role: str, id_: str) -> Iterator[InjectedFault]:
-        """Faults of a member that nobody has noticed yet."""
-        return (one for one in self.struck if (one.role, one.member) == (role, id_) and one.detected_s is None)
-
-    def _unserved(self, role: str, id_: str, *, decided: bool = True) -> Iterator[InjectedFault]:
-        """Faults of a member that nobody has taken the place of yet; with `decided`, that are noticed."""
-        for one in self.struck:
-            waits = one.serving_s is None and (one.detected_s is not None) >= decided
-            if (one.role, one.member) == (role, id_) and waits and (decided or not one.action):
-                yield one
+        for one in (*instant.events, *instant.commands):
+            hear = hears.get(type(one))
+            if hear is not None:
+                hear(instant.now, one)
+    return fold.figures(scripted)

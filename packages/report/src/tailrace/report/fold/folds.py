@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
+from tailrace.pipeline.run.fault_figures import FaultFold
 from tailrace.pipeline.run.replica_figures import ReplicaFigures
 from tailrace.pipeline.run.round_figures import RoundFigures
 from tailrace.pipeline.spec import PipelineSpec
@@ -35,6 +36,7 @@ class Folds:
         self.history = history = History(spec, first=first)
         self.batches, self.versions, self.evaluations = TrainedBatches(history), Versions(), EvaluationFold(history)
         self.interruptions, self.loads, self.timeline = Interruptions(history), Loads(history), Timeline(history)
+        self.faults = FaultFold()
         self.rounds, self.came_and_went, self.whereabouts = RoundFigures(spec), ReplicaFigures(), Whereabouts(history)
         folds = (
             self.loads,
@@ -44,6 +46,7 @@ class Folds:
             self.interruptions,
             self.timeline,
             self.whereabouts,
+            self.faults,
         )
         self._audience = audience(*(fold.hears for fold in folds))
         self._most = most
