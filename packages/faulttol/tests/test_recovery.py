@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 
 from tailrace.contracts import Cause, Failure, RecoveryAction
 from tailrace.contracts.plugins import load, names
-from tailrace.faulttol import ROLES, Isolate, RecoveryError, RestartTask
+from tailrace.faulttol import ROLES, Isolate, RecoveryError, RestartTask, RoleBased
 from tailrace.faulttol.testing import check_recovery_policy
 
 RESTART, EVICT, FAIL = RecoveryAction.RESTART, RecoveryAction.EVICT, RecoveryAction.FAIL
 EVICT_MACHINE = RecoveryAction.EVICT_MACHINE
+RESTART_TASK, START_OVER = RecoveryAction.RESTART_TASK, RecoveryAction.START_OVER
 
 
 def failure(role="replica", failures=1, others=0, **more):
@@ -33,6 +34,10 @@ def test_every_built_in_keeps_the_contract(name):
         Isolate(machine_failures=2),
         Isolate(9, 9, 9, 1e-3, 1),
         RestartTask(1),
+        RestartTask(0, 1.0),
+        RoleBased(),
+        RoleBased(0, 0),
+        RoleBased(2, 9, 1e-3, 2),
     ],
 )
 def test_contract(policy, seed):
@@ -123,8 +128,12 @@ def test_isolate_gives_a_machine_up_whose_members_keep_failing():
     assert Isolate().on_down(failure(machine="m1", machine_failures=500)) is RESTART
 
 
-def test_restart_task_fails_the_run():
-    assert {RestartTask().on_down(failure(role, others=3)) for role in ROLES} == {FAIL}
+def test_restart_task_starts_over_whatever_fails_until_it_has_done_so_too_often():
+    policy = RestartTask(max_task_restarts=2)
+    for role in ROLES:
+        found = [policy.on_down(failure(role, others=3, task_restarts=count)) for count in range(4)]
+        assert found == [START_OVER, START_OVER, FAIL, FAIL]
+    assert {RestartTask(max_task_restarts=0).on_down(failure(role, others=3)) for role in ROLES} == {FAIL}
 
 
 @pytest.mark.parametrize(
@@ -147,3 +156,4 @@ def test_plugin_names():
     assert {"isolate", "restart-task"} <= set(names("tailrace.recovery"))
     assert load("tailrace.recovery", "isolate") is Isolate
     assert load("tailrace.recovery", "restart-task") is RestartTask
+    assert load("tailrace.recovery", "role-based") is RoleBased

@@ -21,7 +21,7 @@ def may_give_up(played):
 def test_a_run_that_gave_up_at_every_fault_goes_on_each_time():
     resumed = 0
     for seed in seeds(25, fits=lambda case: patient(case) and case.faults):
-        played = may_give_up(world(seed, spec={"recovery": policy("recovery", "restart-task")}))
+        played = may_give_up(world(seed, spec={"recovery": policy("recovery", "restart-task", max_task_restarts=0)}))
         controller, times = play(seed, played, gives_up=True), 0
         while not controller.finished:
             assert "is not restarted" in controller.failure, f"seed {seed}: {controller.failure}"

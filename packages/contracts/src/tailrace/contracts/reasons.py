@@ -70,6 +70,7 @@ class Why(StrEnum):
     MACHINE_SILENT: nobody on machine `who` answers; numbers as of SILENT.
     HYBRID: replica `who`, which stands on the trainer's devices, does nothing any more, so the fault is the trainer's; a
         command also has the numbers of FAILED.
+    TASK_RESTART: the whole task starts anew because of `who`, a role and an id; `task_restarts` in a row without a step.
     MACHINE: its machine is no longer used; `who`.
     POLICY: a policy's own reason; its numbers are the policy's.
     """
@@ -120,6 +121,7 @@ class Why(StrEnum):
     SILENT = "silent"
     MACHINE_SILENT = "machine-silent"
     HYBRID = "hybrid"
+    TASK_RESTART = "task-restart"
     MACHINE = "machine"
     POLICY = "policy"
 

@@ -134,7 +134,11 @@ class Failure:
         failures: failures of this member in the policy's window since it last did work, including this one.
         role_failures: failures of all members of its role in the window, including this one.
         machine_failures: failures of all members on its machine in the window, including this one; 0 if unknown.
-        first_iteration: whether no batch has been trained on yet.
+        first_iteration: whether no batch has been trained on since the run, or all of it, began.
+        step_failures: failures of its role in the present step, this one included unless a start failed. A step that is begun
+            again from a checkpoint is the same step.
+        failed_starts: starts of this member that failed one after the other, this one included.
+        task_restarts: how often the whole task has restarted since a batch was last trained on.
         starting: whether it failed while it started, so that a start or restart failed.
         others: members of the role that are not down.
         reason: one line for people to read.
@@ -153,6 +157,9 @@ class Failure:
     first_iteration: bool = False
     starting: bool = False
     others: int = 0
+    step_failures: int = 1
+    failed_starts: int = 0
+    task_restarts: int = 0
 
 
 class RecoveryAction(StrEnum):
@@ -162,6 +169,8 @@ class RecoveryAction(StrEnum):
     REPLACE: a fresh member takes its place, on another machine if there is one.
     EVICT: it is not restarted, and others do its work, or nobody does a ranker's.
     EVICT_MACHINE: its machine is no longer used; all members there are replaced elsewhere.
+    RESTART_TASK: every member starts anew, and the run goes on from the trainer's checkpoint with what the store holds.
+    START_OVER: the same, but all that was generated for batches after that checkpoint is lost, and generated again.
     FAIL: the run ends as failed.
     """
 
@@ -169,6 +178,8 @@ class RecoveryAction(StrEnum):
     REPLACE = "replace"
     EVICT = "evict"
     EVICT_MACHINE = "evict-machine"
+    RESTART_TASK = "restart-task"
+    START_OVER = "start-over"
     FAIL = "fail"
 
 

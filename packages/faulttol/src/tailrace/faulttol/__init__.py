@@ -13,7 +13,8 @@ from tailrace.faulttol.heartbeat import HeartbeatMonitor, Silence
 from tailrace.faulttol.injection import CONTROLLER, STRUCK_ROLES, Fault, FaultKind, FaultSchedule, parse_fault
 from tailrace.faulttol.process import die_with_parent, strike
 from tailrace.faulttol.random_faults import at_steps, random_faults
-from tailrace.faulttol.recovery import ROLES, Isolate, RestartTask
+from tailrace.faulttol.recovery import ROLES, Isolate, RestartTask, RoleBased
+from tailrace.faulttol.workflow import Trouble, Troubles, restarts_task
 
 __all__ = [
     "CONTROLLER",
@@ -34,10 +35,14 @@ __all__ = [
     "RecoveryError",
     "RestartTask",
     "RoleAware",
+    "RoleBased",
     "Silence",
+    "Trouble",
+    "Troubles",
     "at_steps",
     "die_with_parent",
     "parse_fault",
     "random_faults",
+    "restarts_task",
     "strike",
 ]

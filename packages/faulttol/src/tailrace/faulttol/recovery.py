@@ -11,9 +11,11 @@ from typing import Annotated
 
 from tailrace.contracts import Cause, Failure, RecoveryAction, Tried
 from tailrace.faulttol.errors import RecoveryError
+from tailrace.faulttol.workflow import restarts_task
 
 ROLES = ("replica", "relay", "scorer", "trainer", "data", "ranker", "environment")
 _REPLACEABLE = ("replica", "relay", "scorer", "ranker", "environment")
+TRAINER, REPLICA = "trainer", "replica"
 DISPENSABLE = ("ranker",)  # nothing waits for it
 
 
@@ -47,12 +49,7 @@ class Isolate:
     machine_failures: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            seconds = field.name == "window_s"
-            if not math.isfinite(value) or value < 0 or (seconds and value == 0):
-                expected = "a number of seconds above 0" if seconds else "a number of at least 0"
-                raise RecoveryError(f"found {field.name}={value}, expected {expected}")
+        _check_limits(self)
 
     def on_down(self, failure: Failure) -> RecoveryAction:
         """Restart the member while it has restarts left; then evict it if others do its work or nobody needs it, else fail."""
@@ -74,17 +71,95 @@ class Isolate:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartTask:
-    """Any failure fails the run, which must then be restarted as a whole. Plugin ``restart-task``.
+class RoleBased:
+    """Restart the role that failed, and the task only where that cannot help (RobustRL, section 5.1). Plugin ``role-based``.
 
-    The baseline of Laminar (section 3.3) and RobustRL.
+    A fault of the trainer ends all its ranks. It starts again from its last checkpoint and trains on what rollouts went on
+    making meanwhile; no new batch is taken for it. The whole task restarts, with what the store holds, if the fault is in the
+    first iteration (also the first after such a restart), is the second in one step, or if a restart fails twice. A code error
+    of a replica in the first iteration does so too. Any other member is replaced alone, and after `max_restarts` without work
+    in between evicted if others do its work; if not, the task restarts. After `max_task_restarts` of these without a step in
+    between the run fails.
 
     Args:
-        window_s: seconds after which a failure no longer counts; it changes nothing here.
+        max_task_restarts: restarts of the whole task without a batch trained on in between, before the run fails.
+        max_restarts: restarts of any other member than the trainer without work in between.
+        window_s: seconds after which a failure no longer counts.
+        machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never.
+
+    Raises:
+        RecoveryError: a limit is out of its range.
     """
 
+    max_task_restarts: Annotated[int, Tried((1_000,), rarely=(0, 1, 2))] = 3
+    max_restarts: Annotated[int, Tried((1_000,), rarely=(0, 1, 3))] = 3
+    window_s: float = 600.0
+    machine_failures: int = 0
+
+    def __post_init__(self) -> None:
+        _check_limits(self)
+
+    def on_down(self, failure: Failure) -> RecoveryAction:
+        """Restart the member, evict it, restart the task, or fail."""
+        role = failure.role
+        if role not in ROLES:
+            return RecoveryAction.FAIL
+        if role != TRAINER and failure.failures > self.max_restarts:
+            if role in DISPENSABLE or (role in _REPLACEABLE and failure.others > 0):
+                return RecoveryAction.EVICT
+            return self._task(failure)
+        unfit = failure.cause is Cause.MACHINE and bool(failure.machine) and failure.failures <= self.max_restarts
+        code_error = role == REPLICA and failure.cause is Cause.BROKE and failure.first_iteration
+        if not unfit and (code_error or (role == TRAINER and restarts_task(failure))):
+            return self._task(failure)
+        if unfit or (failure.machine and 0 < self.machine_failures <= failure.machine_failures):
+            return RecoveryAction.EVICT_MACHINE
+        return RecoveryAction.RESTART
+
+    def _task(self, failure: Failure) -> RecoveryAction:
+        if failure.task_restarts >= self.max_task_restarts:
+            return RecoveryAction.FAIL
+        return RecoveryAction.RESTART_TASK
+
+
+@dataclass(frozen=True, slots=True)
+class RestartTask:
+    """Restart everything whatever fails, and lose the rollouts of the step. Plugin ``restart-task``.
+
+    The baseline of RobustRL (ByteRobust; section 2.2): the task restarts from its last checkpoint, and what was generated since
+    is generated again.
+
+    Args:
+        max_task_restarts: restarts without a batch trained on in between, before the run fails. With 0 any failure fails the
+            run, as where nothing restarts it (the baseline of Laminar, section 3.3).
+        window_s: seconds after which a failure no longer counts; it changes nothing here.
+
+    Raises:
+        RecoveryError: a limit is out of its range.
+    """
+
+    max_task_restarts: int = 3
     window_s: float = 600.0
 
-    def on_down(self, failure: Failure) -> RecoveryAction:  # noqa: ARG002 - the protocol's argument
-        """Fail."""
-        return RecoveryAction.FAIL
+    def __post_init__(self) -> None:
+        _check_limits(self)
+
+    def on_down(self, failure: Failure) -> RecoveryAction:
+        """Start over, or fail."""
+        if failure.role not in ROLES or failure.task_restarts >= self.max_task_restarts:
+            return RecoveryAction.FAIL
+        return RecoveryAction.START_OVER
+
+
+def _check_limits(policy: Isolate | RoleBased | RestartTask) -> None:
+    """Check that limits are not negative, and the window above 0.
+
+    Raises:
+        RecoveryError: one is not.
+    """
+    for field in fields(policy):
+        value = getattr(policy, field.name)
+        seconds = field.name == "window_s"
+        if not math.isfinite(value) or value < 0 or (seconds and value == 0):
+            expected = "a number of seconds above 0" if seconds else "a number of at least 0"
+            raise RecoveryError(f"found {field.name}={value}, expected {expected}")

@@ -18,8 +18,10 @@ from dataclasses import replace
 from tailrace.contracts import Cause, DetectionPolicy, Failure, RecoveryAction, RecoveryPolicy, Signs, Suspected
 from tailrace.contracts.testing import check_reason
 from tailrace.faulttol.recovery import DISPENSABLE, ROLES
+from tailrace.faulttol.workflow import Troubles
 
 _GIVES_UP = (RecoveryAction.EVICT, RecoveryAction.FAIL)
+_RESTARTS_ALL = (RecoveryAction.RESTART_TASK, RecoveryAction.START_OVER)
 _CAUSES = tuple(cause for cause in Cause if cause is not Cause.STOPPED)  # a stopped member is no failure
 
 
@@ -96,22 +98,31 @@ def _check_that_it_gives_up(
     policy: RecoveryPolicy, role: str, where: Callable[[int], tuple[str, int]], failures: int
 ) -> None:
     for cause, starting, others in itertools.product(_CAUSES, (False, True), (0, 2)):
-        for count in range(1, failures + 1):
-            machine, there = where(count)
+        troubles, since = Troubles(first_iteration=False), 0
+        for number in range(1, failures + 1):
+            machine, there = where(number)
+            trouble, since = troubles.failed(role, f"{role}-0", 7, starting=starting), since + 1
             failure = Failure(
                 role=role,
                 member=f"{role}-0",
                 cause=cause,
                 machine=machine,
-                failures=count,
-                role_failures=count,
+                failures=since,
+                role_failures=since,
                 machine_failures=there,
                 starting=starting,
                 others=others,
+                first_iteration=trouble.first_iteration,
+                step_failures=trouble.step_failures,
+                failed_starts=trouble.failed_starts,
+                task_restarts=trouble.task_restarts,
             )
             action = _action(policy, failure)
             if action in _GIVES_UP:
                 break
+            if action in _RESTARTS_ALL:
+                troubles.task_restarted()
+                since = 0
         else:
             raise AssertionError(f"{action} for the {failures}th failure in a row without work in between: {failure}")
         if not others and role not in DISPENSABLE:

@@ -147,6 +147,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
+    pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, recovery"), "recovery", policies)
     detection = Random(f"tailrace fuzz {seed}, detection")
     pipeline |= draw_newer(detection, "detection", policies)
     if "detection" in policies:

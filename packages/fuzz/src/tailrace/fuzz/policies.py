@@ -59,6 +59,7 @@ FOLLOWS = {
 }
 """Options that follow from the rest of a case, or are drawn apart (`draw_options`)."""
 NEWER = {
+    "recovery": ("role-based",),
     "detection": ("role-aware", "rank-level", "cluster-level"),
     "batching": ("tail-batching",),
     "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down", "balanced"),
@@ -69,7 +70,7 @@ NEWER = {
 """Built-ins that are drawn apart from the others, so that the cases of most seeds are as they were before there were any."""
 SHARE_OF_NEWER = 0.15
 SHORT_LIVED = 0.16
-"""How often a recovery that ends the run with the first dead replica is kept: little happens after that."""
+"""How often a recovery is kept that ends the run with the first dead replica, or starts it over: little happens after that."""
 DRAWS = 20  # of options, until a policy takes them
 
 
@@ -92,7 +93,9 @@ def draw_policy(random: Random, axis: str, policies: Policies = NONE) -> dict[st
     names = [name for name in plugins.names(f"tailrace.{axis}") if name not in NEWER.get(axis, ())]
     policy = _drawn(random, axis, random.choice(names))
     if axis == "recovery" and random.random() >= SHORT_LIVED:
-        while ends_run(make_policy(axis, Choice(**policy)), "replica", failures=1, others=1):
+        while policy["name"] == "restart-task" or ends_run(
+            make_policy(axis, Choice(**policy)), "replica", failures=1, others=1
+        ):
             policy = _drawn(random, axis, random.choice(names))
     return policy
 

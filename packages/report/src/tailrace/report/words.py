@@ -63,12 +63,13 @@ REASONS = {
     Why.SILENT: "did not answer for {silent_s:.0f} s, longer than {limit_s:.0f} s",
     Why.MACHINE_SILENT: "nobody on machine {who} answered for {silent_s:.0f} s, longer than {limit_s:.0f} s",
     Why.HYBRID: "replica {who} on its devices does nothing any more",
+    Why.TASK_RESTART: "the whole task starts anew, for {who} failed",
     Why.MACHINE: "machine {who} is given up",
     Why.POLICY: "the policy's own reason",
 }
 
 _COUNTED = ("failures", "allowed", "window_s")
-_MEMBERS_FAULT = frozenset({Why.FAILED, *SUSPICIONS})
+_MEMBERS_FAULT = frozenset({Why.FAILED, Why.TASK_RESTART, *SUSPICIONS})
 
 ENDS = {
     Why.NO_SIGNAL: "no signal",
@@ -93,7 +94,7 @@ def why(reason: Reason) -> str:
         said = template.format(who=reason.who or "another", **reason.numbers)
     except KeyError:  # a policy of somebody else leaves numbers out, or a reason is new
         said, template = str(reason.why).replace("-", " "), ""
-    said_elsewhere = _COUNTED if reason.why in _MEMBERS_FAULT else ()
+    said_elsewhere = (*_COUNTED, "task_restarts") if reason.why in _MEMBERS_FAULT else ()
     more = [
         f"{name} {value:,.4g}"
         for name, value in reason.numbers.items()

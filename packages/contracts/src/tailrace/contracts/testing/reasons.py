@@ -31,6 +31,7 @@ NUMBERS: dict[Why, frozenset[str]] = {
     Why.DAMAGED: frozenset({"version"}),
     Why.STILL: frozenset({"still_s", "limit_s", "failures", "window_s", "allowed"}),
     Why.SILENT: frozenset({"silent_s", "limit_s", "failures", "window_s", "allowed"}),
+    Why.TASK_RESTART: frozenset({"task_restarts"}),
     Why.MACHINE_SILENT: frozenset({"silent_s", "limit_s", "failures", "window_s", "allowed"}),
     Why.HYBRID: frozenset({"failures", "window_s", "allowed"}),
 }
@@ -46,6 +47,7 @@ NAMES_ANOTHER = frozenset(
         Why.MACHINE,
         Why.MACHINE_SILENT,
         Why.HYBRID,
+        Why.TASK_RESTART,
     }
 )
 """Kinds whose `who` is another member or a machine."""

@@ -210,6 +210,8 @@ class Training:
 
     def abort(self, command: c.Abort, controller: Controller) -> None:
         """Trajectories are dropped; those that the controller still knows begin anew."""
+        if command.reason.why is c.Why.TASK_RESTART:
+            self._start_over(command.trajectories)
         ordered = {name for batch in self.ordered.values() for name in batch}
         if command.reason.why in _DONE:
             self.ended |= {int(name.partition(".")[0]) for name in command.trajectories}
@@ -219,6 +221,15 @@ class Training:
                 raise InvariantError(ONCE, f"{name} is dropped though it was trained on")
             if name not in self._evaluations and controller.ledger.get(name) is None:
                 self.dropped.add(name)
+
+    def _start_over(self, names: Iterable[str]) -> None:
+        """The task starts over: what was done with trajectories since the checkpoint did not happen."""
+        gone = set(names)
+        self.undone += len(gone & set(self.trained))
+        self.trained = {name: version for name, version in self.trained.items() if name not in gone}
+        self.ordered = {version: [n for n in batch if n not in gone] for version, batch in self.ordered.items()}
+        for name in gone:
+            self.rewards.pop(name, None)
 
     def route(self, command: c.Route) -> None:
         """What is dropped or trained on does not run again."""

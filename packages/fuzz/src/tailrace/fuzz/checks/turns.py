@@ -130,7 +130,7 @@ class Turns:
 
     def abort(self, command: c.Abort) -> None:
         """Trajectories are dropped, for good or to begin anew."""
-        if command.reason.why in (c.Why.SESSION_LOST, c.Why.VERSION_GONE, c.Why.EVALUATION):
+        if command.reason.why in (c.Why.SESSION_LOST, c.Why.VERSION_GONE, c.Why.EVALUATION, c.Why.TASK_RESTART):
             self.excused += len(command.trajectories)
             return  # what was lost is seen when they are routed again
         for name in command.trajectories:

@@ -44,6 +44,7 @@ from tailrace.pipeline.controller.rounds import Rounds
 from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.controller.sessions import Sessions
 from tailrace.pipeline.controller.states import GroupPhase
+from tailrace.pipeline.controller.task_restart import TaskRestart
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.controller.weights import Weights
@@ -122,6 +123,10 @@ class Controller:
             spec.recovery, self.members, self.trainer, self.outbox,
             losses=self.losses, fail=self._fail, checks=spec.machine_checks,
         )  # fmt: skip
+        self.task_restart = TaskRestart(
+            self.ledger, self.members, self.trainer, self.failures, self.losses, self.provisioning, self.discards,
+            self.outbox, self._fall_back,
+        )  # fmt: skip
         self.detection = Detection(spec.detection, self.members, self.fleet, self.trainer, self.failures)
         self.now = 0.0
         self.started = False
@@ -178,9 +183,12 @@ class Controller:
         try:
             if not self.started:
                 self._start(now)
-            if self._take_in(events) and not self.recovering:
+            goes_on = self._take_in(events)
+            if goes_on and self.task_restart.carry_out():
+                self.recovering = True
+            if goes_on and not self.recovering:
                 self.scoring.send()
-                self._decide(set(map(type, events)), now)
+                self._decide({*map(type, events), *self.detection.took()}, now)
         except Exception as error:
             line = blame(error, policies_of(self.spec, self.gate, self.source))
             if line is None:
@@ -203,6 +211,7 @@ class Controller:
             "iterations": self.provisioning.iterations,
             "failed groups": self.failed_groups,
             "predictions": self.predictions,
+            "failures": self.failures,
         }
         return plain_state(self, parts)
 
@@ -289,6 +298,7 @@ class Controller:
             raise ControllerError(f"found Stepped({event.version}) while the trainer makes {trainer.stepping}")
         self._check_measured(event)
         trainer.stepped(event.version)
+        self.failures.stepped(trainer.step - 1)
         self.provisioning.stepped(self.now, event.metrics.get("wall_s", 0.0))
         self.members.worked(TRAINER)
         self.ledger.trained(event.version)

@@ -42,6 +42,7 @@ class Detection:
         self._policy, self._members, self._fleet, self._trainer = policy, members, fleet, trainer
         self._failures = failures
         self._next_s = 0.0
+        self._took = False
         self._idle = True  # whether the trainer had nothing to train on at the last look
 
     def heard(self, event: c.Activity, now: float) -> None:
@@ -60,6 +61,11 @@ class Detection:
             self._next_s = now + self._policy.look_s
             self._look(now)
 
+    def took(self) -> tuple[type[c.Event], ...]:
+        """The kinds of events that what was found since the last call stands for."""
+        took, self._took = self._took, False
+        return (c.Down,) if took else ()
+
     def _look(self, now: float) -> None:
         policy, signs = self._policy, self._signs(now)
         for suspected in listed("detection", policy, "suspects", policy.suspects(signs), c.Suspected):
@@ -67,6 +73,7 @@ class Detection:
             if member is None:
                 raise answered("detection", policy, "suspects", suspected, "a member whose signs were given")
             if member.health is c.Health.UP:
+                self._took = True
                 self._failures.went_down(_down(member, suspected.reason), now, suspected.reason)
 
     def _signs(self, now: float) -> list[c.Signs]:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 
 from tailrace import contracts as c
+from tailrace.faulttol import Troubles
 from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import DATA, RANKER, TRAINER, Members, MemberState
 from tailrace.pipeline.controller.outbox import Outbox
@@ -46,6 +47,11 @@ class Failures:
         self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
         self._losses, self._fail, self._checks = losses, fail, checks
         self.resumes_at: int | None = None  # set until the store reports what survived the driver's death
+        self.troubles = Troubles()
+        self.task_restarts = 0
+        self.task: tuple[bool, MemberState, c.Reason] | None = None
+        """A restart of the whole task that is due: whether it starts over, who caused it, and why."""
+        self._causes: list[str] = []  # of restarts of the task since a batch was last trained on
 
     def went_down(self, event: c.Down, now: float, reason: c.Reason | None = None) -> None:
         """Handle a member that is gone or counts as gone. An event for a member that is down already is ignored.
@@ -66,7 +72,7 @@ class Failures:
             self._losses.lost(member)
             self._use_older_checkpoint(member, event.reason)
             return
-        failure = self._members.failure(member, event, now, self._policy.window_s, self._trainer.step)
+        failure = self._members.failure(member, event, now, self._policy.window_s, self._trainer.step, self.troubles)
         self._losses.lost(member)
         member.health = c.Health.DOWN
         numbers = {"failures": float(failure.failures), "window_s": self._policy.window_s}
@@ -85,9 +91,31 @@ class Failures:
 
     def restart_all(self, version: int | None) -> None:
         """Restart every member after the driver died. The data role falls back to the trainer's version."""
-        self.resumes_at = version
+        self.resumes_at, self.troubles, self.task = version, Troubles(), None
+        self._causes.clear()
         for member in list(self._members.states.values()):
             self._restart(member, c.Reason(c.Why.LOST_IN_CRASH))
+
+    def restart_task(self, version: int | None, culprit: MemberState, reason: c.Reason) -> None:
+        """Restart every member, since restarting one alone does not help. The data role falls back to the trainer's version.
+
+        Args:
+            version: the checkpoint that the trainer continues from.
+            culprit: whose failure it was.
+            reason: why that one is restarted.
+        """
+        self.resumes_at, self.task = version, None
+        self.task_restarts += 1
+        self.troubles.task_restarted()
+        numbers = {"task_restarts": float(self.troubles.task_restarts)}
+        for member in list(self._members.states.values()):
+            others = c.Reason(c.Why.TASK_RESTART, f"{culprit.role} {culprit.id}", numbers)
+            self._restart(member, reason if member is culprit else others)
+
+    def stepped(self, step: int) -> None:
+        """Note that a batch was trained on: `step` batches were before it."""
+        self.troubles.stepped(step)
+        self._causes.clear()
 
     def _act(self, member: MemberState, action: c.RecoveryAction, failure: c.Failure, reason: c.Reason) -> None:
         if action is _ACTIONS.RESTART or action is _ACTIONS.REPLACE:
@@ -99,10 +127,15 @@ class Failures:
             if reason.why in c.SUSPICIONS:  # its process still lives
                 self._outbox.send(c.Stop, role=member.role, id=member.id, reason=reason)
             del self._members.states[member.role, member.id]
+        elif action is _ACTIONS.RESTART_TASK or action is _ACTIONS.START_OVER:
+            self._causes.append(f"{member.role} {member.id}: {failure.reason}")
+            over = action is _ACTIONS.START_OVER or (self.task is not None and self.task[0])
+            self.task = (over, member, reason)
         elif action is _ACTIONS.FAIL:
+            before = f"; the task had been restarted for {'; '.join(self._causes)}" if self._causes else ""
             self._fail(
                 f"{member.role} {member.id} is down and is not restarted: {failure.reason} (failure {failure.failures} of "
-                f"it within {self._policy.window_s:.0f} s without work in between)"
+                f"it within {self._policy.window_s:.0f} s without work in between){before}"
             )
         else:
             where = f"on {failure.machine}" if failure.machine else "on an unknown machine"
@@ -122,6 +155,7 @@ class Failures:
 
     def came_up(self, member: MemberState) -> bool:
         """Whether a member that came up may stay: its machine may have been given up while it started."""
+        self.troubles.came_up(member.role, member.id)
         machine = member.machine
         if machine in member.avoids or machine not in self._members.given_up or member.health is not c.Health.UP:
             return True

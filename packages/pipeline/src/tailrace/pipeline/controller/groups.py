@@ -68,9 +68,11 @@ class Groups:
         """Complete a group that has its rewards: keep it for the trainer or filter it."""
         self._unbind(group.states)
         candidate = self._ledger.complete(group)
-        if self._source.keeps(group.index, candidate.rewards):
+        told = group.kept and isinstance(self._source, c.LaunchesRounds)  # its round counts it already
+        if told or self._source.keeps(group.index, candidate.rewards):
             self._gate.complete(group.index)
-            self._rounds.completed(group.index)
+            if not told:
+                self._rounds.completed(group.index)
         else:
             self.drop(group.index, c.GroupEnd.FILTERED, c.Reason(c.Why.NO_SIGNAL))
         self.drop_surplus()

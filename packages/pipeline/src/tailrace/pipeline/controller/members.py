@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Silent, Up
+from tailrace.faulttol import Troubles
 
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 ENVIRONMENT = "environment"
@@ -153,8 +154,12 @@ class Members:
         state.phase, state.still_s, state.heard_s = "", 0.0, None
         self.alarming.pop((state.role, state.id), None)
 
-    def failure(self, state: MemberState, event: Down, now: float, window_s: float, step: int) -> Failure:
+    def failure(
+        self, state: MemberState, event: Down, now: float, window_s: float, step: int, troubles: Troubles
+    ) -> Failure:
         """Count a failure. Returns the recovery policy's view of it."""
+        starting = state.health is Health.STARTING
+        trouble = troubles.failed(state.role, state.id, step, starting=starting and event.cause is not Cause.MACHINE)
         state.failures = [at for at in state.failures if now - at < window_s] + [now]
         self.failed = [entry for entry in self.failed if now - entry[0] < window_s]
         machine = event.machine or state.machine
@@ -170,9 +175,12 @@ class Members:
             failures=len(state.failures),
             role_failures=sum(role == state.role for _, role, _ in self.failed),
             machine_failures=sum(where == machine for _, _, where in self.failed) if machine else 0,
-            first_iteration=step == 0,
-            starting=state.health is Health.STARTING,
+            first_iteration=trouble.first_iteration,
+            starting=starting,
             others=sum(other is not state and other.health is not Health.DOWN for other in self.of(state.role)),
+            step_failures=trouble.step_failures,
+            failed_starts=trouble.failed_starts,
+            task_restarts=trouble.task_restarts,
         )
 
     def give_up(self, machine: str) -> list[MemberState]:

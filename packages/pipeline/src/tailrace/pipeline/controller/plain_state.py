@@ -10,6 +10,7 @@ from tailrace.contracts import AdmissionGate, BatchingSource
 from tailrace.pipeline.controller.discards import Discards
 from tailrace.pipeline.controller.environments import Environments
 from tailrace.pipeline.controller.evaluations import Evaluations
+from tailrace.pipeline.controller.failures import Failures
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import Members
@@ -28,6 +29,7 @@ class _Owners(Protocol):
     source: BatchingSource
     discards: Discards
     environments: Environments
+    failures: Failures
 
 
 def plain_state(owners: _Owners, parts: Mapping[str, object]) -> dict[str, Any]:
@@ -44,6 +46,7 @@ def plain_state(owners: _Owners, parts: Mapping[str, object]) -> dict[str, Any]:
         "trainer": dataclasses.asdict(owners.trainer),
         "evaluations": dataclasses.asdict(owners.evaluations),
         "environments": owners.environments.plain(),
+        "troubles": dataclasses.asdict(owners.failures.troubles),
     }
     for name, part in parts.items():
         plain[name] = {key: v for key, v in vars(part).items() if isinstance(v, int | float | str | None)}

@@ -101,7 +101,8 @@ class GroupState:
     `states` are its trajectories in order of their samples, once it has started. `scored` counts those with a reward;
     `rewards` has their rewards by sample, `tokens` their response tokens, `observed` those of them that environments answered,
     and `newer` counts those of versions newer than the group's. `predicted` are the response tokens that were predicted for
-    each of its trajectories when it started; None if nothing was. `candidate` is the complete group for a sampler. `round`,
+    each of its trajectories when it started; None if nothing was. `kept` says that it was complete and kept before the task
+    started over. `candidate` is the complete group for a sampler. `round`,
     `kind` and `draw` are those of its `Launch`.
     """
 
@@ -123,6 +124,7 @@ class GroupState:
     kind: str = ""
     draw: int | None = None
     predicted: float | None = None
+    kept: bool = False
 
     def fresh(self) -> list[TrajectoryState]:
         """Its trajectories, as none of them has started."""

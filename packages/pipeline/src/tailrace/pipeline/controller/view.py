@@ -10,6 +10,7 @@ from typing import Protocol
 from tailrace import contracts as c
 from tailrace.pipeline.controller.coordinator import Coordinator
 from tailrace.pipeline.controller.evaluations import EvaluationResult, Evaluations
+from tailrace.pipeline.controller.failures import Failures
 from tailrace.pipeline.controller.fleet import Replicas
 from tailrace.pipeline.controller.ledger import Ledger
 from tailrace.pipeline.controller.members import ENVIRONMENT, REPLICA, Members
@@ -31,6 +32,7 @@ class _Parts(Protocol):
     coordinator: Coordinator
     predictions: Predictions
     sessions: Sessions
+    failures: Failures
     gate: c.AdmissionGate
     finished: bool
     failure: str | None
@@ -301,6 +303,11 @@ class RunView:
         """Members that are not up: role, id and health."""
         states = self._parts.members.states.values()
         return [{"role": m.role, "id": m.id, "health": str(m.health)} for m in states if m.health is not c.Health.UP]
+
+    @property
+    def task_restarts(self) -> int:
+        """Number of restarts of the whole task."""
+        return self._parts.failures.task_restarts
 
     @property
     def replica_restarts(self) -> int:

@@ -379,7 +379,7 @@ class ExecutorContract(RealRuns):
 
     def test_a_run_that_gave_up_goes_on(self, tmp_path: Path, model: Path) -> None:
         """A policy ends it at the first failure; once resumed, failures count anew."""
-        spec = make_spec(recovery=policy("recovery", "restart-task"))
+        spec = make_spec(recovery=policy("recovery", "restart-task", max_task_restarts=0))
         deployment = make_deployment(tmp_path, model)
         executor = Executor(self.make_host(0.0), deployment)
         with (

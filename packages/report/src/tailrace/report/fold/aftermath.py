@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tailrace.contracts import Why
 
-ANEW = frozenset({Why.VERSION_GONE, Why.EVALUATION, Why.SESSION_LOST})
+ANEW = frozenset({Why.VERSION_GONE, Why.EVALUATION, Why.SESSION_LOST, Why.TASK_RESTART})
 """Reasons of an `Abort` after which its trajectories begin anew."""
 AGAIN = frozenset({Why.NOT_SCORED_YET, Why.DEFERRED})
 """Reasons of an `Abort` of a group whose prompt comes again."""

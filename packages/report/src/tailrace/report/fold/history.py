@@ -14,6 +14,7 @@ from tailrace import contracts as c
 from tailrace.pipeline.controller.members import DATA, REPLICA, TRAINER
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.aftermath import AGAIN, AGAIN_IN_ROUNDS, ANEW, RELEASING
+from tailrace.report.fold.groups import GroupHistory
 from tailrace.report.fold.states import Group, Outage, PastMember, Stage, Trajectory
 from tailrace.report.fold.turns import TurnHistory
 from tailrace.report.words import why
@@ -22,7 +23,7 @@ _KINDS = [kind for union in (c.Event, c.Command) for kind in typing.get_args(uni
 _UP, _DOWN, _STARTING, _STOPPING = c.Health.UP, c.Health.DOWN, c.Health.STARTING, c.Health.STOPPING
 
 
-class History(TurnHistory):
+class History(GroupHistory, TurnHistory):
     """The fold. `observe` takes the instants of a log in order.
 
     `made` maps each version that training made, and did not fall back behind, to its number of batches. `consumed` are the
@@ -36,7 +37,8 @@ class History(TurnHistory):
     """
 
     def __init__(self, spec: PipelineSpec, *, first: int = 0) -> None:
-        super().__init__()
+        GroupHistory.__init__(self)
+        TurnHistory.__init__(self)
         gate, batch = spec.admission.gate(spec.batch_groups), spec.batch_groups
         launch = spec.batching.open().next(c.Progress(0, -1, 0, 0, 0, 0, 0, batch, spec.steps))
         self.batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise  # its room grows as a batch starts
@@ -50,13 +52,9 @@ class History(TurnHistory):
         self.members: dict[tuple[str, str], PastMember] = {}
         self.trajectories: dict[str, Trajectory] = {}
         self.pending: dict[str, Trajectory] = {}
-        self.groups: dict[int, Group] = {}
-        self.stages: Counter[Stage] = Counter()
-        self.ended: Counter[str] = Counter()
         self.version, self.published, self.publishing = first, -1, -1
         self.making: int | None = None
         self.made: dict[int, int] = {first: 0}
-        self.consumed: dict[int, list[Group]] = {}
         self.offcuts: dict[str, list[int]] = {}
         self.unfinished: list[int] = []
         self.relays: tuple[str, ...] = ()
@@ -67,6 +65,7 @@ class History(TurnHistory):
         self.failure: str | None = None
         self._down: dict[tuple[str, str], Outage] = {}
         self._aborts: dict[int, tuple[str, ...]] = {}  # drops that the store has not answered
+        self._task_restarted_s: float | None = None
         self._oldest: dict[int, int] = {}  # version that a checkpoint lets the trainer go back to
         handlers = {kind: getattr(self, f"_on_{kind.__name__.lower()}", None) for kind in _KINDS}
         self._on: dict[type, Callable[[Any], None]] = {kind: on for kind, on in handlers.items() if on is not None}
@@ -85,31 +84,6 @@ class History(TurnHistory):
     def step(self) -> int:
         """Batches trained on."""
         return self.made[self.version]
-
-    @property
-    def buffered(self) -> int:
-        """Groups that are complete and not consumed."""
-        return self.stages[Stage.BUFFERED]
-
-    @property
-    def generating(self) -> int:
-        """Groups that have started and are not complete."""
-        return self.stages[Stage.GENERATING]
-
-    @property
-    def trained(self) -> int:
-        """Groups that were trained on."""
-        return self.stages[Stage.TRAINED]
-
-    @property
-    def dropped(self) -> int:
-        """Groups that ended and were not trained on."""
-        return self.ended.total()
-
-    @property
-    def started(self) -> int:
-        """Groups that have started, or were dropped before."""
-        return self.stages.total() + self.dropped
 
     def batch(self, version: int) -> list[Trajectory]:
         """What was consumed for a version so far."""
@@ -184,8 +158,12 @@ class History(TurnHistory):
         known = self._known(names)
         if reason in ANEW:
             for each in known:
-                self.regenerated += reason is not c.Why.EVALUATION and each.version is not None
+                counts = reason is not c.Why.EVALUATION and (reason is not c.Why.TASK_RESTART or self.recovering)
+                self.regenerated += counts and each.version is not None  # a new store is told again
                 each.version, each.tokens, each.observed, each.turns = None, 0, 0, 0
+            if reason is c.Why.TASK_RESTART:
+                self._start_over(known)
+                self.pending.update({each.ref.trajectory: each for each in known})
             return
         again = names in self._aborts.values()  # to a new data role
         self._aborts[command.seq] = names
@@ -230,18 +208,6 @@ class History(TurnHistory):
         return self.trajectories.get(name)
 
     # ---- groups and the trainer -----------------------------------------------------------------------------------
-
-    def _group(self, index: int) -> Group:
-        group = self.groups.get(index)
-        if group is None:
-            group = self.groups[index] = Group(index)
-            self.stages[group.stage] += 1
-        return group
-
-    def _to(self, group: Group, stage: Stage, version: int | None = None) -> None:
-        self.stages[group.stage] -= 1
-        self.stages[stage] += 1
-        group.stage, group.version = stage, version
 
     def _on_step(self, command: c.Step) -> None:
         self._take(command.version, [name for names in command.mini_batches for name in names])
@@ -347,9 +313,12 @@ class History(TurnHistory):
             self._fault(member, event.reason)
 
     def _on_restart(self, command: c.Restart) -> None:
-        """One that is not down was taken for down by the controller itself, unless the whole run starts again."""
-        member = self.member(command.role, command.id)
-        if member.health is not _DOWN and command.reason.why is not c.Why.LOST_IN_CRASH:
+        """One that is not down was taken for down by the controller itself, unless all of them start again."""
+        member, reason = self.member(command.role, command.id), command.reason.why
+        if reason is c.Why.TASK_RESTART and self._task_restarted_s != self.now:
+            self._task_restarted_s = self.now
+            self._all_anew()
+        if member.health is not _DOWN and reason not in (c.Why.LOST_IN_CRASH, c.Why.TASK_RESTART):
             self._lose(member)
             self._fault(member, why(command.reason))
         member.health = _STARTING
@@ -368,16 +337,21 @@ class History(TurnHistory):
 
     def _on_resumed(self, event: c.Resumed) -> None:
         """The driver died, and every process with it."""
-        self.failure, self.finished, self.recovering = None, False, True
+        self.failure, self.finished = None, False
+        self._all_anew()
+        if event.replicas is not None:  # the first so many stay
+            for key in [key for key in self.members if key[0] == REPLICA][event.replicas :]:
+                del self.members[key]
+
+    def _all_anew(self) -> None:
+        """Every process is new, and the store will say what it holds."""
+        self.recovering = True
         for key, member in list(self.members.items()):
             self._lose(member)
             if member.health is _STOPPING:
                 del self.members[key]
             elif member.health is not _DOWN:
                 member.health = _STARTING
-        if event.replicas is not None:  # the first so many stay
-            for key in [key for key in self.members if key[0] == REPLICA][event.replicas :]:
-                del self.members[key]
 
     def _lose(self, member: PastMember) -> None:
         """What a member alone knew is gone."""
