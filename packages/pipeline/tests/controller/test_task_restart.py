@@ -117,7 +117,7 @@ def test_what_else_arrives_at_that_moment_still_counts():
 def test_restart_task_begins_the_step_over_and_trains_on_every_prompt_once():
     run = in_second_iteration(recovery=policy("recovery", "restart-task"))
     run.forget(c.Step)
-    before = {name for name in run.controller.ledger.trajectories}
+    before = set(run.controller.ledger.trajectories)
     kept = {state.id for state in run.controller.ledger.batch(1)}
     run.held = tuple(sorted(before))
     given = run.down("replica", "r1", leave=(*ROLES, c.Abort))  # the store is not there to answer

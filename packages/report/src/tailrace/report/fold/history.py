@@ -15,7 +15,7 @@ from tailrace.pipeline.controller.members import DATA, REPLICA, TRAINER
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.aftermath import AGAIN, AGAIN_IN_ROUNDS, ANEW, RELEASING
 from tailrace.report.fold.groups import GroupHistory
-from tailrace.report.fold.states import Group, Outage, PastMember, Stage, Trajectory
+from tailrace.report.fold.states import Outage, PastMember, Stage, Trajectory
 from tailrace.report.fold.turns import TurnHistory
 from tailrace.report.words import why
 
