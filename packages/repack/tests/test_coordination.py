@@ -215,6 +215,37 @@ def test_a_replica_far_ahead_is_emptied():
     assert plan([fleet[0], replica("b", 2, version=4)]) == []  # nobody else may go on with it
 
 
+def test_who_waits_for_tools_is_not_behind():
+    """It is as fast as the other once they answer; emptying the other would only move work to and fro."""
+    busy = replica("a", 12)
+    waits = replica("b", in_flight=12, in_environment=12)
+    assert [eviction.replica for eviction in plan([busy, replica("b")])] == ["a"]
+    assert plan([busy, waits]) == []
+    few = replica("b", 2, in_flight=12, in_environment=10)
+    assert [eviction.replica for eviction in plan([busy, replica("b", 2)])] == ["a"]
+    assert plan([busy, few]) == []
+
+
+def test_no_more_counts_as_coming_back_than_runs_at_once():
+    busy = replica("a", 24)
+    assert plan([busy, replica("b", in_flight=200, in_environment=200, max_running=24)]) == []
+    (eviction,) = plan([busy, replica("b", in_flight=200, in_environment=200, max_running=3)])
+    assert (eviction.replica, eviction.reason.who) == ("a", "b")
+
+
+def test_nothing_is_split_where_nothing_runs():
+    waiting = replica("a", in_flight=4, in_environment=4, trajectories=replica("a", 4).trajectories)
+    assert plan([waiting, replica("b")]) == []
+
+
+def test_a_replica_gets_no_more_than_its_engine_runs():
+    """Else the excess waits in the engine, migration takes it away, and routing gives it again."""
+    free = [replica("a", 30, max_running=32), replica("b", 5, capacity=4)]
+    placed = routed(free, *members(0, 20))
+    assert [name for _, name in placed] == ["a", "a"]
+    assert len(routed([replica("a", 30)], *members(0, 20))) == 20
+
+
 def test_beside_an_idle_replica():
     assert [eviction.replica for eviction in plan([replica("a", 2), replica("b")])] == ["a"]
     assert plan([replica("a", 1), replica("b")]) == []  # it would only trade places

@@ -113,6 +113,13 @@ def test_who_waits_for_an_environment_holds_no_place_but_is_owed():
     assert run.view.contradictions == 0
 
 
+def test_what_an_engine_runs_at_once_is_in_the_view_of_its_replica():
+    run = one_replica()
+    assert (run.replica("r0").max_running, run.replica("r0").places) == (0, run.replica("r0").capacity)
+    run.go(c.Snapshot("r0", 0.0, 0, 0, 0, None, 99, max_running=1), leave=(c.Call, c.Route))
+    assert (run.replica("r0").max_running, run.replica("r0").places) == (1, 1)
+
+
 def test_repeated_reports_change_nothing():
     run = away(one_replica())
     call = of(c.Call, run.given)[0]

@@ -72,6 +72,7 @@ class EngineStats:
         waiting: requests queued.
         kv_capacity_tokens: tokens that the KV cache holds; 0 if the engine does not say.
         preemptions: times so far that a request lost its KV cache to make room for others; 0 if the engine does not say.
+        max_running: most requests of one decode batch; 0 if the engine does not say.
     """
 
     kv: float
@@ -79,6 +80,7 @@ class EngineStats:
     waiting: int
     kv_capacity_tokens: int = 0
     preemptions: int = 0
+    max_running: int = 0
 
 
 @runtime_checkable

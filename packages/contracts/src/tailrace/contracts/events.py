@@ -25,6 +25,7 @@ class Snapshot:
         kv_capacity_tokens: tokens that its KV cache can hold; 0 if the engine does not say.
         steps: engine steps since the replica started.
         preemptions: times since the replica started that the engine took a trajectory's KV cache away to make room.
+        max_running: most trajectories that its engine runs at once; 0 if the engine does not say.
     """
 
     replica: str
@@ -38,6 +39,7 @@ class Snapshot:
     kv_capacity_tokens: int = 0
     steps: int = 0
     preemptions: int = 0
+    max_running: int = 0
 
 
 @record

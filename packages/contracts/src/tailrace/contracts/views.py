@@ -164,7 +164,7 @@ class ReplicaView:
         version: the version that it serves, None before its first pull.
         pulling: whether a pull is under way.
         in_flight: trajectories that it owes: routed to it and not back, and those of its that environments answer now.
-        capacity: most trajectories in its decode batch.
+        capacity: most trajectories that it is given; see `places` for those that run.
         kv: share of the KV cache in use, 0 to 1, at the last snapshot.
         kv_before: `kv` at the previous periodic sample.
         kv_peak: the highest `kv` since it was last given work.
@@ -180,6 +180,7 @@ class ReplicaView:
         pool: the pool of equal replicas that it belongs to; empty where all are alike.
         site: its datacenter; empty for the trainer's.
         in_environment: trajectories in flight whose last turn an environment answers. They hold no place and come back.
+        max_running: most trajectories that its engine runs at once, as it says itself; 0 if it does not.
     """
 
     replica: str
@@ -202,6 +203,12 @@ class ReplicaView:
     pool: str = ""
     site: str = ""
     in_environment: int = 0
+    max_running: int = 0
+
+    @property
+    def places(self) -> int:
+        """Most trajectories that it may be given so that all run: further ones would wait in its engine."""
+        return min(self.capacity, self.max_running) if self.max_running else self.capacity
 
     @property
     def held(self) -> int:

@@ -89,7 +89,7 @@ class GainIndex:
                 -1 if view.version is None else view.version,
                 view.running,
                 kv_tokens(view),
-                0 if view.waiting else view.capacity,  # nothing may run while something waits
+                0 if view.waiting else view.places,  # nothing may run while something waits
             )
             for view in views
         ]
@@ -188,7 +188,7 @@ class GainIndex:
 
     def empty(self, index: int, version: int) -> None:
         """Set a replica to an empty one that has just pulled a version."""
-        self._set(index, (version, 0, 0, self.views[index].capacity))
+        self._set(index, (version, 0, 0, self.views[index].places))
 
     def mark(self) -> None:
         """Remember the state for `rollback`."""

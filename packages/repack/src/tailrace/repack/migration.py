@@ -8,7 +8,9 @@ Evicted trajectories go back to the pool, and the routing policy places them aga
   whose keys and values would be computed anew in every period;
 * plans are a period apart, and only replicas whose snapshot shows every earlier command are compared, so that a load is not
   acted on twice;
-* a trajectory that no other replica may continue stays where it is.
+* a trajectory that no other replica may continue stays where it is;
+* a replica's throughput is the one that it has once its trajectories come back from their environments: the paper has none, and
+  a replica all of whose trajectories wait for tools would look idle, and the others would be emptied for it again and again.
 """
 
 from __future__ import annotations
@@ -101,20 +103,26 @@ class Migration(Costed):
         """Case 2: the replica of the highest throughput, if its ratio to the lowest is too large."""
         if len(views) < 2:
             return None
-        model = self.model
-        rates = [model.throughput(kv_tokens(view), view.running) for view in views]
+        rates = [self._owed(view) for view in views]
         high, low = max(rates), min(rates)
         ahead, behind = views[rates.index(high)], views[rates.index(low)]
         if low > 0:
             if high / low <= self.phi_throughput:
                 return None
-        elif high == 0 or len(ahead.trajectories) < 2 or not self._gains(ahead, high) or _any_routable(views, cycle):
+        elif not ahead.running or len(ahead.trajectories) < 2 or not self._gains(ahead) or _any_routable(views, cycle):
             return None
         return ahead, Reason(Why.LOW_THROUGHPUT, behind.replica, {"here": high, "there": low})
 
-    def _gains(self, view: ReplicaView, throughput: float) -> bool:
+    def _owed(self, view: ReplicaView) -> float:
+        """A replica's throughput with what environments answer for it, each as long as those that run, as far as all run."""
+        running = view.running
+        owed = min(running + view.in_environment, max(running, view.places))
+        tokens = kv_tokens(view)
+        return self.model.throughput(round(tokens / running * owed) if running else 0, owed)
+
+    def _gains(self, view: ReplicaView) -> bool:
         """Whether two replicas with half of this one's trajectories each would have a higher throughput together."""
-        half = view.running // 2
+        half, throughput = view.running // 2, self.model.throughput(kv_tokens(view), view.running)
         shares = ((kv_tokens(view) * count / view.running, count) for count in (half, view.running - half))
         return sum(self.model.throughput(tokens, count) for tokens, count in shares) > throughput * (1 + 1e-9)
 

@@ -114,6 +114,7 @@ class Reports:
                 kv_capacity_tokens=stats.kv_capacity_tokens,
                 steps=self._standstill.steps,
                 preemptions=stats.preemptions,
+                max_running=stats.max_running,
             )
         )
         self._snapshot_at, self._tokens_since_snapshot = now, 0

@@ -239,6 +239,7 @@ class TransformersEngine:
             waiting=max(0, len(self._generations) - running),
             kv_capacity_tokens=len(processors) * self._blocks * self._block_tokens,
             preemptions=self._preemptions,
+            max_running=self._max_num_seqs,
         )
 
     def close(self) -> None:

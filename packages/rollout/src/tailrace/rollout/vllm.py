@@ -112,7 +112,7 @@ class VLLMEngine:
         import torch
 
         self._torch_threads = options.threads or torch.get_num_threads()
-        self._workers = workers
+        self._workers, self._max_num_seqs = workers, max_num_seqs
         self._thread: int | None = None
         self._sampling_params, self._core_request = SamplingParams, EngineCoreRequest
         self._client = self._llm.engine_core
@@ -248,6 +248,7 @@ class VLLMEngine:
             waiting=len(self._requests) - running,
             kv_capacity_tokens=self._scheduler.kv_cache_config.num_blocks * self._scheduler.block_size,
             preemptions=self._preemptions,
+            max_running=self._max_num_seqs,
         )
 
     def close(self) -> None:

@@ -83,10 +83,9 @@ class Replica:
         self._preempted = 0  # before this process
         self.incarnation = 0
         self.member: VirtualMember | None = None
-        self.up = self.hung = False
+        self.up = self.hung = self.pulling = False
         self.stalled_s: float | None = None
         self.version: int | None = None
-        self.pulling = False
         self.order = Order()
         self.last_seq = self.finished = 0
         self.reported = True  # whether the controller knows that it is idle
@@ -371,6 +370,7 @@ class Replica:
             self._rate(),
             kv_capacity_tokens=self.pool.costs(self.tp)[0].kv_capacity_tokens,
             preemptions=engine.preemptions - self._preempted,
+            max_running=self.pool.rollout.max_running,
         )
 
     def _rate(self) -> float:

@@ -45,6 +45,7 @@ class ReplicaState:
     preemptions: int = 0
     running: int = 0
     waiting: int = 0
+    max_running: int = 0
     sent: int = 0
     fresh: bool = False
     moving_out: bool = False
@@ -101,6 +102,7 @@ class ReplicaState:
             self.member.pool,
             self.member.site,
             len(self.away),
+            self.max_running,
         )
         if not opens(view):
             object.__setattr__(view, "open", False)  # the view is not in use yet
@@ -214,7 +216,7 @@ class Replicas:
         if snapshot.tokens_per_s > 0:
             replica.moved_s = self.now
         replica.kv, replica.running, replica.waiting = snapshot.kv, snapshot.running, snapshot.waiting
-        replica.kv_capacity_tokens = snapshot.kv_capacity_tokens
+        replica.kv_capacity_tokens, replica.max_running = snapshot.kv_capacity_tokens, snapshot.max_running
         replica.preempted += max(0, snapshot.preemptions - replica.preemptions)
         replica.preemptions = snapshot.preemptions
         replica.kv_peak = max(replica.kv_peak, snapshot.kv)

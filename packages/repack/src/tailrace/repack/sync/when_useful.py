@@ -187,11 +187,7 @@ class BlockedHeads:
                 self._elsewhere[length, version or 0], self._least[length] = elsewhere, least
             if elsewhere or trajectory.exact:
                 continue
-            if (
-                running >= view.capacity
-                or kv + length > budget
-                or index.bound(running, kv, length) < self._least[length]
-            ):
+            if running >= view.places or kv + length > budget or index.bound(running, kv, length) < self._least[length]:
                 return True
             running, kv = running + 1, kv + length
         return False

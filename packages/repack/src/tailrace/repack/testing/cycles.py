@@ -86,7 +86,9 @@ def random_views(random_numbers: random.Random, count: int) -> list[ReplicaView]
             )
         )
     away = random.Random(f"in environments {len(views)} {views[0].kv if views else 0}")  # the rest stays as it was
-    return [_with_some_away(view, away.choice([0, 0, 0, 1, 3])) for view in views]
+    views = [_with_some_away(view, away.choice([0, 0, 0, 1, 3])) for view in views]
+    says = random.Random(f"what engines say {len(views)} {views[0].kv if views else 0}")
+    return [dataclasses.replace(view, max_running=says.choice([0, 0, view.running, view.capacity])) for view in views]
 
 
 def _with_some_away(view: ReplicaView, count: int) -> ReplicaView:

@@ -36,7 +36,7 @@ class _Instance:
             waiting=self.view.waiting,
             length=length,
             kv_budget_tokens=self.view.kv_capacity_tokens,
-            capacity=self.view.capacity,
+            capacity=self.view.places,
         )
 
 
@@ -155,7 +155,7 @@ def migrate_slowly(policy: Migration, cycle: Cycle) -> list[Evict]:
                 migration[view.replica] = tail[::-1][:excess]
                 numbers = {"waiting": view.waiting, "limit": policy.phi_wait}
                 why[view.replica] = Reason(Why.WAITING_TOO_LONG, numbers=numbers)
-    rates = {instance.view.replica: policy.model.throughput(instance.kv, instance.running) for instance in instances}
+    rates = {instance.view.replica: _owed(policy, instance) for instance in instances}
     if len(rates) > 1:
         ahead = max(instances, key=lambda instance: rates[instance.view.replica])
         behind = min(instances, key=lambda instance: rates[instance.view.replica])
@@ -169,8 +169,12 @@ def migrate_slowly(policy: Migration, cycle: Cycle) -> list[Evict]:
                 for queue in cycle.pool.values()
                 for trajectory in queue.values()
             )
-            several = high > 0 and len(ahead.view.trajectories) > 1
-            trigger = several and not routable and _split(policy, ahead) > high * (1 + 1e-9)
+            several = ahead.running > 0 and len(ahead.view.trajectories) > 1
+            trigger = (
+                several
+                and not routable
+                and _split(policy, ahead) > policy.model.throughput(ahead.kv, ahead.running) * (1 + 1e-9)
+            )
         name = ahead.view.replica
         rest = [
             each
@@ -182,6 +186,13 @@ def migrate_slowly(policy: Migration, cycle: Cycle) -> list[Evict]:
             migration[name] = migration.pop(name, []) + rest
             why[name] = Reason(Why.LOW_THROUGHPUT, behind.view.replica, {"here": high, "there": low})
     return [Evict(name, tuple(found), why[name]) for name, found in migration.items()]
+
+
+def _owed(policy: Migration, instance: _Instance) -> float:
+    """Throughput of an instance once what its environments have comes back, as far as all of it runs."""
+    owed = min(instance.running + instance.view.in_environment, max(instance.running, instance.view.places))
+    mean = instance.kv / instance.running if instance.running else 0.0
+    return policy.model.throughput(round(mean * owed), owed)
 
 
 def _split(policy: Migration, instance: _Instance) -> float:

@@ -208,6 +208,7 @@ class EngineContract:
             _run_until(engine, tokens, lambda length=length: sum(len(m) >= length for m in tokens.values()) >= _BATCH)  # type: ignore[misc]
             stats = engine.stats()
             assert (stats.running, stats.waiting) == (_BATCH, 8)
+            assert stats.max_running in (0, _BATCH), "found another limit than the one that it keeps; 0 says nothing"
             levels.append(stats.kv)
         assert 0 < levels[0] < levels[1] < levels[2] <= 1
         engine.abort(list(tokens)[:4])

@@ -85,7 +85,8 @@ class FakeEngine:
     def stats(self) -> EngineStats:
         """The load. Each running request uses an equal share of the cache."""
         running = min(len(self._requests), self._max_num_seqs)
-        return EngineStats(running / self._max_num_seqs, running, len(self._requests) - running)
+        waiting = len(self._requests) - running
+        return EngineStats(running / self._max_num_seqs, running, waiting, max_running=self._max_num_seqs)
 
     def close(self) -> None:
         """Note that the engine was closed."""
