@@ -101,6 +101,7 @@ from tailrace.contracts.recovery import (
     StartReplica,
     StopReplica,
 )
+from tailrace.contracts.round_views import RoundRecord, RoundView
 from tailrace.contracts.rounds import AdmitsRounds, DrawsAgain, LaunchesRounds, LendsDevices, WatchesRounds
 from tailrace.contracts.trajectory import (
     Experience,
@@ -125,8 +126,6 @@ from tailrace.contracts.views import (
     Progress,
     PromptFate,
     ReplicaView,
-    RoundRecord,
-    RoundView,
     Sync,
     TrajectoryView,
     Unstarted,

@@ -9,7 +9,8 @@ from enum import StrEnum
 from tailrace.contracts.events import Cause
 from tailrace.contracts.reasons import Reason, Why
 from tailrace.contracts.record import record
-from tailrace.contracts.views import Progress, ReplicaView, RoundRecord, RoundView
+from tailrace.contracts.round_views import RoundRecord, RoundView
+from tailrace.contracts.views import Progress, ReplicaView
 
 
 class Health(StrEnum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from tailrace.contracts.policies import AdmissionGate, BatchingPolicy, BatchingSource, ProvisioningPolicy
-from tailrace.contracts.views import RoundView
+from tailrace.contracts.round_views import RoundView
 
 
 @runtime_checkable

@@ -22,9 +22,10 @@ from tailrace.contracts.recovery import (
     StartReplica,
     StopReplica,
 )
+from tailrace.contracts.round_views import RoundView
 from tailrace.contracts.rounds import WatchesRounds
 from tailrace.contracts.testing.reasons import check_reason
-from tailrace.contracts.views import Progress, ReplicaView, RoundView
+from tailrace.contracts.views import Progress, ReplicaView
 
 _STEPS, _ROUNDS = 60, 100
 _Actions = Sequence[FleetAction]
