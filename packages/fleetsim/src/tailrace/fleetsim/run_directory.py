@@ -46,7 +46,7 @@ def check_new(root: Path) -> None:
 
 def plain(watched: Watched) -> dict[str, Any]:
     """The results as plain data, without the event log."""
-    result = watched.result
+    result, detection = watched.result, watched.folds.detection.figures()
     return {
         "format": FORMAT,
         "name": watched.name,
@@ -58,6 +58,11 @@ def plain(watched: Watched) -> dict[str, Any]:
         },
         "figures": watched.figures.to_json(),
         "warnings": advice(watched),
+        **watched.folds.effective_time.figures().plain(),
+        "task_restarts": watched.run.task_restarts,
+        "false_detections": detection.false_detections,
+        "late_detections": detection.late_detections,
+        "simulated_hours": round(result.duration_s / 3600, 4),
         "wall_s": round(watched.wall_s, 3),
         "trajectories_per_s": round(result.trajectories / watched.wall_s, 1) if watched.wall_s else 0.0,
     }

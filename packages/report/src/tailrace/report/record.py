@@ -81,8 +81,9 @@ def read_record(directory: RunDirectory) -> Record:
     Raises:
         RunDirectoryError, ConfigError: a file is damaged.
     """
-    spec = spec_of(directory, directory.configuration())
-    return record_of(directory, _folded(directory.events, Folds(spec)))
+    config = directory.configuration()
+    folds = Folds(spec_of(directory, config), trainer_devices=config.trainer.processes)
+    return record_of(directory, _folded(directory.events, folds))
 
 
 def record_of(directory: RunDirectory, folds: Folds) -> Record:

@@ -25,6 +25,8 @@ from tailrace.pipeline.run.attach_figures import attach_figures
 from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check, holding
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.eventlog import EventLog, read_log
+from tailrace.pipeline.run.detection_figures import detection_figures
+from tailrace.pipeline.run.effective_time import Devices, effective_time
 from tailrace.pipeline.run.fault_figures import fault_figures
 from tailrace.pipeline.run.free_devices import check_free_devices
 from tailrace.pipeline.run.garbage import GarbageCollection
@@ -330,6 +332,13 @@ class _Launch:
                 **replica_figures(read_log(self.directory.events)).plain(),
                 **attach_figures(read_log(self.directory.events)),
                 **fault_figures(read_log(self.directory.events), faults).plain(),
+                **effective_time(
+                    read_log(self.directory.events), Devices.of(controller.spec, self.config.trainer.processes)
+                ).plain(),
+                "task_restarts": controller.view.task_restarts,
+                "false_detections": detection_figures(
+                    read_log(self.directory.events), controller.spec.detection
+                ).false_detections,
             },
         )
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
+from tailrace.pipeline.run.detection_figures import DetectionFold
+from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
 from tailrace.pipeline.run.fault_figures import FaultFold
 from tailrace.pipeline.run.replica_figures import ReplicaFigures
 from tailrace.pipeline.run.round_figures import RoundFigures
@@ -30,13 +32,17 @@ class Folds:
         spec: the pipeline.
         first: the version that the run began with.
         most: replicas that are looked at.
+        trainer_devices: devices of the trainer.
     """
 
-    def __init__(self, spec: PipelineSpec, *, first: int = 0, most: int = MOST_REPLICAS) -> None:
+    def __init__(
+        self, spec: PipelineSpec, *, first: int = 0, most: int = MOST_REPLICAS, trainer_devices: int = 1
+    ) -> None:
         self.history = history = History(spec, first=first)
         self.batches, self.versions, self.evaluations = TrainedBatches(history), Versions(), EvaluationFold(history)
         self.interruptions, self.loads, self.timeline = Interruptions(history), Loads(history), Timeline(history)
-        self.faults = FaultFold()
+        self.faults, self.detection = FaultFold(), DetectionFold(spec.detection)
+        self.effective_time = EffectiveTime(Devices.of(spec, trainer_devices))
         self.rounds, self.came_and_went, self.whereabouts = RoundFigures(spec), ReplicaFigures(), Whereabouts(history)
         folds = (
             self.loads,
@@ -47,6 +53,8 @@ class Folds:
             self.timeline,
             self.whereabouts,
             self.faults,
+            self.detection,
+            self.effective_time,
         )
         self._audience = audience(*(fold.hears for fold in folds))
         self._most = most
