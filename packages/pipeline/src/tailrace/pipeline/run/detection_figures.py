@@ -2,8 +2,8 @@
 
 A detection is a member that was taken for down although nobody saw its process end. It is *false* if no fault had been injected
 into that process: an outside cause, if there was one, is not in the log. It is *late* if silence or standing still had lasted
-longer than the policy's window by more than `SLACK_S` when it was noticed. A process that was killed and whose end was not known
-within `KILL_S`, and one that was stopped and stayed unnoticed for longer than its window, count as late too.
+longer than the policy's window by more than `SLACK_S` when it was noticed. A process that was killed and whose end was not
+known within `KILL_S`, and one that was stopped and stayed unnoticed for longer than its window, count as late too.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Effective training time (ETTR; RobustRL, sections 7.1 and 7.2): which share of a run's devices works, folded from its log.
 
-At a moment at which anything computes, it is the share of devices whose role does not recover: R / (R + T) while the trainer alone
-does, for R devices of rollouts and T of the trainer. While nothing computes, since all wait for a restart, for weights, a
+At a moment at which anything computes, it is the share of devices whose role does not recover: R / (R + T) while the trainer
+alone does, for R devices of rollouts and T of the trainer. While nothing computes, since all wait for a restart, for weights, a
 checkpoint's copy or a reshard, it is 0. The run's figure is the mean over its time, from the first moment at which anything
 computed. `ettr` counts work that is done again, as the paper does; `ettr_strict` does not: neither a trainer's steps behind a
 checkpoint that it falls back to, nor generation since the last batch that survived when a task starts over.
 
-A replica recovers until it has complete weights, the trainer until it is up. A replica whose trajectories wait for an environment
-takes part in rollouts. Devices of replicas that are gone for good count no more.
+A replica recovers until it has complete weights, the trainer until it is up. A replica whose trajectories wait for an
+environment takes part in rollouts. Devices of replicas that are gone for good count no more.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tailrace import contracts as c
@@ -272,7 +273,7 @@ class EffectiveTime:
         whole = strict = span = span_strict = 0.0
         sliding: list[tuple[float, float, float]] = []
         opened_s = first_s
-        for begin, end in zip(ordered, ordered[1:], strict=False):
+        for begin, end in pairwise(ordered):
             effective, kept = sweep.at(begin)
             whole, strict = whole + effective * (end - begin), strict + kept * (end - begin)
             span, span_strict = span + effective * (end - begin), span_strict + kept * (end - begin)

@@ -23,10 +23,10 @@ from tailrace.pipeline.hosts.real_time import RealTime
 from tailrace.pipeline.run.ahead import start_ahead
 from tailrace.pipeline.run.attach_figures import attach_figures
 from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check, holding
-from tailrace.pipeline.run.directory import RunDirectory, write_json
-from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.detection_figures import detection_figures
+from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.effective_time import Devices, effective_time
+from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.fault_figures import fault_figures
 from tailrace.pipeline.run.free_devices import check_free_devices
 from tailrace.pipeline.run.garbage import GarbageCollection
