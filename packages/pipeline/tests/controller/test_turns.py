@@ -114,9 +114,9 @@ def test_who_waits_for_an_environment_holds_no_place_but_is_owed():
 
 
 def test_what_an_engine_runs_at_once_is_in_the_view_of_its_replica():
-    run = one_replica()
-    assert (run.replica("r0").max_running, run.replica("r0").places) == (0, run.replica("r0").capacity)
-    run.go(c.Snapshot("r0", 0.0, 0, 0, 0, None, 99, max_running=1), leave=(c.Call, c.Route))
+    run = away(one_replica())
+    assert (run.replica("r0").max_running, run.replica("r0").places) == (0, 2)
+    run.go(c.Snapshot("r0", 0.0, 0, 0, 0, 0, 999, max_running=1), leave=(c.Call,))
     assert (run.replica("r0").max_running, run.replica("r0").places) == (1, 1)
 
 
