@@ -43,7 +43,7 @@ class Detection:
         self._failures = failures
         self._next_s = 0.0
         self._took = False
-        self._idle = True  # whether the trainer had nothing to train on at the last look
+        self._making: int | None = None  # what the trainer worked on at the last look
 
     def heard(self, event: c.Activity, now: float) -> None:
         """Take in what a member says of itself, and look at once if it stands still."""
@@ -77,7 +77,7 @@ class Detection:
                 self._failures.went_down(_down(member, suspected.reason), now, suspected.reason)
 
     def _signs(self, now: float) -> list[c.Signs]:
-        idle, self._idle = self._idle, self._trainer.making is None
+        before, self._making = self._making, self._trainer.making
         found = []
         for member in self._members.states.values():
             if member.health is not c.Health.UP:
@@ -86,9 +86,10 @@ class Detection:
             if member.role == REPLICA:
                 found.append(self._replica(member, silent_s, now))
             elif member.role == TRAINER:
-                if idle or self._idle:  # it was given work since, or has none
+                if before != self._making:  # it ended that since, or was given this
                     member.moved_s = now
-                phase = "idle" if self._idle and member.phase in _TRAINING else member.phase or "training"
+                idle = self._making is None and member.phase in _TRAINING
+                phase = "idle" if idle else member.phase or "training"
                 found.append(self._plain(member, phase, silent_s, now - member.moved_s))
             else:
                 found.append(self._plain(member, member.phase, silent_s, 0.0))

@@ -92,7 +92,7 @@ class DetectionFold:
         self._detections += 1
         self._false += struck is None and command.reason.why is not c.Why.HYBRID
         age = _AGES.get(command.reason.why)
-        if age is not None:
+        if struck is not None and age is not None:
             numbers = command.reason.numbers
             self._late += numbers.get(age, 0.0) > numbers.get("limit_s", 0.0) + SLACK_S
 
