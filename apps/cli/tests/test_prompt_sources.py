@@ -168,3 +168,22 @@ def test_as_many_held_out_problems_as_there_are(dry, tmp_path):
         status, out, _ = dry(f'train = "a.jsonl"\nheld_out = "h.jsonl"\nheld_out_size = {asked}')
         assert status == 0
         assert f"held out {found} rows" in out
+
+
+def test_rows_of_an_environment_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "riddles.py").write_text(
+        "class Riddles:\n"
+        "    def rows(self, start, stop): return [{} for _ in range(start, stop)]\n"
+        "    def reset(self, row): return str(row['seed'])\n"
+        "    def step(self, action): return {'observation': '', 'done': True}\n"
+        "    def close(self): pass\n"
+    )
+    (tmp_path / "run.toml").write_text(
+        'app = "laminar"\n[task]\nheld_out_size = 5\n[environment]\nname = "riddles.py:Riddles"\n'
+        '[model]\nsmall = {}\n[warm_start]\ntask = "long-chain-sum"\n'
+    )
+    assert main(["run", "run.toml", "--dry-run"]) == 0, capsys.readouterr().err
+    said = " ".join(capsys.readouterr().out.split())
+    assert "prompts rows of the environment" in said
+    assert "held out 5" in said

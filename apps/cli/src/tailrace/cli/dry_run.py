@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.run.environments import has_own_rows, held_out_problems
 from tailrace.pipeline.run.prompt_reading import PromptCounts
 from tailrace.pipeline.spec import AXES
 from tailrace.rollout import select_engine
@@ -34,7 +35,7 @@ def show_plan(
     for name, value in (
         ("app", config.app),
         ("prompts", _prompts(config, counts)),
-        ("held out", f"{config.task.held_out_size:,}" if config.task.generated or config.task.held_out else "none"),
+        ("held out", f"{held_out_problems(config):,}" if held_out_problems(config) else "none"),
         *((f"rows of {name}", _rows(found)) for name, found in counts.items()),
         ("model", _model(config)),
         (
@@ -70,6 +71,8 @@ def _prompts(config: RunConfig, counts: Mapping[str, PromptCounts]) -> str:
     if config.task.generated:
         parts = config.task.parts(config.task.train_size)
         return " and ".join(f"{count:,} of the generated task {name}" for name, count in parts.items())
+    if has_own_rows(config):
+        return f"rows of the environment {config.environment.name}"
     sources = config.task.training
     total = sum(source.share for source in sources.values())
     lines = []

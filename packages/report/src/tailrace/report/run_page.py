@@ -10,7 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.environments import has_own_rows
 from tailrace.pipeline.run.prompt_reading import treated_rows
 from tailrace.pipeline.run.results import Measured, Results
 from tailrace.report import run_tables
@@ -117,11 +119,15 @@ def _headline(record: Record, measured: Results, *, simulated: bool) -> dict[str
         "gain": SIMULATED if simulated else headline.gain(measured),
         "app": config.app,
         "model": model,
-        "task": "drawn lengths" if simulated else str(config.task),
+        "task": "drawn lengths" if simulated else _task(config),
         "seed": config.seed,
         "wall": duration(summary["wall_s"] if summary else record.last_s),
         "tiles": _tiles(measured),
     }
+
+
+def _task(config: RunConfig) -> str:
+    return f"rows of {config.environment.name}" if has_own_rows(config) else str(config.task)
 
 
 def _tiles(results: Results) -> list[tuple[str, str, str, bool]]:
