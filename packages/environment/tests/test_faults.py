@@ -88,6 +88,30 @@ def test_a_call_that_always_kills_its_worker_is_given_up_and_the_others_go_on():
     run(test)
 
 
+def test_calls_beside_each_other_share_the_blame_for_deaths_from_outside():
+    """Each alone would be given up after three."""
+
+    async def test():
+        async with pool("Told", attempts=3) as told:
+            opened = [await told.open({"begin": 5}) for _ in range(4)]
+            for each in opened:
+                await told.step(each.session, "2")
+            calls = [asyncio.create_task(told.step(each.session, "sleep 1")) for each in opened]
+            for _ in range(6):
+                while len([each for each in opened if told.worker_in_call(each.session) is not None]) < len(opened):
+                    await asyncio.sleep(0.01)
+                await asyncio.sleep(0.2)
+                pid = told.worker_in_call(opened[0].session)
+                os.kill(pid, signal.SIGKILL)
+                while told.pids == (pid,):
+                    await asyncio.sleep(0.01)
+            assert [(await call).observation for call in calls] == ["sleep"] * 4
+            assert [(await told.step(each.session, "1")).observation for each in opened] == ["8"] * 4
+            assert (told.counts.workers_lost, told.counts.lost) == (6, 0)
+
+    run(test)
+
+
 def test_a_session_that_cannot_be_brought_back_is_told_lost():
     async def test():
         async with pool("Fragile") as fragile:

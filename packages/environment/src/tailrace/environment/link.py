@@ -32,7 +32,16 @@ _PROGRAM = (
 
 
 class WorkerGoneError(Exception):
-    """The worker ended before it replied. The pool decides what becomes of its sessions."""
+    """The worker ended before it replied. The pool decides what becomes of its sessions.
+
+    Args:
+        reason: in one line.
+        calls: calls that were under way there, any of which may have ended it; 0 if this one had not begun.
+    """
+
+    def __init__(self, reason: str, calls: int = 0) -> None:
+        super().__init__(reason)
+        self.calls = calls
 
 
 class WorkerLink:
@@ -200,9 +209,9 @@ class WorkerLink:
             self._process.stdin.close()
         if self._said is not None:
             self._said.close()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(WorkerGoneError(reason))
+        under_way = [waiting for waiting in self._waiting.values() if not waiting.done()]
+        for waiting in under_way:
+            waiting.set_exception(WorkerGoneError(reason, len(under_way)))
         self._ended(self)
 
     def _last_words(self) -> str:

@@ -38,6 +38,7 @@ from tailrace.environment.sessions import Opened, PoolCounts, Replayed, SessionR
 from tailrace.environment.worker import TEXT_CHARACTERS
 from tailrace.environment.workers import Abilities, Workers
 
+_MOST_DEATHS = 10  # in one call, for each attempt, however little of them is its own
 _FIELDS = ("observation", "done", "reward", "metadata")
 
 
@@ -54,7 +55,8 @@ class EnvironmentPool:
         python: the interpreter of the workers, for environments whose packages cannot be installed here; empty: this one.
         start_s: deadline for a worker to load the environment.
         silent_s: a worker that answers no ping for so long is killed.
-        attempts: how often a call is made whose worker dies; a call that kills its worker is not tried for ever.
+        attempts: how often a call is made whose worker dies of it: a call that kills its worker is not tried for ever. Of a
+            death with several calls under way each has a share.
 
     Raises:
         SetupError: no environment has this name.
@@ -292,20 +294,21 @@ class EnvironmentPool:
 
     async def _call(self, record: SessionRecord, request: Mapping[str, Any]) -> dict[str, Any]:
         """Make a call where the session lives; bring it back first if its worker is gone."""
-        reason = ""
+        reason, blame, died = "", 0.0, 0
         try:
-            for _ in range(self._attempts):
+            while blame < self._attempts and died < _MOST_DEATHS * self._attempts:
                 try:
                     await self._bring_home(record)
                     return await self._ask(record, request)
                 except WorkerGoneError as error:
-                    reason = str(error)
+                    reason, died = str(error), died + 1
+                    blame += 1 / error.calls if error.calls else 0.0  # which of them ended it, nobody knows
         except (EnvironmentsError, TypeError, ValueError, asyncio.CancelledError):
             await self._drop(record)  # also of one that was cancelled nobody knows how far it got
             raise
         await self._drop(record)
         self._counts.lost += 1
-        raise SessionLostError(f"the worker of {self.environment!r} died {self._attempts} times in one call: {reason}")
+        raise SessionLostError(f"the worker of {self.environment!r} died {died} times in one call: {reason}")
 
     async def _ask(self, record: SessionRecord, request: Mapping[str, Any]) -> dict[str, Any]:
         """One call of the session's worker, which has it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -188,7 +189,8 @@ class _Launch:
             metrics.follows = False
             controls = self._controls(prepared, controller, executor, training_s)
             self.status.phase("writing the summary")
-            scripted = [*build_faults(began), *(faults if past is not None else ())]
+            scripted = build_faults(began)  # a driver that goes on may be given those that had not struck
+            scripted += (Counter(faults) - Counter(scripted)).elements()
             summary = self._summary(controller, controls, executor, training_s, prepared, scripted)
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
