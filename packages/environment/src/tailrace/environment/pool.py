@@ -38,7 +38,7 @@ from tailrace.environment.sessions import Opened, PoolCounts, Replayed, SessionR
 from tailrace.environment.worker import TEXT_CHARACTERS
 from tailrace.environment.workers import Abilities, Workers
 
-_MOST_DEATHS = 10  # in one call, for each attempt, however little of them is its own
+_MOST_DEATHS = 10  # in one call, for each attempt
 _FIELDS = ("observation", "done", "reward", "metadata")
 
 
@@ -55,8 +55,7 @@ class EnvironmentPool:
         python: the interpreter of the workers, for environments whose packages cannot be installed here; empty: this one.
         start_s: deadline for a worker to load the environment.
         silent_s: a worker that answers no ping for so long is killed.
-        attempts: how often a call is made whose worker dies of it: a call that kills its worker is not tried for ever. Of a
-            death with several calls under way each has a share.
+        attempts: deaths of its worker after which a call is given up; calls beside each other have a share of each.
 
     Raises:
         SetupError: no environment has this name.
@@ -87,8 +86,7 @@ class EnvironmentPool:
         self._records: dict[int, SessionRecord] = {}
         self._numbers = itertools.count(1)
         self._room = asyncio.Semaphore(sessions)
-        self._counts = PoolCounts()
-        self._started = False
+        self._counts, self._started = PoolCounts(), False
         self._asking: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def __aenter__(self) -> Self:
@@ -127,7 +125,7 @@ class EnvironmentPool:
     def worker_in_call(self, session: int) -> int | None:
         """Process id of the worker that a call of a session is in; None while none is."""
         record = self._records.get(session)
-        return record.link.pid if record is not None and record.busy.locked() and record.link is not None else None
+        return record.link.pid if record and record.busy.locked() and record.link else None
 
     async def start(self) -> None:
         """Start the workers; calls before are refused. A pool is started once.
@@ -246,9 +244,8 @@ class EnvironmentPool:
 
     async def close(self, session: int) -> None:
         """End a session. One that is over already, or never was, is no error."""
-        record = self._records.get(session)
-        if record is not None:
-            await self._drop(record)
+        if session in self._records:
+            await self._drop(self._records[session])
 
     async def _admit(self, row: Mapping[str, Any]) -> SessionRecord:
         self._check_open()
