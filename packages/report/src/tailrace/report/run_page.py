@@ -18,6 +18,7 @@ from tailrace.pipeline.run.results import Measured, Results
 from tailrace.report import run_tables
 from tailrace.report.charts import learning, lengths, loads, rounds, staleness, throughput, turns
 from tailrace.report.charts.chart import Chart, TimeAxis
+from tailrace.report.charts.effective_time import effective_time_chart
 from tailrace.report.charts.timeline import timeline_chart
 from tailrace.report.figures import headline
 from tailrace.report.figures.held_out import results, said
@@ -104,6 +105,7 @@ def _charts(record: Record, measured: Results, time: TimeAxis) -> dict[str, list
             loads.ages_chart(record.folds.loads, record.shown_s, time),
         ),
         "trainer": learning.trainer_charts(record),
+        "faults": present(effective_time_chart(record, time)),
     }
 
 
