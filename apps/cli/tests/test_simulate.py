@@ -140,6 +140,11 @@ def test_one_object_for_scripts_which_the_seed_decides(capsys):
         found.append(json.loads(capsys.readouterr().out))
     assert found[0]["result"] == found[1]["result"] != found[2]["result"]
     assert Path("out0/events.jsonl").read_bytes() == Path("out1/events.jsonl").read_bytes()
+    assert {key: found[0][key] for key in ("ettr", "ettr_strict", "task_restarts", "false_detections", "late_detections")} == {
+        "ettr": pytest.approx(1.0, abs=0.2), "ettr_strict": pytest.approx(1.0, abs=0.2), "task_restarts": 0,
+        "false_detections": 0, "late_detections": 0,
+    }  # fmt: skip
+    assert found[0]["simulated_hours"] > 0
     assert [each["seed"] for each in found] == [1, 1, 2]
     assert found[0]["files"]["report"] == "out0/report.html"
 

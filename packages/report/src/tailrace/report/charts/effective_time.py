@@ -36,7 +36,7 @@ def effective_time_chart(record: Record, time: TimeAxis) -> Chart | None:
         "yaxis": axis("share of devices", range=[0, 1.05], tickformat=".0%"),
     }
     note = (
-        f"Effective training time in windows of {duration(window_s)}; in brackets, over the run. The share of devices whose role "
-        "does not recover while anything computes; 0 while all wait."
+        f"Effective training time in windows of {duration(window_s)}; in brackets, over the run. The share of devices whose "
+        "role does not recover while anything computes; 0 while all wait."
     )
     return Chart("effective-time", "Effective training time", data, layout, note, wide=True)
