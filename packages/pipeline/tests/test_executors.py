@@ -13,6 +13,7 @@ from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.small_run import STEPS
+from tailrace.pipeline.testing.task_contract import TaskContract
 from tailrace.pipeline.testing.turns_contract import TurnsContract
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
@@ -56,6 +57,11 @@ class TestRoundsLocal(RoundsContract):
     test_a_member_that_hangs_in_a_round_is_replaced = deep(
         RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced
     )
+
+
+class TestTaskLocal(TaskContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
 
 
 class TestTurnsLocal(TurnsContract):
@@ -188,3 +194,9 @@ class TestRoundsRay(RoundsContract):
     def test_a_replica_killed_while_devices_are_lent_brings_them_back(self, tmp_path, model, kills_lent):
         """Two processes, each a cell on the device of a replica."""
         self.lends(tmp_path, model, kills_lent=kills_lent)
+
+
+@pytest.mark.deep
+class TestTaskRay(TaskContract):
+    cluster = TestRay.cluster
+    make_host = TestRay.make_host
