@@ -11,6 +11,7 @@ from tailrace.report.words import percent
 POINTS, SPELLS = 400, 60
 _MOST_BARS = 40
 _WIDE = 20.0  # where latencies differ more than this, their axis has a log scale
+_LEAST_SHARE = 0.0005  # what would be shown as 0.0 % is left out
 _PLACES = {
     Where.REPLICA: ("on a replica", "$generating"),
     Where.ENVIRONMENT: ("an environment answers", "$training"),
@@ -39,7 +40,7 @@ def _where(record: Record, time: TimeAxis) -> Chart | None:
         return None
     at, data = [time(end_s) for end_s in counts.ends_s], []
     for where, (name, color) in _PLACES.items():
-        if shares[where]:
+        if shares[where] >= _LEAST_SHARE:
             look = {"stackgroup": "where", "fillcolor": color}
             held = [round(value, 1) for value in counts.row(where)]
             data.append(line(at, held, f"{name} ({percent(shares[where])})", color, width=0, **look))
@@ -49,7 +50,7 @@ def _where(record: Record, time: TimeAxis) -> Chart | None:
         "legend": {"traceorder": "normal"},
     }
     note = "In brackets: the share of the trajectories' time. One that is not on a replica takes no place in a decode batch."
-    if shares[Where.SESSION] and spec.environment_sessions is not None:
+    if shares[Where.SESSION] >= _LEAST_SHARE and spec.environment_sessions is not None:
         most = spec.environments * spec.environment_sessions
         note += f" Environments work at {most:,} sessions at most, and the others wait for one (environment.sessions)."
     return Chart("turns-where", "Where trajectories were", data, layout, note, wide=True)
