@@ -2,6 +2,7 @@
 
 import json
 import sys
+from datetime import date
 
 import pytest
 
@@ -57,6 +58,10 @@ def test_the_pipeline_has_members_for_it_and_a_control_without_it():
         ({"options": {"most_call": 1}}, "key 'environment.options': found the unknown option 'most_call'"),
         ({"options": {"most_calls": 0}}, "most_calls = 0, expected a whole number above 0"),
         ({"options": {"latency": {"mean": 1.0}}}, "found latency.mean, expected one of median, sigma, cap"),
+        (
+            {"name": "mine.py:Mine", "options": {"day": date(2026, 1, 1)}},
+            "key 'environment.options': found no JSON values",
+        ),
         ({"python": "/nowhere/python"}, "key 'environment.python': found '/nowhere/python', expected an interpreter"),
         ({"name": "nothing.py:Mine"}, "found no file 'nothing.py', expected one with the environment Mine"),
         ({"call_s": 900.0}, "keys 'environment.call_s' and 'deadlines.call_s': found 900 and 300 s"),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import PluginError, extra, plugins
-from tailrace.environment import GROUP, SetupError, environment_names, examine_environment
+from tailrace.environment import GROUP, Abilities, SetupError, environment_names, examine_environment
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.options import check_options
 from tailrace.pipeline.errors import ConfigError
@@ -84,14 +86,22 @@ def check_environment(config: RunConfig) -> None:
     elif name in environment_names():
         check_options(_loaded(name), table.options, "key 'environment.options'")
     try:
-        abilities = examine_environment(name, table.options, python=interpreter_of(config), start_s=table.start_s)
+        abilities = _examined(name, json.dumps(table.options), interpreter_of(config), table.start_s)
     except SetupError as error:
         raise ConfigError(f"table 'environment': {error}") from error
+    except TypeError as error:
+        raise ConfigError(f"key 'environment.options': found no JSON values ({error})") from error
     if has_own_rows(config) and not abilities.rows:
         raise ConfigError(
             "key 'task': found none of 'name', 'mix', 'train' and 'sources', expected one: the environment "
             f"{name!r} has no rows of its own"
         )
+
+
+@lru_cache(maxsize=8)
+def _examined(name: str, options: str, python: str, start_s: float) -> Abilities:
+    """Examine an environment once in this process: a configuration is checked twice, and to load one may take a minute."""
+    return examine_environment(name, json.loads(options), python=python, start_s=start_s)
 
 
 def environment_role(
