@@ -269,6 +269,18 @@ KINDS = {
         ["rollout.pools.0.device", "'H20'", "no GPU here"],
     ),
     "executor-unknown": (settings("executor.name=slurm"), None, ["executor.name", "slurm"]),
+    "peer-without-relays": (
+        settings('checkpoint.domains=["disk", "peer"]'),
+        None,
+        ["checkpoint.domains", "relay.count", "1"],
+    ),
+    "peer-on-one-machine": (
+        settings('checkpoint.domains=["disk", "peer"]', "relay.count=2", "executor.name=local"),
+        None,
+        ["checkpoint.domains", "executor.name", "local"],
+    ),
+    "peer-without-disk": (settings('checkpoint.domains=["peer"]'), None, ["checkpoint.domains", "disk"]),
+    "domain-unknown": (settings('checkpoint.domains=["tape"]'), None, ["checkpoint.domains", "tape", "disk"]),
     "fence-without-checkpoints": (
         settings("publish.fence=true", "checkpoint.every=3"),
         None,

@@ -193,6 +193,9 @@ class CheckpointConfig(_Strict):
     """steps between two checkpoints"""
     keep: Annotated[int, Field(gt=1)] = 2
     """newest checkpoints that are kept, to which the trainer can fall back"""
+    domains: Annotated[tuple[Literal["disk", "peer"], ...], BeforeValidator(as_tuple)] = ("disk",)
+    """failure domains that hold a checkpoint before it counts as durable: disk, and peer for the memory of another machine, on
+    which a relay stands"""
 
 
 class PublishConfig(_Strict):

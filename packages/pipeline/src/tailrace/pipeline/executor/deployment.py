@@ -72,6 +72,7 @@ class Deployment:
         roles: how to start each role, by its name.
         trainer_ranks: number of trainer processes.
         trainer_cells: cells that they form.
+        holders: ids of relays whose machines hold checkpoints beside the trainer's disk.
         rendezvous: directory where several ranks of the trainer find each other.
         deadlines: the executor's deadlines.
         adopting: arguments of `adopt`, by role, for members that stay up from an earlier run.
@@ -85,6 +86,7 @@ class Deployment:
     roles: dict[str, RoleSpec]
     trainer_ranks: int = 1
     trainer_cells: int = 1
+    holders: tuple[str, ...] = ()
     rendezvous: Path | None = None
     deadlines: Deadlines = field(default_factory=Deadlines)
     adopting: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -129,6 +131,7 @@ class Deployment:
             rendezvous = f"file://{self.rendezvous}/{incarnation}" if several else None
             own |= {"rank": rank, "world_size": self.trainer_ranks, "rendezvous": rendezvous, "token": self.token}
             own |= {"incarnation": incarnation, "cells": self.trainer_cells}
+            own["holders"] = [host.caller(RELAY, relay) for relay in self.holders]
             if rank == 0:
                 own["followers"] = [host.caller(TRAINER, rank_id(id_, other)) for other in range(1, self.trainer_ranks)]
         factory = partial(start_checked, spec.factory, self.checks) if place.check and self.checks else spec.factory

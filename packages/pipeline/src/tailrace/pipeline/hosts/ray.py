@@ -270,6 +270,11 @@ class RayHost(OwnProcess):
         """GPUs of the cluster, whoever uses them."""
         return float(self._ray.cluster_resources().get("GPU", 0.0))
 
+    @property
+    def machines(self) -> int:
+        """Machines of the cluster that live."""
+        return sum(bool(node["Alive"]) for node in self._ray.nodes())
+
     def prepare(self, role: str, id_: str, spec: RoleSpec, after: Any = None) -> Any:
         """Start the process of a member's first incarnation ahead of `spawn`, which takes it if it asks for the same.
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 from tailrace.contracts import Command, Event
 from tailrace.faulttol import FaultKind, strike
@@ -20,6 +21,7 @@ from tailrace.paramserver import (
     RelayUnreachable,
 )
 from tailrace.pipeline.errors import RoleError
+from tailrace.pipeline.roles.peer_memory import KEPT, machine
 from tailrace.pipeline.roles.transfer import WeightTransfer
 
 _LOOK_S = 0.05
@@ -50,10 +52,28 @@ class RelayRole:
         )
         self._probe = RelayReader(self._process.address, token=token, same_host=False, stall_s=_PROBE_S)
         self._closed = threading.Event()
+        self._starting = threading.Lock()
+        self._memory: RelayProcess | None = None  # of checkpoints, once it is asked for
+        self._start = partial(
+            RelayProcess.start, f"{name}-checkpoints", host=transfer.address, token=token, replace=True
+        )
 
     def ready(self) -> dict[str, str]:
         """The relay's address, as a field of `Up`."""
         return {"address": self._process.address}
+
+    def memory(self, trainer: str) -> str:
+        """Address of a process that holds the newest checkpoints in this machine's memory; it is started when it is asked for.
+
+        Args:
+            trainer: the trainer's machine. On that one there is none, and the address is empty.
+        """
+        if machine() == trainer:
+            return ""
+        with self._starting:
+            if self._memory is None or not self._memory.alive():
+                self._memory = self._start(slots=KEPT)
+            return self._memory.address
 
     def process(self) -> int:
         """Process id of the relay itself."""
@@ -99,6 +119,9 @@ class RelayRole:
                 os.kill(self._process.pid, signal.SIGCONT)  # a suspended process could not clean up
         self._process.close()
         self._clear()
+        with self._starting:
+            if self._memory is not None:
+                self._memory.close()
 
     def _clear(self) -> None:
         """Free the shared memory of a relay that was killed."""

@@ -14,12 +14,9 @@ first rank of the cell.
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +25,6 @@ from tailrace.contracts import (
     Accumulated,
     Checkpoint,
     Command,
-    Durable,
     Event,
     Experience,
     Publish,
@@ -36,14 +32,15 @@ from tailrace.contracts import (
     Reveal,
     Step,
     Stepped,
-    TailraceError,
 )
 from tailrace.contracts.plugins import load
 from tailrace.faulttol.injection import LOAD
-from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError, RoleError
+from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower
+from tailrace.pipeline.roles.saving import Saving
 from tailrace.pipeline.roles.shards import Shards
 from tailrace.pipeline.roles.stops import ShowsPhases, Stops
 from tailrace.pipeline.roles.trainer_activity import TrainerActivity
@@ -69,6 +66,7 @@ class TrainerRole:
         data: the data role.
         token: shared secret of the run's peers.
         checkpoints: directory with one checkpoint per version.
+        holders: relays, one of which on another machine holds each checkpoint too, before it counts as durable.
         held: a model directory whose weights are published instead of the trained ones (for controls). Consumption is then
             never rolled back.
         member: the trainer's id.
@@ -91,6 +89,7 @@ class TrainerRole:
         transfer: WeightTransfer = WeightTransfer(),  # noqa: B008
         incarnation: int = 1,
         followers: Sequence[Caller] = (),
+        holders: Sequence[Caller] = (),
         held: Path | None = None,
         member: str = "0",
         save_timeout_s: float = 600.0,
@@ -108,7 +107,6 @@ class TrainerRole:
         if isinstance(self._backend, ShowsPhases):
             self._backend.on_phase = self.stops.at
         self._data, self._data_timeout_s = data, data_timeout_s
-        self._checkpoints, self._save_timeout_s = checkpoints, save_timeout_s
         self._held = held
         self._made: int | None = (
             None  # version of the last step; a checkpoint's weights may be published as a newer version
@@ -118,12 +116,20 @@ class TrainerRole:
         self._added: list[str] = []  # since the last step, by all cells; their gradients changed no weights yet
         self._cell, self._place = divmod(rank, world_size // cells)
         self._cells = cells
-        self._saves: list[threading.Thread] = []
         watch = getattr(self._backend, "watch_micro_batches", None)
         self._activity = TrainerActivity(member, self._tell, watched=watch is not None)
         if watch is not None:
             watch(self._activity.ended_micro_batch)
         self._worker = Worker(f"trainer-{rank}", self._run)
+        self._saving = Saving(
+            checkpoints,
+            data,
+            self._worker,
+            save_timeout_s=save_timeout_s,
+            data_timeout_s=data_timeout_s,
+            peers=PeerMemory(holders, token, machine()) if holders else None,
+            first=rank == 0,
+        )
         self._shards = Shards(self._backend, transfer, rank, incarnation) if world_size > 1 else None
         self._publishing: Publishing | None = None
         self._follower: Follower | None = None
@@ -155,7 +161,7 @@ class TrainerRole:
             self.stops.stop_at(LOAD)
         if version is not None:
             self.stops.at(LOAD)
-            self._restore(version)
+            self._saving.restore(version, self._backend.load)
         if self._publishing is not None and self._held is None:
             self._data.call("roll_back", version or 0, timeout_s=self._data_timeout_s)
         return {"version": version}
@@ -191,8 +197,7 @@ class TrainerRole:
         """Carry out no further command, wait for checkpoints under way, and leave the process group."""
         self.stops.close()
         idle = self._worker.close(_CLOSE_S)
-        for save in self._saves:
-            save.join(self._save_timeout_s)
+        self._saving.close()
         if idle:  # otherwise it is in use
             self._backend.close()
         self._let_others()
@@ -328,12 +333,10 @@ class TrainerRole:
 
     def _checkpoint(self, command: Checkpoint) -> None:
         self._require(command.version, "save")
-        saved = self._backend.save(str(self._checkpoints / str(command.version)), command.version)
+        saved = self._backend.save(str(self._saving.directory(command.version)), command.version)
         self.stops.at("checkpoint")
         if self._publishing is not None:
-            thread = threading.Thread(target=self._await_save, args=(command, saved), daemon=True)
-            thread.start()
-            self._saves = [save for save in self._saves if save.is_alive()] + [thread]
+            self._saving.follow(command, saved)
 
     def _require(self, version: int, what: str) -> None:
         """Check that the weights are those of a version."""
@@ -358,38 +361,7 @@ class TrainerRole:
 
             yield from load_weights_file(self._held)
 
-    def _restore(self, version: int) -> None:
-        directory = self._checkpoints / str(version)
-        try:
-            found = self._backend.load(str(directory))
-        except (TailraceError, OSError, LookupError, TypeError, ValueError) as error:
-            raise CheckpointUnusableError(f"the checkpoint of version {version} cannot be used: {error}") from error
-        if found != version:
-            raise CheckpointUnusableError(f"found version {found} in {directory}, expected version {version}")
-
     # ---- other threads --------------------------------------------------------------------------------------------
 
     def _published(self, version: int, seq: int) -> None:
         self._worker.put(Published(version, answers=seq))
-
-    def _await_save(self, command: Checkpoint, saved: Future[Any]) -> None:
-        try:
-            saved.result(self._save_timeout_s)
-        except FutureTimeoutError:
-            what = f"the checkpoint of version {command.version} to become durable"
-            self._worker.fail(DeadlineError(f"waited {self._save_timeout_s:.0f} s for {what}"))
-        except Exception as error:
-            self._worker.fail(error)
-        else:
-            self._worker.put(Durable(command.version, answers=command.seq))
-            for path in self._checkpoints.iterdir():
-                if path.name.isdigit() and int(path.name) < command.version and int(path.name) not in command.keep:
-                    shutil.rmtree(path, ignore_errors=True)
-            self._trim(min([command.version, *command.keep]))
-
-    def _trim(self, oldest: int) -> None:
-        """No checkpoint before this version is kept."""
-        try:
-            self._data.call("trim", oldest, timeout_s=self._data_timeout_s)
-        except Exception as error:
-            self._worker.fail(error)

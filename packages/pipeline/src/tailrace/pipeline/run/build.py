@@ -38,6 +38,7 @@ from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
 from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.domains import check_domains, checkpoint_holders
 from tailrace.pipeline.run.environments import (
     check_environment,
     environment_members,
@@ -179,6 +180,7 @@ def check(config: RunConfig) -> None:
         _check_seeds,
         trainer_config,
         _backend,
+        check_domains,
         check_scoring,
         check_ranker,
         check_environment,
@@ -266,6 +268,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
         },
         trainer_ranks=config.trainer.processes,
         trainer_cells=config.trainer.cells,
+        holders=checkpoint_holders(config),
         rendezvous=rendezvous,
         deadlines=Deadlines(**deadlines),
         tp=tensor_parallel(config.rollout.options),

@@ -26,6 +26,7 @@ from tailrace.pipeline.run.attach_figures import attach_figures
 from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check, holding
 from tailrace.pipeline.run.detection_figures import detection_figures
 from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.domains import check_machines
 from tailrace.pipeline.run.effective_time import Devices, effective_time
 from tailrace.pipeline.run.eventlog import EventLog, read_log
 from tailrace.pipeline.run.fault_figures import fault_figures
@@ -165,6 +166,7 @@ class _Launch:
             if isinstance(host, RayHost):
                 if config.executor.ray_address is not None:  # one machine may stand for several sites, a cluster not
                     check_labels(config, host.sites())
+                check_machines(config, host.machines)
                 check_free_devices(config, host.gpus)
                 start_ahead(host, config)
             prepared = prepare(config, directory, self._preparing)
