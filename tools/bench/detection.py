@@ -1,6 +1,6 @@
 """Detection under tool waits: how often each policy takes somebody for down who is well, and how late it notices who is not.
 
-    uv run tools/bench/detection.py [--hours 10000] [--out FILE]
+    uv run tools/bench/detection.py [--hours 10000] [--json FILE]
 
 A fleet in virtual time, the controller and executor of real runs. Its replicas mostly wait for tools, whose latencies have a
 long tail. In the first part nothing is broken: `role-aware` must take nobody for down in all those hours. The two baselines of
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument(
         "--hours", type=float, default=10_000.0, help="simulated hours without a fault under role-aware"
     )
-    parser.add_argument("--out", type=Path, help="where the figures go, as JSON")
+    parser.add_argument("--json", type=Path, help="where the figures go")
     given = parser.parse_args()
     rows = []
     for policy in POLICIES:
@@ -124,8 +124,8 @@ def main() -> None:
     for policy in ("role-aware",):
         rows.append(measured(policy, (len(faults) + 1) * EVERY_S / 3600, faults))
         print(json.dumps(rows[-1]), flush=True)
-    if given.out is not None:
-        given.out.write_text(json.dumps(rows, indent=1) + "\n")
+    if given.json is not None:
+        given.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
