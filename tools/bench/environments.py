@@ -1,11 +1,24 @@
 """What a pool of environments costs: latency added to each turn, and sessions per second and core.
 
-    uv run python tools/bench/environments.py [--repeats N] [--turns N] [--json FILE]
+    uv run python tools/bench/environments.py [--parts pool engine runs] [--repeats N] [--turns N] [--json FILE]
+                                              [--steps N] [--directory DIR]
+
+pool: what it adds.
+
 
     turn       time of one turn, one session at a time: a direct call of the environment, the same through a pool, and a line
                of the same length to a bare process and back, which is the limit
     sessions   sessions of four turns (open, turns, close), 64 at a time: per second, and per CPU second of all processes
     tail       turns per second of 64 sessions whose tool has a long tail, overlapped by the pool, beside one after the other
+
+engine: generated tokens per second of one real engine with 64 conversations of fixed turns (`environment_figures/overlap.py`).
+
+    tail       the engine goes on with others while a tool of a long tail works, beside a batch that waits for its tools
+    quick      the same with tools that answer at once: what is overlapped is then little, and batches are smaller
+
+runs: trained tokens per second of whole runs of `configs/laminar/tool-sums.toml`, with that file's tail and with quick tools,
+beside a synchronous pipeline of the same parts (`environment_figures/runs.py`). With --directory they stay, and a later call
+makes those that are missing.
 
 `cheap` is an environment that does nothing, so its figures are the pool's own; `python` is the Python tool, in the sandbox. All
 take turns within one run; each figure is the median of the repeats with its range.
@@ -15,17 +28,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
+from environment_figures import overlap, runs
 from environment_figures.cheap import Cheap
 
 from tailrace.environment import EnvironmentPool
@@ -162,25 +178,57 @@ async def tail_figures(figures: Figures) -> None:
     note(figures, "tail.overlapped_over_waiting", (32 / overlapped) / (8 / waiting))
 
 
-async def measure(repeats: int, turns: int) -> Figures:
-    figures: Figures = {}
-    for _ in range(repeats):
-        await turn_figures(figures, turns)
-        await session_figures(figures, turns)
+async def pool_part(options: argparse.Namespace, figures: Figures) -> None:
+    for _ in range(options.repeats):
+        await turn_figures(figures, options.turns)
+        await session_figures(figures, options.turns)
         await tail_figures(figures)
+
+
+async def engine_part(options: argparse.Namespace, figures: Figures) -> None:
+    from tailrace.trainer.small import build_model
+
+    with tempfile.TemporaryDirectory() as folder:
+        model = build_model(Path(folder) / "model", vocab_size=overlap.VOCABULARY)
+        for name, latency in (("tail", TAIL), ("quick", {"median": 0.0})):
+            found = await overlap.rates(model, options.engine, latency, AT_ONCE, options.repeats)
+            figures[f"engine.{name}_overlapped_tokens_per_s"] = found["overlapped"]
+            figures[f"engine.{name}_waiting_tokens_per_s"] = found["waiting"]
+            figures[f"engine.{name}_overlapped_over_waiting"] = found["ratio"]
+
+
+async def runs_part(options: argparse.Namespace, figures: Figures) -> None:
+    with contextlib.ExitStack() as stack:
+        root = options.directory or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        found = runs.rates(root, [runs.TAIL, runs.QUICK], options.repeats, options.steps)
+    figures.update({f"runs.{name}": values for name, values in found.items()})
+
+
+PARTS = {"pool": pool_part, "engine": engine_part, "runs": runs_part}
+
+
+async def measure(options: argparse.Namespace) -> Figures:
+    figures: Figures = {}
+    for part in options.parts:
+        await PARTS[part](options, figures)
     return figures
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a pool of environments costs.")
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=["pool", "engine"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--turns", type=int, default=1000, help="turns of one session, and sessions, in each repeat")
+    parser.add_argument("--engine", default="auto", help="the engine of the part engine")
+    parser.add_argument("--steps", type=int, default=12, help="of each run")
+    parser.add_argument("--directory", type=Path, metavar="DIR", help="where runs are, and stay")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    figures = asyncio.run(measure(options.repeats, options.turns))
+    figures = asyncio.run(measure(options))
     found = {name: [statistics.median(each), min(each), max(each)] for name, each in figures.items()}
     for name, (median, least, most) in found.items():
-        print(f"{name:<40} {median:>12,.1f}   ({least:,.1f} to {most:,.1f})")
+        digits = 2 if "_over_" in name else 1
+        print(f"{name:<44} {median:>12,.{digits}f}   ({least:,.{digits}f} to {most:,.{digits}f})")
     if options.json:
         said = {"benchmark": "environments", "cores": os.cpu_count(), "repeats": options.repeats, "figures": found}
         options.json.write_text(json.dumps(said, indent=1) + "\n")
