@@ -9,6 +9,10 @@
     mean staleness       over the same batches, by the versions that generated each trajectory.
     repacks              replicas emptied by relocation, over the whole run.
     long rounds          of the whole run, where batching knows rounds.
+    turns                where environments answer: turns of a response, turns answered per second over the same batches, and
+                         the share of the trajectories' time that environments have, over the whole run.
+
+An app may be a configuration: `--apps configs/laminar/tool-sums.toml`.
 
 All of them are what `tailrace compare` shows of a simulation and of a run.
 
@@ -41,9 +45,12 @@ from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.report import Figures, Record, measured, read_record
 from tailrace.report.fold.folds import Folds
+from tailrace.report.fold.whereabouts import Where
 
 NO_CONTROLS = "evaluation.controls=false"
 THROUGHPUT_LIMIT, STALENESS_LIMIT, REPACK_LIMIT = 0.15, 0.5, 2.0
+TURNS_LIMIT, SHARE_LIMIT = 0.1, 0.1
+MOST_SPELLS = 256
 TIMEOUT_S = 1800.0
 LOOK_S = 0.5
 
@@ -75,7 +82,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tailrace-truth-") as scratch:
         rows = []
         for app in options.apps:
-            profile = options.profile or measured_profile(app, Path(scratch) / f"{app}.toml", options.settings)
+            profile = options.profile or measured_profile(
+                app, Path(scratch) / f"{Path(app).stem}.toml", options.settings
+            )
             rows += compared(app, profile, options, Path(scratch))
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -93,11 +102,14 @@ def compared(app: str, profile: Path, options: argparse.Namespace, scratch: Path
     settings = (*options.settings, NO_CONTROLS)
     config = configuration(app, settings=(*settings, f'fleet.profile="{profile}"'))
     watched = [watch(config, seed=seed, keep_events=False) for seed in range(options.seeds)]
-    records = [real_run(app, settings, scratch / f"{app}-{number}") for number in range(options.repeats)]
+    roots = [scratch / f"{Path(app).stem}-{number}" for number in range(options.repeats)]
+    records = [real_run(app, settings, root) for root in roots]
     simulated, runs = [one.figures for one in watched], [measured(record, app) for record in records]
     verdicts = verdicts_of(simulated, runs, config)
     if watched[0].folds.rounds.used:
         verdicts.append(long_rounds([one.folds for one in watched], [record.folds for record in records]))
+    if records[0].folds.history.turns:
+        verdicts += turn_verdicts(simulated, [one.folds for one in watched], runs, [one.folds for one in records])
     print(table(app, simulated, runs, verdicts), flush=True)
     return [
         {
@@ -141,6 +153,34 @@ def long_rounds(simulated: list[Folds], runs: list[Folds]) -> Verdict:
     return Verdict("long rounds", ours, real, abs(round(ours) - round(real)), 0.0)
 
 
+def turn_verdicts(
+    simulated: list[Figures], modelled: list[Folds], runs: list[Figures], found: list[Folds]
+) -> list[Verdict]:
+    """Turns of a response, turns answered per second, and the share of the trajectories' time that environments have."""
+    sides = ((simulated, modelled), (runs, found))
+    responses = [fmean(turns_of_a_response(folds) for folds in folded) for _, folded in sides]
+    rates = [fmean(map(answered_per_s, figures, folded)) for figures, folded in sides]
+    shares = [fmean(folds.whereabouts.shares()[Where.ENVIRONMENT] for folds in folded) for _, folded in sides]
+    return [
+        Verdict("turns of a response", *responses, abs(responses[0] - responses[1]) / responses[1], TURNS_LIMIT),
+        Verdict("turns/s", *rates, abs(rates[0] - rates[1]) / rates[1], THROUGHPUT_LIMIT),
+        Verdict("share in environments", *shares, abs(shares[0] - shares[1]), SHARE_LIMIT),
+    ]
+
+
+def turns_of_a_response(folds: Folds) -> float:
+    """Mean over training responses."""
+    counts = folds.history.turns_of_each
+    return sum(turns * count for turns, count in counts.items()) / counts.total()
+
+
+def answered_per_s(figures: Figures, folds: Folds) -> float:
+    """Turns that environments answered while batches were measured, per second."""
+    since, until = figures.measured_s
+    spells = [one for one in folds.history.latencies.spells(MOST_SPELLS) if since <= one.begin_s and one.end_s <= until]
+    return sum(one.bins.total() for one in spells) / sum(one.end_s - one.begin_s for one in spells) if spells else 0.0
+
+
 def verdicts_of(simulated: list[Figures], runs: list[Figures], config: RunConfig) -> list[Verdict]:
     """Throughput, staleness, and repacks, of which 0 and fewer than 1 count as equal. Both sides are means."""
 
@@ -158,20 +198,22 @@ def verdicts_of(simulated: list[Figures], runs: list[Figures], config: RunConfig
 
 
 def table(app: str, simulated: list[Figures], runs: list[Figures], verdicts: list[Verdict]) -> str:
-    lines = [f"\n{app:18} {'simulated':>10} {'real':>10} {'error':>8} {'limit':>8}"]
+    lines = [f"\n{Path(app).stem:22} {'simulated':>10} {'real':>10} {'error':>8} {'limit':>8}"]
     for verdict in verdicts:
-        sign = {"trained tokens/s": "%", "repacks": "x"}.get(verdict.figure, "")
+        sign = {"trained tokens/s": "%", "turns/s": "%", "turns of a response": "%", "repacks": "x"}.get(
+            verdict.figure, ""
+        )
         scale = 100 if sign == "%" else 1
         digits = 0 if verdict.real >= 100 else 2
         lines.append(
-            f"{verdict.figure:18} {verdict.simulated:>10,.{digits}f} {verdict.real:>10,.{digits}f} "
+            f"{verdict.figure:22} {verdict.simulated:>10,.{digits}f} {verdict.real:>10,.{digits}f} "
             f"{scale * verdict.error:>7.2f}{sign or ' '} {scale * verdict.limit:>7.4g}{sign or ' '} "
             f"{'pass' if verdict.holds else 'MISS'}"
         )
     steps_s = [fmean(figures.step_s for figures in side) for side in (simulated, runs)]
-    lines.append(f"{'seconds a step':18} {steps_s[0]:>10.2f} {steps_s[1]:>10.2f}")
+    lines.append(f"{'seconds a step':22} {steps_s[0]:>10.2f} {steps_s[1]:>10.2f}")
     if len(runs) > 1:
-        lines.append(f"{'real runs':18} " + ", ".join(f"{run.response_tokens_per_s:,.0f} tokens/s" for run in runs))
+        lines.append(f"{'real runs':22} " + ", ".join(f"{run.response_tokens_per_s:,.0f} tokens/s" for run in runs))
     return "\n".join(lines) + "\n"
 
 
