@@ -85,7 +85,7 @@ def test_the_demonstrator_misreads_and_guesses_as_often_as_asked():
     worked = [(row, each) for row, each in zip(rows, transcripts, strict=True) if len(each.turns) > 1]
     asked = sum(row["prompt"].count(" - ") for row, _ in worked)
     kept = sum(turn.count(" - ") for _, each in worked for turn, _ in each.turns)
-    assert 1 - kept / asked == pytest.approx(0.5, abs=0.02)
+    assert 1 - kept / asked == pytest.approx(0.6, abs=0.02)
     right = sum(exact(each.turns[-1][0], row["answer"], {}) for row, each in worked) / len(worked)
     assert 0.2 < right < 0.5
 

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.task import TaskConfig
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import ConfigError, RunDirectoryError
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.run.directory import RunDirectory, read_json, write_json
-from tailrace.pipeline.run.prepare import FORCED, prepare
+from tailrace.pipeline.run.prepare import FORCED, check, prepare
+from tailrace.reward.tasks import get_task
+from tailrace.trainer.warmstart import WarmStartResult
 
 
 @pytest.fixture
@@ -91,6 +93,38 @@ def test_a_mix_of_generated_tasks(tmp_path):
     rows = [json.loads(line)["verifier"] for line in prepared.held_out.read_text().splitlines()]
     assert rows == [kinds[plan.source(problem)] for problem in range(plan.size)]
     assert sorted(Counter(rows).values()) == [3, 7]
+
+
+@pytest.mark.parametrize("flawless", [0, 3])
+def test_a_warm_start_may_begin_with_demonstrations_without_mistakes(tmp_path, monkeypatch, flawless):
+    made = []
+
+    def build(directory, cache, *, demonstrations, **_):
+        made.extend(demonstrations)
+        return WarmStartResult(directory, False, 0.0)
+
+    monkeypatch.setattr("tailrace.trainer.warmstart.warm_start", build)
+    warm = {"steps": 5, "demonstrations": 300, "flawless_steps": flawless}
+    task = {"name": "tool-sums", "train_size": 10, "held_out_size": 10}
+    config = validate([("mine", {"app": "laminar", "task": task, "warm_start": warm})])
+    directory = RunDirectory.create(tmp_path / "run", config.model_dump(mode="json"))
+    try:
+        prepared = prepare(config, directory, print)
+    finally:
+        directory.unlock()
+    task, seed = get_task("tool-sums"), config.seed + 1
+    expected = [(3, task.warm_start(300, seed, 0.0))] if flawless else []
+    expected.append((5, task.warm_start(300, seed)))
+    assert [(stage.until_step, stage.examples) for stage in made] == expected
+    assert len(json.loads(prepared.demonstrations.read_text())) == 300
+
+
+def test_flawless_steps_leave_some_for_the_others():
+    config = validate(
+        [("mine", {"app": "laminar", "task": {"name": "tool-sums"}, "warm_start": {"flawless_steps": 600}})]
+    )
+    with pytest.raises(ConfigError, match=r"'warm_start.steps': found 600 and 600, expected fewer of the first"):
+        check(config)
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(0, 1000))

@@ -80,6 +80,8 @@ class WarmStartTable(_Strict):
     """data-parallel processes"""
     demonstrations: Positive = 20_000
     """generated demonstrations"""
+    flawless_steps: int = Field(default=0, ge=0)
+    """first steps, on demonstrations without the mistakes of the others"""
     continued_lr_share: float = Field(default=0.1, gt=0)
     """learning rate of the control that continues fine-tuning, as a share of `lr`"""
     options: dict[str, Any] = {}

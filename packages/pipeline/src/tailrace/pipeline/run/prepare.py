@@ -161,7 +161,11 @@ def _warm_started(
 
     warm = config.warm_start
     counts = config.task.parts(warm.demonstrations) if len(tasks) > 1 else dict.fromkeys(tasks, warm.demonstrations)
-    pairs = [pair for name, task in tasks.items() for pair in task.warm_start(counts[name], config.seed + 1)]
+    pairs = _demonstrations(tasks, counts, config.seed)
+    stages = [DemonstrationStage(warm.steps, pairs)]
+    if warm.flawless_steps:
+        flawless = _demonstrations(tasks, counts, config.seed, misread=0.0)
+        stages = [DemonstrationStage(warm.flawless_steps, flawless), *stages]
     demonstrations = directory.task / "demonstrations.json"
     demonstrations.write_text(json.dumps(pairs))
     small = config.model.small
@@ -169,7 +173,7 @@ def _warm_started(
     result = warm_start(
         directory.model,
         cache_directory() / "warmstart",
-        demonstrations=[DemonstrationStage(warm.steps, pairs)],
+        demonstrations=stages,
         config=_warm_start(config),
         model=SmallModel(**small.model_dump()) if small is not None else SmallModel(),
         tokenizer=_tokenizer(config),
@@ -182,6 +186,13 @@ def _warm_started(
         warm_start_s=result.seconds,
         warm_start_cached=result.cached,
     )
+
+
+def _demonstrations(
+    tasks: Mapping[str, Any], counts: Mapping[str, int], seed: int, misread: float | None = None
+) -> list[Any]:
+    """Demonstrations of all tasks; without mistakes where `misread` is 0."""
+    return [pair for name, task in tasks.items() for pair in task.warm_start(counts[name], seed + 1, misread)]
 
 
 def check(config: RunConfig) -> None:
@@ -210,6 +221,11 @@ def _warm_start(config: RunConfig) -> Any:
     from tailrace.trainer.warmstart import WarmStartConfig
 
     warm = config.warm_start
+    if warm.flawless_steps >= warm.steps:
+        raise ConfigError(
+            f"keys 'warm_start.flawless_steps' and 'warm_start.steps': found {warm.flawless_steps} and {warm.steps}, expected "
+            "fewer of the first"
+        )
     own = {"steps": warm.steps, "batch": warm.batch, "lr": warm.lr, "processes": warm.processes, "seed": config.seed}
     return read_options(WarmStartConfig, {**own, **warm.options}, "key 'warm_start.options'")
 

@@ -209,5 +209,5 @@ def _worked(parts: Sequence[Part], rng: random.Random, misread: float, direct: f
     return (*calls, answer)
 
 
-TOOL_SUMS = ToolSums("tool-sums", max_parts=4, exponent=1.6, warm_exponent=1.2, worded=0.35, misread=0.5, direct=0.05)
+TOOL_SUMS = ToolSums("tool-sums", max_parts=4, exponent=1.6, warm_exponent=1.2, worded=0.35, misread=0.6, direct=0.05)
 """The task ``tool-sums``."""
