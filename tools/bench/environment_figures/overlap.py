@@ -22,7 +22,7 @@ from tailrace.environment import EnvironmentPool
 VOCABULARY, PROMPT_TOKENS, ANSWER_TOKENS = 149, 48, 3
 CALLS, CALL_WEIGHTS = (1, 2, 3, 4), (0.62, 0.2, 0.11, 0.07)  # as the task tool-sums
 LAST_TURN_TOKENS = 6
-CALL = "```python\nprint( 17 + 25 )\n```"
+SLOW = f"{Path(__file__).parent / 'slow.py'}:Slow"
 
 
 @dataclass
@@ -91,7 +91,7 @@ class Rollout:
         """Let the tool answer the last turn."""
         if talk.session < 0:
             talk.session = (await self._pool.open({"prompt": talk.name, "seed": talk.seed})).session
-        await self._pool.step(talk.session, CALL)
+        await self._pool.step(talk.session, talk.name)
         if talk.turn == len(talk.turns) - 1:
             await self._pool.close(talk.session)
         talk.kept += talk.prompt[:ANSWER_TOKENS]
@@ -127,7 +127,7 @@ async def rates(
     """Generated tokens per second of both ways, in turn, and their ratio within each repeat.
 
     Args:
-        latency: of the Python tool's calls.
+        latency: of the tool's calls, options of `Slow`.
         count: conversations at once.
     """
     from tailrace.rollout import build_engine
@@ -139,7 +139,7 @@ async def rates(
             thread, build_engine, engine, str(model), options
         )
         try:
-            async with EnvironmentPool("python", {"latency": latency}, sessions=count, workers=2) as pool:
+            async with EnvironmentPool(SLOW, latency, sessions=count, workers=2) as pool:
                 await Rollout(built, thread, pool).overlapped(talks(8, 0))  # everything is warm now
                 for repeat in range(1, repeats + 1):
                     rate = {}
