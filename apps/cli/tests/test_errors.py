@@ -43,6 +43,7 @@ def fails(capsys, tmp_path, monkeypatch):
         (["run"], ["TARGET", "--resume"]),
         (["run", "laminar", "--resume", "x"], ["either a TARGET"]),
         (["run", "--resume", "x", "--seed", "3"], ["x: no such run directory"]),
+        (["attach", "x"], ["x: no such run directory"]),
         (["run", "--resume", "x", "--dry-run"], ["found --dry-run", "--set or --plain at most"]),
         (["runn"], ["No such command 'runn'", "--help"]),
         (["run", "laminar", "--sede", "3"], ["No such option: --sede"]),
@@ -234,6 +235,12 @@ def test_a_directory_that_holds_something_else(fails, tmp_path):
     assert "found files" in fails("run", "laminar", "--run-dir", "mine")
     assert "found the file" in fails("run", "laminar", "--run-dir", "mine/thesis.tex/run")
     assert (tmp_path / "mine" / "thesis.tex").read_text() == "precious"
+
+
+def test_there_is_nothing_to_attach_to(fails, a_run):
+    assert "found no member of it that lives" in fails("attach", "run", "--plain")
+    a_run.summary.write_text("{}")
+    assert "found a finished run (summary.json)" in fails("attach", "run", "--plain")
 
 
 def test_a_finished_run_is_not_resumed(fails, a_run):

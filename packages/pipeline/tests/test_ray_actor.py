@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from tailrace.pipeline.hosts.ray import _RoleActor
+from tailrace.pipeline.hosts.ray_actor import RoleActor
 
 LAZY = """
 import sys, time, types
@@ -31,7 +32,7 @@ def test_a_module_that_replaces_itself_is_whole_for_the_role(tmp_path: Path, mon
     module.write_text(LAZY)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "replaces_itself", raising=False)
-    actor = _RoleActor(0)
+    actor = RoleActor(0)
     ahead = threading.Thread(target=actor.prepare, args=(_name, {}, None))
     ahead.start()
     while ahead.is_alive() and not module.with_name("replaces_itself.py.begun").exists():
@@ -39,3 +40,38 @@ def test_a_module_that_replaces_itself_is_whole_for_the_role(tmp_path: Path, mon
     actor.build(_name, {})
     ahead.join()
     assert actor.call("upper", ()) == "THERE"
+
+
+WATCHED = """
+import sys, time
+from tailrace.pipeline.hosts.ray_actor import RoleActor
+
+class Role:
+    def events(self, timeout_s):
+        time.sleep(timeout_s)
+        return []
+
+    def close(self):
+        print("saved", flush=True)
+
+actor = RoleActor(0, 1.0)
+actor.build(Role, {})
+while True:
+    line = sys.stdin.readline()
+    if not line:
+        time.sleep(600)
+    actor.call("events", (0.0, 0, 0), 1)
+    print("asked", flush=True)
+"""
+
+
+def test_a_role_that_no_controller_calls_saves_and_stops() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WATCHED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert [line.strip() for line in process.stdout] == ["asked", "saved"]
+        assert process.wait(60) == 0

@@ -148,6 +148,9 @@ class Log:
         self.instants.append((now, list(events), list(commands)))
         self.heard.append(dict(heard))
 
+    def check(self):
+        pass
+
 
 class Driven:
     """An executor that a test drives instant by instant."""

@@ -147,6 +147,19 @@ def test_other_members_need_no_epoch(role, mailbox):
     assert ask(mailbox, 0, 0, epoch=2) == (1, events(1))
 
 
+def test_it_is_quiet_only_while_nobody_waits_for_an_answer(role, mailbox):
+    mailbox._called_s -= 100.0
+    assert mailbox.quiet_s() >= 100.0
+    seen = []
+    role.export = lambda: seen.append(mailbox.quiet_s())
+    mailbox.call("export", ())
+    assert seen == [0.0]
+    assert mailbox.quiet_s() < 100.0
+    mailbox._called_s -= 100.0
+    ask(mailbox, 0, 0)
+    assert mailbox.quiet_s() < 100.0
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_whenever_controllers_die_the_log_has_every_event_once_and_in_order(role, mailbox, seed):
     drawn = random.Random(seed)

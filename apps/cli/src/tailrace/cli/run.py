@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from tailrace.pipeline.errors import (
     RoleError,
     RunFailedError,
     RunWriteError,
+    SupersededError,
 )
+from tailrace.pipeline.hosts.ray_cluster import RayCluster
 from tailrace.pipeline.run.directory import RunDirectory, check_new
 from tailrace.pipeline.run.prompt_reading import sized
 from tailrace.pipeline.run.status import RunStatus
@@ -66,6 +69,25 @@ def run(options: RunOptions) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # bars for loading a model, in the middle of the display
     correct_wheel_tag()  # before anyone calls `uv run` a second time
     return _resume(options) if options.resume is not None else _start(options)
+
+
+def attach(root: Path, *, plain: bool) -> int:
+    """Take the place of a run's controller that died. Returns the exit status.
+
+    Raises:
+        RunDirectoryError: there is nothing to attach to.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    correct_wheel_tag()
+    directory = RunDirectory.open(root)
+
+    def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
+        from tailrace.pipeline.run.launch import attach as take_over
+        from tailrace.report import write_report
+
+        return take_over(directory, listener, report=write_report)
+
+    return _supervise(directory, work, plain=plain)
 
 
 def _start(options: RunOptions) -> int:
@@ -161,8 +183,10 @@ def _supervise(directory: RunDirectory, work: Work, *, plain: bool) -> int:
     """Show the run, and print one line if it is interrupted or fails."""
     go_on = f"go on with: tailrace run --resume {directory.root}"
     try:
-        with display(plain=plain) as shown, Stopping(shown.say, go_on):
+        with display(plain=plain) as shown, Stopping(shown.say, go_on, end=partial(_end_at_once, directory)):
             summary = work(shown)
+    except SupersededError as error:
+        return complain(f"another controller has taken this one's place: {error}", status=FAILED)
     except KeyboardInterrupt:
         if os.environ.get(DEBUG):
             traceback.print_exc()
@@ -177,6 +201,14 @@ def _supervise(directory: RunDirectory, work: Work, *, plain: bool) -> int:
         directory.unlock()
     show_outcome(summary, directory)
     return 0
+
+
+def _end_at_once(directory: RunDirectory, status: int) -> None:
+    """End this process and everything of its run on this machine."""
+    cluster = RayCluster.read(directory.root)
+    if cluster is not None:
+        cluster.end(patience_s=0.0)
+    os._exit(status)
 
 
 def _failed(directory: RunDirectory, error: Exception) -> int:

@@ -96,6 +96,17 @@ def run_command(
     raise typer.Exit(run(options))
 
 
+@app.command("attach")
+def attach_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live display.")] = False,
+) -> None:
+    """Take the place of a run's controller that died, while its members live on. Nobody restarts."""
+    from tailrace.cli.run import attach
+
+    raise typer.Exit(attach(run, plain=plain))
+
+
 @app.command("status")
 def status_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],

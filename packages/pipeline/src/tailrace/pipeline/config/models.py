@@ -343,6 +343,8 @@ class DeadlineConfig(_Strict):
     """silence after which a member counts as down, where `pipeline.detection` sets no other window"""
     verify_s: Seconds = 10.0
     """deadline for verifying one response"""
+    unclaimed_s: Seconds = 120.0
+    """time without a controller after which the members of a run on Ray save and stop"""
 
 
 class RunConfig(_Strict):

@@ -44,7 +44,14 @@ class Log(Protocol):
 
         Args:
             heard: the number of the last event of each member among them, by its name.
+
+        Raises:
+            SupersededError: another controller writes the log.
         """
+        ...
+
+    def check(self) -> None:
+        """Raise `SupersededError` if another controller writes the log."""
         ...
 
 
@@ -230,9 +237,12 @@ class Executor:
             now = time.now()
             for number in arrived:
                 waits.settle(number)
-            if waits.next_deadline_s() <= now:
-                waits.expire(now)
             ticks = now >= self._next_tick_s
+            late = waits.next_deadline_s() <= now
+            if (ticks or late) and self._log is not None:
+                self._log.check()  # nobody is ended by a controller that was stopped for long, and replaced
+            if late:
+                waits.expire(now)
             if ticks:
                 self._tick(now)
             self._deliver(now)

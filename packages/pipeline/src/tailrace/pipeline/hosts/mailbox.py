@@ -31,8 +31,7 @@ class Mailbox:
 
     def __init__(self, role: Any) -> None:
         self.role = role
-        self.claimed_s = time.monotonic()
-        """When a controller called last, on this process's monotonic clock."""
+        self._called_s, self._serving = time.monotonic(), 0
         self._epoch = 0
         self._taken = 0  # number of the newest command
         self._kept: list[Event] = []
@@ -63,10 +62,24 @@ class Mailbox:
             StaleEpochError: a later controller has called before.
         """
         if epoch is None:
-            return getattr(self.role, method)(*arguments)
+            return self._serve(method, arguments)
         self._claim(epoch)
         own = self._own.get(method)
         return getattr(self.role, method)(*arguments) if own is None else own(epoch, *arguments)
+
+    def quiet_s(self) -> float:
+        """Seconds since anybody called last; 0 while another member, or who asks for results, waits for an answer."""
+        with self._changing:
+            return 0.0 if self._serving else time.monotonic() - self._called_s
+
+    def _serve(self, method: str, arguments: Sequence[Any]) -> Any:
+        with self._changing:
+            self._serving += 1
+        try:
+            return getattr(self.role, method)(*arguments)
+        finally:
+            with self._changing:
+                self._serving, self._called_s = self._serving - 1, time.monotonic()
 
     def _claim(self, epoch: int) -> None:
         with self._changing:
@@ -74,7 +87,7 @@ class Mailbox:
                 raise StaleEpochError(
                     f"found a call of controller {epoch}, expected one of {self._epoch}, which replaced it"
                 )
-            self._epoch, self.claimed_s = epoch, time.monotonic()
+            self._epoch, self._called_s = epoch, time.monotonic()
 
     def _submit(self, epoch: int, commands: Sequence[Command]) -> None:
         with self._submitting:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,56 +17,21 @@ from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
-from tailrace.pipeline.hosts.injected import InjectedCalls
-from tailrace.pipeline.hosts.mailbox import Mailbox
+from tailrace.pipeline.hosts.ray_actor import RoleActor
+from tailrace.pipeline.hosts.ray_caller import RayCaller, actor_name
+from tailrace.pipeline.hosts.ray_cluster import RayCluster
 from tailrace.pipeline.hosts.ray_death import cause_of_death
+from tailrace.pipeline.hosts.ray_options import environment, options
 from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
 from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
 from tailrace.pipeline.hosts.signals import own_signals
 
 _THREADS_PER_MEMBER = 8
-_RETRY_S = 0.1
 _FIRST = 1  # incarnation
-_LOOK_AHEAD = 8  # most incarnations that may have died unnoticed by a caller
 
 
 class RayAddressError(PipelineError, ConnectionError):
     """No Ray cluster answers at the address."""
-
-
-class _RoleActor:
-    """A process, and the role in it once that is built."""
-
-    def __init__(self, nice: int) -> None:
-        os.nice(nice)
-        self._role: Future[Mailbox] = Future()
-        self._calls = InjectedCalls()
-        # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
-        # imports them meanwhile: it gets the module that was replaced.
-        self._importing = threading.Lock()
-
-    def prepare(self, function: Callable[..., object], arguments: Mapping[str, Any], after: object) -> None:
-        """Call a function that saves the role time later. Ray begins once `after`, another actor's answer, is there."""
-        del after
-        with self._importing:
-            function(**arguments)
-
-    def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Build the role."""
-        try:
-            with self._importing:
-                role = factory(**arguments)
-            self._role.set_result(Mailbox(role))
-        except BaseException as error:
-            self._role.set_exception(error)  # whoever calls the role hears of it
-
-    def where(self) -> tuple[str, int]:
-        import ray
-
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
-    def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
-        return self._calls.call(self._role.result(), method, arguments, epoch)
 
 
 class RayMember:
@@ -147,65 +112,6 @@ class RayMember:
             self._node, self._pid = future.result()
 
 
-class RayCaller:
-    """Calls the newest incarnation of a member by name, from any process, and waits for the result.
-
-    Args:
-        run: the run's name on the cluster.
-        role: the member's role.
-        id_: the member's id.
-        before: an incarnation that is gone; later ones are looked for.
-    """
-
-    def __init__(self, run: str, role: str, id_: str, before: int = 0) -> None:
-        self._run, self._role, self._id = run, role, id_
-        self._incarnation = before
-        self._actor: Any = None
-
-    def call(self, method: str, *arguments: Any, timeout_s: float = 60.0) -> Any:
-        """Call a method and wait for its result; if the member is gone, its next incarnation is looked for."""
-        import ray
-
-        deadline = time.monotonic() + timeout_s
-        while True:
-            try:
-                actor = self._actor or self._find()
-                return ray.get(actor.call.remote(method, arguments), timeout=max(0.01, deadline - time.monotonic()))
-            except ray.exceptions.GetTimeoutError as error:
-                raise DeadlineError(f"{self}: {method} did not return within {timeout_s:.0f} s") from error
-            except (ray.exceptions.RayActorError, MemberDeadError) as error:
-                self._actor = None
-                if time.monotonic() + _RETRY_S > deadline:
-                    raise MemberDeadError(f"{self} is gone, and no successor came within {timeout_s:.0f} s") from error
-                time.sleep(_RETRY_S)
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from error
-
-    def _find(self) -> Any:
-        """The newest incarnation after the one that is gone."""
-        import ray
-
-        for incarnation in range(self._incarnation + _LOOK_AHEAD, self._incarnation, -1):
-            try:
-                actor = ray.get_actor(actor_name(self._run, self._role, self._id, incarnation))
-            except ValueError:
-                continue
-            self._actor, self._incarnation = actor, incarnation
-            return actor
-        raise MemberDeadError(f"{self} is not there")
-
-    def __str__(self) -> str:
-        return f"{self._role} {self._id}"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RayCaller, (self._run, self._role, self._id, max(0, self._incarnation - 1))
-
-
-def actor_name(run: str, role: str, id_: str, incarnation: int) -> str:
-    """The name of a member's actor."""
-    return f"{run}/{role}-{id_}-{incarnation}"
-
-
 class RayHost(OwnProcess):
     """Starts members as actors.
 
@@ -213,57 +119,63 @@ class RayHost(OwnProcess):
         address: ``None`` starts a cluster on this machine that ends with this process; ``"auto"`` or ``"host:port"`` joins one.
         cpus: logical CPUs of a cluster that is started here.
         started_s: time now on the run's clock, in seconds.
+        cluster: where the members live that controllers share, instead; they outlive this process.
+        root: the run directory, with `cluster`.
+        epoch: counts the controllers of the run.
     """
 
     poll_s = 0.2
     tick_s = 0.5
 
-    def __init__(self, address: str | None = None, *, cpus: int = 64, started_s: float = 0.0) -> None:
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        # The raylet's messages about dead workers, of ten lines each: the executor reports each death in one. Read at import.
-        os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
-        if address is None:
-            # Under `uv run`, Ray would start each worker through uv too, which takes seconds and changes nothing. Ray reads
-            # this variable at import.
-            os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-            # Ray's workers have niceness 15 otherwise: beside any other program a run would nearly stand still.
-            os.environ.setdefault("RAY_worker_niceness", "0")
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        cpus: int = 64,
+        started_s: float = 0.0,
+        cluster: RayCluster | None = None,
+        root: Path | None = None,
+        epoch: int = 1,
+    ) -> None:
+        own = address is None and cluster is None
+        environment(own=own or (cluster is not None and cluster.keeper is not None))
+        if cluster is not None and root is not None:
+            cluster.join(root)
         with extra("tailrace-pipeline", "ray"):
             import ray
 
         self._ray = ray
         self.time = RealTime(started_s)
-        self.epoch = 1
-        options: dict[str, Any] = {
-            "log_to_driver": False,
-            "logging_level": logging.ERROR,
-            "configure_logging": True,
-            "include_dashboard": False,
-            "ignore_reinit_error": True,
-        }
-        if address is None:
-            options |= {"num_cpus": cpus, "_node_ip_address": "127.0.0.1"}
+        self.epoch, self._cluster = epoch, cluster
+        self._run = f"tailrace-{secrets.token_hex(6)}" if cluster is None else cluster.run
+        arguments = options(None if cluster is None else cluster.run)
+        if own:
+            arguments |= {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
         else:
-            options["address"] = address
-            del options["include_dashboard"]
-        self._run = f"tailrace-{secrets.token_hex(6)}"
+            arguments["address"] = address if cluster is None else cluster.address
+        if cluster is not None and cluster.keeper is not None:
+            arguments["_node_ip_address"] = "127.0.0.1"
         self._newest: dict[tuple[str, str], int] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
         try:
             with own_signals():
-                context = ray.init(**options)
+                context = ray.init(**arguments)
             # its warnings about members that ended, beside ours
             logging.getLogger("ray._private.worker").setLevel(logging.CRITICAL)
         except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
+            address = arguments.get("address")
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise RayAddressError(
                 f"ray address {address!r}: no cluster answers there ({first}); start one with `ray start --head`"
             ) from error
 
         self._session: Path | None = None
-        if address is None and context.address_info.get("session_dir"):
+        if own and context.address_info.get("session_dir"):
             self._session = Path(context.address_info["session_dir"])
             ray_session.claim(self._session)
+        elif cluster is not None and cluster.session:
+            self._session = Path(cluster.session)
+        self._owns = own
 
     @property
     def gpus(self) -> float:
@@ -322,6 +234,8 @@ class RayHost(OwnProcess):
             "max_concurrency": _THREADS_PER_MEMBER,
             "max_restarts": 0,
         }
+        if self._cluster is not None:
+            options |= {"lifetime": "detached", "namespace": self._run}
         if place.index is not None or place.avoid:
             options |= self._placed(place, incarnation)
         elif selector := labels_of(place.site, spec.device, self.sites()):
@@ -331,7 +245,7 @@ class RayHost(OwnProcess):
         return options
 
     def _start(self, options: dict[str, Any], nice: int) -> Any:
-        return self._ray.remote(_RoleActor).options(**options).remote(nice)
+        return self._ray.remote(RoleActor).options(**options).remote(nice, self._unclaimed_s)
 
     def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -350,10 +264,32 @@ class RayHost(OwnProcess):
         return RayCaller(self._run, role, id_, self._newest.get((role, id_), 1) - 1)
 
     def close(self) -> None:
-        """Leave the cluster. If it was started here, end it and remove its directory, unless ``TAILRACE_DEBUG`` is set."""
+        """End all members, and leave the cluster. One of the run's own ends, and its directory goes.
+
+        With ``TAILRACE_DEBUG`` the directory stays.
+        """
+        if self._cluster is not None and self._cluster.keeper is None:
+            self._end_members(self._cluster.run)
         self._ray.shutdown()
-        if self._session is not None and not os.environ.get("TAILRACE_DEBUG"):
+        if self._cluster is not None:
+            self._cluster.end()
+        elif self._owns and self._session is not None and not os.environ.get("TAILRACE_DEBUG"):
             ray_session.remove(self._session)
+
+    def leave(self) -> None:
+        """Leave the cluster to another controller."""
+        self._ray.shutdown()
+
+    def _end_members(self, run: str) -> None:
+        """Members outlive whoever started them, so those that are left have to be ended one by one."""
+        for found in self._ray.util.list_named_actors(all_namespaces=True):
+            if found["namespace"] == run:
+                with suppress(ValueError):  # it has just ended
+                    self._ray.kill(self._ray.get_actor(found["name"], namespace=run), no_restart=True)
+
+    @property
+    def _unclaimed_s(self) -> float:
+        return math.inf if self._cluster is None else self._cluster.unclaimed_s
 
 
 def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:

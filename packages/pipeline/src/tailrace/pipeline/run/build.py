@@ -291,7 +291,7 @@ def holding(deployment: Deployment, held: Path) -> Deployment:
 
 
 def build_host(config: RunConfig) -> LocalHost | RayHost:
-    """The host on which the roles run."""
+    """A host for the roles of a run whose members end with this process."""
     return LocalHost() if config.executor.name == "local" else RayHost(config.executor.ray_address)
 
 

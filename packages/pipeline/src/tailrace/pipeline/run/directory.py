@@ -196,6 +196,15 @@ class RunDirectory:
             os.write(handle, str(os.getpid()).encode())
         self._lock = handle
 
+    def lock_anew(self) -> None:
+        """Lock it although a process may hold the lock that is stopped: that one keeps a lock which counts no more.
+
+        Raises:
+            RunDirectoryError: see `lock`.
+        """
+        (self.root / "lock").unlink(missing_ok=True)
+        self.lock()
+
     def running(self) -> bool:
         """Whether a process holds the lock."""
         path = self.root / "lock"

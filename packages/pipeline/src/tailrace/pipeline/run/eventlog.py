@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +20,7 @@ from typing import Any
 
 from tailrace.contracts import Checkpoint, CodecError, Command, Event, Finish, decode
 from tailrace.contracts.codec import encode_level
-from tailrace.pipeline.errors import LogWriteError, RunDirectoryError
+from tailrace.pipeline.errors import LogWriteError, RunDirectoryError, SupersededError
 
 FORMAT = 2
 _KIND = "event log"
@@ -87,7 +88,7 @@ class EventLog:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise self._error(error) from error
-        self._open = True
+        self._open, self._inode = True, os.fstat(self._file).st_ino
         try:
             self._begin()
         except BaseException as error:
@@ -113,9 +114,11 @@ class EventLog:
             heard: the number of the last event of each member among them, by its name.
 
         Raises:
+            SupersededError: another controller goes on with the run.
             LogWriteError: the disk is full or broken. The log ends with the previous instant. Once there is space again, the
                 same instant may be appended; if the log could not be synced or cut, it must be opened again first.
         """
+        self.check()
         line = encode_instant(now, events, commands, heard)
         durable = any(isinstance(command, _OUTLIVING) for command in commands)
         if self._failed is not None:
@@ -133,6 +136,23 @@ class EventLog:
             if isinstance(error, OSError):
                 raise self._error(error) from error
             raise
+
+    def check(self) -> None:
+        """Whether this is still the log: another controller that attaches goes on in a copy, and replaces the file by it.
+
+        Raises:
+            SupersededError: it is not.
+        """
+        if not self._open:
+            return
+        try:
+            found = self.path.stat().st_ino
+        except FileNotFoundError:
+            return  # the run directory is gone: writing will say so
+        if found != self._inode:
+            raise SupersededError(
+                f"{self.path}: found the log of a controller that has attached since, expected this one's"
+            )
 
     def sync(self) -> None:
         """Return once all appended instants survive a crash of the machine.
@@ -210,6 +230,23 @@ class EventLog:
 
     def _error(self, error: OSError) -> LogWriteError:
         return LogWriteError(error.errno, error.strerror or str(error), str(self.path))
+
+
+def take_over_log(path: Path) -> None:
+    """Go on in a copy of a log, so that a controller which was taken for dead and wakes up writes to none that is read.
+
+    Raises:
+        LogWriteError: there is no room for it.
+    """
+    copy = path.with_name(f"{path.name}.partial")
+    try:
+        shutil.copyfile(path, copy)
+        with copy.open("rb+") as file:
+            os.fsync(file.fileno())
+        copy.replace(path)
+    except OSError as error:
+        copy.unlink(missing_ok=True)
+        raise LogWriteError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def read_log(path: Path) -> Iterator[Instant]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,19 @@ from tailrace.paramserver import new_token
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.evaluations import EvaluationResult
-from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.errors import RunDirectoryError, SupersededError
 from tailrace.pipeline.executor.deployment import DATA
 from tailrace.pipeline.executor.executor import Executor
+from tailrace.pipeline.executor.roster import Roster
+from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.ray import RayHost
+from tailrace.pipeline.hosts.ray_cluster import Claim, RayCluster
 from tailrace.pipeline.hosts.real_time import RealTime
 from tailrace.pipeline.run.ahead import start_ahead
 from tailrace.pipeline.run.attach_figures import attach_figures
-from tailrace.pipeline.run.build import build_deployment, build_host, build_spec, check, holding
+from tailrace.pipeline.run.attaching import join, make_cluster, shown_s, take_over
+from tailrace.pipeline.run.beside import in_thread
+from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding
 from tailrace.pipeline.run.detection_figures import detection_figures
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.domains import check_machines
@@ -45,6 +50,7 @@ from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
 from tailrace.pipeline.run.stream_figures import stream_figures
 from tailrace.pipeline.run.summary import summarise
+from tailrace.pipeline.run.training_time import training_seconds
 from tailrace.trainer import checkpoints
 from tailrace.trainer.weights_digest import weights_sha256
 
@@ -124,11 +130,35 @@ def _check_real(directory: RunDirectory) -> None:
         raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to go on with")
 
 
+def attach(
+    directory: RunDirectory, listener: Listener | None = None, *, report: Report | None = None
+) -> dict[str, Any]:
+    """Take the place of a run's controller that died, while its members live on; see `launch`.
+
+    Raises:
+        RunDirectoryError: the run is complete or simulated, its controller works, or none of its members lives.
+    """
+    cluster = take_over(directory)
+    return _Launch(directory.configuration(), directory, listener, report, cluster).run()
+
+
 class _Launch:
+    """One controller of a run.
+
+    Args:
+        cluster: where the members live that another controller left; None: there are none.
+    """
+
     def __init__(
-        self, config: RunConfig, directory: RunDirectory, listener: Listener | None, report: Report | None
+        self,
+        config: RunConfig,
+        directory: RunDirectory,
+        listener: Listener | None,
+        report: Report | None,
+        cluster: RayCluster | None = None,
     ) -> None:
-        self.config, self.directory, self._report = config, directory, report
+        self.config, self.directory, self._report, self._cluster = config, directory, report, cluster
+        self._claim: Claim | None = None
         self.status = StatusObserver(
             directory.status,
             app=config.app,
@@ -141,52 +171,65 @@ class _Launch:
     def run(self) -> dict[str, Any]:
         try:
             return self._run()
+        except SupersededError:
+            raise  # the status is another's
         except KeyboardInterrupt:
             self.status.phase("interrupted")
             raise
         except BaseException as error:
             self.status.phase("failed", f"{type(error).__name__}: {error}")
             raise
+        finally:
+            if self._claim is not None:
+                self._claim.close()
 
     def _run(self) -> dict[str, Any]:
         config, directory = self.config, self.directory
-        check(config)
+        attaches = self._cluster is not None
+        if not attaches:
+            check(config)
         began = directory.began_with()
         controller, faults = Controller(build_spec(began), relays=relay_count(config)), build_faults(config)
-        past = replay(controller, directory.events)  # so that an unusable log is reported before minutes of preparation
+        roster = Roster()
+        past = replay(controller, directory.events, roster)  # an unusable log is reported before minutes of preparation
         if past is None:  # nothing was decided yet, so everything may be as it is now
             controller = Controller(build_spec(config), relays=relay_count(config))
         elif not controller.finished or config.pipeline.steps > controller.view.steps:
             self._check_checkpoints(controller)
+        attaches = attaches and not controller.over  # its last steps, such as controls, are taken anew
         keep_bytecode(cache_directory())
-        if config.executor.name == "ray":
-            self.status.phase("starting Ray")
-        host = build_host(config)
+        host = self._host(attaches=attaches)
         try:
-            if isinstance(host, RayHost):
+            if isinstance(host, RayHost) and not attaches:
                 if config.executor.ray_address is not None:  # one machine may stand for several sites, a cluster not
                     check_labels(config, host.sites())
                 check_machines(config, host.machines)
                 check_free_devices(config, host.gpus)
                 start_ahead(host, config)
             prepared = prepare(config, directory, self._preparing)
-            deployment = build_deployment(config, prepared, directory, token=new_token())
+            token = new_token() if self._cluster is None else self._cluster.token
+            deployment = build_deployment(config, prepared, directory, token=token)
         except BaseException:
             host.close()
             raise
-        self.status.phase("starting roles")
+        if not attaches:
+            self.status.phase("starting roles")
         metrics = MetricsObserver(directory.metrics, directory.tensorboard)
-        host.time = RealTime(past or 0.0)
+        host.time = RealTime(shown_s(self._cluster, past or 0.0) if attaches else past or 0.0)
+        if self._cluster is not None and not attaches:
+            dataclasses.replace(self._cluster, began_at=time.time() - host.time.now()).write(directory.root)
         executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection()])
         try:
-            first = None if past is None else self._resumed(controller, began)
-            if not controller.finished or (first is not None and first.steps is not None):
-                self.status.phase("training")
-                with EventLog(directory.events) as log:
-                    executor.run(
-                        controller, log, first=first, faults=faults, further=further_faults(config, past or 0.0)
-                    )
-            training_s = self._training_s()
+            if attaches:
+                self._goes_on(controller, executor, roster, past or 0.0)
+            else:
+                first = None if past is None else self._resumed(controller, began)
+                if not controller.finished or (first is not None and first.steps is not None):
+                    self.status.phase("training")
+                    further = further_faults(config, past or 0.0)
+                    with EventLog(directory.events) as log:
+                        executor.run(controller, log, first=first, faults=faults, further=further)
+            training_s = training_seconds(read_log(self.directory.events))
             self.status.settle(controller.view)
             metrics.follows = False
             controls = self._controls(prepared, controller, executor, training_s)
@@ -195,6 +238,9 @@ class _Launch:
             scripted += (Counter(faults) - Counter(scripted)).elements()
             summary = self._summary(controller, controls, executor, training_s, prepared, scripted)
         except BaseException as error:
+            if isinstance(error, SupersededError) and isinstance(host, RayHost):
+                host.leave()
+                raise
             if isinstance(error, KeyboardInterrupt):
                 self.status.phase("stopping")
             try:
@@ -212,6 +258,23 @@ class _Launch:
             self._report(directory)
         self.status.phase("done")
         return summary
+
+    def _host(self, *, attaches: bool) -> LocalHost | RayHost:
+        """The host: with members that outlive this controller, or those that one before it left; on Ray."""
+        if self.config.executor.name != "ray":
+            return LocalHost()
+        if not attaches or self._cluster is None:
+            self.status.phase("starting Ray")
+            self._cluster = make_cluster(self.config, self.directory)
+        self._claim = Claim(self.directory.root)
+        return join(self._cluster, self.directory)
+
+    def _goes_on(self, controller: Controller, executor: Executor, roster: Roster, past: float) -> None:
+        """Take the place of a controller that died."""
+        self.status.phase("training")
+        first = c.Attached(executor.host.epoch, max(0.0, executor.now() - past))
+        with EventLog(self.directory.events) as log:
+            executor.run(controller, log, first=first, attached=roster)
 
     def _check_checkpoints(self, controller: Controller) -> None:
         """Check that the trainer can go on, before members are started for minutes.
@@ -257,7 +320,7 @@ class _Launch:
             return ()
         self.status.phase("control: fine-tuning continued", left_s=training_s)
         directory = self.directory.root / "controls" / "sft"
-        work = _in_thread(lambda: self._continue_sft(prepared, directory, training_s))
+        work = in_thread(lambda: self._continue_sft(prepared, directory, training_s))
         executor.keep_up(work, training_s + 600.0)
         work.result()
         self.status.phase("control: evaluation")
@@ -289,17 +352,6 @@ class _Launch:
             ),
             progress=lambda row: self._preparing({"phase": "control: fine-tuning continued", **row}),
         )
-
-    def _training_s(self) -> float:
-        """Seconds from the first version that replicas could pull to the last step."""
-        first = last = None
-        for instant in read_log(self.directory.events):
-            for event in instant.events:
-                if isinstance(event, c.Published) and first is None:
-                    first = instant.now
-                elif isinstance(event, c.Stepped):
-                    last = instant.now
-        return last - first if first is not None and last is not None else 0.0
 
     def _summary(
         self,
@@ -345,18 +397,3 @@ class _Launch:
                 ).false_detections,
             },
         )
-
-
-def _in_thread(work: Callable[[], None]) -> Future[None]:
-    future: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            future.set_exception(error)
-        else:
-            future.set_result(None)
-
-    threading.Thread(target=run, name="control", daemon=True).start()
-    return future

@@ -1,0 +1,70 @@
+"""The process of a member on Ray."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from tailrace.pipeline.hosts.injected import InjectedCalls
+from tailrace.pipeline.hosts.mailbox import Mailbox
+
+_LOOK_S = 1.0
+
+
+class RoleActor:
+    """A process, and the role in it once that is built.
+
+    Args:
+        nice: added to its niceness.
+        unclaimed_s: the role is closed and the process ends when nobody has called it for so many seconds, no controller and no
+            other member; infinite if it does not outlive its controller.
+    """
+
+    def __init__(self, nice: int, unclaimed_s: float = math.inf) -> None:
+        os.nice(nice)
+        self._unclaimed_s = unclaimed_s
+        self._role: Future[Mailbox] = Future()
+        self._calls = InjectedCalls()
+        # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
+        # imports them meanwhile: it gets the module that was replaced.
+        self._importing = threading.Lock()
+
+    def prepare(self, function: Callable[..., object], arguments: Mapping[str, Any], after: object) -> None:
+        """Call a function that saves the role time later. Ray begins once `after`, another actor's answer, is there."""
+        del after
+        with self._importing:
+            function(**arguments)
+
+    def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+        """Build the role."""
+        try:
+            with self._importing:
+                role = factory(**arguments)
+            mailbox = Mailbox(role)
+            self._role.set_result(mailbox)
+            if self._unclaimed_s < math.inf:
+                threading.Thread(target=self._watch, args=(mailbox,), name="unclaimed", daemon=True).start()
+        except BaseException as error:
+            self._role.set_exception(error)  # whoever calls the role hears of it
+
+    def _watch(self, mailbox: Mailbox) -> None:
+        """Save and stop once nobody controls the run any more."""
+        while mailbox.quiet_s() < self._unclaimed_s:
+            time.sleep(_LOOK_S)
+        try:
+            mailbox.close()
+        finally:
+            os._exit(0)
+
+    def where(self) -> tuple[str, int]:
+        import ray
+
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+    def call(self, method: str, arguments: tuple[Any, ...], epoch: int | None = None) -> Any:
+        return self._calls.call(self._role.result(), method, arguments, epoch)

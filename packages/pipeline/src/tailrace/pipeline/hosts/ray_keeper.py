@@ -1,0 +1,50 @@
+"""Keeps a Ray cluster for a run whose controllers come and go: ``python -m ...ray_keeper ROOT CPUS SECONDS``.
+
+It ends the cluster when it is told to (SIGTERM), and when no controller has claimed the run for so many seconds and the members
+have had time to stop by themselves. If it is killed, Ray's processes die with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from tailrace.paramserver.machine.liveness import ProcessId
+from tailrace.pipeline.hosts import ray_session
+from tailrace.pipeline.hosts.ray_cluster import CLAIM, CLOSE_S, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
+from tailrace.pipeline.hosts.ray_options import environment, options
+
+_LOOK_S = 0.5
+
+
+def keep(root: Path, cpus: int, unclaimed_s: float) -> None:
+    """Start a cluster, note it in the run directory, and end it when its time has come."""
+    environment(own=True)
+    import ray
+
+    run, token = name_run()
+    context = ray.init(**options(namespace=run), num_cpus=cpus, _node_ip_address="127.0.0.1", include_dashboard=False)
+    session = Path(context.address_info["session_dir"])
+    ray_session.claim(session)
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    address = context.address_info["gcs_address"]
+    keeper = asdict(ProcessId.current())
+    RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper).write(root)
+    while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
+        pass
+    ray.shutdown()
+    for name in (CLUSTER, CLAIM, TOKEN):
+        (root / name).unlink(missing_ok=True)
+    if not os.environ.get("TAILRACE_DEBUG"):
+        ray_session.remove(session)
+
+
+if __name__ == "__main__":
+    keep(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))

@@ -1,0 +1,117 @@
+"""Who controls a run: each controller has an epoch, and one that is silent may be replaced.
+
+tailrace attach ──► take_over(directory) ──► lock, epoch, a log of its own ──► replay ──► the members, which live on
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.hosts.ray import RayHost
+from tailrace.pipeline.hosts.ray_cluster import RayCluster, claimed_ago_s, name_run, start_cluster
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import take_over_log
+
+SILENT_S = 10.0
+"""A controller that has not claimed its run for so long may be replaced, even if its process lives."""
+_CPUS = 64  # logical ones: members are placed by GPU and memory
+
+
+def next_epoch(directory: RunDirectory) -> int:
+    """The epoch of the controller that holds the directory's lock from now on; greater than all before it."""
+    path = directory.root / "epoch"
+    epoch = 1 + (int(path.read_text()) if path.exists() else 0)
+    partial = path.with_name("epoch.partial")
+    with partial.open("w") as file:
+        file.write(str(epoch))
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return epoch
+
+
+def take_over(directory: RunDirectory) -> RayCluster:
+    """Take the place of a controller that died or is silent: lock the run, and go on in a log of its own.
+
+    Returns:
+        Where the members live.
+
+    Raises:
+        RunDirectoryError: the run is finished, simulated or never began, its controller works, or no member lives.
+    """
+    if directory.simulated is not None:
+        raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to attach to")
+    if directory.summary.exists():
+        raise RunDirectoryError(
+            f"{directory.root}: found a finished run (summary.json), expected one whose controller died"
+        )
+    with _alone(directory):
+        silent_s = claimed_ago_s(directory.root)
+        if directory.running() and silent_s < SILENT_S:
+            raise RunDirectoryError(
+                f"{directory.root}: found a controller at work (process {_owner(directory)}, heard {silent_s:.0f} s ago), "
+                "expected one that died; watch it with: tailrace status --watch"
+            )
+        cluster = RayCluster.read(directory.root)
+        if cluster is None or not directory.events.exists():
+            raise RunDirectoryError(
+                f"{directory.root}: found no member of it that lives, expected those that its controller left; "
+                f"go on with: tailrace run --resume {directory.root}"
+            )
+        directory.lock_anew()
+        take_over_log(directory.events)
+    return cluster
+
+
+def make_cluster(config: RunConfig, directory: RunDirectory) -> RayCluster:
+    """A place for the members of a run on Ray, which they keep when their controller dies. Members of an earlier one end."""
+    left = RayCluster.read(directory.root)
+    if left is not None:
+        left.end()
+    unclaimed_s = config.deadlines.unclaimed_s
+    if config.executor.ray_address is None:
+        return start_cluster(directory.root.absolute(), cpus=_CPUS, unclaimed_s=unclaimed_s)
+    run, token = name_run()
+    cluster = RayCluster(run, config.executor.ray_address, token, time.time(), unclaimed_s)
+    cluster.write(directory.root)
+    return cluster
+
+
+def join(cluster: RayCluster, directory: RunDirectory) -> RayHost:
+    """The host of a new controller. If the cluster cannot be joined, it ends."""
+    try:
+        return RayHost(cluster=cluster, root=directory.root.absolute(), epoch=next_epoch(directory))
+    except BaseException:
+        cluster.end()
+        raise
+
+
+def shown_s(cluster: RayCluster | None, past: float) -> float:
+    """Seconds on the clock of a run, which goes on while no controller is there.
+
+    Args:
+        cluster: where its members live.
+        past: seconds on it at the last instant of the log.
+    """
+    return past if cluster is None else max(past, time.time() - cluster.began_at)
+
+
+@contextmanager
+def _alone(directory: RunDirectory) -> Iterator[None]:
+    """Two that attach at once: the second one finds the first at work."""
+    handle = os.open(directory.root, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _owner(directory: RunDirectory) -> str:
+    return (directory.root / "lock").read_text().strip() or "unknown"

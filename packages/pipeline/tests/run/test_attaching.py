@@ -1,0 +1,135 @@
+"""Who may take the place of a run's controller, and what one that is replaced can still do: nothing."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.paramserver.machine.liveness import ProcessId
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import RunDirectoryError, SupersededError
+from tailrace.pipeline.hosts.ray_cluster import CLAIM, Claim, RayCluster, claimed_ago_s
+from tailrace.pipeline.run.attaching import SILENT_S, next_epoch, take_over
+from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.eventlog import EventLog, read_log
+
+
+@pytest.fixture
+def directory(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run", RunConfig().model_dump(mode="json"))
+    with EventLog(directory.events) as log:
+        log.append(1.0, [c.Tick()], [])
+    return directory
+
+
+@pytest.fixture
+def keeper():
+    """A process that stands for the one that keeps the cluster."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+def left(directory, keeper):
+    """The members of a run live, and nobody has claimed it for a while."""
+    cluster = RayCluster("tailrace-1", "127.0.0.1:1", "secret", 0.0, 60.0, "", vars_of(ProcessId.of(keeper.pid)))
+    cluster.write(directory.root)
+    (directory.root / CLAIM).touch()
+    long_ago = time.time() - SILENT_S - 1
+    os.utime(directory.root / CLAIM, (long_ago, long_ago))
+    return cluster
+
+
+def vars_of(process):
+    return {"pid": process.pid, "started": process.started, "namespace": process.namespace}
+
+
+def test_one_that_died_is_replaced(directory, keeper):
+    cluster = left(directory, keeper)
+    directory.unlock()
+    assert take_over(RunDirectory.open(directory.root)) == cluster
+
+
+def test_one_that_is_stopped_is_replaced_and_writes_no_instant_any_more(directory, keeper):
+    left(directory, keeper)
+    stopped = EventLog(directory.events)
+    other = RunDirectory.open(directory.root)
+    take_over(other)  # the lock is held by the one that is stopped
+    with EventLog(other.events) as log:
+        for act in (stopped.check, lambda: stopped.append(2.0, [c.Tick()], [])):
+            with pytest.raises(SupersededError, match="has attached since"):
+                act()
+        log.append(3.0, [c.Attached(2)], [])
+    assert [instant.now for instant in read_log(other.events)] == [1.0, 3.0]
+    directory.unlock()
+    assert other.running()
+    stopped.close()
+
+
+def test_one_that_works_is_not(directory, keeper):
+    left(directory, keeper)
+    claim = Claim(directory.root)
+    try:
+        with pytest.raises(
+            RunDirectoryError, match=rf"found a controller at work \(process {os.getpid()}, heard 0 s ago\)"
+        ):
+            take_over(RunDirectory.open(directory.root))
+    finally:
+        claim.close()
+
+
+def test_a_claim_lasts_as_long_as_its_process_renews_it(directory):
+    assert claimed_ago_s(directory.root) == float("inf")
+    claim = Claim(directory.root)
+    path = directory.root / CLAIM
+    os.utime(path, (1.0, 1.0))
+    deadline = time.monotonic() + 60
+    while claimed_ago_s(directory.root) > SILENT_S and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert claimed_ago_s(directory.root) < SILENT_S
+    claim.close()
+    path.unlink()
+    claim.close()
+    assert not path.exists()
+
+
+def test_a_finished_run_has_no_controller_to_replace(directory, keeper):
+    left(directory, keeper)
+    directory.summary.write_text("{}")
+    with pytest.raises(
+        RunDirectoryError, match=r"found a finished run \(summary.json\), expected one whose controller died"
+    ):
+        take_over(directory)
+
+
+@pytest.mark.parametrize("what", ["no cluster", "a cluster that is gone", "no log"])
+def test_without_members_there_is_nothing_to_attach_to(directory, keeper, what):
+    if what != "no cluster":
+        left(directory, keeper)
+    if what == "a cluster that is gone":
+        keeper.kill()
+        keeper.wait()
+    if what == "no log":
+        directory.events.unlink()
+    directory.unlock()
+    with pytest.raises(RunDirectoryError, match=r"found no member of it that lives.*go on with: tailrace run --resume"):
+        take_over(directory)
+
+
+def test_each_controller_has_a_greater_epoch(directory):
+    assert [next_epoch(directory), next_epoch(directory), next_epoch(RunDirectory.open(directory.root))] == [1, 2, 3]
+
+
+def test_where_members_live_is_for_the_runs_user_only(directory, keeper):
+    cluster = left(directory, keeper)
+    assert (directory.root / "cluster.json").stat().st_mode & 0o777 == 0o600
+    assert RayCluster.read(directory.root) == cluster
+
+
+def test_a_cluster_ends_with_its_keeper(directory, keeper):
+    left(directory, keeper).end()
+    assert keeper.wait(30) != 0
+    assert RayCluster.read(directory.root) is None
