@@ -134,10 +134,6 @@ def _a_version_that_is_seen_before_it_is_saved(patch):
     patch.setattr(TrainerState, "is_safe", lambda trainer, version: True)
 
 
-def _a_version_that_nobody_reveals(patch):
-    patch.setattr(Weights, "was_saved", lambda weights, version: None)
-
-
 def _a_controller_that_remembers_beside_its_log(patch):
     route, spec, calls = RoundRobin.route, Case.spec, [0]
 
@@ -274,7 +270,6 @@ MUTANTS = {
     "a broken verifier as a zero": Mutant(_a_broken_verifier_as_a_zero, (ONCE,)),
     "version numbers used again": Mutant(_version_numbers_used_again, (WEIGHTS,)),
     "a version that is seen before it is saved": Mutant(_a_version_that_is_seen_before_it_is_saved, (FENCE,)),
-    "a version that nobody reveals": Mutant(_a_version_that_nobody_reveals, (PROGRESS,)),
     "a controller that remembers beside its log": Mutant(_a_controller_that_remembers_beside_its_log, (REBUILT,)),
     "an interruption that counts a token too many": Mutant(_an_interruption_that_counts_a_token_too_many, (TOKENS,)),
     "a version that is gone for the controller alone": Mutant(
