@@ -124,7 +124,7 @@ class RankLevel:
         DetectionError: a window is out of its range.
     """
 
-    device_s: Annotated[float, Tried((1e4,))] = 10.0  # with less, whoever waits is restarted without end
+    device_s: Annotated[float, Tried((600.0,))] = 10.0  # with less, whoever waits is restarted without end
     network_s: float = 30.0
     look_s: float = 5.0
 

@@ -331,8 +331,10 @@ class Case(_Strict):
         moving_s = 10.0 + self.weights.stall_s + self.weights.broadcast_s + self.weights.pull_s + delays.checkpoint_s
         if any(fault.kind is BreakKind.STALL for fault in self.faults):
             restarts_s += STILL_S + 30 * step_s  # what it takes to notice a still engine
-        if self.pipeline.detection.name != "role-aware":
-            restarts_s += STILL_S  # it notices what hangs once others are quiet too
+        if (
+            self.pipeline.detection.name != "role-aware"
+        ):  # it notices what hangs after its own window, or once all are quiet
+            restarts_s += max(STILL_S, self.pipeline.detection.options.get("device_s", 0.0))
         waits_s = 2 * delays.reward_s + 4 * self.messages.delay_s + max((f.for_s for f in self.faults), default=0.0)
         return 10.0 + 2 * (rounds * alone_s + train_s + restarts_s + moving_s + waits_s + self.replica.start_s)
 

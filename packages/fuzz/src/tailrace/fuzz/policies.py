@@ -183,8 +183,11 @@ def streams_parts(training: Choice, policies: Policies = NONE) -> bool:
 
 
 def ends_run(recovery: Any, role: str, *, failures: int, others: int) -> bool:
-    """Whether a recovery ends the run when a member has failed so often."""
-    failure = Failure(role, "0", Cause.DIED, failures=failures, role_failures=failures, others=others)
+    """Whether a recovery ends the run when a member has failed so often, and the whole task was restarted before each time."""
+    failure = Failure(
+        role, "0", Cause.DIED, failures=failures, role_failures=failures, others=others, step_failures=failures,
+        task_restarts=failures - 1,
+    )  # fmt: skip
     return bool(recovery.on_down(failure) is RecoveryAction.FAIL)
 
 

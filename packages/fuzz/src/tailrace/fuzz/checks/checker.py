@@ -181,6 +181,7 @@ class Checker:
 
 def _check_attached(events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
     down = {(event.role, event.id) for event in events if isinstance(event, c.Down)}
-    restarted = {(command.role, command.id) for command in commands if isinstance(command, c.Restart)}
+    alone = [one for one in commands if isinstance(one, c.Restart) and one.reason.why is not c.Why.TASK_RESTART]
+    restarted = {(command.role, command.id) for command in alone}
     if restarted - down:
         raise InvariantError(RESTARTS, f"it restarts {sorted(restarted - down)!r:.120}, which did not die")
