@@ -12,7 +12,7 @@ from tailrace.pipeline.run.build import build_spec, check
 from tailrace.rollout import EngineOptions
 from tailrace.trainer import TrainerConfig
 
-APPS = ("laminar", "rollpacker", "staleflow", "streamrl")
+APPS = ("laminar", "robustrl", "rollpacker", "staleflow", "streamrl")
 
 
 def keys(app):

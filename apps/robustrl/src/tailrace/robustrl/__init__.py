@@ -1,0 +1,11 @@
+"""RobustRL: generation and training one step apart, and only the role that failed restarts."""
+
+from tailrace.pipeline.run.app import App
+
+APP = App(
+    name="robustrl",
+    paper="Role-Based Fault Tolerance System for LLM RL Post-Training (2025)",
+    package="tailrace.robustrl",
+)
+
+__all__ = ["APP"]

@@ -1,0 +1,69 @@
+"""The app is a recipe: its defaults, its quick start and the configurations beside it are valid, and are what they say."""
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.contracts import plugins
+from tailrace.faulttol import parse_fault
+from tailrace.pipeline.config.loading import validate
+from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.run.build import build_spec, check
+from tailrace.pipeline.spec import AXES
+from tailrace.robustrl import APP
+
+FOLDER = Path(__file__).parents[3] / "configs" / "robustrl"
+CONFIGS = sorted(FOLDER.glob("*.toml"))
+
+
+def quickstart():
+    return validate([("defaults", APP.defaults()), ("quick start", APP.quickstart())])
+
+
+def test_it_comes_through_the_door_for_plugins():
+    assert plugins.load("tailrace.app", "robustrl") is APP
+
+
+def test_the_defaults_name_a_policy_on_every_axis():
+    assert set(APP.defaults()["pipeline"]) == {*AXES, "sampler", "detection"}
+
+
+def test_the_quick_start_is_one_step_apart_and_restarts_roles():
+    config = quickstart()
+    spec = build_spec(config)
+    chosen = {axis: type(getattr(spec, axis)).__name__ for axis in ("admission", "sync", "recovery", "detection")}
+    assert chosen == {
+        "admission": "OneStep",
+        "sync": "WhenDrained",
+        "recovery": "RoleBased",
+        "detection": "RoleAware",
+    }
+    assert spec.admission.gate(spec.batch_groups).bound == 1
+    assert spec.checkpoint_every == 1
+    assert spec.environments
+    assert spec.machine_checks
+    assert config.publish.fence
+
+
+def test_faults_of_the_quick_start_strike_each_role_that_the_paper_restarts():
+    config = configuration("robustrl")
+    check(config)
+    assert {parse_fault(text).role for text in config.faults} == {"trainer", "replica", "environment", "relay"}
+    assert all(parse_fault(text).at_step < config.pipeline.steps for text in config.faults)
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configurations_beside_it_are_valid_and_say_what_they_are(path):
+    assert path.read_text().startswith("# ")
+    config = configuration(str(path))
+    check(config)
+    assert build_spec(config).steps > 0
+
+
+def test_what_is_compared_differs_in_one_thing():
+    ours, free = configuration("robustrl"), configuration(str(FOLDER / "no-faults.toml"))
+    assert ours.model_copy(update={"faults": ()}) == free
+    baseline = configuration(str(FOLDER / "restart-task.toml"))
+    assert baseline.pipeline.recovery.name == "restart-task"
+    same = {"recovery": ours.pipeline.recovery}
+    assert baseline.model_copy(update={"pipeline": baseline.pipeline.model_copy(update=same)}) == ours
