@@ -111,6 +111,9 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
             f"keys 'publish.fence' and 'checkpoint.every': found true and {config.checkpoint.every}, expected a checkpoint at "
             "every step (1): a version without one would never be seen"
         )
+    if not gathered.lines:  # it starts the environment, which takes seconds
+        with gathered.check():
+            check_environment(config)
     gathered.done()
     if policies["batching"].surplus_groups:  # admission must have room for them
         surplus = {"surplus": policies["batching"].surplus_groups}
@@ -183,7 +186,6 @@ def check(config: RunConfig) -> None:
         check_domains,
         check_scoring,
         check_ranker,
-        check_environment,
         check_machine_checks,
     )
     for part in parts:
