@@ -271,7 +271,13 @@ def test_a_status_without_optional_keys_can_be_read(directory):
 
 def test_plugins_are_listed_with_who_brings_them(capsys):
     groups = registered()
-    assert [point.name for point in groups["tailrace.app"]] == ["laminar", "robustrl", "rollpacker", "staleflow", "streamrl"]
+    assert [point.name for point in groups["tailrace.app"]] == [
+        "laminar",
+        "robustrl",
+        "rollpacker",
+        "staleflow",
+        "streamrl",
+    ]
     assert main(["plugins"]) == 0
     shown = capsys.readouterr().out
     for words in ("tailrace.sync", "on-idle", "tailrace-pipeline", "tailrace.engine", "tailrace-rollout"):
