@@ -128,7 +128,7 @@ class Folds:
     """What was folded, with other batches."""
 
     def __init__(self, folds, batches):
-        self.batches, self.timeline = SimpleNamespace(trained=batches), folds.timeline
+        self.batches, self.timeline, self.faults = SimpleNamespace(trained=batches), folds.timeline, folds.faults
 
 
 def growing(watched, *lags):
