@@ -36,8 +36,8 @@ class RoleAware:
 
     Args:
         replica_s: seconds without a token after which a replica is suspected. The paper has 60.
-        slow_factor: work may take so many times the slowest step that the member took so far, on top of `replica_s` and of the
-            trainer's windows: a slow machine is not a broken one.
+        slow_factor: a replica that holds work, and the trainer, may stand still for so many times the slowest step that they
+            took so far, where that is longer than their window: a slow machine is not a broken one.
         heartbeat_s: seconds of silence after which a suspected replica is down.
         phase_s: seconds without progress after which the trainer is down, by phase. The paper has 300 in training alone; a
             phase that is not named is not watched.
