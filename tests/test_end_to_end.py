@@ -12,6 +12,8 @@ from collections import Counter
 
 import pytest
 
+from tailrace.pipeline.run.attaching import SILENT_S
+
 STEPS, PROMPTS, SAMPLES = 6, 4, 4
 CONFIG = """
 app = "laminar"
@@ -165,3 +167,63 @@ def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path):
     said, _ = again.communicate(timeout=60)
     assert again.returncode == 2, said
     assert said.count("\n") == 1, said
+
+
+def attached(run):
+    log = run / "events.jsonl"
+    return log.read_text().count('"is":"Attached"') if log.exists() else 0
+
+
+def members(run):
+    said, _ = tailrace("status", "--json", run).communicate(timeout=120)
+    found = json.loads(said)
+    return found["pid"], {(one["role"], one["id"]): one["pid"] for one in found["members"]}
+
+
+def until(done, process):
+    deadline = time.monotonic() + 400
+    while not done() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert done(), process.communicate(timeout=60)[0]
+
+
+@pytest.mark.deep
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_controllers_are_replaced_while_members_live_on(config, tmp_path):
+    """The first one is stopped, replaced and wakes up; the second one is killed; nobody restarts, and nothing is left."""
+    run = tmp_path / "run"
+    quick = ("rollout.engine=transformers", "rollout.options={threads=1,max_num_seqs=64}", "pipeline.steps=150")
+    begins = ("--run-dir", run, "--plain", *(part for one in quick for part in ("--set", one)))
+    first = tailrace("run", config, *begins)
+    until(lambda: steps_done(run) >= 3, first)
+    pid, lived = members(run)
+    assert pid == first.pid
+    assert all(lived.values())
+    assert tailrace("attach", run).wait(120) == 2  # it is at work
+
+    os.kill(first.pid, signal.SIGSTOP)
+    time.sleep(SILENT_S + 2)
+    second = tailrace("attach", run, "--plain")
+    until(lambda: attached(run) == 1, second)
+    os.kill(first.pid, signal.SIGCONT)
+    said, _ = first.communicate(timeout=200)
+    assert first.returncode == 1, said
+    assert "another controller has taken this one's place" in said
+    steps = steps_done(run)
+    until(lambda: steps_done(run) > steps, second)
+
+    os.kill(second.pid, signal.SIGKILL)
+    second.wait()
+    third = tailrace("attach", run, "--plain")
+    until(lambda: attached(run) == 2, third)
+    steps = steps_done(run)
+    until(lambda: steps_done(run) > steps, third)
+    assert members(run) == (third.pid, lived)
+    said, _ = third.communicate(timeout=600)
+    assert third.returncode == 0, said
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["controller_attaches"], summary["restarts_by_attach"]) == (2, 0)
+    assert (summary["lost_trajectories"], summary["consumed_twice"]) == (0, 0)
+    assert set(summary["restarts"].values()) == {0}
+    assert not (run / "cluster.json").exists()
