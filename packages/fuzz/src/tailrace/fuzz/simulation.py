@@ -80,7 +80,7 @@ class FuzzSimulation:
         self.checker = Checker(case, self.simulation, plane)
         self.simulation.observers += [self.checker, LastWords(self._deaths)]
         self.simulation.executor = self._executor()
-        self.strikes = Strikes(case.faults, self.simulation, messages, self.checker.replay, self._deaths)
+        self.strikes = Strikes(case.faults, self.simulation, messages, self._replay, self._deaths)
         self.checker.stepped, self.checker.silenced = self.strikes.reached, self.strikes.silenced
 
     def run(self) -> None:
@@ -139,6 +139,10 @@ class FuzzSimulation:
             steps = simulation.controller.view.steps + self._changes.choice([0, 1, 2])
             replicas = self._changes.randint(1, self.case.replicas + 1)
         return c.Resumed(tuple(simulation.world.disk), steps, replicas)
+
+    def _replay(self) -> None:
+        if self._all_logged:  # one that died before it wrote to the log has decided more than that has
+            self.checker.replay()
 
     def _rebuilt(self) -> Controller:
         compared, self._all_logged = self._all_logged, True
