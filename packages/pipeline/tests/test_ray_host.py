@@ -1,27 +1,21 @@
-"""The hosts of real members pass one contract suite. What is the same on all hosts runs on Ray with --deep only."""
+"""The Ray host passes the contract suites of hosts. What is the same on all hosts runs here with --deep only."""
 
-import functools
 import importlib
 
 import pytest
 
 from tailrace.contracts import Place
 from tailrace.pipeline.executor.seam import RoleSpec
-from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
+from tailrace.pipeline.testing.marked import deep
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.small_run import STEPS
 from tailrace.pipeline.testing.task_contract import TaskContract
 from tailrace.pipeline.testing.turns_contract import TurnsContract
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
-
-
-class TestLocal(ExecutorContract):
-    def make_host(self, started_s):
-        return LocalHost(started_s)
 
 
 class SharedCluster(RayHost):
@@ -38,35 +32,6 @@ class SharedCluster(RayHost):
     def close(self):
         for member in self.members:
             member.kill()
-
-
-def deep(test):
-    """A test of the contract that runs with --deep on this host."""
-
-    @functools.wraps(test)
-    def run(*arguments, **fixtures):
-        return test(*arguments, **fixtures)
-
-    return pytest.mark.deep(run)
-
-
-class TestRoundsLocal(RoundsContract):
-    def make_host(self, started_s):
-        return LocalHost(started_s)
-
-    test_a_member_that_hangs_in_a_round_is_replaced = deep(
-        RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced
-    )
-
-
-class TestTaskLocal(TaskContract):
-    def make_host(self, started_s):
-        return LocalHost(started_s)
-
-
-class TestTurnsLocal(TurnsContract):
-    def make_host(self, started_s):
-        return LocalHost(started_s)
 
 
 @pytest.mark.long
@@ -110,6 +75,9 @@ class TestRay(ExecutorContract):
     )
     test_an_older_checkpoint_is_used_where_the_newest_is_damaged = deep(
         ExecutorContract.test_an_older_checkpoint_is_used_where_the_newest_is_damaged
+    )
+    test_a_machine_that_does_not_pass_its_checks_is_not_used_again = deep(
+        ExecutorContract.test_a_machine_that_does_not_pass_its_checks_is_not_used_again
     )
     test_a_run_that_gave_up_goes_on = deep(ExecutorContract.test_a_run_that_gave_up_goes_on)
 
@@ -160,15 +128,6 @@ class TestRay(ExecutorContract):
         with pytest.raises(TypeError, match="fromkeys"):
             member.call("ready").result(60)
         host.close()
-
-
-class TestBalanceLocal(BalanceContract):
-    def make_host(self, started_s):
-        return LocalHost(started_s)
-
-    test_one_joins_a_slow_generation_and_leaves_a_fast_one = deep(
-        BalanceContract.test_one_joins_a_slow_generation_and_leaves_a_fast_one
-    )
 
 
 @pytest.mark.deep

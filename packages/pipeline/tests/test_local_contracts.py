@@ -1,0 +1,40 @@
+"""The host of threads passes the contract suites of rounds, restarts of the task, turns and balance."""
+
+import pytest
+
+from tailrace.pipeline.hosts.local import LocalHost
+from tailrace.pipeline.testing.balance_contract import BalanceContract
+from tailrace.pipeline.testing.marked import deep
+from tailrace.pipeline.testing.rounds_contract import RoundsContract
+from tailrace.pipeline.testing.task_contract import TaskContract
+from tailrace.pipeline.testing.turns_contract import TurnsContract
+
+pytest.importorskip("torch", reason="a real trainer trains a real model")
+
+
+class TestRoundsLocal(RoundsContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
+
+    test_a_member_that_hangs_in_a_round_is_replaced = deep(
+        RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced
+    )
+
+
+class TestTaskLocal(TaskContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
+
+
+class TestTurnsLocal(TurnsContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
+
+
+class TestBalanceLocal(BalanceContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
+
+    test_one_joins_a_slow_generation_and_leaves_a_fast_one = deep(
+        BalanceContract.test_one_joins_a_slow_generation_and_leaves_a_fast_one
+    )
