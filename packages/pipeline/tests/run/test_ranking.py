@@ -29,7 +29,7 @@ def test_what_the_role_is_told(tmp_path):
     told = ranker_settings(config(prompts=9, method="lexical"), tmp_path / "model", tmp_path / "ranker")
     assert told == {
         "saved": tmp_path / "ranker", "path": None, "method": "lexical", "prompts": 9, "samples": 8, "look_s": 2.0,
-        "budget_s": 60.0, "max_tokens": 77, "policy": tmp_path / "model", "seed": 5,
+        "budget_s": 60.0, "policy": tmp_path / "model", "seed": 5,
     }  # fmt: skip
 
 
