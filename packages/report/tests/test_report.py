@@ -33,6 +33,7 @@ CHARTS |= {
     "running",
     "kv",
     "in-flight",
+    "effective-time",
     "staleness-batches",
     "lengths-offered",
     "buffer",

@@ -28,6 +28,7 @@ CHARTS = {
     "kv",
     "throughput",
     "in-flight",
+    "effective-time",
     "buffer",
     "lengths",
     "lengths-steps",

@@ -7,7 +7,6 @@ import dataclasses
 import os
 
 from tailrace.contracts.plugins import load
-from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.draw import draw_case
 from tailrace.fuzz.faults import BreakKind
@@ -55,14 +54,7 @@ def play(seed, played, *, first=None, gives_up=False):
         gives_up: whether it may end without success.
     """
     try:
-        if first is None:
-            played.run()
-        while first is not None:
-            try:
-                played.simulation.run(first)
-                first = None
-            except DriverDiedError:
-                first = played._crash()
+        played.run(first)
     except Exception as error:
         raise AssertionError(f"seed {seed}: {type(error).__name__}: {error}") from error
     controller = played.simulation.controller

@@ -161,7 +161,7 @@ class ClusterLevel:
         DetectionError: a window is out of its range.
     """
 
-    device_s: Annotated[float, Tried((5.0, 20.0))] = 300.0
+    device_s: Annotated[float, Tried((150.0, 300.0))] = 300.0  # with less than a step takes, it never ends
     silent_s: float = 60.0
     look_s: float = 5.0
 

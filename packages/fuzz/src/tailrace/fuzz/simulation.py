@@ -83,20 +83,24 @@ class FuzzSimulation:
         self.strikes = Strikes(case.faults, self.simulation, messages, self._replay, self._deaths)
         self.checker.stepped, self.checker.silenced = self.strikes.reached, self.strikes.silenced
 
-    def run(self) -> None:
+    def run(self, first: c.Resumed | None = None) -> None:
         """To the end of the run.
+
+        Args:
+            first: what a run that goes on begins with, see `crash`; None: it is new.
 
         Raises:
             InvariantError: an invariant does not hold.
         """
-        self.strikes.reached(0)
+        if first is None:
+            self.strikes.reached(0)
         died: DriverDiedError | None = None
         while True:
             try:
                 if isinstance(died, ControllerDiedError):
                     self._attach(died.fault)
                 else:
-                    self.simulation.run(None if died is None else self._crash())
+                    self.simulation.run(first if died is None else self.crash())
                 return
             except DriverDiedError as error:
                 died = error
@@ -121,7 +125,7 @@ class FuzzSimulation:
         time.at(simulation.now + 0.5 * simulation.host.poll_s, wakes, dead)
         simulation.run(c.Attached(simulation.host.epoch, fault.for_s), attached=roster)
 
-    def _crash(self) -> c.Resumed:
+    def crash(self) -> c.Resumed:
         """The driver dies with every role. What it had heard is in the log; the store says what survived.
 
         Every other time the run goes on with more steps or another number of replicas.

@@ -230,7 +230,6 @@ def make_deployment(
         "samples": SAMPLES,
         "look_s": 0.1,
         "budget_s": 30.0,
-        "max_tokens": 64,
     }
     return Deployment(
         name=name or f"tailrace-{secrets.token_hex(6)}",
