@@ -165,6 +165,8 @@ class Checker:
             self.versions.restart(command)
             self.devices.restart(command)
             self.turns.restart(command)
+        elif isinstance(command, c.Stop):
+            self.versions.stop(command)
         elif isinstance(command, c.Resize):
             self.versions.resize(command)
             self.devices.resize(command)

@@ -44,6 +44,11 @@ class VersionCheck:
         if command.role == REPLICA:
             self._gone(command.id)
 
+    def stop(self, command: c.Stop) -> None:
+        """A silent member is given up. One that is stopped for another reason may still answer."""
+        if command.role == REPLICA and command.reason.why in c.SUSPICIONS:
+            self._gone(command.id)
+
     def resize(self, command: c.Resize) -> None:
         """A replica is replaced by one of another size, which serves nothing."""
         self._gone(command.replica)
