@@ -1,8 +1,9 @@
 """The chart of effective training time, from a simulated run whose members die."""
 
 from tailrace.fleetsim.build import build_fleet
-from tailrace.pipeline.run.effective_time import Devices, effective_time
+from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
 from tailrace.pipeline.run.eventlog import Instant
+from tailrace.pipeline.run.folding import Audience, follow
 from tailrace.report.charts.chart import TimeAxis
 from tailrace.report.charts.effective_time import effective_time_chart
 from tailrace.report.record import read_record
@@ -38,14 +39,11 @@ def test_a_run_in_which_nothing_fails_has_none(tmp_path):
     assert "effective-time" not in render(found)
 
 
-def test_folded_beside_a_simulation_or_from_its_log_it_is_the_same():
-    config = configured(steps=3, faults=["trainer@step1"])
-    simulation = simulated(config)
-    devices = Devices.of(build_fleet(config).spec, 1)
-    whole = effective_time(_instants(simulation), devices)
+def test_folded_beside_a_simulation_or_from_its_log_it_is_the_same(tmp_path):
+    faults = ["trainer@step1"]
+    config = configured(steps=4, faults=faults)
+    fold = EffectiveTime(Devices.of(build_fleet(config).spec, 1))
+    follow((Instant(*instant) for instant in simulated(config).log.instants), Audience(fold))
+    whole = fold.figures()
     assert 0 < whole.ettr < 1
-    assert whole == effective_time(_instants(simulation), devices)
-
-
-def _instants(simulation):
-    return [Instant(now, list(events), list(commands)) for now, events, commands in simulation.log.instants]
+    assert whole == record(tmp_path / "run", faults=faults).folds.effective_time.figures()

@@ -1,8 +1,9 @@
 """Controllers that attached are counted, and whom they restarted without need."""
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.attach_figures import attach_figures
+from tailrace.pipeline.run.attach_figures import AttachFigures
 from tailrace.pipeline.run.eventlog import Instant
+from tailrace.pipeline.run.folding import follow
 from tailrace.pipeline.run.incidents import Incidents
 
 
@@ -14,8 +15,11 @@ def test_only_restarts_of_members_that_lived_count():
         Instant(2.0, [c.Attached(2), died], restarts),
         Instant(3.0, [c.Attached(3)], []),
     ]
-    assert attach_figures(log) == {"controller_attaches": 2, "restarts_by_attach": 1}
-    assert attach_figures(log[:1]) == {"controller_attaches": 0, "restarts_by_attach": 0}
+    none, found = AttachFigures(), AttachFigures()
+    follow(log[:1], none)
+    follow(log, found)
+    assert found.plain() == {"controller_attaches": 2, "restarts_by_attach": 1}
+    assert none.plain() == {"controller_attaches": 0, "restarts_by_attach": 0}
 
 
 def test_people_hear_of_it():

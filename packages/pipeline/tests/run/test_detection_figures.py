@@ -4,8 +4,9 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.faulttol import RoleAware
-from tailrace.pipeline.run.detection_figures import detection_figures
+from tailrace.pipeline.run.detection_figures import DetectionFold
 from tailrace.pipeline.run.eventlog import Instant
+from tailrace.pipeline.run.folding import Audience, follow
 
 SILENT, STILL, HYBRID = c.Why.SILENT, c.Why.STILL, c.Why.HYBRID
 
@@ -29,7 +30,9 @@ def figures(*entries):
     for now, *ones in entries:
         commands = [one for one in ones if isinstance(one, c.Command)]
         log.append(Instant(now, [one for one in ones if not isinstance(one, c.Command)], commands))
-    shown = detection_figures(log, RoleAware())
+    fold = DetectionFold(RoleAware())
+    follow(log, Audience(fold))
+    shown = fold.figures()
     return shown.detections, shown.false_detections, shown.late_detections
 
 

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.effective_time import Devices, effective_time
+from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
 from tailrace.pipeline.run.eventlog import Instant
+from tailrace.pipeline.run.folding import Audience, follow
 
 HALF = Devices(2, {"": 1})  # a trainer of two devices, and replicas of one each
 
@@ -30,7 +31,9 @@ class Run:
         return self
 
     def figures(self, devices=HALF):
-        return effective_time(self.log, devices)
+        fold = EffectiveTime(devices)
+        follow(self.log, Audience(fold))
+        return fold.figures()
 
 
 def route(replica, *names):

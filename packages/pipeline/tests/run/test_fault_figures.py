@@ -3,7 +3,14 @@
 from tailrace import contracts as c
 from tailrace.faulttol import parse_fault
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.fault_figures import fault_figures
+from tailrace.pipeline.run.fault_figures import FaultFold
+from tailrace.pipeline.run.folding import Audience, follow
+
+
+def fault_figures(log, scripted=()):
+    fold = FaultFold()
+    follow(log, Audience(fold))
+    return fold.figures(scripted)
 
 
 def instant(now, *events, commands=()):

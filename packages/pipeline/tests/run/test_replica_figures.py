@@ -2,11 +2,13 @@
 
 from tailrace import contracts as c
 from tailrace.pipeline.run.eventlog import Instant
-from tailrace.pipeline.run.replica_figures import replica_figures
+from tailrace.pipeline.run.folding import follow
+from tailrace.pipeline.run.replica_figures import ReplicaFigures
 
 
 def figures(*instants):
-    found = replica_figures(Instant(float(now), [], commands) for now, commands in enumerate(instants))
+    found = ReplicaFigures()
+    follow((Instant(float(now), [], commands) for now, commands in enumerate(instants)), found)
     return found.plain()
 
 

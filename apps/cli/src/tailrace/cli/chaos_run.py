@@ -24,7 +24,8 @@ from tailrace.faulttol import Fault
 from tailrace.pipeline.errors import RunDirectoryError
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.fault_figures import FaultFigures, fault_figures
+from tailrace.pipeline.run.fault_figures import FaultFigures, FaultFold
+from tailrace.pipeline.run.folding import Audience, follow
 
 _LOOK_S = 1.0
 _END_S = 30.0
@@ -131,7 +132,10 @@ def options(faults: Sequence[Fault]) -> list[str]:
 
 def struck(directory: RunDirectory, faults: Sequence[Fault]) -> FaultFigures:
     """What struck so far, and what did not."""
-    return fault_figures(read_log(directory.events) if directory.events.exists() else (), faults)
+    fold = FaultFold()
+    if directory.events.exists():
+        follow(read_log(directory.events), Audience(fold))
+    return fold.figures(faults)
 
 
 def _drive(words: Sequence[str], directory: RunDirectory, still_s: float) -> int | None:

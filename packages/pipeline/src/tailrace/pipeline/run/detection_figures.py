@@ -8,12 +8,11 @@ known within `KILL_S`, and one that was stopped and stayed unnoticed for longer 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tailrace import contracts as c
-from tailrace.pipeline.run.eventlog import Instant
 
 SLACK_S = 5.0  # between two looks
 KILL_S = 5.0
@@ -99,15 +98,3 @@ class DetectionFold:
     def _resumed(self, now: float, event: c.Resumed) -> None:
         del now, event
         self._struck.clear()
-
-
-def detection_figures(log: Iterable[Instant], policy: c.DetectionPolicy) -> DetectionFigures:
-    """The figures of a whole log."""
-    fold = DetectionFold(policy)
-    hears = fold.hears
-    for instant in log:
-        for one in (*instant.events, *instant.commands):
-            hear = hears.get(type(one))
-            if hear is not None:
-                hear(instant.now, one)
-    return fold.figures()

@@ -20,7 +20,6 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
-from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.spec import PipelineSpec
 
 WINDOW_S = 300.0  # the paper samples every five minutes
@@ -345,15 +344,3 @@ class _Counting:
             self._sum += self._changes[self._place][1]
             self._place += 1
         return self._sum
-
-
-def effective_time(log: Iterable[Instant], devices: Devices) -> EffectiveFigures:
-    """The figures of a whole log."""
-    fold = EffectiveTime(devices)
-    hears = fold.hears
-    for instant in log:
-        for one in (*instant.events, *instant.commands):
-            hear = hears.get(type(one))
-            if hear is not None:
-                hear(instant.now, one)
-    return fold.figures()

@@ -9,7 +9,6 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.faulttol import CONTROLLER, Fault
-from tailrace.pipeline.run.eventlog import Instant
 
 
 @dataclass(slots=True)
@@ -138,20 +137,3 @@ class FaultFold:
             waits = one.detected_s is not None if decided else not one.action
             if waits and (one.role, one.member) == (role, id_) and one.serving_s is None:
                 yield one
-
-
-def fault_figures(log: Iterable[Instant], scripted: Iterable[Fault] = ()) -> FaultFigures:
-    """The faults of a log.
-
-    Args:
-        log: its instants.
-        scripted: the faults that were to strike.
-    """
-    fold = FaultFold()
-    hears = fold.hears
-    for instant in log:
-        for one in (*instant.events, *instant.commands):
-            hear = hears.get(type(one))
-            if hear is not None:
-                hear(instant.now, one)
-    return fold.figures(scripted)

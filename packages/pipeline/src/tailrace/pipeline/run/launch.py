@@ -25,30 +25,23 @@ from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.hosts.ray_cluster import Claim, RayCluster
 from tailrace.pipeline.hosts.real_time import RealTime
 from tailrace.pipeline.run.ahead import start_ahead
-from tailrace.pipeline.run.attach_figures import attach_figures
 from tailrace.pipeline.run.attaching import join, make_cluster, shown_s, take_over
 from tailrace.pipeline.run.beside import in_thread
 from tailrace.pipeline.run.build import build_deployment, build_spec, check, holding
-from tailrace.pipeline.run.detection_figures import detection_figures
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.domains import check_machines
-from tailrace.pipeline.run.effective_time import Devices, effective_time
 from tailrace.pipeline.run.eventlog import EventLog, read_log
-from tailrace.pipeline.run.fault_figures import fault_figures
 from tailrace.pipeline.run.free_devices import check_free_devices
 from tailrace.pipeline.run.garbage import GarbageCollection
 from tailrace.pipeline.run.imports import keep_bytecode
+from tailrace.pipeline.run.log_figures import log_figures
 from tailrace.pipeline.run.metrics import MetricsObserver
 from tailrace.pipeline.run.pools import check_labels, relay_count
 from tailrace.pipeline.run.prepare import Prepared, cache_directory, prepare
 from tailrace.pipeline.run.ranker_figures import prompt_characters
 from tailrace.pipeline.run.replay import replay
-from tailrace.pipeline.run.replica_figures import replica_figures
-from tailrace.pipeline.run.round_figures import round_figures
-from tailrace.pipeline.run.score_figures import score_figures
 from tailrace.pipeline.run.scripted_faults import build_faults, further_faults
 from tailrace.pipeline.run.status import RunStatus, StatusObserver
-from tailrace.pipeline.run.stream_figures import stream_figures
 from tailrace.pipeline.run.summary import summarise
 from tailrace.pipeline.run.training_time import training_seconds
 from tailrace.trainer import checkpoints
@@ -366,7 +359,6 @@ class _Launch:
             executor.membership.start(c.Start(0, DATA, "0"))
         data = executor.data
         data.call("export", self.directory.trained)
-        rounds = round_figures(controller.spec, read_log(self.directory.events))
         return summarise(
             self.config,
             controller.view,
@@ -382,18 +374,12 @@ class _Launch:
                 "warm_start_s": prepared.warm_start_s,
                 "warm_start_cached": prepared.warm_start_cached,
                 "prompt_rows": prepared.counts,
-                **score_figures(read_log(self.directory.events)).plain(),
-                **rounds.plain(),
-                **stream_figures(read_log(self.directory.events)).plain(),
-                **replica_figures(read_log(self.directory.events)).plain(),
-                **attach_figures(read_log(self.directory.events)),
-                **fault_figures(read_log(self.directory.events), faults).plain(),
-                **effective_time(
-                    read_log(self.directory.events), Devices.of(controller.spec, self.config.trainer.processes)
-                ).plain(),
+                **log_figures(
+                    read_log(self.directory.events),
+                    controller.spec,
+                    trainer_devices=self.config.trainer.processes,
+                    faults=faults,
+                ),
                 "task_restarts": controller.view.task_restarts,
-                "false_detections": detection_figures(
-                    read_log(self.directory.events), controller.spec.detection
-                ).false_detections,
             },
         )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
-from tailrace.pipeline.run.eventlog import Instant
 
 _FAILED = frozenset({c.Why.FAILED, c.Why.MACHINE, *c.SUSPICIONS})
 
@@ -37,11 +36,3 @@ class ReplicaFigures:
     def plain(self) -> dict[str, Any]:
         """The figures as fields of a summary."""
         return {"replicas_added": self.added, "replicas_removed": self.removed}
-
-
-def replica_figures(log: Iterable[Instant]) -> ReplicaFigures:
-    """The figures of a whole log."""
-    figures = ReplicaFigures()
-    for instant in log:
-        figures.observe(instant.now, instant.events, instant.commands)
-    return figures

@@ -12,7 +12,6 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import TRAINER
-from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures import mean
 from tailrace.pipeline.run.responses import CompleteResponses
 from tailrace.pipeline.spec import PipelineSpec
@@ -193,11 +192,3 @@ def _seconds(rounds: Sequence[PastRound], kind: str) -> float:
             found.append(one.ended_s - (one.began_s if before is None else before))
         before = one.ended_s
     return round(mean(found), 3)
-
-
-def round_figures(spec: PipelineSpec, log: Iterable[Instant]) -> RoundFigures:
-    """The figures of a whole log."""
-    figures = RoundFigures(spec)
-    for instant in log:
-        figures.observe(instant.now, instant.events, instant.commands)
-    return figures

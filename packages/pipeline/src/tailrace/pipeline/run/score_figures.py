@@ -8,7 +8,6 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import SCORER
-from tailrace.pipeline.run.eventlog import Instant
 
 
 class ScoreFigures:
@@ -77,11 +76,3 @@ class ScoreFigures:
         for name in names:
             self._finished.pop(name, None)
             self._scored.pop(name, None)
-
-
-def score_figures(log: Iterable[Instant]) -> ScoreFigures:
-    """The figures of a whole log."""
-    figures = ScoreFigures()
-    for instant in log:
-        figures.observe(instant.now, instant.events, instant.commands)
-    return figures

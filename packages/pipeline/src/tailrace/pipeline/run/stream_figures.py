@@ -13,7 +13,6 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA, TRAINER
-from tailrace.pipeline.run.eventlog import Instant
 from tailrace.pipeline.run.figures import mean
 
 _PUBLISHING = "publishing"
@@ -131,11 +130,3 @@ class StreamFigures:
         self.leads_s = {made: lead for made, lead in self.leads_s.items() if made <= version}
         self._given, self._last = {}, {}
         self._publishing_s = self._waiting_s = None
-
-
-def stream_figures(log: Iterable[Instant]) -> StreamFigures:
-    """The figures of a whole log."""
-    figures = StreamFigures()
-    for instant in log:
-        figures.observe(instant.now, instant.events, instant.commands)
-    return figures

@@ -23,7 +23,8 @@ from tailrace.pipeline.executor.executor import Executor
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.replica_figures import replica_figures
+from tailrace.pipeline.run.folding import follow
+from tailrace.pipeline.run.replica_figures import ReplicaFigures
 from tailrace.pipeline.spec import EvaluationPlan, PipelineSpec
 from tailrace.pipeline.testing.observers import Striking
 from tailrace.pipeline.testing.real_runs import RealRuns
@@ -126,7 +127,9 @@ class BalanceContract(RealRuns):
             return replace(deployment, roles=roles)
 
         self.run(root, model, spec=_spec(), observer=_Eases(easier, kills=kills), changed=slow)
-        assert replica_figures(read_log(root / LOG)).plain() == {"replicas_added": 1, "replicas_removed": 1}
+        came_and_went = ReplicaFigures()
+        follow(read_log(root / LOG), came_and_went)
+        assert came_and_went.plain() == {"replicas_added": 1, "replicas_removed": 1}
         starts = [start for start in commands_of(root, c.Start) if start.role == REPLICA]
         assert [(start.id, start.reason.why) for start in starts] == [
             ("r0", c.Why.PLANNED),

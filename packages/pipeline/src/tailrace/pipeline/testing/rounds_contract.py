@@ -17,7 +17,8 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.round_figures import round_figures
+from tailrace.pipeline.run.folding import follow
+from tailrace.pipeline.run.round_figures import RoundFigures
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.pipeline.testing.observers import Dies, Kills, Striking
 from tailrace.pipeline.testing.real_runs import RealRuns
@@ -118,7 +119,8 @@ class RoundsContract(RealRuns):
 
     def check_rounds(self, spec: PipelineSpec, root: Path, controller: Controller) -> None:
         """Check that each step was a whole round of its own prompts, and that the queue holds what was deferred."""
-        figures = round_figures(spec, read_log(root / LOG))
+        figures = RoundFigures(spec)
+        follow(read_log(root / LOG), figures)
         prompts = [prompt for one in figures.rounds for prompt in one.prompts]
         assert len(figures.rounds) == spec.steps
         assert len(prompts) == len(set(prompts)) == spec.steps * spec.batch_groups

@@ -7,7 +7,7 @@ import math
 from tailrace import contracts as c
 from tailrace.pipeline.controller.view import BatchMember
 from tailrace.pipeline.run.figures import Batch, standard_error
-from tailrace.report.fold.hearing import Hears
+from tailrace.pipeline.run.folding import Hears
 from tailrace.report.fold.history import History
 
 

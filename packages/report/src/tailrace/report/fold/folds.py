@@ -9,12 +9,12 @@ from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.run.detection_figures import DetectionFold
 from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
 from tailrace.pipeline.run.fault_figures import FaultFold
+from tailrace.pipeline.run.folding import Audience
 from tailrace.pipeline.run.replica_figures import ReplicaFigures
 from tailrace.pipeline.run.round_figures import RoundFigures
 from tailrace.pipeline.spec import PipelineSpec
 from tailrace.report.fold.batches import TrainedBatches
 from tailrace.report.fold.evaluations import EvaluationFold
-from tailrace.report.fold.hearing import audience
 from tailrace.report.fold.history import History
 from tailrace.report.fold.interruptions import Interruptions
 from tailrace.report.fold.loads import Loads
@@ -56,7 +56,7 @@ class Folds:
             self.detection,
             self.effective_time,
         )
-        self._audience = audience(*(fold.hears for fold in folds))
+        self._audience = Audience(*folds)
         self._most = most
 
     @property
@@ -71,16 +71,13 @@ class Folds:
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
         """One instant; `now` in seconds never decreases."""
-        history, audience = self.history, self._audience
+        history = self.history
         history.observe(now, events, commands)
         if not self.loads.replicas:
             names = [id_ for role, id_ in history.members if role == REPLICA]
             self.loads.watch(evenly(names, self._most), names)
             self.timeline.only = frozenset(self.loads.replicas) if self.sampled else None
-        for each in (events, commands):
-            for one in each:
-                for hear in audience.get(type(one), ()):
-                    hear(now, one)
+        self._audience.observe(now, events, commands)
         self.came_and_went.observe(now, events, commands)
         if self.rounds.used:
             self.rounds.observe(now, events, commands)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tailrace.contracts import Interrupt, Reason, Why
 from tailrace.pipeline.controller.members import REPLICA
-from tailrace.report.fold.hearing import Hears
+from tailrace.pipeline.run.folding import Hears
 from tailrace.report.fold.history import History
 from tailrace.report.fold.marks import MarkKind
 from tailrace.report.words import many, why

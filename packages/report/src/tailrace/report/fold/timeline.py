@@ -13,8 +13,8 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.run.folding import Hears
 from tailrace.report.fold.causes import NOT_YET, OTHERS, idle_cause, waiting_cause
-from tailrace.report.fold.hearing import Hears
 from tailrace.report.fold.history import History
 from tailrace.report.fold.interruptions import Interruption
 from tailrace.report.fold.marks import Mark, MarkKind

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.members import REPLICA
-from tailrace.report.fold.hearing import Hears
+from tailrace.pipeline.run.folding import Hears
 
 
 @dataclass(slots=True)
