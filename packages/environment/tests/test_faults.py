@@ -152,7 +152,7 @@ def test_a_hundred_random_kills_lose_no_turn(name):
     rng = random.Random(seed)
 
     async def test():
-        async with pool(name, workers=3, sessions=24, attempts=10, silent_s=0.8) as sums:
+        async with pool(name, workers=3, sessions=24, attempts=10, silent_s=3.0) as sums:
             kills, over = 0, asyncio.Event()
 
             async def strike():

@@ -2,31 +2,35 @@
 
 from mutants import Mutant
 
-from tailrace.fleetsim.host import VirtualHandle, VirtualHost, VirtualMember
+from tailrace.fleetsim.host import VirtualHandle, VirtualHost
 from tailrace.fuzz.checks.bookkeeping import BOOKS
 from tailrace.fuzz.checks.checker import RESTARTS
 from tailrace.fuzz.checks.data_plane import TOKENS, WEIGHTS
 from tailrace.fuzz.checks.progress import PROGRESS
 from tailrace.fuzz.checks.rebuild import REBUILT
 from tailrace.fuzz.checks.training import ONCE
+from tailrace.fuzz.deaths import REPLACED
 from tailrace.fuzz.trial import CRASHED
+from tailrace.pipeline.executor.correspondence import Correspondence
 from tailrace.pipeline.executor.membership import Membership
 from tailrace.pipeline.executor.roster import Listed
 
 
 def _no_acknowledgement(patch):
     """A member forgets what it has told, whether or not the controller has logged it."""
-    park = VirtualMember._park
+    after = Correspondence.after
 
-    def forgets(member, timeout_s, told, logged):
-        return park(member, timeout_s, told, member._forgotten + len(member._kept))
+    def forgets(said, told):
+        found = after(said, told)
+        said.acknowledge(found[0])
+        return found
 
-    patch.setattr(VirtualMember, "_park", forgets)
+    patch.setattr(Correspondence, "after", forgets)
 
 
 def _no_epoch(patch):
     """A controller that was replaced and wakes up is obeyed."""
-    patch.setattr(VirtualMember, "_refuses", lambda member, epoch: False)
+    patch.setattr(Correspondence, "claim", lambda said, epoch: None)
 
 
 def _commands_sent_once(patch):
@@ -44,12 +48,7 @@ def _forgets_sent(take_over):
 
 def _commands_taken_twice(patch):
     """A member carries out whatever comes."""
-
-    def takes(member, arrived):
-        if not (member.dead or member.hung or member._refuses(arrived[1])):
-            member.model.submit(arrived[0])
-
-    patch.setattr(VirtualMember, "_takes", takes)
+    patch.setattr(Correspondence, "fresh", lambda said, commands: commands)
 
 
 def _the_dead_among_the_living(patch):
@@ -75,7 +74,7 @@ def _pieces_that_count_as_taken(patch):
 ANY = (PROGRESS, BOOKS, TOKENS, WEIGHTS, ONCE, REBUILT, CRASHED, RESTARTS)
 ATTACH_MUTANTS = {
     "no acknowledgement": Mutant(_no_acknowledgement, ANY),
-    "no epoch": Mutant(_no_epoch, ANY),
+    "no epoch": Mutant(_no_epoch, (REPLACED,)),
     "commands sent once": Mutant(_commands_sent_once, ANY),
     "commands taken twice": Mutant(_commands_taken_twice, ANY),
     "the dead among the living": Mutant(_the_dead_among_the_living, ANY),

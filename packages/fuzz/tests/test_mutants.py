@@ -25,7 +25,6 @@ FIRST = {
     "a late route that begins what was dropped": 74,
     "a step that waits for what only it lets start": 65,
     "a pull lost while no relay lives": 1209,
-    "no epoch": 988,
     "the dead among the living": 1681,
 }
 ALL = {**MUTANTS, **EXECUTOR_MUTANTS, **TURN_MUTANTS, **ATTACH_MUTANTS}

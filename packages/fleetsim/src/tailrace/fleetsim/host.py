@@ -14,6 +14,7 @@ from tailrace.fleetsim.message_transport import MessageTransport
 from tailrace.fleetsim.pending import Pending
 from tailrace.fleetsim.phases import Phases
 from tailrace.pipeline.errors import StaleEpochError
+from tailrace.pipeline.executor.correspondence import Correspondence
 from tailrace.pipeline.executor.deployment import REPLICA
 from tailrace.pipeline.executor.seam import DONE, Answer, MemberDeadError, RoleSpec
 
@@ -54,18 +55,15 @@ class VirtualMember:
     """One incarnation of a modelled member. A replica is of a `pool` and spans `tp` devices; None: as its pool says."""
 
     __slots__ = (
-        "_claimed",
         "_epoch",
-        "_forgotten",
         "_host",
-        "_kept",
-        "_news",
         "_poll",
         "_ready",
+        "_said",
         "_starting",
         "_stops",
         "_stops_to_load",
-        "_taken",
+        "_told",
         "dead",
         "hung",
         "id",
@@ -96,11 +94,9 @@ class VirtualMember:
         self.dead = self.hung = False
         self._poll: Pending | None = None
         self._starting: Pending | None = None
-        self._news: list[Event] = []  # not told yet
-        self._kept: list[Event] = []  # told, and not acknowledged
-        self._forgotten = 0  # events that were acknowledged
-        self._taken = 0  # number of the newest command
-        self._epoch = self._claimed = host.epoch
+        self._told = 0  # number of the last event that whoever asks has
+        self._epoch = host.epoch
+        self._said = Correspondence(host.epoch)
         self._ready: Pending | None = None
         self._stops: list[Pending] = []
         self._stops_to_load = False
@@ -115,10 +111,11 @@ class VirtualMember:
 
     def call_for(self, epoch: int, method: str, arguments: tuple[Any, ...]) -> Answer:
         """Call it for the controller of an epoch."""
-        if self._refuses(epoch):
+        try:
+            self._said.claim(epoch)
+        except StaleEpochError as error:
             refused = Pending()
-            why = f"found a call of controller {epoch}, expected one of {self._claimed}, which replaced it"
-            refused.resolve(None, StaleEpochError(why))
+            refused.resolve(None, error)
             return refused
         if method == "events":
             return self._park(*arguments)
@@ -139,6 +136,11 @@ class VirtualMember:
         else:
             answer.resolve({})
         return answer
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process does anything."""
+        return not (self.dead or self.hung)
 
     def strike(self, kind: FaultKind) -> None:
         if self.dead:
@@ -184,38 +186,24 @@ class VirtualMember:
                 host.time.at(host.transport.report(self.role, self.id, now), self._hears, again)
 
     def _hears(self, events: Sequence[Event]) -> None:
-        self._news.extend(events)
+        self._said.say(events)
         self._host.reporting[self] = None
 
     def report(self) -> None:
         """Answer the question for its events, if one waits."""
-        if self._poll is not None and self._news and not self.hung:
+        if self._poll is not None and self._told < self._said.number and not self.hung:
             poll, self._poll = self._poll, None
-            news, self._news = self._news, []
-            self._kept.extend(news)
-            poll.resolve((self._forgotten + len(self._kept), news))
+            poll.resolve(self._said.after(self._told))
 
     # ---- inside ---------------------------------------------------------------------------------------------------
 
-    def _refuses(self, epoch: int) -> bool:
-        """Whether a later controller than that of an epoch has called."""
-        if epoch < self._claimed:
-            return True
-        self._claimed = epoch
-        return False
-
     def _park(self, timeout_s: float, told: int, logged: int) -> Answer:
         poll = self._poll = Pending()
-        if logged > self._forgotten:
-            del self._kept[: logged - self._forgotten]
-            self._forgotten = logged
-        seen = told - self._forgotten
-        if seen < len(self._kept):  # the controller that took the rest along is dead
-            self._news[:0] = self._kept[seen:]
-            del self._kept[seen:]
+        self._said.acknowledge(logged)
+        self._told = told
         if self.dead:
             return poll  # the executor will notice
-        if self._news:
+        if told < self._said.number:
             self._host.reporting[self] = None
         time = self._host.time
         time.later(time.now() + timeout_s, self._expires, poll)
@@ -224,7 +212,7 @@ class VirtualMember:
     def _expires(self, poll: Pending) -> None:
         if poll is self._poll and not self.hung and not self.dead and not self._host.closed(self):
             self._poll = None
-            poll.resolve((self._forgotten + len(self._kept), []))
+            poll.resolve(self._said.after(self._told))
 
     def _submit(self, commands: Sequence[Command], epoch: int) -> None:
         host = self._host
@@ -242,13 +230,14 @@ class VirtualMember:
 
     def _takes(self, arrived: tuple[Sequence[Command], int]) -> None:
         commands, epoch = arrived
-        if self.dead or self.hung or self._refuses(epoch):
+        if not self.lives:
             return
+        try:
+            self._said.claim(epoch)
+        except StaleEpochError:
+            return  # whoever sent them is not there to be told
         if self.role != REPLICA:  # the commands to a replica may overtake each other; it takes each once by its chain
-            if commands[0].seq <= self._taken:
-                commands = [command for command in commands if command.seq > self._taken]
-            if commands:
-                self._taken = commands[-1].seq
+            commands = self._said.fresh(commands)
         if commands:
             self.model.submit(commands)
             self.phases.took(commands)
@@ -309,6 +298,11 @@ class VirtualHandle:
 
     def call(self, method: str, *arguments: Any) -> Answer:
         return self._member.call_for(self._epoch, method, arguments)
+
+    @property
+    def lives(self) -> bool:
+        """Whether its process does anything."""
+        return self._member.lives
 
     def strike(self, kind: FaultKind) -> None:
         self._member.strike(kind)

@@ -7,9 +7,13 @@ from collections.abc import Mapping, Sequence
 from tailrace.contracts import Command, Event
 from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.log import InstantLog
+from tailrace.fuzz.errors import InvariantError
 from tailrace.fuzz.faults import CaseFault, Moment
 from tailrace.pipeline.controller.view import RunView
+from tailrace.pipeline.errors import StaleEpochError
 from tailrace.pipeline.executor.executor import Executor
+
+REPLACED = "a controller that was replaced is refused"
 
 
 class ControllerDiedError(DriverDiedError):
@@ -88,8 +92,14 @@ class LastWords:
 
 
 def wakes(dead: Executor) -> None:
-    """A controller that was taken for dead goes on where it was: it asks its members, and sends what it had not sent."""
+    """A controller that was taken for dead goes on where it was: it asks its members, and sends what it had not sent.
+
+    Raises:
+        InvariantError: a member that lives does not refuse it.
+    """
     for running in list(dead.members.values()):
         if running.up:
-            running.member.call("events", dead.host.poll_s, running.told, running.logged)
+            answer = running.member.call("events", dead.host.poll_s, running.told, running.logged)
+            if running.member.lives and not (answer.done and isinstance(answer.exception(), StaleEpochError)):
+                raise InvariantError(REPLACED, f"{running.name} answers a controller that another one has replaced")
             running.send()

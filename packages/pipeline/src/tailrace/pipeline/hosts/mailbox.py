@@ -1,13 +1,11 @@
 """What stands in front of every role in its own process: the member's side of its conversation with controllers.
 
-    submit(commands)               each command once, by its number; one that comes twice is taken, and its answer told again
+    submit(commands)                 each command once
     events(timeout_s, told, logged)  the events after number `told`; those up to `logged` are forgotten
-    ready(...), close()            done once; a second call gets the first one's answer
-    anything else                  the role's own method
+    ready(...), close()              done once; a second call gets the first one's answer
+    anything else                    the role's own method
 
-A controller may die with answers that it has not logged. So events are numbered from 1 and kept until they are acknowledged:
-the next controller gets them again. Each controller has an epoch, greater than all before it. Once a member has heard of an
-epoch, it refuses calls with a smaller one: a controller that was stopped and wakes up after it was replaced changes nothing.
+`Correspondence` has the rules; this is what threads and calls that wait add to them.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from tailrace.contracts import Command, Event
-from tailrace.pipeline.errors import StaleEpochError
+from tailrace.pipeline.executor.correspondence import Correspondence
 
 
 class Mailbox:
@@ -32,10 +30,7 @@ class Mailbox:
     def __init__(self, role: Any) -> None:
         self.role = role
         self._called_s, self._serving = time.monotonic(), 0
-        self._epoch = 0
-        self._taken = 0  # number of the newest command
-        self._kept: list[Event] = []
-        self._forgotten = 0  # events that were acknowledged, so the number of the last one
+        self._said = Correspondence()
         self._once: dict[str, Future[Any]] = {}
         self._changing = threading.Lock()
         self._submitting = (
@@ -83,44 +78,25 @@ class Mailbox:
 
     def _claim(self, epoch: int) -> None:
         with self._changing:
-            if epoch < self._epoch:
-                raise StaleEpochError(
-                    f"found a call of controller {epoch}, expected one of {self._epoch}, which replaced it"
-                )
-            self._epoch, self._called_s = epoch, time.monotonic()
+            self._said.claim(epoch)
+            self._called_s = time.monotonic()
 
     def _submit(self, epoch: int, commands: Sequence[Command]) -> None:
         with self._submitting:
             self._claim(epoch)
-            fresh = [command for command in commands if command.seq > self._taken]
+            fresh = self._said.fresh(commands)
             if fresh:
                 self.role.submit(fresh)
-                self._taken = fresh[-1].seq
 
     def _events(self, epoch: int, timeout_s: float, told: int, logged: int) -> tuple[int, list[Event]]:
         """Events after number `told`, and the number of the last one; waits up to `timeout_s` seconds for the first."""
         with self._polling:
             self._claim(epoch)
-            self._forget(logged)
-            again = self._after(told)
-            if again:
-                return self._number, again
-            found = self.role.events(timeout_s)
-            self._kept.extend(found)
-            self._claim(epoch)  # what came for one that was replaced meanwhile is kept for the other
-            return self._number, self._after(told)
-
-    @property
-    def _number(self) -> int:
-        return self._forgotten + len(self._kept)
-
-    def _after(self, told: int) -> list[Event]:
-        return self._kept[max(0, told - self._forgotten) :]
-
-    def _forget(self, logged: int) -> None:
-        if logged > self._forgotten:
-            del self._kept[: logged - self._forgotten]
-            self._forgotten = logged
+            self._said.acknowledge(logged)
+            if told >= self._said.number:
+                self._said.say(self.role.events(timeout_s))
+                self._claim(epoch)  # what came for one that was replaced meanwhile is kept for the other
+            return self._said.after(told)
 
     def _ready(self, epoch: int, *arguments: Any) -> Any:
         del epoch
@@ -152,5 +128,5 @@ class Mailbox:
         del epoch
         found = self.role.adopt(*arguments)
         with self._submitting:
-            self._taken = 0
+            self._said.numbered_anew()
         return found
