@@ -70,8 +70,9 @@ def test_mistakes_are_one_line(tmp_path, capsys, arguments, words):
     (tmp_path / "mine.toml").write_text(CONFIG)
     assert main(["plan", str(tmp_path / "mine.toml"), *arguments]) == 2
     err = capsys.readouterr().err
-    assert words in err
-    assert err.count("\n") == 1
+    told = [line for line in err.splitlines() if not line.startswith("mixes: ")]  # a slow search says how far it is
+    assert len(told) == 1
+    assert words in told[0]
 
 
 def option(place, split, policies, price=4096.0):
