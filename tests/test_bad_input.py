@@ -279,6 +279,21 @@ KINDS = {
         None,
         ["checkpoint.domains", "executor.name", "local"],
     ),
+    "peer-without-machines": (
+        settings('checkpoint.domains=["disk", "peer"]', "relay.count=2"),
+        None,
+        ["checkpoint.domains", "1 machine", "executor.machines"],
+    ),
+    "machines-of-another-cluster": (
+        settings("executor.machines=3", "executor.ray_address=10.0.0.1:6379"),
+        None,
+        ["executor.machines", "3", "cluster to join"],
+    ),
+    "machines-of-threads": (
+        settings("executor.name=local", "executor.machines=3"),
+        None,
+        ["executor.machines", "executor.name", "local"],
+    ),
     "peer-without-disk": (settings('checkpoint.domains=["peer"]'), None, ["checkpoint.domains", "disk"]),
     "domain-unknown": (settings('checkpoint.domains=["tape"]'), None, ["checkpoint.domains", "tape", "disk"]),
     "fence-without-checkpoints": (

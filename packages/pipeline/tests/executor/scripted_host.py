@@ -114,6 +114,9 @@ class ScriptedHost:
     def caller(self, role, id_="0"):
         return f"caller of {role} {id_}"
 
+    def strike_machine(self, name):
+        return None
+
     def strike_driver(self, kind):
         self.driver_struck.append(kind)
 

@@ -54,6 +54,21 @@ def test_a_still_engine_is_noticed_by_the_controller():
     assert (killed.detected_s, killed.serving_s) == (6.0, None)
 
 
+def test_a_machine_is_made_good_once_all_its_members_stand_elsewhere():
+    log = [
+        instant(1.0, *(c.Up(*member, machine="1") for member in (("relay", "1"), ("replica", "r0")))),
+        instant(1.0, c.Up("trainer", "0", machine="0")),
+        instant(5.0, struck("machine", "1", fault="machine@5s")),
+        instant(6.0, c.Down("replica", "r0", "its machine 1 is gone", c.Cause.MACHINE, "1")),
+        instant(7.0, c.Up("relay", "1", machine="2")),
+        instant(8.0, c.Up("trainer", "0", machine="0")),
+        instant(9.0, c.Up("replica", "r0", machine="2")),
+    ]
+    (machine,) = fault_figures(log).struck
+    assert (machine.machine, machine.detected_s, machine.serving_s) == ("1", 6.0, 9.0)
+    assert (machine.action, machine.reason) == ("evict-machine", "its machine 1 is gone")
+
+
 def test_a_driver_is_followed_by_the_next_and_a_given_up_member_by_nobody():
     log = [
         instant(5.0, struck("controller", "0", fault="controller@5s")),

@@ -33,10 +33,7 @@ def config(*faults, steps=10, **changes):
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (
-            "machine@5s",
-            "found no machine in this run, expected one of data, scorer, trainer, relay, replica, controller",
-        ),
+        ("machine@5s", "found no machine of this run's own, expected executor.machines = 2 or more"),
         ("environment:worker@5s", "found no environment in this run"),
         ("controller:1@5s", "found controller '1', expected no id"),
         ("trainer@every11", "found once in 11 steps, expected at most pipeline.steps = 10"),
@@ -49,6 +46,30 @@ def test_what_could_never_strike_is_refused(fault, words):
         check_faults(config(fault), lambda: False)
     assert str(error.value).startswith(f"key 'faults': {fault}: ")
     assert "\n" not in str(error.value)
+
+
+PEER = {"domains": ["disk", "peer"]}
+
+
+@pytest.mark.parametrize(
+    ("fault", "words", "changes"),
+    [
+        ("machine:3@5s", "found machine '3', expected one of 0, 1, 2", {"checkpoint": PEER}),
+        ("hang:machine:0@5s", "found hang of a machine, expected kill", {"checkpoint": PEER}),
+        ("machine:0@5s", "found checkpoints on the trainer's disk only", {}),
+    ],
+)
+def test_a_machine_that_could_not_be_struck_or_whose_loss_could_not_be_survived_is_refused(fault, words, changes):
+    three = {"executor": {"machines": 3}, **changes}
+    with pytest.raises(ConfigError, match=words):
+        check_faults(config(fault, **three), lambda: False)
+
+
+def test_the_last_machine_lives():
+    three = {"executor": {"machines": 3}, "checkpoint": PEER}
+    check_faults(config("machine@step2", "machine:1@step4", **three), lambda: False)
+    with pytest.raises(ConfigError, match="found 4 faults of 3 machines, expected at most 2"):
+        check_faults(config("machine@every3", **three), lambda: False)
 
 
 @pytest.mark.parametrize(

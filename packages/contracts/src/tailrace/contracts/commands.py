@@ -253,6 +253,8 @@ class Place:
         site: the site (datacenter) of the machine; empty for the trainer's.
         pool: for a replica, the pool whose engine options it has; empty where all replicas are alike.
         check: whether the machine must pass its checks before the member starts there.
+        machine: the machine where it stands, of those that the run has names for; if it is gone, the host takes another one.
+            Empty leaves the choice to the host.
     """
 
     index: int | None = None
@@ -260,6 +262,7 @@ class Place:
     site: str = ""
     pool: str = ""
     check: bool = False
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,7 +188,7 @@ class Cause(StrEnum):
     STILL: it answered, but did no work for too long.
     CHECKPOINT: the checkpoint that it should start from cannot be used.
     STOPPED: it was told to stop.
-    MACHINE: the machine where it should start did not pass its checks.
+    MACHINE: its machine is gone, or did not pass the checks before the member should start there.
     """
 
     DIED = "died"

@@ -16,7 +16,7 @@ from tailrace.fleetsim.phases import Phases
 from tailrace.pipeline.errors import StaleEpochError
 from tailrace.pipeline.executor.correspondence import Correspondence
 from tailrace.pipeline.executor.deployment import REPLICA
-from tailrace.pipeline.executor.seam import DONE, Answer, MemberDeadError, RoleSpec
+from tailrace.pipeline.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, RoleSpec
 
 
 class RoleModel(Protocol):
@@ -157,8 +157,11 @@ class VirtualMember:
 
     def end(self, why: str) -> None:
         """Its process dies by itself; the executor notices after a while."""
-        self._dies()
-        self._host.time.at(self._host.time.now() + self._host.detect_s, self._noticed, why)
+        self._ends(MemberDeadError(f"{self.role} {self.id} is gone: {why}"))
+
+    def end_with_machine(self) -> None:
+        """Its machine dies."""
+        self._ends(MachineDeadError(f"its machine {self.machine} is gone"))
 
     def kill(self) -> None:
         """What it said before may still arrive, as the answer to a question that nobody asks any more."""
@@ -273,8 +276,11 @@ class VirtualMember:
             for answer in self._stops:
                 answer.resolve(None, MemberDeadError(f"{self.role} {self.id} is gone"))
 
-    def _noticed(self, why: str) -> None:
-        error = MemberDeadError(f"{self.role} {self.id} is gone: {why}")
+    def _ends(self, error: MemberDeadError) -> None:
+        self._dies()
+        self._host.time.at(self._host.time.now() + self._host.detect_s, self._noticed, error)
+
+    def _noticed(self, error: MemberDeadError) -> None:
         for answer in (self._starting, self._poll):
             if answer is not None:
                 answer.resolve(None, error)
@@ -324,7 +330,8 @@ class VirtualHost:
         detect_s: seconds until a death is noticed.
         command_s: seconds that a command takes to a member of a role.
         transport: how messages travel; at once if None.
-        machine_of: returns a member's machine.
+        machine_of: returns a member's machine, where its place does not name one.
+        machines: names of the machines that can die.
     """
 
     def __init__(
@@ -337,7 +344,9 @@ class VirtualHost:
         command_s: Callable[[str], float] = lambda _: 0.0,
         transport: MessageTransport | None = None,
         machine_of: Callable[[str, str, int, Place], str] = lambda role, id_, incarnation, place: "",  # noqa: ARG005
+        machines: Sequence[str] = (),
     ) -> None:
+        self.machines = list(machines)
         self.time, self.poll_s, self.tick_s, self.detect_s = time, poll_s, tick_s, detect_s
         self.command_s, self.transport, self._machine_of = command_s, transport, machine_of
         self.epoch = 1
@@ -348,7 +357,7 @@ class VirtualHost:
     def spawn(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> VirtualMember:
         """Start a model; ``spec.factory(id_)`` is the model of the name, which outlives its incarnations."""
         model = spec.factory(id_)
-        machine = self._machine_of(role, id_, incarnation, place)
+        machine = self._machine(role, id_, incarnation, place)
         tp = spec.arguments.get("tp")
         member = self.members[role, id_] = VirtualMember(self, role, id_, incarnation, model, machine, tp, place.pool)
         return member
@@ -356,6 +365,23 @@ class VirtualHost:
     def caller(self, role: str, id_: str = "0") -> Any:
         """Models call each other directly."""
         del role, id_
+
+    def _machine(self, role: str, id_: str, incarnation: int, place: Place) -> str:
+        if not self.machines or not place.machine:
+            return self._machine_of(role, id_, incarnation, place)
+        others = [name for name in self.machines if name not in place.avoid]
+        return place.machine if place.machine in self.machines else (others or self.machines)[0]
+
+    def strike_machine(self, name: str | None) -> str | None:
+        """End all members of a machine; the last one lives on."""
+        struck = next((machine for machine in self.machines if name in (None, machine)), None)
+        if struck is None or len(self.machines) < 2:
+            return None
+        self.machines.remove(struck)
+        for member in self.members.values():
+            if member.machine == struck and not member.dead:
+                member.end_with_machine()
+        return struck
 
     def strike_driver(self, kind: FaultKind) -> None:
         """End the run's driver.

@@ -143,6 +143,7 @@ class Simulation:
             detect_s=delays.detect_s,
             command_s=lambda role: delays.route_s if role == REPLICA else 0.0,
             transport=transport,
+            machines=fleet.spec.machines,
         )
         self.world.time.settle = self._settle
         self.deadlines = deadlines or Deadlines.all(math.inf, suspect_s=delays.hang_s / 2)

@@ -131,6 +131,7 @@ class Case(_Strict):
         fence: whether a version is sealed until its checkpoint is durable.
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
+        machines: over which members are placed, and which may die; 0: they have none.
     """
 
     seed: int
@@ -154,6 +155,7 @@ class Case(_Strict):
     far: Annotated[int, Field(ge=0)] = 0
     cells: Positive = 1
     colocated: bool = False
+    machines: Annotated[int, Field(ge=0)] = 0
     environments: EnvironmentsCase = EnvironmentsCase()
     messages: MessagesCase = MessagesCase()
     faults: tuple[CaseFault, ...] = ()
@@ -249,6 +251,7 @@ class Case(_Strict):
             ranker=self.predictions > 0,
             pools=self.pools,
             relay_sites=self.relay_sites,
+            machines=tuple(map(str, range(self.machines))),
             environments=self.environments.members if self.workload.environment else 0,
             environment_sessions=self.environments.sessions,
             evaluation=EvaluationPlan(evaluation.size, evaluation.every, first=("greedy",), last=("greedy",)),

@@ -34,6 +34,8 @@ from tailrace.pipeline.run.ranking import PLANS_WITH_PREDICTIONS
 ADMIT_ROUNDS = ("on-policy", "one-step")
 WATCH_ROUNDS = ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")
 WATCH_ITERATIONS = ("balanced",)
+MACHINES = 1 / 3
+"""Share of the cases whose members stand on machines, but for those with sites or shared devices."""
 IN_A_STEP = 0.5
 """Share of the cases with batches in order in which the trainer is struck in a phase of its steps."""
 _TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase != LOAD)
@@ -147,6 +149,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
+    content |= _machines(Random(f"tailrace fuzz {seed}, machines"), content, step_s)
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, recovery"), "recovery", policies)
     detection = Random(f"tailrace fuzz {seed}, detection")
     pipeline |= draw_newer(detection, "detection", policies)
@@ -319,6 +322,23 @@ def _of_an_environment(random: Random, members: int, steps: int, step_s: float) 
     kind, member = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), str(random.randrange(members))
     at_step, after_s = random.randint(0, steps - 1), round(random.random() * step_s, 3)
     return {"kind": kind, "role": "environment", "member": member, "at_step": at_step, "after_s": after_s}
+
+
+def _machines(random: Random, content: dict[str, Any], step_s: float) -> dict[str, Any]:
+    """In a third of the cases machines, of which up to all but one die."""
+    if random.random() >= MACHINES or content.get("far") or content.get("colocated"):
+        return {}
+    count, steps = random.choice([2, 3, 3, 5]), content["pipeline"]["steps"]
+    dying = [
+        {
+            "kind": BreakKind.MACHINE,
+            "member": str(random.randrange(count)),
+            "at_step": random.randint(0, steps - 1),
+            "after_s": round(random.choice([0.0, 0.5, 2.0]) * random.random() * step_s, 3),
+        }
+        for _ in range(random.choice([0, 1, 1, 2, 4]))
+    ]
+    return {"machines": count, "faults": content["faults"] + tuple(dying)}
 
 
 def _attaches(random: Random, steps: int, step_s: float) -> Iterator[dict[str, Any]]:

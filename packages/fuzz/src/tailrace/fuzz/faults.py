@@ -29,6 +29,7 @@ class BreakKind(StrEnum):
     CRASH: the driver dies with every role; the log rebuilds the controller, the stores say what survived.
     ATTACH: the controller dies at its `moment`, and the roles live on; after `for_s` seconds another one replays its log and
         attaches. A little later the first one wakes up, and is refused.
+    MACHINE: a machine dies with all its members, unless it is the last one.
     """
 
     KILL = "kill"
@@ -43,6 +44,7 @@ class BreakKind(StrEnum):
     REPLAY = "replay"
     CRASH = "crash"
     ATTACH = "attach"
+    MACHINE = "machine"
 
 
 class Moment(StrEnum):
@@ -60,7 +62,7 @@ class CaseFault(BaseModel):
 
     Args:
         role: replica, trainer, relay, scorer, data, ranker or environment, where the kind is about a member.
-        member: its id.
+        member: its id, or the name of the machine.
         for_s: how long, where the kind lasts.
         speed: of a slow member, 1.0 as modelled.
         count: how often, where the kind says so.

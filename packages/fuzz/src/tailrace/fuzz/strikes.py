@@ -85,6 +85,8 @@ class Strikes:
                 self._replay()
             case BreakKind.CRASH:
                 raise DriverDiedError
+            case BreakKind.MACHINE:
+                simulation.host.strike_machine(fault.member)
             case BreakKind.ATTACH:
                 self._deaths.strike(fault)
 

@@ -111,6 +111,7 @@ class PipelineSpec:
         environments: members of the environment role, which answer the turns of trajectories; 0: each response is one turn.
         environment_sessions: sessions that each of them may have at work before it is given another; None for no limit.
         machine_checks: whether a machine is checked before a member starts on it in place of one that failed.
+        machines: names of the machines over which members are placed, in order; empty leaves the choice to the host.
 
     Raises:
         PolicyError: a fence, but not a checkpoint at every step.
@@ -150,6 +151,7 @@ class PipelineSpec:
     environments: int = 0
     environment_sessions: int | None = None
     machine_checks: bool = False
+    machines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.fence and self.checkpoint_every != 1:

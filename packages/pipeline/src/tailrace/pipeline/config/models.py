@@ -238,6 +238,9 @@ class ExecutorConfig(_Strict):
     """GPUs of the scorer, for a judge; a share, with replicas that also take a share, places it beside a replica"""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """the device of engine and trainer; auto takes CUDA if available"""
+    machines: Positive = 1
+    """machines of the run's own cluster: with several, that many Ray nodes on this host, each with a directory of its own, over
+    which trainer, replicas, relays and environments are placed, and which faults may kill"""
     machine_checks: Annotated[tuple[str, ...], BeforeValidator(as_tuple)] = ()
     """plugins of tailrace.machine_check that a machine must pass before a member starts on it in place of one that failed:
     arithmetic, disk, gpu-memory, loopback, memory"""

@@ -64,7 +64,7 @@ class Controller:
     def __init__(self, spec: PipelineSpec, *, relays: int = 1, first_version: int = 0) -> None:
         self.spec, self.relays = spec, relays
         self.ledger = Ledger(mixes_versions=spec.sync.mixes_versions)
-        self.members = Members()
+        self.members = Members(spec.machines)
         self.fleet = Replicas(self.ledger.view, follows=spec.ranker)
         self.trainer = TrainerState(first_version, spec.keep_checkpoints, spec.steps)
         self.evaluations = Evaluations(spec.evaluation)
@@ -243,7 +243,7 @@ class Controller:
         environments = ((ENVIRONMENT, str(i)) for i in range(self.spec.environments))
         for role, id_ in ((DATA, "0"), (SCORER, "0"), *relays, (TRAINER, "0"), *ranker, *environments):
             member = self.members.add(role, id_, site=self.spec.relay_site(int(id_)) if role == RELAY else "")
-            self.outbox.send(c.Start, role=role, id=id_, place=member.place())
+            self.outbox.send(c.Start, role=role, id=id_, place=self.members.place(member))
         self.provisioning.plan(now)
         self.evaluations.at(self.trainer.version, 0, self.trainer.steps)
 

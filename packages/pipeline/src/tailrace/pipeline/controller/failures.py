@@ -128,6 +128,8 @@ class Failures:
                 self._outbox.send(c.Stop, role=member.role, id=member.id, reason=reason)
             del self._members.states[member.role, member.id]
         elif action is _ACTIONS.RESTART_TASK or action is _ACTIONS.START_OVER:
+            if failure.cause is c.Cause.MACHINE and failure.machine:
+                self._members.give_up(failure.machine)
             self._causes.append(f"{member.role} {member.id}: {failure.reason}")
             over = action is _ACTIONS.START_OVER or (self.task is not None and self.task[0])
             self.task = (over, member, reason)
@@ -169,7 +171,9 @@ class Failures:
         restarts[member.role] = restarts.get(member.role, 0) + 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
-        place = dataclasses.replace(member.place(), check=self._checks and reason.why is not c.Why.LOST_IN_CRASH)
+        place = dataclasses.replace(
+            self._members.place(member), check=self._checks and reason.why is not c.Why.LOST_IN_CRASH
+        )
         self._outbox.send(
             c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason, tp=member.own_tp
         )

@@ -14,6 +14,7 @@ from typing import Any
 
 from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Silent, Up
 from tailrace.faulttol import Troubles
+from tailrace.pipeline.controller.placement import machine_for
 
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 ENVIRONMENT = "environment"
@@ -28,7 +29,8 @@ class MemberState:
     on the run's clock.
 
     A replica spans `tp` devices; `own_tp` is the same number if it is not that of its pool at the run's start. `site` is empty
-    at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site.
+    at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site. `stands` is
+    the machine where it was last told to start, if the run's machines have names.
     """
 
     role: str
@@ -48,15 +50,12 @@ class MemberState:
     site: str = ""
     pool: str = ""
     index: int | None = None
+    stands: str = ""
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
         if self.failures:
             self.failures.clear()
-
-    def place(self) -> Place:
-        """Where it may stand."""
-        return Place(self.index, self.avoids, self.site, self.pool)
 
     def view(self, in_flight: int) -> MemberView:
         """The member's view for policies."""
@@ -79,7 +78,12 @@ class Members:
 
     `failed` lists the time, role and machine of all failures in the run that still count. `restarts` counts restarts by role,
     those of members that are gone for good too. `alarming` are members that are silent or say that they stand still.
+
+    Args:
+        named: the names of the run's machines, in order; empty if the host chooses where members stand.
     """
+
+    named: tuple[str, ...] = ()
 
     states: dict[tuple[str, str], MemberState] = field(default_factory=dict)
     machines: dict[str, MachineView] = field(default_factory=dict)
@@ -93,6 +97,15 @@ class Members:
         if role == RELAY:
             state.index = sum(other.site == site for other in self.of(RELAY)) - 1
         return state
+
+    def place(self, state: MemberState) -> Place:
+        """Where a member may stand that is about to start."""
+        if self.named:
+            gone = {*self.given_up, *state.avoids}
+            fit = [name for name in self.named if name not in gone] or self.named
+            standing = [(other.role, other.stands) for other in self.states.values() if other is not state]
+            state.stands = machine_for(state.role, fit, standing)
+        return Place(state.index, state.avoids, state.site, state.pool, machine=state.stands)
 
     def get(self, role: str, id_: str = "0") -> MemberState | None:
         """A member; None if it is gone for good."""
@@ -121,6 +134,8 @@ class Members:
         if state.health is not Health.STOPPING and state.health is not Health.RESIZING:
             state.health = _UP
         state.machine, state.address = event.machine, event.address
+        if state.stands and event.machine:
+            state.stands = event.machine
         state.slowest_s, state.moved_s = 0.0, now
         self._forget_signs(state)
         if event.machine and event.machine not in self.machines:

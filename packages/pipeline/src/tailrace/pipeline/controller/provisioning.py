@@ -169,7 +169,9 @@ class Provisioning:
                 del self._resizing[name]
                 self._losses.lost(member)
                 self._members.starts_anew(member)
-                self._outbox.send(c.Resize, replica=name, tp=member.tp, place=member.place(), reason=reason)
+                self._outbox.send(
+                    c.Resize, replica=name, tp=member.tp, place=self._members.place(member), reason=reason
+                )
         self._start_waiting()
 
     def restarted(self) -> None:
@@ -189,7 +191,7 @@ class Provisioning:
         for name, reason in self._starting.items():
             member = self._members.get(REPLICA, name)
             if member is not None:
-                place = member.place()
+                place = self._members.place(member)
                 self._outbox.send(c.Start, role=REPLICA, id=name, place=place, reason=reason, tp=member.own_tp)
         self._starting.clear()
 

@@ -300,7 +300,8 @@ class Executor:
             self._injection.inject(now, self._controller.view.step, self.members.values())
 
     def _scripted(self, faults: Sequence[Fault], further: Iterable[Fault] = ()) -> Injection:
-        return Injection(FaultSchedule(faults, further), self._waits, self.now, self._tell)
+        schedule = FaultSchedule(faults, further)
+        return Injection(schedule, self._waits, self.now, self._tell, self.host.strike_machine)
 
     def _strikes_while_loading(self, role: str) -> bool:
         return self._controller is not None and self._injection.strikes_while_loading(role, self._controller.view.step)

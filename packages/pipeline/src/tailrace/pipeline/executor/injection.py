@@ -13,7 +13,7 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.faulttol import CONTROLLER, Fault, FaultKind, FaultSchedule
-from tailrace.faulttol.injection import LOAD, WORKER
+from tailrace.faulttol.injection import LOAD, MACHINE, WORKER
 from tailrace.pipeline.executor.running import Running
 from tailrace.pipeline.executor.seam import MemberDeadError
 from tailrace.pipeline.executor.waits import Waits
@@ -32,11 +32,18 @@ class Injection:
         waits: the executor's waits.
         now: seconds on the run's clock.
         tell: takes a `Struck` for each fault.
+        strike_machine: see `Host`.
     """
 
     def __init__(
-        self, schedule: FaultSchedule, waits: Waits, now: Callable[[], float], tell: Callable[[c.Event], None]
+        self,
+        schedule: FaultSchedule,
+        waits: Waits,
+        now: Callable[[], float],
+        tell: Callable[[c.Event], None],
+        strike_machine: Callable[[str | None], str | None],
     ) -> None:
+        self._strike_machine = strike_machine
         self._schedule, self._waits, self._now, self._tell = schedule, waits, now, tell
         self._due: list[Fault] = []
         self._awaited: dict[Running, Fault] = {}
@@ -67,6 +74,12 @@ class Injection:
                 self._due.remove(fault)
                 self.fatal = fault.kind
                 self._told(fault, "0")
+                continue
+            if fault.role == MACHINE:
+                self._due.remove(fault)
+                struck = self._strike_machine(fault.member)
+                if struck is not None:
+                    self._told(fault, struck)
                 continue
             fits = [running for running in alive if _fits(fault, running)]
             if fits:

@@ -21,13 +21,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tailrace.contracts import Place
+from tailrace.contracts import Cause, Place
 from tailrace.faulttol import FaultKind
 from tailrace.pipeline.errors import RoleError
 
 
 class MemberDeadError(RoleError):
     """A member is gone: its process died or was killed."""
+
+
+class MachineDeadError(MemberDeadError):
+    """A member is gone with its machine."""
+
+    cause = Cause.MACHINE
 
 
 class Answer(Protocol):
@@ -73,7 +79,7 @@ class Member(Protocol):
 
     @property
     def machine(self) -> str:
-        """The machine that it runs on, empty before it is ready."""
+        """The machine that it runs on, empty before it is ready unless its place named one."""
         ...
 
     def call(self, method: str, *arguments: Any) -> Answer:
@@ -166,6 +172,17 @@ class Host(Protocol):
 
     def caller(self, role: str, id_: str = "0") -> Caller:
         """A caller of a member, for other members and for the driver."""
+        ...
+
+    def strike_machine(self, name: str | None) -> str | None:
+        """Kill a machine with all that runs there.
+
+        Args:
+            name: the machine; None for any.
+
+        Returns:
+            The machine; None if none was struck, since it is gone already, is the last one, or the host has no such machines.
+        """
         ...
 
     def strike_driver(self, kind: FaultKind) -> None:

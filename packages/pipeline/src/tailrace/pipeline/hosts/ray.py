@@ -6,21 +6,23 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tailrace.contracts import Place, extra
 from tailrace.faulttol import FaultKind, strike
 from tailrace.pipeline.errors import DeadlineError, PipelineError
-from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
+from tailrace.pipeline.executor.seam import MachineDeadError, MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray_actor import RoleActor
 from tailrace.pipeline.hosts.ray_caller import RayCaller, actor_name
 from tailrace.pipeline.hosts.ray_cluster import RayCluster
 from tailrace.pipeline.hosts.ray_death import cause_of_death
+from tailrace.pipeline.hosts.ray_machines import RayMachine
 from tailrace.pipeline.hosts.ray_options import environment, options
 from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
 from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
@@ -42,15 +44,25 @@ class RayMember:
         actor: Ray's handle.
         logs: the directory of the cluster's logs, if it is on this machine.
         epoch: of the controller that calls.
+        machines: the run's own machines, by Ray's ids; none if it has none.
+        place: name of the one where it was told to start, until its own word is heard.
     """
 
-    def __init__(self, name: str, actor: Any, logs: Path | None, epoch: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        actor: Any,
+        logs: Path | None,
+        epoch: int,
+        machines: Mapping[str, RayMachine] = MappingProxyType({}),
+        place: str = "",
+    ) -> None:
         self._name, self._logs, self._epoch = name, logs, epoch
-        self._actor = actor
+        self._actor, self._machines, self._place = actor, machines, place
         self._node: str | None = None
         self._pid: int | None = None
         self._killed = False
-        self._where = _translated(self._actor.where.remote(), self._cause)
+        self._where = _translated(self._actor.where.remote(), self._dead)
         self._where.add_done_callback(self._remember)
 
     @property
@@ -60,12 +72,15 @@ class RayMember:
 
     @property
     def machine(self) -> str:
-        """Ray's id of its machine, once it is up."""
-        return self._node or ""
+        """Its machine's name in the run, or else Ray's id of it, once it is up."""
+        if self._node is None:
+            return self._place
+        own = self._machines.get(self._node)
+        return self._node if own is None else own.name
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of the role. `ready` also finds out the member's process and machine."""
-        answer = _translated(self._actor.call.remote(method, arguments, self._epoch), self._cause)
+        answer = _translated(self._actor.call.remote(method, arguments, self._epoch), self._dead)
         return _after(self._where, answer) if method == "ready" else answer
 
     def strike(self, kind: FaultKind) -> None:
@@ -85,7 +100,8 @@ class RayMember:
         import ray
 
         self._killed = True
-        if self._pid is not None and self._node == ray.get_runtime_context().get_node_id():
+        here = self._node in (ray.get_runtime_context().get_node_id(), *self._machines)
+        if self._pid is not None and here:
             strike(self._pid, FaultKind.KILL)
         else:
             ray.kill(self._actor, no_restart=True)
@@ -104,8 +120,11 @@ class RayMember:
             return
         ray.kill(self._actor, no_restart=True)
 
-    def _cause(self, error: BaseException) -> str:
-        return cause_of_death(str(error), self._logs, self._pid)
+    def _dead(self, error: BaseException) -> MemberDeadError:
+        own = next((machine for machine in self._machines.values() if machine.name == self.machine), None)
+        if own is not None and not own.alive:
+            return MachineDeadError(f"its machine {own.name} is gone")
+        return MemberDeadError(cause_of_death(str(error), self._logs, self._pid))
 
     def _remember(self, future: Future[Any]) -> None:
         if not future.exception():
@@ -155,6 +174,7 @@ class RayHost(OwnProcess):
             arguments["address"] = address if cluster is None else cluster.address
         if cluster is not None and cluster.keeper is not None:
             arguments["_node_ip_address"] = "127.0.0.1"
+        self._machines = {} if cluster is None else {machine.node: machine for machine in cluster.own_machines}
         self._newest: dict[tuple[str, str], int] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
         try:
@@ -187,17 +207,18 @@ class RayHost(OwnProcess):
         """Machines of the cluster that live."""
         return sum(bool(node["Alive"]) for node in self._ray.nodes())
 
-    def prepare(self, role: str, id_: str, spec: RoleSpec, after: Any = None) -> Any:
+    def prepare(self, role: str, id_: str, spec: RoleSpec, place: Place, after: Any = None) -> Any:
         """Start the process of a member's first incarnation ahead of `spawn`, which takes it if it asks for the same.
 
         Args:
             spec: what the process is, and a function to call there, such as one that imports libraries.
+            place: where it is to stand.
             after: what another `prepare` returned; the function is called once that one's is done.
 
         Returns:
             Stands for the end of the function.
         """
-        options = self._options(role, id_, _FIRST, spec, Place())
+        options = self._options(role, id_, _FIRST, spec, place)
         actor = self._start(options, spec.nice)
         self._prepared[role, id_] = actor, options, spec.nice
         return actor.prepare.remote(spec.factory, dict(spec.arguments), after)
@@ -213,8 +234,7 @@ class RayHost(OwnProcess):
         if actor is None:
             actor = self._start(options, spec.nice)
         actor.build.remote(spec.factory, dict(spec.arguments))
-        logs = None if self._session is None else self._session / "logs"
-        return RayMember(f"{role}-{id_}-{incarnation}", actor, logs, self.epoch)
+        return self._member(f"{role}-{id_}-{incarnation}", actor, place.machine)
 
     def find(self, role: str, id_: str, incarnation: int) -> RayMember | None:
         """A handle of a member that another controller of this run has started; None if it does not live."""
@@ -223,8 +243,11 @@ class RayHost(OwnProcess):
         except ValueError:
             return None
         self._newest[role, id_] = incarnation
+        return self._member(f"{role}-{id_}-{incarnation}", actor)
+
+    def _member(self, name: str, actor: Any, place: str = "") -> RayMember:
         logs = None if self._session is None else self._session / "logs"
-        return RayMember(f"{role}-{id_}-{incarnation}", actor, logs, self.epoch)
+        return RayMember(name, actor, logs, self.epoch, self._machines, place)
 
     def _options(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> dict[str, Any]:
         options: dict[str, Any] = {
@@ -236,7 +259,9 @@ class RayHost(OwnProcess):
         }
         if self._cluster is not None:
             options |= {"lifetime": "detached", "namespace": self._run}
-        if place.index is not None or place.avoid:
+        if self._machines:
+            options |= self._on_own(place)
+        elif place.index is not None or place.avoid:
             options |= self._placed(place, incarnation)
         elif selector := labels_of(place.site, spec.device, self.sites()):
             options["label_selector"] = selector
@@ -248,12 +273,28 @@ class RayHost(OwnProcess):
         return self._ray.remote(RoleActor).options(**options).remote(nice, self._unclaimed_s)
 
     def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         alive = sorted(machines_at(place.site, self._ray.nodes()))
         fit = [node for node in alive if node not in place.avoid] or alive
         index = incarnation if place.index is None else place.index
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(fit[index % len(fit)], soft=True)}
+        return _affinity(fit[index % len(fit)], soft=True)
+
+    def _on_own(self, place: Place) -> dict[str, Any]:
+        """On the machine that the place names, or if it is gone on the first that lives; at the head if it names none."""
+        alive = {machine.name: node for node, machine in self._machines.items() if machine.alive}
+        at = self._ray.get_runtime_context().get_node_id()
+        if place.machine:
+            others = [node for name, node in alive.items() if name not in place.avoid]
+            at = alive.get(place.machine, next(iter((*others, *alive.values())), at))
+        return _affinity(at, soft=False)
+
+    def strike_machine(self, name: str | None) -> str | None:
+        """Kill one of the run's own machines; the last one lives on."""
+        alive = [machine for machine in self._machines.values() if machine.alive]
+        struck = next((machine for machine in alive if name in (None, machine.name)), None)
+        if struck is None or len(alive) < 2:
+            return None
+        struck.kill()
+        return struck.name
 
     def sites(self) -> dict[str, int]:
         """Machines of the cluster at each site other than the trainer's, by the label `tailrace-site`."""
@@ -292,6 +333,12 @@ class RayHost(OwnProcess):
         return math.inf if self._cluster is None else self._cluster.unclaimed_s
 
 
+def _affinity(node: str, *, soft: bool) -> dict[str, Any]:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=soft)}
+
+
 def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
     """The second answer, once both are there."""
     out: Future[Any] = Future()
@@ -307,7 +354,7 @@ def _after(first: Future[Any], answer: Future[Any]) -> Future[Any]:
     return out
 
 
-def _translated(ref: Any, cause: Callable[[BaseException], str]) -> Future[Any]:
+def _translated(ref: Any, dead: Callable[[BaseException], MemberDeadError]) -> Future[Any]:
     """A Ray result as a future, with Ray's exceptions translated to those of this package."""
     import ray
 
@@ -320,7 +367,7 @@ def _translated(ref: Any, cause: Callable[[BaseException], str]) -> Future[Any]:
         elif isinstance(error, ray.exceptions.RayTaskError):
             out.set_exception(error.cause)
         elif isinstance(error, ray.exceptions.RayActorError):
-            out.set_exception(MemberDeadError(cause(error)))
+            out.set_exception(dead(error))
         else:
             out.set_exception(error)
 

@@ -25,6 +25,7 @@ from tailrace.contracts import need_extra
 from tailrace.paramserver import new_token
 from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.errors import DeadlineError, RoleError
+from tailrace.pipeline.hosts.ray_machines import RayMachine
 
 CLUSTER, CLAIM, TOKEN, LOG = "cluster.json", "claim", "cluster.token", "cluster.log"
 CLOSE_S = 30.0
@@ -47,6 +48,7 @@ class RayCluster:
         unclaimed_s: after so many seconds without a controller members stop.
         session: Ray's directory on this machine; empty if the cluster is not the run's own.
         keeper: the process that keeps it, as the fields of a `ProcessId`; empty likewise.
+        machines: the fields of each `RayMachine`; empty if members stand wherever Ray says.
     """
 
     run: str
@@ -56,6 +58,7 @@ class RayCluster:
     unclaimed_s: float
     session: str = ""
     keeper: Mapping[str, Any] | None = None
+    machines: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def read(cls, root: Path) -> RayCluster | None:
@@ -74,6 +77,11 @@ class RayCluster:
     def process(self) -> ProcessId | None:
         """The keeper; None if the cluster is not the run's own."""
         return None if self.keeper is None else ProcessId(**self.keeper)
+
+    @property
+    def own_machines(self) -> list[RayMachine]:
+        """The machines on which members are placed, in order."""
+        return [RayMachine(**fields) for fields in self.machines]
 
     def join(self, root: Path) -> None:
         """Let this process's Ray know the token of the cluster. Call it before Ray is imported."""
@@ -98,8 +106,14 @@ class RayCluster:
         keeper.kill()
 
 
-def start_cluster(root: Path, *, cpus: int, unclaimed_s: float) -> RayCluster:
+def start_cluster(root: Path, *, cpus: int, unclaimed_s: float, machines: int = 0) -> RayCluster:
     """Start a cluster on this machine for the run in a directory, beside this process.
+
+    Args:
+        root: the run directory.
+        cpus: logical CPUs of its head.
+        unclaimed_s: see `RayCluster`.
+        machines: machines beside the head, over which members are placed; 0: all stand at the head.
 
     Raises:
         MissingExtraError: Ray is not installed.
@@ -111,7 +125,8 @@ def start_cluster(root: Path, *, cpus: int, unclaimed_s: float) -> RayCluster:
         (root / name).unlink(missing_ok=True)
     (root / CLAIM).touch()
     write_private(root / TOKEN, secrets.token_hex(32))
-    command = [sys.executable, "-m", "tailrace.pipeline.hosts.ray_keeper", str(root), str(cpus), str(unclaimed_s)]
+    arguments = map(str, (root, cpus, unclaimed_s, machines))
+    command = [sys.executable, "-m", "tailrace.pipeline.hosts.ray_keeper", *arguments]
     with (root / LOG).open("ab") as log:
         keeper = subprocess.Popen(  # noqa: S603 - this package's own module
             command,

@@ -1,4 +1,4 @@
-"""Keeps a Ray cluster for a run whose controllers come and go: ``python -m ...ray_keeper ROOT CPUS SECONDS``.
+"""Keeps a Ray cluster for a run whose controllers come and go: ``python -m ...ray_keeper ROOT CPUS SECONDS MACHINES``.
 
 It ends the cluster when it is told to (SIGTERM), and when no controller has claimed the run for so many seconds and the members
 have had time to stop by themselves. If it is killed, Ray's processes die with it.
@@ -17,12 +17,13 @@ from pathlib import Path
 from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray_cluster import CLAIM, CLOSE_S, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
+from tailrace.pipeline.hosts.ray_machines import StartedMachines
 from tailrace.pipeline.hosts.ray_options import environment, options
 
 _LOOK_S = 0.5
 
 
-def keep(root: Path, cpus: int, unclaimed_s: float) -> None:
+def keep(root: Path, cpus: int, unclaimed_s: float, machines: int) -> None:
     """Start a cluster, note it in the run directory, and end it when its time has come."""
     environment(own=True)
     import ray
@@ -35,10 +36,12 @@ def keep(root: Path, cpus: int, unclaimed_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
     address = context.address_info["gcs_address"]
-    keeper = asdict(ProcessId.current())
-    RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper).write(root)
+    started, keeper = StartedMachines(root, address), asdict(ProcessId.current())
+    fields = tuple(asdict(machine) for machine in started.start(machines))
+    RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper, fields).write(root)
     while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
         pass
+    started.end()
     ray.shutdown()
     for name in (CLUSTER, CLAIM, TOKEN):
         (root / name).unlink(missing_ok=True)
@@ -47,4 +50,4 @@ def keep(root: Path, cpus: int, unclaimed_s: float) -> None:
 
 
 if __name__ == "__main__":
-    keep(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))
+    keep(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))

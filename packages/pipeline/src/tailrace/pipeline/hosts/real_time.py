@@ -46,6 +46,11 @@ class RealTime:
 class OwnProcess:
     """What hosts in real time share: the executor is in this process."""
 
+    def strike_machine(self, name: str | None) -> str | None:
+        """There are no machines that could be killed."""
+        del name
+        return None
+
     def strike_driver(self, kind: FaultKind) -> None:
         """Kill or stop this process, as a kill from outside would."""
         strike(os.getpid(), kind)

@@ -37,6 +37,7 @@ from tailrace.contracts.plugins import load
 from tailrace.faulttol.injection import LOAD
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
+from tailrace.pipeline.roles.own_disk import on_own_disk
 from tailrace.pipeline.roles.peer_memory import PeerMemory, machine
 from tailrace.pipeline.roles.publishing import Publishing
 from tailrace.pipeline.roles.rank_publisher import Follower
@@ -96,6 +97,7 @@ class TrainerRole:
         data_timeout_s: float = 180.0,
         cells: int = 1,
     ) -> None:
+        on_own_disk(checkpoints)
         build = load("tailrace.backend", backend)
         self._alone = _one_at_a_time.acquire(timeout=_PREDECESSOR_S)
         try:

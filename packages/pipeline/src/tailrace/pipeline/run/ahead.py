@@ -5,9 +5,10 @@ A warm start leaves a core idle, and vLLM's import takes longer than the rest of
 
 from __future__ import annotations
 
-from tailrace.contracts import AddsReplicas
+from tailrace.contracts import AddsReplicas, Start, Tick
 from tailrace.contracts.plugins import load
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.hosts.ray import RayHost
@@ -19,15 +20,19 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
     """Start the first members of a run. What they import must be importable on the cluster."""
     from tailrace.rollout import import_engine
 
+    first_commands = Controller(build_spec(config), relays=relay_count(config)).handle(Tick(), 0.0)
+    places = {(one.role, one.id): one.place for one in first_commands if isinstance(one, Start)}
     for role, ids in ((DATA, ["0"]), (SCORER, ["0"]), (RELAY, [str(index) for index in range(relay_count(config))])):
         for id_ in ids:
             gpus = config.executor.scorer_gpus if role == SCORER else 0.0
-            host.prepare(role, id_, RoleSpec(_nothing, gpus=gpus))
+            host.prepare(role, id_, RoleSpec(_nothing, gpus=gpus), places[role, id_])
     if config.trainer.processes == 1:
         backend = {"group": "tailrace.backend", "name": config.trainer.backend}
         gpus = config.executor.trainer_gpus
-        host.prepare(TRAINER, "0", RoleSpec(load, backend, gpus=gpus, environment=CPU_ENVIRONMENT))
-    count, factor = (0, 1.0) if config.rollout.pools else _replicas(config)
+        spec = RoleSpec(load, backend, gpus=gpus, environment=CPU_ENVIRONMENT)
+        host.prepare(TRAINER, "0", spec, places[TRAINER, "0"])
+    replicas = [id_ for role, id_ in places if role == REPLICA and not config.rollout.pools]
+    factor = _spanning(config)
     replica = RoleSpec(
         import_engine,
         {"name": selected_engine(config)},
@@ -36,18 +41,18 @@ def start_ahead(host: RayHost, config: RunConfig) -> None:
         nice=config.rollout.nice,
     )
     first = None
-    for index in range(count):  # the others find bytecode and warm files
-        done = host.prepare(REPLICA, f"r{index}", replica, after=first)
+    for id_ in replicas:  # the others find bytecode and warm files
+        done = host.prepare(REPLICA, id_, replica, places[REPLICA, id_], after=first)
         first = first or done
 
 
-def _replicas(config: RunConfig) -> tuple[int, float]:
-    """Replicas at the start, and how many times the devices that the configuration says each of them has."""
+def _spanning(config: RunConfig) -> float:
+    """How many times the devices each replica has at the start that the configuration says."""
     spec = build_spec(config)
     policy = spec.provisioning
-    if not isinstance(policy, AddsReplicas):
-        return config.rollout.replicas, 1.0
-    return policy.start, 1.0 if policy.spans is None else policy.spans / spec.tp
+    if not isinstance(policy, AddsReplicas) or policy.spans is None:
+        return 1.0
+    return policy.spans / spec.tp
 
 
 def _nothing() -> None:

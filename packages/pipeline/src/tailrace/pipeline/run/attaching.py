@@ -17,6 +17,7 @@ from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.hosts.ray_cluster import RayCluster, claimed_ago_s, name_run, start_cluster
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.eventlog import take_over_log
+from tailrace.pipeline.run.machines import machine_names
 
 SILENT_S = 10.0
 """A controller that has not claimed its run for so long may be replaced, even if its process lives."""
@@ -76,7 +77,8 @@ def make_cluster(config: RunConfig, directory: RunDirectory) -> RayCluster:
         left.end()
     unclaimed_s = config.deadlines.unclaimed_s
     if config.executor.ray_address is None:
-        return start_cluster(directory.root.absolute(), cpus=_CPUS, unclaimed_s=unclaimed_s)
+        machines = len(machine_names(config))
+        return start_cluster(directory.root.absolute(), cpus=_CPUS, unclaimed_s=unclaimed_s, machines=machines)
     run, token = name_run()
     cluster = RayCluster(run, config.executor.ray_address, token, time.time(), unclaimed_s)
     cluster.write(directory.root)

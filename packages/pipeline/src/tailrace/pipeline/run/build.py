@@ -48,6 +48,7 @@ from tailrace.pipeline.run.environments import (
     no_tool_prefix,
 )
 from tailrace.pipeline.run.machine_checks import check_machine_checks, machine_checks
+from tailrace.pipeline.run.machines import check_own_machines, machine_names
 from tailrace.pipeline.run.policy_facts import cost_facts, device_facts, stream_facts
 from tailrace.pipeline.run.pools import (
     check_pools,
@@ -155,6 +156,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         relay_sites=relay_sites(config),
         **environment_members(config),
         machine_checks=bool(config.executor.machine_checks),
+        machines=machine_names(config),
     )
     try:
         check_rounds(spec)
@@ -187,6 +189,7 @@ def check(config: RunConfig) -> None:
         check_scoring,
         check_ranker,
         check_machine_checks,
+        check_own_machines,
     )
     for part in parts:
         with gathered.check():

@@ -38,19 +38,21 @@ def check_domains(config: RunConfig) -> None:
             f"{_KEY} and 'relay.count': found '{PEER}' with {relays} relay, expected one on each of two machines or more: a "
             "relay beside the trainer is no second failure domain"
         )
+    if config.executor.ray_address is None:
+        check_machines(config, config.executor.machines)
 
 
 def check_machines(config: RunConfig, machines: int) -> None:
     """Check that a cluster has the failure domains that a run asks for.
 
     Args:
-        machines: machines of the cluster that live.
+        machines: machines of the cluster, as far as they are known.
 
     Raises:
         ConfigError: it has not.
     """
     if PEER in config.checkpoint.domains and machines < 2:
         raise ConfigError(
-            f"{_KEY}: found '{PEER}' on {machines} machine, which is the only failure domain, expected two at least: join a "
-            "cluster with --ray-address"
+            f"{_KEY}: found '{PEER}' on {machines} machine, which is the only failure domain, expected two at least: set "
+            "executor.machines, or join a cluster with --ray-address"
         )

@@ -9,6 +9,7 @@ from typing import Any
 
 from tailrace import contracts as c
 from tailrace.faulttol import CONTROLLER, Fault
+from tailrace.faulttol.injection import MACHINE
 
 
 @dataclass(slots=True)
@@ -17,11 +18,12 @@ class InjectedFault:
 
     Args:
         fault: as it was written.
-        machine: of the member, empty where it is unknown.
+        machine: of the member, empty where it is unknown; for the role ``machine`` the one that was struck.
         step: batches that were trained on when it struck.
         detected_s: when the member was known to be down.
-        serving_s: when its successor was up, or the driver's had taken over.
-        action: restart, evict, fail or resume; empty while nothing was decided.
+        serving_s: when its successor was up, or the driver's had taken over; for a machine, when all its members were up
+            elsewhere.
+        action: restart, evict, fail or resume, for a machine evict-machine; empty while nothing was decided.
         reason: why the member was taken for down.
     """
 
@@ -62,6 +64,7 @@ class FaultFold:
     def __init__(self) -> None:
         self._struck: list[InjectedFault] = []
         self._machines: dict[tuple[str, str], str] = {}
+        self._homeless: dict[str, set[tuple[str, str]]] = {}  # members of a machine that was struck
         self._step = 0
 
     @property
@@ -93,6 +96,9 @@ class FaultFold:
 
     def _strikes(self, now: float, event: c.Struck) -> None:
         machine = self._machines.get((event.role, event.id.partition(".")[0]), "")
+        if event.role == MACHINE:
+            machine = event.id
+            self._homeless[machine] = {member for member, where in self._machines.items() if where == machine}
         fault = InjectedFault(
             event.fault, event.role, event.id, machine, event.phase, self._step, event.kind, round(now, 3)
         )
@@ -102,11 +108,24 @@ class FaultFold:
         if event.cause is not c.Cause.STOPPED:
             for one in self._open(event.role, event.id):
                 one.detected_s, one.reason = round(now, 3), event.reason
+            if event.cause is c.Cause.MACHINE:
+                for one in self._open(MACHINE, event.machine):
+                    one.detected_s, one.reason, one.action = round(now, 3), event.reason, "evict-machine"
 
     def _up(self, now: float, event: c.Up) -> None:
         self._machines[event.role, event.id] = event.machine
+        for machine in [name for name, members in self._homeless.items() if (event.role, event.id) in members]:
+            self._homeless[machine].discard((event.role, event.id))
+            self._settles(machine, now)
         for one in self._unserved(event.role, event.id):
             one.serving_s = round(now, 3)
+
+    def _settles(self, machine: str, now: float) -> None:
+        """One of a machine's members is up elsewhere, or will not be: if it was the last one, the machine is not missed."""
+        if not self._homeless[machine]:
+            del self._homeless[machine]
+            for one in self._unserved(MACHINE, machine):
+                one.serving_s = round(now, 3)
 
     def _resumed(self, now: float, event: c.Resumed) -> None:
         del event

@@ -12,7 +12,7 @@ _ENDED = {
     c.Cause.BROKE: "broke",
     c.Cause.STILL: "stood still",
     c.Cause.CHECKPOINT: "could not load its checkpoint",
-    c.Cause.MACHINE: "cannot start where it should",
+    c.Cause.MACHINE: "has no machine that it can use",
 }
 _STRUCK = {
     "kill": "is killed", "hang": "is stopped, and lives on", "stall": "has its engine stopped", "raise": "raises an exception",

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 from tailrace.faulttol import CONTROLLER, Fault, FaulttolError, at_steps, parse_fault, random_faults
-from tailrace.faulttol.injection import LOAD, WORKER
+from tailrace.faulttol.injection import LOAD, MACHINE, WORKER, FaultKind
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.executor.deployment import DATA, ENVIRONMENT, RANKER, RELAY, REPLICA, SCORER, TRAINER
+from tailrace.pipeline.run.domains import PEER
 from tailrace.pipeline.run.environments import environment_of
+from tailrace.pipeline.run.machines import machine_names
 from tailrace.pipeline.run.pools import relay_count
 
 _LATER = re.compile(r"r?\d+")
@@ -66,13 +68,19 @@ def check_faults(config: RunConfig, adds_replicas: Callable[[], bool]) -> None:
     faults = _written(config)
     for fault in faults:
         for wrong in (
-            _wrong_member(fault, members, adds_replicas),
+            _wrong_machine(fault, config) if fault.role == MACHINE else _wrong_member(fault, members, adds_replicas),
             _wrong_step(fault, config.pipeline.steps),
             _never_loads(fault, faults, config),
         ):
             if wrong:
                 gathered.add(f"key 'faults': {fault}: {wrong}")
                 break
+    machines, struck = len(machine_names(config)), [fault for fault in build_faults(config) if fault.role == MACHINE]
+    if machines and len(struck) >= machines:
+        gathered.add(
+            f"keys 'faults' and 'executor.machines': found {len(struck)} faults of {machines} machines, expected at most "
+            f"{machines - 1}: a machine that was killed does not come back, and the last one must live"
+        )
     gathered.done()
 
 
@@ -97,6 +105,22 @@ def _wrong_member(fault: Fault, members: dict[str, list[str]], adds_replicas: Ca
         return ""
     known = known if fault.worker is None else [f"{id_}.{WORKER}" for id_ in known]
     return f"found {fault.role} {fault.member!r}, expected one of {', '.join(known)}"
+
+
+def _wrong_machine(fault: Fault, config: RunConfig) -> str:
+    known = machine_names(config)
+    if not known:
+        return "found no machine of this run's own, expected executor.machines = 2 or more"
+    if fault.member is not None and fault.member not in known:
+        return f"found machine {fault.member!r}, expected one of {', '.join(known)}"
+    if fault.kind is not FaultKind.KILL:
+        return f"found {fault.kind} of a machine, expected kill"
+    if PEER not in config.checkpoint.domains:
+        return (
+            "found checkpoints on the trainer's disk only, which is gone with its machine, expected "
+            'checkpoint.domains = ["disk", "peer"]'
+        )
+    return ""
 
 
 def _wrong_step(fault: Fault, steps: int) -> str:

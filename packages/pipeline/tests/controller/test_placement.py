@@ -1,0 +1,61 @@
+"""Where members stand: the trainer apart from replicas, the others spread, nobody on a machine that is gone."""
+
+from collections import Counter
+
+from scripted import Scripted, of, policy, spec
+
+from tailrace import contracts as c
+from tailrace.pipeline.controller.placement import machine_for
+
+
+def test_a_replica_leaves_the_trainer_its_machine_while_there_is_another():
+    standing = [("trainer", "0")]
+    for _ in range(4):
+        standing.append(("replica", machine_for("replica", ["0", "1", "2"], standing)))
+    assert Counter(where for role, where in standing if role == "replica") == {"1": 2, "2": 2}
+    assert machine_for("replica", ["0"], standing) == "0"
+
+
+def test_a_trainer_goes_where_fewest_replicas_stand():
+    standing = [("replica", "1"), ("replica", "2"), ("replica", "1"), *[("relay", "2")] * 3]
+    assert machine_for("trainer", ["1", "2"], standing) == "2"
+    assert machine_for("trainer", ["0", "1", "2"], []) == "0"
+
+
+STAND = {
+    ("relay", "0"): "0",
+    ("relay", "1"): "1",
+    ("relay", "2"): "2",
+    ("trainer", "0"): "0",
+    ("replica", "r0"): "1",
+    ("replica", "r1"): "2",
+}
+
+
+def on_machines(recovery="role-based"):
+    run = Scripted(spec(machines=("0", "1", "2"), recovery=policy("recovery", recovery)), relays=3)
+    run.machines = dict(STAND)
+    return run, run.go(c.Tick(), leave=(c.Step,))
+
+
+def test_at_the_start_data_and_scorer_stand_beside_the_controller():
+    _, given = on_machines()
+    places = {(one.role, one.id): one.place.machine for one in of(c.Start, given)}
+    assert places == STAND | {("data", "0"): "", ("scorer", "0"): ""}
+
+
+def gone(recovery):
+    run, _ = on_machines(recovery)
+    lost = c.Down("replica", "r0", "its machine 1 is gone", c.Cause.MACHINE, "1")
+    given = run.go(lost, leave=("relay", "replica", "trainer", "data", "scorer", c.Step))
+    return {(one.role, one.id): one.place.machine for one in of(c.Restart, given)}
+
+
+def test_members_of_a_machine_that_is_gone_start_on_the_others():
+    assert gone("role-based") == {("relay", "1"): "0", ("replica", "r0"): "2"}
+
+
+def test_a_task_that_restarts_because_of_a_machine_does_not_use_it_again():
+    places = gone("restart-task")
+    assert places.keys() >= STAND.keys()
+    assert "1" not in places.values()
