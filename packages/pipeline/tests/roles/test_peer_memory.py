@@ -8,6 +8,7 @@ import pytest
 from tailrace.contracts import Checkpoint, Durable, Step
 from tailrace.pipeline.errors import CheckpointUnusableError, DeadlineError
 from tailrace.pipeline.roles import relay as relay_module
+from tailrace.pipeline.roles import trainer as trainer_module
 from tailrace.pipeline.roles.peer_memory import PeerMemory
 from tailrace.pipeline.roles.relay import RelayRole
 from tailrace.trainer.checkpoint_files import verify
@@ -100,6 +101,17 @@ def test_what_the_disk_lost_comes_back_from_the_other_machine(machines, saved, m
     verify(directory)
 
 
+def test_a_trainer_that_comes_to_the_machine_that_holds_it_finds_it(
+    machines, saved, make_trainer, tmp_path, monkeypatch
+):
+    expected = weights(saved(machines))
+    shutil.rmtree(tmp_path / "checkpoints" / "1")
+    monkeypatch.setattr(trainer_module, "machine", lambda: "second")
+    role = make_trainer(holders=machines)
+    role.ready(1)
+    assert same(weights(role), expected)
+
+
 def test_the_disk_alone_is_enough_if_the_other_machine_is_lost(machines, saved, make_trainer):
     expected = weights(saved(machines))
     machines[1].lose_memory()
@@ -113,7 +125,7 @@ def test_with_both_lost_it_says_so(machines, saved, make_trainer, tmp_path):
     machines[1].lose_memory()
     shutil.rmtree(tmp_path / "checkpoints" / "1")
     role = make_trainer(holders=machines)
-    with pytest.raises(CheckpointUnusableError, match="found no copy of checkpoint 1 in the memory of another machine"):
+    with pytest.raises(CheckpointUnusableError, match="found no copy of checkpoint 1 in the memory of any machine"):
         role.ready(1)
 
 

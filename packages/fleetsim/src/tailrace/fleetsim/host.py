@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from tailrace.contracts import Command, Event, Place
 from tailrace.faulttol import FaultKind
@@ -13,42 +13,11 @@ from tailrace.fleetsim.errors import DriverDiedError
 from tailrace.fleetsim.message_transport import MessageTransport
 from tailrace.fleetsim.pending import Pending
 from tailrace.fleetsim.phases import Phases
+from tailrace.fleetsim.role_model import RoleModel
 from tailrace.pipeline.errors import StaleEpochError
 from tailrace.pipeline.executor.correspondence import Correspondence
 from tailrace.pipeline.executor.deployment import REPLICA
 from tailrace.pipeline.executor.seam import DONE, Answer, MachineDeadError, MemberDeadError, RoleSpec
-
-
-class RoleModel(Protocol):
-    """A modelled role."""
-
-    def begin(self, member: VirtualMember) -> None:
-        """A fresh process of it is starting."""
-        ...
-
-    def starts_s(self, incarnation: int) -> float:
-        """Seconds until a fresh process serves."""
-        ...
-
-    def ready(self, *arguments: Any) -> dict[str, Any]:
-        """Start to serve. Returns fields of its `Up`. Raises if it cannot."""
-        ...
-
-    def submit(self, commands: Sequence[Command]) -> None:
-        """Commands have arrived."""
-        ...
-
-    def die(self) -> None:
-        """Its process is gone."""
-        ...
-
-    def hang(self) -> None:
-        """Its process lives and does nothing any more."""
-        ...
-
-    def stall(self) -> None:
-        """Its process lives and answers, and its engine does nothing any more."""
-        ...
 
 
 class VirtualMember:

@@ -25,8 +25,9 @@ from tailrace.trainer.checkpoint_files import partial_directory, put_in_place, s
 
 _log = logging.getLogger(__name__)
 _ASK_S = 20.0
+_ASK_FIRST_S = 2.0  # whoever lives answers at once; one that is being replaced may not have the copy
 _RETRY_S = 0.5
-_LEASE_S = 5.0
+_LEASE_S = 1.0
 KEPT = 2
 
 
@@ -57,7 +58,7 @@ class PeerMemory:
         """
         deadline, why = time.monotonic() + timeout_s, "no other machine answers"
         while True:
-            for address in self._elsewhere():
+            for address in self._memories(self._here, _ASK_S):
                 try:
                     with self._sending:
                         self._send(address, directory, version, deadline - time.monotonic())
@@ -74,23 +75,27 @@ class PeerMemory:
     def fetch(self, directory: Path, version: int) -> None:
         """Put a checkpoint back where it was on disk.
 
-        Raises:
-            RoleError: no other machine holds it, whole.
-        """
-        why = "no other machine answers"
-        for address in self._elsewhere():
-            try:
-                self._receive(address, directory, version)
-            except (ParamServerError, OSError, ValueError) as error:
-                why = str(error)
-            else:
-                return
-        raise RoleError(f"found no copy of checkpoint {version} in the memory of another machine: {why}")
+        The machine that holds it may be this one: a trainer whose machine is gone may have come to it.
 
-    def _elsewhere(self) -> Iterator[str]:
+        Raises:
+            RoleError: no machine holds it, whole.
+        """
+        why = "no machine answers"
+        for ask_s in (_ASK_FIRST_S, _ASK_S):
+            for address in self._memories(None, ask_s):
+                try:
+                    self._receive(address, directory, version)
+                except (ParamServerError, OSError, ValueError) as error:
+                    why = str(error)
+                else:
+                    return
+        raise RoleError(f"found no copy of checkpoint {version} in the memory of any machine: {why}")
+
+    def _memories(self, but: str | None, ask_s: float) -> Iterator[str]:
+        """Addresses of the processes that hold checkpoints, but for those of one machine."""
         for relay in self._relays:
             try:
-                address = str(relay.call("memory", self._here, timeout_s=_ASK_S))
+                address = str(relay.call("memory", but, timeout_s=ask_s))
             except (MemberDeadError, DeadlineError) as error:
                 _log.info("no memory for checkpoints there: %s", error)
                 continue

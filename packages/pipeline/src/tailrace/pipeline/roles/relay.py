@@ -62,13 +62,13 @@ class RelayRole:
         """The relay's address, as a field of `Up`."""
         return {"address": self._process.address}
 
-    def memory(self, trainer: str) -> str:
+    def memory(self, but: str | None) -> str:
         """Address of a process that holds the newest checkpoints in this machine's memory; it is started when it is asked for.
 
         Args:
-            trainer: the trainer's machine. On that one there is none, and the address is empty.
+            but: a machine, where there is none: the address is empty there. None: any will do.
         """
-        if machine() == trainer:
+        if machine() == but:
             return ""
         with self._starting:
             if self._memory is None or not self._memory.alive():
