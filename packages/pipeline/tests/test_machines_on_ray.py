@@ -33,6 +33,10 @@ class Runs(RealRuns):
         return RayHost(cluster=cluster, root=root, started_s=started_s)
 
 
+def patient(deployment):
+    return replace(deployment, holders=machines, deadlines=replace(deployment.deadlines, start_s=500.0))
+
+
 claim = Claim(root)
 try:
     Runs().run(
@@ -41,7 +45,7 @@ try:
         relays=3,
         spec=make_spec(machines=machines, fence=True, recovery=RoleBased(), keep_checkpoints=2),
         faults=[fault],
-        changed=lambda deployment: replace(deployment, holders=machines),
+        changed=patient,
     )
 finally:
     claim.close()
@@ -55,7 +59,7 @@ def model(tmp_path_factory):
 
 
 @pytest.mark.deep
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 class TestMachines:
     @pytest.fixture(autouse=True)
     def place(self, tmp_path):
@@ -65,7 +69,7 @@ class TestMachines:
     def go(self, model, fault):
         command = [sys.executable, "-c", DRIVER, str(self.root), str(model), "".join(MACHINES), fault]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1700, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
 
     def stood(self, role):
