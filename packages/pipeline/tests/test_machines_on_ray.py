@@ -9,7 +9,8 @@ import pytest
 from tailrace import contracts as c
 from tailrace.pipeline.executor.deployment import DATA, RELAY, REPLICA, SCORER, TRAINER
 from tailrace.pipeline.run.eventlog import read_log
-from tailrace.pipeline.run.fault_figures import fault_figures
+from tailrace.pipeline.run.fault_figures import FaultFold
+from tailrace.pipeline.run.folding import Audience, follow
 from tailrace.pipeline.testing.small_run import LOG, commands_of, events_of, make_files
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
@@ -86,7 +87,9 @@ class TestMachines:
         durable = [event.version for event in events_of(self.root, c.Durable)]
         assert len(versions) == 1
         assert versions[0] in durable
-        (fault,) = fault_figures(read_log(self.root / LOG)).struck
+        fold = FaultFold()
+        follow(read_log(self.root / LOG), Audience(fold))
+        (fault,) = fold.figures().struck
         assert (fault.role, fault.machine, fault.action) == ("machine", "0", "evict-machine")
         assert fault.struck_s < fault.detected_s < fault.serving_s
         assert fault.detected_s - fault.struck_s < 5
