@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tailrace.contracts import Command, Event
 from tailrace.fleetsim.errors import DriverDiedError
@@ -99,7 +100,8 @@ def wakes(dead: Executor) -> None:
     """
     for running in list(dead.members.values()):
         if running.up:
-            answer = running.member.call("events", dead.host.poll_s, running.told, running.logged)
-            if running.member.lives and not (answer.done and isinstance(answer.exception(), StaleEpochError)):
+            member: Any = running.member  # of the virtual host
+            answer = member.call("events", dead.host.poll_s, running.told, running.logged)
+            if member.lives and not (answer.done and isinstance(answer.exception(), StaleEpochError)):
                 raise InvariantError(REPLACED, f"{running.name} answers a controller that another one has replaced")
             running.send()
