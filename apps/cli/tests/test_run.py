@@ -1,5 +1,7 @@
 """How a run ends at the terminal: done, failed, interrupted. And one that is really interrupted."""
 
+import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -8,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tailrace.cli.control import control
+from tailrace.cli.controller_process import LOG
 from tailrace.cli.main import main
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.errors import ConfigError, RunFailedError
-from tailrace.pipeline.run.directory import RunDirectory
+from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.results import results_of
 from tailrace.pipeline.run.status import RunStatus
 
@@ -53,6 +57,22 @@ SUMMARY = {
 }
 
 
+class HereProcess:
+    """A controller in this process, which is over once it has its order."""
+
+    pid = os.getpid()
+
+    def order(self, order):
+        with (Path(order.root) / LOG).open("w") as log, contextlib.redirect_stderr(log):
+            self._status = control(order)
+
+    def poll(self):
+        return self._status
+
+    def kill(self):
+        pass
+
+
 @pytest.fixture
 def launched(monkeypatch, tmp_path):
     """Replaces the run by a function; returns what it was started with."""
@@ -60,14 +80,17 @@ def launched(monkeypatch, tmp_path):
     calls = []
 
     def replace(outcome):
-        def launch(config, directory, listener, report):
+        def launch(config, directory, report):
             calls.append((config, directory))
-            listener(RunStatus(phase="training", app=config.app, steps=config.pipeline.steps))
+            status = RunStatus(phase="training", app=config.app, steps=config.pipeline.steps, pid=os.getpid())
+            write_json(directory.status, dataclasses.asdict(status))
             if isinstance(outcome, BaseException):
                 raise outcome
+            write_json(directory.summary, outcome)
             return outcome
 
         monkeypatch.setattr("tailrace.pipeline.run.launch.launch", launch)
+        monkeypatch.setattr("tailrace.cli.run.ControllerProcess", HereProcess)
         return calls
 
     return replace

@@ -1,9 +1,10 @@
-"""Ctrl-C and SIGTERM: a line at once, an orderly end, and at a second one an end at once."""
+"""Ctrl-C, SIGTERM and a terminal that closes: a line at once, an orderly end, and at a second one an end at once."""
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -13,17 +14,14 @@ PROGRAM = """
 import os, sys, time
 from tailrace.cli.stopping import Stopping
 
-def say(text):  # whole lines, since two threads write
+def say(text):
     os.write(1, f"{text}\\n".encode())
 
-with Stopping(say, "go on with: x"):
-    try:
-        say("ready")
-        time.sleep(60)
-    except KeyboardInterrupt:
-        say("closing")
-        time.sleep(60 if sys.argv[1] == "slow" else 0)
-        say("closed")
+with Stopping(say, "go on with: x", stop=lambda: say("closing")) as stopping:
+    say("ready")
+    stopping.told.wait(60)
+    time.sleep(60 if sys.argv[1] == "slow" else 0)
+    say("closed")
 """
 
 
@@ -49,7 +47,7 @@ def program():
         process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_is_answered_at_once_and_ends_the_run_in_order(program, number):
     process = program("quickly")
     process.send_signal(number)
@@ -64,20 +62,32 @@ def test_the_first_signal_is_answered_at_once_and_ends_the_run_in_order(program,
 def test_a_second_signal_ends_it_where_it_is(program):
     process = program("slow")
     process.send_signal(signal.SIGTERM)
-    told = {process.stdout.readline(), process.stdout.readline()}
-    assert "closing\n" in told
+    assert process.stdout.readline().startswith("tailrace: stopping (SIGTERM)")
+    assert process.stdout.readline() == "closing\n"
     process.send_signal(signal.SIGINT)
     assert process.communicate(timeout=30)[0] == "tailrace: ended at once; go on with: x\n"
     assert process.returncode == 130
 
 
+def test_a_terminal_that_is_gone_keeps_nobody_from_stopping():
+    def say(text):
+        raise OSError(5, "Input/output error")
+
+    stopped = threading.Event()
+    with Stopping(say, "", stop=stopped.set) as stopping:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stopped.wait(30)
+        assert stopping.told.is_set()
+
+
 def test_what_was_before_is_restored_and_what_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     try:
-        with Stopping(print, ""):
+        stopped = threading.Event()
+        with Stopping(print, "", stop=stopped.set):
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stopped.wait(30)
         assert signal.getsignal(signal.SIGTERM) is before[1]
         assert signal.set_wakeup_fd(-1) == -1
     finally:

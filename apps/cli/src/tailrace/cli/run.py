@@ -5,39 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tailrace.cli.complaints import DEBUG, complain, one_line
-from tailrace.cli.display import display
+from tailrace.cli.controller_process import ATTACH, LAUNCH, RESUME, ControllerProcess, LeftController, Order
 from tailrace.cli.errors import CommandError
-from tailrace.cli.outcome import show_outcome
 from tailrace.cli.preflight import check
 from tailrace.cli.room import check_disk
-from tailrace.cli.stopping import INTERRUPTED, Stopping
-from tailrace.contracts import TailraceError
+from tailrace.cli.watching import unwatched, watch
 from tailrace.pipeline.config.gathered import Gathered
+from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration, written_fault
-from tailrace.pipeline.errors import (
-    ControllerError,
-    DeadlineError,
-    RoleError,
-    RunFailedError,
-    RunWriteError,
-    SupersededError,
-)
-from tailrace.pipeline.hosts.ray_cluster import RayCluster
+from tailrace.pipeline.run.attaching import check_left
 from tailrace.pipeline.run.directory import RunDirectory, check_new
 from tailrace.pipeline.run.prompt_reading import sized
-from tailrace.pipeline.run.status import RunStatus
 from tailrace.rollout.wheel_tag import correct_wheel_tag
 
-FAILED = 1
-Work = Callable[[Callable[[RunStatus], None]], dict[str, Any]]
+WRONG = 2
+_END_S = 5.0
+"""Seconds for a controller whose watcher was killed to end, where the run does not go on without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +69,9 @@ def attach(root: Path, *, plain: bool) -> int:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     correct_wheel_tag()
     directory = RunDirectory.open(root)
-
-    def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
-        from tailrace.pipeline.run.launch import attach as take_over
-        from tailrace.report import write_report
-
-        return take_over(directory, listener, report=write_report)
-
-    return _supervise(directory, work, plain=plain)
+    check_left(directory)
+    with _controller() as process:
+        return watch(directory, process, Order(ATTACH, str(root)), plain=plain)
 
 
 def _start(options: RunOptions) -> int:
@@ -103,6 +87,28 @@ def _start(options: RunOptions) -> int:
         fault_seed=options.fault_seed,
     )
     root = options.run_dir or Path("runs") / f"{config.app}-{time.strftime('%Y%m%d-%H%M%S')}"
+    if options.dry_run:
+        from tailrace.cli.dry_run import show_plan
+
+        config, counts = _checked(config, options, root)
+        show_plan(config, root, counts)
+        return 0
+    with _controller() as process:
+        config, _ = _checked(config, options, root)
+        directory = RunDirectory.create(root, config.model_dump(mode="json"))
+        status = watch(directory, process, Order(LAUNCH, str(root), faults=_scripted(config)), plain=options.plain)
+    if status == WRONG and not directory.events.exists():  # nothing ran: a corrected command can use the directory
+        shutil.rmtree(directory.root)
+    return status
+
+
+def _scripted(config: RunConfig) -> dict[str, Any]:
+    """The faults of a run, by their keys of a configuration."""
+    return {"faults": config.faults, "mtbf_s": config.mtbf_s, "fault_seed": config.fault_seed}
+
+
+def _checked(config: RunConfig, options: RunOptions, root: Path) -> tuple[RunConfig, dict[str, Any]]:
+    """The configuration once everything about it was checked, and what the prompt files hold."""
     gathered = Gathered()
     found = None
     with gathered.check():
@@ -111,25 +117,17 @@ def _start(options: RunOptions) -> int:
         check_new(RunDirectory(root))
         check_disk(config, root)
     gathered.done()
-    config = sized(config, found)
-    if options.dry_run:
-        from tailrace.cli.dry_run import show_plan
+    return sized(config, found), found.counts if found is not None else {}
 
-        show_plan(config, root, found.counts if found is not None else {})
-        return 0
-    directory = RunDirectory.create(root, config.model_dump(mode="json"))
 
-    def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
-        from tailrace.pipeline.run.launch import launch
-        from tailrace.report import write_report
-
-        return launch(config, directory, listener, report=write_report)
-
+@contextmanager
+def _controller() -> Iterator[ControllerProcess]:
+    """A process for the controller, which imports meanwhile what it needs. It is ended if anything is wrong."""
+    process = ControllerProcess()
     try:
-        return _supervise(directory, work, plain=options.plain)
-    except TailraceError:
-        if not directory.events.exists():  # nothing ran: remove the directory, so that a corrected command can use it
-            shutil.rmtree(directory.root)
+        yield process
+    except BaseException:
+        process.kill()
         raise
 
 
@@ -141,22 +139,43 @@ def _resume(options: RunOptions) -> int:
             f"--resume goes on in the run's own directory; found {given}, expected --set or --plain at most"
         )
     from tailrace.pipeline.run.changes import with_changes
-    from tailrace.pipeline.run.launch import to_go_on
+    from tailrace.pipeline.run.going_on import check_resumed, to_go_on
     from tailrace.pipeline.run.metrics import read_metrics
 
     directory = RunDirectory.open(options.resume)
-    done = max((row["step"] for row in read_metrics(directory.metrics) if row["kind"] == "step"), default=0)
-    config, changed = with_changes(directory.configuration(), _settings(options), done=done)
-    faults = _faults(options)
-    check(to_go_on(config, directory, faults), prompts=not directory.prepared.exists())
+    left = unwatched(directory)
+    if left is not None:
+        if directory.configuration().executor.name == "ray":
+            return _watch_on(directory, left, options)
+        _await_end(directory)
+    with _controller() as process:
+        done = max((row["step"] for row in read_metrics(directory.metrics) if row["kind"] == "step"), default=0)
+        config, changed = with_changes(directory.configuration(), _settings(options), done=done)
+        faults = _faults(options)
+        check(to_go_on(config, directory, faults), prompts=not directory.prepared.exists())
+        check_resumed(directory, changed)
+        order = Order(RESUME, str(directory.root), config.model_dump(mode="json"), changed, faults)
+        return watch(directory, process, order, plain=options.plain)
 
-    def work(listener: Callable[[RunStatus], None]) -> dict[str, Any]:
-        from tailrace.pipeline.run.launch import resume
-        from tailrace.report import write_report
 
-        return resume(directory, listener, report=write_report, config=config, changed=changed, faults=faults)
+def _watch_on(directory: RunDirectory, pid: int, options: RunOptions) -> int:
+    """Watch a run that went on when its watcher was killed.
 
-    return _supervise(directory, work, plain=options.plain)
+    Raises:
+        CommandError: it is to change.
+    """
+    if _settings(options) or _faults(options):
+        raise CommandError(
+            f"{directory.root}: found a run under way (process {pid}), which --resume alone watches; expected no changes: "
+            f"end it first, with: kill {pid}"
+        )
+    return watch(directory, LeftController(directory, pid), None, plain=options.plain)
+
+
+def _await_end(directory: RunDirectory) -> None:
+    until = time.monotonic() + _END_S
+    while directory.running() and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def _settings(options: RunOptions) -> list[str]:
@@ -177,50 +196,3 @@ def _faults(options: RunOptions) -> dict[str, Any]:
         "fault_seed": options.fault_seed,
     }
     return {key: value for key, value in given.items() if value is not None}
-
-
-def _supervise(directory: RunDirectory, work: Work, *, plain: bool) -> int:
-    """Show the run, and print one line if it is interrupted or fails."""
-    go_on = f"go on with: tailrace run --resume {directory.root}"
-    try:
-        with display(plain=plain) as shown, Stopping(shown.say, go_on, end=partial(_end_at_once, directory)):
-            summary = work(shown)
-    except SupersededError as error:
-        return complain(f"another controller has taken this one's place: {error}", status=FAILED)
-    except KeyboardInterrupt:
-        if os.environ.get(DEBUG):
-            traceback.print_exc()
-        return complain(f"interrupted; {go_on}", status=INTERRUPTED)
-    except (RunFailedError, RoleError, DeadlineError, ControllerError, RunWriteError) as error:
-        return _failed(directory, error)
-    except TailraceError:
-        raise
-    except Exception as error:
-        return _failed(directory, error)
-    finally:
-        directory.unlock()
-    show_outcome(summary, directory)
-    return 0
-
-
-def _end_at_once(directory: RunDirectory, status: int) -> None:
-    """End this process and everything of its run on this machine."""
-    cluster = RayCluster.read(directory.root)
-    if cluster is not None:
-        cluster.end(patience_s=0.0)
-    os._exit(status)
-
-
-def _failed(directory: RunDirectory, error: Exception) -> int:
-    log = directory.root / "error.log"
-    see = f"see {log}"
-    try:
-        with log.open("a") as file:
-            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}\n{''.join(traceback.format_exception(error))}\n")
-    except OSError as unwritten:  # the disk may be what failed
-        see = f"{log} could not be written: {unwritten.strerror}"
-    if os.environ.get(DEBUG):
-        traceback.print_exception(error)
-    what = one_line(error) if isinstance(error, TailraceError) else f"{type(error).__name__}: {one_line(error)}"
-    go_on = "" if "--resume" in what else f"; go on with: tailrace run --resume {directory.root}"
-    return complain(f"the run failed: {what.rstrip('.')}; {see}{go_on}", status=FAILED)

@@ -1,6 +1,6 @@
-"""What Ctrl-C and SIGTERM do to a run: a line at once, then an orderly end; a second one ends the process where it is.
+"""What Ctrl-C, SIGTERM and a terminal that closes do to a run: a line and an orderly end; the second one ends it at once.
 
-The line comes from a thread that the signal itself wakes, since the main thread may be inside a library for seconds.
+A thread that the signal itself wakes does both, since the main thread may be inside a library for seconds.
 """
 
 from __future__ import annotations
@@ -9,25 +9,35 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType, TracebackType
 from typing import Any
 
 INTERRUPTED = 130
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # schedulers send SIGTERM
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # schedulers send SIGTERM, a terminal that closes SIGHUP
 
 
 class Stopping:
-    """Raises `KeyboardInterrupt` in the main thread at the first signal, while in this context.
+    """Calls `stop` at the first signal, while in this context.
 
     Args:
         say: shows a line; called from another thread.
         go_on: how to go on with the run, in words.
+        stop: lets the run end in order; called from another thread.
         end: ends the process at a second signal, with an exit status.
     """
 
-    def __init__(self, say: Callable[[str], None], go_on: str, *, end: Callable[[int], object] = os._exit) -> None:
-        self._say, self._go_on, self._end = say, go_on, end
-        self._stopping = False
+    def __init__(
+        self,
+        say: Callable[[str], None],
+        go_on: str,
+        *,
+        stop: Callable[[], object],
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._say, self._go_on, self._stop, self._end = say, go_on, stop, end
+        self.told = threading.Event()
+        """Set at the first signal."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stopping:
@@ -36,8 +46,8 @@ class Stopping:
         self._woken_before = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in _SIGNALS:
             before = signal.getsignal(number)
-            if before is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C
-                self._before[number] = signal.signal(number, self._interrupt)
+            if before is not signal.SIG_IGN:  # a shell's background job ignores Ctrl-C, nohup the terminal's end
+                self._before[number] = signal.signal(number, _nothing)
         self._thread = threading.Thread(target=self._watch, name="stopping", daemon=True)
         self._thread.start()
         return self
@@ -52,24 +62,27 @@ class Stopping:
         self._thread.join()
         os.close(self._read)
 
-    def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        if not self._stopping:
-            self._stopping = True
-            raise KeyboardInterrupt
-
     def _watch(self) -> None:
-        told = False
         while woken := os.read(self._read, 64):
             for number in woken:
                 if number not in self._before:
                     continue
-                if told:
-                    self._say(f"tailrace: ended at once; {self._go_on}")
+                if self.told.is_set():
+                    self._tell(f"tailrace: ended at once; {self._go_on}")
                     self._end(INTERRUPTED)
                 else:
-                    told = True
-                    self._say(
+                    self.told.set()
+                    self._tell(
                         f"tailrace: stopping ({signal.Signals(number).name}): the log is safe, members close, which takes "
                         "some seconds; press Ctrl-C again to end at once"
                     )
+                    self._stop()
+
+    def _tell(self, text: str) -> None:
+        with suppress(OSError):  # the terminal may be gone
+            self._say(text)
+
+
+def _nothing(number: int, frame: FrameType | None) -> None:
+    """The thread does what is to be done."""
+    del number, frame

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 from tailrace.paramserver.errors import ParamServerError, to_wire
 from tailrace.paramserver.machine.janitor import leave_janitor
@@ -72,8 +73,12 @@ def _wait_for_parent(parent: int, stop: threading.Event) -> None:
 
 
 def _say(message: dict[str, object] | dict[str, str]) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(message) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:  # who started it died meanwhile, which ends this process too
+        with Path(os.devnull).open("wb") as nothing:
+            os.dup2(nothing.fileno(), sys.stdout.fileno())  # or Python complains at exit of what it could not write
 
 
 def _names(text: str | None) -> list[str] | None:

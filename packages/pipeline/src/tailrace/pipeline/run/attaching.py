@@ -46,27 +46,33 @@ def take_over(directory: RunDirectory) -> RayCluster:
     Raises:
         RunDirectoryError: the run is finished, simulated or never began, its controller works, or no member lives.
     """
+    with _alone(directory):
+        cluster = check_left(directory)
+        directory.lock_anew()
+        take_over_log(directory.events)
+    return cluster
+
+
+def check_left(directory: RunDirectory) -> RayCluster:
+    """Check that a controller can be replaced, and return where the members live; raises as `take_over` does."""
     if directory.simulated is not None:
         raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to attach to")
     if directory.summary.exists():
         raise RunDirectoryError(
             f"{directory.root}: found a finished run (summary.json), expected one whose controller died"
         )
-    with _alone(directory):
-        silent_s = claimed_ago_s(directory.root)
-        if directory.running() and silent_s < SILENT_S:
-            raise RunDirectoryError(
-                f"{directory.root}: found a controller at work (process {_owner(directory)}, heard {silent_s:.0f} s ago), "
-                "expected one that died; watch it with: tailrace status --watch"
-            )
-        cluster = RayCluster.read(directory.root)
-        if cluster is None or not directory.events.exists():
-            raise RunDirectoryError(
-                f"{directory.root}: found no member of it that lives, expected those that its controller left; "
-                f"go on with: tailrace run --resume {directory.root}"
-            )
-        directory.lock_anew()
-        take_over_log(directory.events)
+    silent_s = claimed_ago_s(directory.root)
+    if directory.running() and silent_s < SILENT_S:
+        raise RunDirectoryError(
+            f"{directory.root}: found a controller at work (process {_owner(directory)}, heard {silent_s:.0f} s ago), "
+            "expected one that died; watch it with: tailrace status --watch"
+        )
+    cluster = RayCluster.read(directory.root)
+    if cluster is None or not directory.events.exists():
+        raise RunDirectoryError(
+            f"{directory.root}: found no member of it that lives, expected those that its controller left; "
+            f"go on with: tailrace run --resume {directory.root}"
+        )
     return cluster
 
 

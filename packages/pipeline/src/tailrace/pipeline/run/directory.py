@@ -4,6 +4,7 @@ config.json        the resolved configuration
 events.jsonl       the event log: the controller's durable state; controls.jsonl is that of the controls
 metrics.jsonl      one line per step and per evaluation
 status.json        the current state
+controller.log     what the controller's processes print
 summary.json       the results
 report.html        the results to look at
 checkpoints/N/     the trainer at version N, a Hugging Face model directory as well

@@ -23,7 +23,7 @@ class InjectedFault:
         detected_s: when the member was known to be down.
         serving_s: when its successor was up, or the driver's had taken over; for a machine, when all its members were up
             elsewhere.
-        action: restart, evict, fail or resume, for a machine evict-machine; empty while nothing was decided.
+        action: restart, evict, fail, resume or attach, for a machine evict-machine; empty while nothing was decided.
         reason: why the member was taken for down.
     """
 
@@ -76,6 +76,7 @@ class FaultFold:
             c.Down: self._down,
             c.Up: self._up,
             c.Resumed: self._resumed,
+            c.Attached: self._resumed,
             c.Restart: self._replaced,
             c.Stop: self._replaced,
             c.Fail: self._failed,
@@ -89,6 +90,17 @@ class FaultFold:
         """
         missing = Counter(map(str, scripted)) - Counter(fault.fault for fault in self._struck)
         return FaultFigures(list(self._struck), sorted(missing.elements()))
+
+    def left(self, scripted: Iterable[Fault]) -> list[Fault]:
+        """The scripted faults that have not struck yet, in their order. Of equal ones the first struck."""
+        struck = Counter(fault.fault for fault in self._struck)
+        found = []
+        for fault in scripted:
+            if struck[str(fault)]:
+                struck[str(fault)] -= 1
+            else:
+                found.append(fault)
+        return found
 
     def _stepped(self, now: float, event: c.Stepped) -> None:
         del now
@@ -127,11 +139,10 @@ class FaultFold:
             for one in self._unserved(MACHINE, machine):
                 one.serving_s = round(now, 3)
 
-    def _resumed(self, now: float, event: c.Resumed) -> None:
-        del event
+    def _resumed(self, now: float, event: c.Resumed | c.Attached) -> None:
         for one in self._open(CONTROLLER, "0"):
             one.detected_s = one.serving_s = round(now, 3)
-            one.action = "resume"
+            one.action = "resume" if isinstance(event, c.Resumed) else "attach"
 
     def _replaced(self, now: float, command: c.Restart | c.Stop) -> None:
         for one in self._unserved(command.role, command.id, decided=False):

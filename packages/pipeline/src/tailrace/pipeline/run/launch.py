@@ -31,8 +31,11 @@ from tailrace.pipeline.run.build import build_deployment, build_spec, check, hol
 from tailrace.pipeline.run.directory import RunDirectory, write_json
 from tailrace.pipeline.run.domains import check_machines
 from tailrace.pipeline.run.eventlog import EventLog, read_log
+from tailrace.pipeline.run.fault_figures import FaultFold
+from tailrace.pipeline.run.folding import Audience, follow
 from tailrace.pipeline.run.free_devices import check_free_devices
 from tailrace.pipeline.run.garbage import GarbageCollection
+from tailrace.pipeline.run.going_on import check_resumed, to_go_on
 from tailrace.pipeline.run.imports import keep_bytecode
 from tailrace.pipeline.run.log_figures import log_figures
 from tailrace.pipeline.run.metrics import MetricsObserver
@@ -88,51 +91,35 @@ def resume(
     Raises:
         RunDirectoryError: the run is complete, simulated, damaged, or running.
     """
-    _check_real(directory)
     directory.lock()
     before, changed = directory.configuration(), changed or {}
-    if directory.summary.exists():
-        steps = changed.get("pipeline.steps")
-        if steps is None or steps[1] <= steps[0]:
-            raise RunDirectoryError(
-                f"{directory.root}: found a finished run (summary.json), expected one to go on with, or "
-                f"--set pipeline.steps=N with more than its {before.pipeline.steps}"
-            )
-        directory.summary.unlink()
+    check_resumed(directory, changed)
+    directory.summary.unlink(missing_ok=True)
     if config is not None and changed:
         directory.change(config.model_dump(mode="json"), changed)
     return launch(to_go_on(config or before, directory, faults), directory, listener, report=report)
 
 
-def to_go_on(config: RunConfig, directory: RunDirectory, faults: Mapping[str, Any] | None = None) -> RunConfig:
-    """The configuration of a run that has begun: its faults, scripted and at random, belong to its first driver.
-
-    Args:
-        faults: those of the driver that goes on, by their keys of a configuration.
-
-    Raises:
-        RunDirectoryError: the run is simulated.
-    """
-    _check_real(directory)
-    first = {"faults": (), "mtbf_s": None} if directory.events.exists() else {}
-    return config.model_copy(update={**first, **(faults or {})})
-
-
-def _check_real(directory: RunDirectory) -> None:
-    if directory.simulated is not None:
-        raise RunDirectoryError(f"{directory.root}: found a simulated run, expected a real one to go on with")
-
-
 def attach(
-    directory: RunDirectory, listener: Listener | None = None, *, report: Report | None = None
+    directory: RunDirectory,
+    listener: Listener | None = None,
+    *,
+    report: Report | None = None,
+    faults: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Take the place of a run's controller that died, while its members live on; see `launch`.
+
+    Args:
+        directory: the run directory.
+        listener, report: see `launch`.
+        faults: those that it had been given, see `to_go_on`; what has not struck yet still does.
 
     Raises:
         RunDirectoryError: the run is complete or simulated, its controller works, or none of its members lives.
     """
     cluster = take_over(directory)
-    return _Launch(directory.configuration(), directory, listener, report, cluster).run()
+    config = to_go_on(directory.configuration(), directory, faults)
+    return _Launch(config, directory, listener, report, cluster).run()
 
 
 class _Launch:
@@ -214,7 +201,7 @@ class _Launch:
         executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection()])
         try:
             if attaches:
-                self._goes_on(controller, executor, roster, past or 0.0)
+                self._goes_on(controller, executor, roster, past or 0.0, faults)
             else:
                 first = None if past is None else self._resumed(controller, began)
                 if not controller.finished or (first is not None and first.steps is not None):
@@ -262,12 +249,18 @@ class _Launch:
         self._claim = Claim(self.directory.root)
         return join(self._cluster, self.directory)
 
-    def _goes_on(self, controller: Controller, executor: Executor, roster: Roster, past: float) -> None:
-        """Take the place of a controller that died."""
+    def _goes_on(
+        self, controller: Controller, executor: Executor, roster: Roster, past: float, faults: Sequence[Fault]
+    ) -> None:
+        """Take the place of a controller that died, and strike members with the faults that it had not come to."""
         self.status.phase("training")
+        struck = FaultFold()
+        follow(read_log(self.directory.events), Audience(struck))
+        left = struck.left(faults)
         first = c.Attached(executor.host.epoch, max(0.0, executor.now() - past))
+        further = further_faults(self.config, executor.now())
         with EventLog(self.directory.events) as log:
-            executor.run(controller, log, first=first, attached=roster)
+            executor.run(controller, log, first=first, faults=left, further=further, attached=roster)
 
     def _check_checkpoints(self, controller: Controller) -> None:
         """Check that the trainer can go on, before members are started for minutes.
