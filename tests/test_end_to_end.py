@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tailrace.pipeline.run.attaching import SILENT_S
+from tailrace.pipeline.run.directory import RunDirectory
 
 STEPS, PROMPTS, SAMPLES = 6, 4, 4
 CONFIG = """
@@ -140,8 +142,11 @@ def test_files_in_and_nothing_lost_whatever_is_killed(config, tmp_path):
     while steps_done(run) < 3 and first.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     assert first.poll() is None, first.communicate()[0]
-    os.kill(first.pid, signal.SIGKILL)
+    controller, _ = members(run)
+    for pid in (first.pid, controller):  # nobody is left who could let another controller attach
+        os.kill(pid, signal.SIGKILL)
     first.wait()
+    until(lambda: not RunDirectory(run).running(), None)
     status = tailrace("status", "--json", run)
     said, _ = status.communicate(timeout=60)
     assert status.returncode == 0, said
@@ -182,48 +187,83 @@ def members(run):
 
 def until(done, process):
     deadline = time.monotonic() + 400
-    while not done() and process.poll() is None and time.monotonic() < deadline:
+    while not done() and (process is None or process.poll() is None) and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert done(), process.communicate(timeout=60)[0]
+    assert done(), process and process.communicate(timeout=60)[0]
+
+
+def goes_on(run, process=None):
+    steps = steps_done(run)
+    until(lambda: steps_done(run) > steps, process)
 
 
 @pytest.mark.deep
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_controllers_are_replaced_while_members_live_on(config, tmp_path):
-    """The first one is stopped, replaced and wakes up; the second one is killed; nobody restarts, and nothing is left."""
+    """The first is killed by script, the second loses its watcher, is stopped, replaced and wakes up, the third is killed."""
     run = tmp_path / "run"
     quick = ("rollout.engine=transformers", "rollout.options={threads=1,max_num_seqs=64}", "pipeline.steps=150")
     begins = ("--run-dir", run, "--plain", *(part for one in quick for part in ("--set", one)))
-    first = tailrace("run", config, *begins)
-    until(lambda: steps_done(run) >= 3, first)
-    pid, lived = members(run)
-    assert pid == first.pid
+    watcher = tailrace("run", config, *begins, "--kill", "controller@step3")
+    until(lambda: attached(run) == 1, watcher)
+    goes_on(run, watcher)
+    second, lived = members(run)
+    assert watcher.pid != second
     assert all(lived.values())
+
+    watcher.kill()
+    said, _ = watcher.communicate()
+    assert "was ended by SIGKILL; another one attaches, and nobody restarts" in said
+    goes_on(run)
     assert tailrace("attach", run).wait(120) == 2  # it is at work
 
-    os.kill(first.pid, signal.SIGSTOP)
+    os.kill(second, signal.SIGSTOP)
     time.sleep(SILENT_S + 2)
-    second = tailrace("attach", run, "--plain")
-    until(lambda: attached(run) == 1, second)
-    os.kill(first.pid, signal.SIGCONT)
-    said, _ = first.communicate(timeout=200)
-    assert first.returncode == 1, said
-    assert "another controller has taken this one's place" in said
-    steps = steps_done(run)
-    until(lambda: steps_done(run) > steps, second)
+    watcher = tailrace("attach", run, "--plain")
+    until(lambda: attached(run) == 2, watcher)
+    os.kill(second, signal.SIGCONT)
+    until(lambda: not Path(f"/proc/{second}").exists(), watcher)
+    assert "another controller has taken this one's place" in (run / "controller.log").read_text()
+    goes_on(run, watcher)
 
-    os.kill(second.pid, signal.SIGKILL)
-    second.wait()
-    third = tailrace("attach", run, "--plain")
-    until(lambda: attached(run) == 2, third)
-    steps = steps_done(run)
-    until(lambda: steps_done(run) > steps, third)
-    assert members(run) == (third.pid, lived)
-    said, _ = third.communicate(timeout=600)
-    assert third.returncode == 0, said
+    third, _ = members(run)
+    os.kill(third, signal.SIGKILL)
+    until(lambda: attached(run) == 3, watcher)
+    goes_on(run, watcher)
+    fourth, living = members(run)
+    assert fourth not in (second, third)
+    assert living == lived
+    said, _ = watcher.communicate(timeout=900)
+    assert watcher.returncode == 0, said
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["controller_attaches"], summary["restarts_by_attach"]) == (2, 0)
+    assert (summary["controller_attaches"], summary["restarts_by_attach"]) == (3, 0)
     assert (summary["lost_trajectories"], summary["consumed_twice"]) == (0, 0)
     assert set(summary["restarts"].values()) == {0}
+    (fault,) = summary["faults"]
+    assert (fault["role"], fault["action"]) == ("controller", "attach")
     assert not (run / "cluster.json").exists()
+
+
+@pytest.mark.deep
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_roles_that_nobody_claims_save_and_stop(config, tmp_path):
+    """Watcher and controller are killed, and nobody attaches: members and cluster end by themselves, and the run can be resumed."""
+    run = tmp_path / "run"
+    quick = ("rollout.engine=transformers", "rollout.options={threads=1,max_num_seqs=64}", "deadlines.unclaimed_s=8")
+    settings = tuple(part for one in quick for part in ("--set", one))
+    watcher = tailrace("run", config, "--run-dir", run, "--plain", *settings, "--set", "pipeline.steps=150")
+    until(lambda: steps_done(run) >= 3, watcher)
+    controller, lived = members(run)
+    for pid in (watcher.pid, controller):
+        os.kill(pid, signal.SIGKILL)
+    watcher.communicate()
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in lived.values()), None)
+    until(lambda: not (run / "cluster.json").exists(), None)
+    done = steps_done(run)
+    resumed = tailrace("run", "--resume", run, "--plain", "--set", f"pipeline.steps={done + 2}")
+    said, _ = resumed.communicate(timeout=400)
+    assert resumed.returncode == 0, said
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["lost_trajectories"], summary["consumed_twice"]) == (0, 0)

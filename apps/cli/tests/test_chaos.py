@@ -91,7 +91,7 @@ def begun(root):
 
 def test_a_run_whose_driver_was_killed_goes_on_with_the_faults_that_are_left(tmp_path, monkeypatch):
     root, faults = tmp_path / "run-000", [parse_fault("controller:0@1s"), parse_fault("data:0@9s")]
-    drivers = Drivers(monkeypatch, (begun, -signal.SIGKILL), (finish, 0))
+    drivers = Drivers(monkeypatch, (begun, 128 + signal.SIGKILL), (finish, 0))
     watched = supervise(root, ["laminar"], faults, still_s=9.0, tell=lambda line: None)
     assert (watched.ended, watched.drivers) == ("finished", 2)
     assert watched.faults.not_struck == ["data:0@9s"]

@@ -31,6 +31,8 @@ _LOOK_S = 1.0
 _END_S = 30.0
 _MOVED = re.compile(rb'"is":"(?:Finished|TurnEnded|Turned|Scored|Accumulated|Stepped|Published|Pulled|Durable)"')
 """Events without which nothing gets further; that members die and come back is no progress."""
+CONTROLLER_KILLED = 128 + signal.SIGKILL
+"""The exit status of ``tailrace run`` where nobody could take the place of a controller that was killed: not on Ray."""
 MOST_FAILURES = 5
 """Failed drivers of one run, after which it is given up."""
 
@@ -116,7 +118,7 @@ def supervise(
         last = _last_line(root)
         if not directory.events.exists():
             raise CommandError(last.removeprefix("tailrace: ") or f"{root}: the run ended with status {status}")
-        if status == -signal.SIGKILL:
+        if status == CONTROLLER_KILLED:
             tell(f"{root.name}: its driver was killed; it is resumed")
             continue
         failures += 1
@@ -167,10 +169,12 @@ def _drive(words: Sequence[str], directory: RunDirectory, still_s: float) -> int
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the driver to stop, which ends its members; then kill it with all processes of its session."""
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(_END_S)
+    """Ask the run to stop, which ends its members; then tell it to end at once, and kill who watches it."""
+    for _ in ("in order", "at once"):
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+            return
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -112,7 +112,7 @@ class Watch:
         elif not self.directory.events.exists():
             found = f"before the run began; {go_on}"
         elif self._in_a_row > len(self._pauses_s):
-            found = f"the {self._in_a_row}th in a row without a step between them; {go_on}"
+            found = f"{self._in_a_row} in a row died without a step between them; {go_on}"
         else:
             self.say(f"{_OURS}{lost}; another one attaches, and nobody restarts")
             self._pause(self._pauses_s[self._in_a_row - 1], stopped)

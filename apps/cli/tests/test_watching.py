@@ -1,0 +1,207 @@
+"""Who watches a controller: another one takes the place of one that dies, as often as it should, or it is said how to go on."""
+
+import dataclasses
+import os
+import signal
+import time
+
+import pytest
+
+from tailrace.cli.controller_process import ATTACH, LOG, LeftController
+from tailrace.cli.errors import CommandError
+from tailrace.cli.run import RunOptions, run
+from tailrace.cli.watching import Watch, unwatched, watch
+from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.errors import RunDirectoryError
+from tailrace.pipeline.hosts.ray_cluster import CLAIM, RayCluster
+from tailrace.pipeline.run.directory import RunDirectory, write_json
+from tailrace.pipeline.run.status import RunStatus
+
+KILLED = -signal.SIGKILL
+
+
+class Scripted:
+    """A controller that does something at each look, and ends with a status after the last.
+
+    Args:
+        acts: functions; the controller ends after them.
+        status: with what it ends.
+    """
+
+    pids = iter(range(1000, 9999))
+
+    def __init__(self, *acts, status=KILLED):
+        self.pid, self.acts, self.status = next(self.pids), list(acts), status
+        self.orders, self.told = [], []
+
+    def order(self, order):
+        self.orders.append(order)
+
+    def poll(self):
+        if self.acts:
+            self.acts.pop(0)(self)
+            return None
+        return self.status
+
+    def stop(self):
+        self.told.append("stop")
+
+    def kill(self):
+        self.told.append("kill")
+        self.acts, self.status = [], KILLED
+
+
+class Said:
+    """Stands for a display."""
+
+    def __init__(self):
+        self.lines, self.steps = [], []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    def __call__(self, status):
+        self.steps.append(status.step)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    made = RunDirectory.create(tmp_path / "run", RunConfig().model_dump(mode="json"))
+    made.events.write_text("")
+    return made
+
+
+@pytest.fixture
+def on_ray(directory):
+    RayCluster("tailrace-1", "127.0.0.1:1", "secret", 0.0, 60.0).write(directory.root)
+    return directory
+
+
+def watched(directory, *controllers, stopped=lambda: False, **how):
+    first, *others = controllers
+    waiting = iter(others)
+    found = Watch(directory, first, successor=lambda: next(waiting), pauses_s=(0.0, 0.0), **how)
+    found.shown = Said()
+    return found, found.until_over(stopped)
+
+
+def step(number):
+    def act(process):
+        status = RunStatus(phase="training", step=number, pid=process.pid)
+        write_json(RunDirectory(act.root).status, dataclasses.asdict(status))
+
+    return act
+
+
+def test_on_ray_another_one_attaches_at_once_with_the_faults_that_are_left(on_ray):
+    faults = {"faults": ("trainer@step9",)}
+    other = Scripted(status=0)
+    found, status = watched(on_ray, Scripted(), other, faults=faults)
+    assert status == 0
+    (order,) = other.orders
+    assert (order.work, order.root, order.faults) == (ATTACH, str(on_ray.root), faults)
+    (line,) = found.shown.lines
+    assert line.endswith("was ended by SIGKILL; another one attaches, and nobody restarts")
+    assert found.last_words == []
+
+
+def test_too_many_in_a_row_without_a_step_are_enough(on_ray):
+    found, status = watched(on_ray, *(Scripted() for _ in range(3)))
+    assert status == 128 + signal.SIGKILL
+    (line,) = found.last_words
+    assert f"3 in a row died without a step between them; go on with: tailrace run --resume {on_ray.root}" in line
+
+
+def test_one_after_which_the_run_got_further_counts_no_more(on_ray):
+    step.root = on_ray.root
+    acts = [step(number) for number in range(6)]
+    for act in acts:
+        act.root = on_ray.root
+    found, status = watched(on_ray, *(Scripted(act) for act in acts), Scripted(status=1))
+    assert status == 1
+    assert found.shown.steps == list(range(6))
+
+
+def test_without_members_that_live_on_it_is_said_how_to_go_on(directory):
+    found, status = watched(directory, Scripted(status=-signal.SIGSEGV))
+    assert status == 128 + signal.SIGSEGV
+    (line,) = found.last_words
+    assert line.startswith("tailrace: the controller (process ")
+    assert (
+        f"was ended by SIGSEGV; its members ended with it; go on with: tailrace run --resume {directory.root}" in line
+    )
+
+
+def test_one_that_ended_by_itself_is_not_replaced(on_ray):
+    assert watched(on_ray, Scripted(status=1))[1] == 1
+    assert watched(on_ray, Scripted(), stopped=lambda: True)[1] == 130
+
+
+def test_one_that_stands_still_is_killed_and_replaced(on_ray):
+    claim = on_ray.root / CLAIM
+    claim.touch()
+
+    def claims(process):
+        os.utime(claim, ns=(time.time_ns(), time.time_ns()))
+
+    first = Scripted(lambda _: None, claims, *[lambda _: time.sleep(0.1)] * 100)
+    found, status = watched(on_ray, first, Scripted(*[lambda _: time.sleep(0.1)] * 9, status=0), silent_s=0.5)
+    assert (status, first.told) == (0, ["kill"])  # the other one never claimed, as while it starts
+    assert "was silent for 0 s and was killed; another one attaches" in found.shown.lines[0]
+
+
+def test_what_a_controller_prints_is_shown_and_its_last_words_come_last(directory):
+    log = directory.root / LOG
+    log.write_text("of an earlier driver\n")
+
+    def prints(text):
+        def act(process):
+            with log.open("a") as file:
+                file.write(text)
+
+        return act
+
+    first = Scripted(prints("a warn"), prints("ing\ntailrace: interrupted\nhalf a"), status=130)
+    found, _ = watched(directory, first)
+    assert found.shown.lines == ["a warning"]
+    assert found.last_words == ["tailrace: interrupted"]
+
+
+def test_a_controller_whose_watcher_was_killed_is_found_and_watched_by_one_other(directory):
+    write_json(directory.status, dataclasses.asdict(RunStatus(phase="training", pid=os.getpid())))
+    assert unwatched(directory) == os.getpid()
+    write_json(directory.summary, {})
+    directory.unlock()
+    assert unwatched(directory) is None
+
+    seen = []
+
+    def looks(process):
+        with pytest.raises(RunDirectoryError, match="found another process that watches this run"):
+            watch(directory, process, None, plain=True)
+        seen.append(unwatched(directory))
+
+    assert watch(directory, Scripted(looks, status=1), None, plain=True) == 1
+    assert seen == [None]
+
+
+def test_changes_of_a_run_that_goes_on_unwatched_are_refused(directory):
+    write_json(directory.status, dataclasses.asdict(RunStatus(phase="training", pid=os.getpid())))
+    with pytest.raises(CommandError, match=rf"found a run under way \(process {os.getpid()}\).*expected no changes"):
+        run(RunOptions(resume=directory.root, settings=("pipeline.steps=9",)))
+
+
+def test_how_a_controller_ended_that_is_nobodys_child(directory):
+    process = os.fork()
+    if process == 0:
+        time.sleep(60)
+        os._exit(0)
+    left = LeftController(directory, process)
+    assert left.poll() is None
+    left.kill()
+    os.waitpid(process, 0)
+    assert left.poll() == KILLED
+    write_json(directory.status, {"phase": "interrupted"})
+    assert left.poll() == 130
+    write_json(directory.summary, {})
+    assert left.poll() == 0
