@@ -169,6 +169,8 @@ def test_what_a_controller_prints_is_shown_and_its_last_words_come_last(director
 
 def test_a_controller_whose_watcher_was_killed_is_found_and_watched_by_one_other(directory):
     write_json(directory.status, dataclasses.asdict(RunStatus(phase="training", pid=os.getpid())))
+    assert unwatched(directory) is None  # nobody has watched it: it was not begun by a command
+    (directory.root / "watcher").touch()
     assert unwatched(directory) == os.getpid()
     write_json(directory.summary, {})
     directory.unlock()
@@ -187,6 +189,7 @@ def test_a_controller_whose_watcher_was_killed_is_found_and_watched_by_one_other
 
 def test_changes_of_a_run_that_goes_on_unwatched_are_refused(directory):
     write_json(directory.status, dataclasses.asdict(RunStatus(phase="training", pid=os.getpid())))
+    (directory.root / "watcher").touch()
     with pytest.raises(CommandError, match=rf"found a run under way \(process {os.getpid()}\).*expected no changes"):
         run(RunOptions(resume=directory.root, settings=("pipeline.steps=9",)))
 

@@ -23,7 +23,7 @@ from tailrace.cli.complaints import DEBUG, complain, lines_of, one_line, show_so
 from tailrace.cli.controller_process import LAUNCH, LOG, RESUME, Order
 from tailrace.cli.stopping import INTERRUPTED
 from tailrace.contracts import TailraceError
-from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import (
     ControllerError,
     DeadlineError,
@@ -71,7 +71,7 @@ def _work(order: Order, directory: RunDirectory) -> None:
         directory.lock()
         runs.launch(directory.configuration(), directory, report=write_report)
     elif order.work == RESUME:
-        config = None if order.config is None else RunConfig.model_validate(order.config)
+        config = None if order.config is None else validate([(order.root, order.config)])
         runs.resume(directory, report=write_report, config=config, changed=order.changed, faults=faults)
     else:
         runs.attach(directory, report=write_report, faults=faults)

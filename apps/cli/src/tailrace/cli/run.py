@@ -154,6 +154,7 @@ def _resume(options: RunOptions) -> int:
         faults = _faults(options)
         check(to_go_on(config, directory, faults), prompts=not directory.prepared.exists())
         check_resumed(directory, changed)
+        directory.lock()
         order = Order(RESUME, str(directory.root), config.model_dump(mode="json"), changed, faults)
         return watch(directory, process, order, plain=options.plain)
 

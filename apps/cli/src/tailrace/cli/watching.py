@@ -233,7 +233,7 @@ def watch(
 
 def unwatched(directory: RunDirectory) -> int | None:
     """The process of a controller that lives on after its watcher died; None if there is none."""
-    if not directory.running():
+    if not _lock(directory.root).exists() or not directory.running():
         return None
     try:
         with _watching(directory):
