@@ -267,3 +267,18 @@ def test_a_segment_that_exists_is_not_taken_over(relay_name):
     finally:
         segment.close()
         assert unlink(name)
+
+
+def test_one_whose_parent_died_before_it_served_ends_without_a_complaint(token, relay_name):
+    command = [sys.executable, "-m", "tailrace.paramserver.relay", "--name", relay_name, "--parent-pid", "1"]
+    relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    relay.stdout.close()  # as the parent's death does
+    relay.stdin.write(token.encode() + b"\n")
+    relay.stdin.close()
+    try:
+        assert relay.stderr.read() == b""
+        assert relay.wait(60) == 0
+    finally:
+        relay.kill()
+        relay.wait()
+        relay.stderr.close()
