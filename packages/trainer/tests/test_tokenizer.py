@@ -56,3 +56,15 @@ def test_the_model_takes_its_special_tokens_from_the_tokenizer_beside_it(tmp_pat
     loaded, config = AutoTokenizer.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)
     assert (config.eos_token_id, config.pad_token_id) == (loaded.eos_token_id, loaded.pad_token_id)
     assert config.vocab_size == len(loaded)
+
+
+def test_the_embeddings_begin_as_large_as_they_are_to_be(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    for name, std in (("own", 0.02), ("large", 0.2)):
+        build_model(tmp_path / name, vocab_size=500, layers=1, embedding_std=std, seed=3)
+    own, large = (AutoModelForCausalLM.from_pretrained(tmp_path / each).state_dict() for each in ("own", "large"))
+    assert own["model.embed_tokens.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+    assert large["model.embed_tokens.weight"].std().item() == pytest.approx(0.2, rel=0.05)
+    tied = {"model.embed_tokens.weight", "lm_head.weight"}
+    assert all(own[name].equal(large[name]) for name in own.keys() - tied)

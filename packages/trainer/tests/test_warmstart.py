@@ -77,6 +77,7 @@ def test_everything_that_matters_is_in_the_key():
         dataclasses.replace(base, config=dataclasses.replace(CONFIG, seed=1)),
         dataclasses.replace(base, config=dataclasses.replace(CONFIG, lr=0.02)),
         dataclasses.replace(base, model=SmallModel(hidden=32)),
+        dataclasses.replace(base, model=SmallModel(embedding_std=0.2)),
         dataclasses.replace(base, tokenizer=TokenizerShape(vocab_size=41)),
         dataclasses.replace(base, tokenizer_texts=["0123456789"]),
     ]

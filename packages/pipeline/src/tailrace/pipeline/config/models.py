@@ -52,6 +52,8 @@ class SmallModelConfig(_Strict):
     """width of a head"""
     mlp: Positive = 192
     """width of the feed-forward layers"""
+    embedding_std: float = Field(default=0.02, gt=0)
+    """standard deviation of the embeddings' first values; larger ones keep apart tokens that stand in the same places"""
 
 
 class ModelConfig(_Strict):
