@@ -27,3 +27,15 @@ class FaultError(FaulttolError, ValueError):
 
 class InjectedError(FaulttolError, RuntimeError):
     """What a fault of the kind ``raise`` raises."""
+
+
+class GroupError(FaulttolError, RuntimeError):
+    """An elastic group has no such worker, has it already, or is given up by its recovery policy."""
+
+
+class MemberGoneError(FaulttolError, RuntimeError):
+    """A member is gone, and no successor came in time."""
+
+
+class LateAnswerError(FaulttolError, TimeoutError):
+    """A member did not answer in time."""

@@ -8,20 +8,19 @@ import os
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from tailrace.contracts import Place, extra
 from tailrace.faulttol import FaultKind, strike
+from tailrace.faulttol.elastic import NamedActors, cause_of_death
 from tailrace.pipeline.errors import DeadlineError, PipelineError
 from tailrace.pipeline.executor.seam import MachineDeadError, MemberDeadError, RoleSpec
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray_actor import RoleActor
-from tailrace.pipeline.hosts.ray_caller import RayCaller, actor_name
+from tailrace.pipeline.hosts.ray_caller import RayCaller
 from tailrace.pipeline.hosts.ray_cluster import RayCluster
-from tailrace.pipeline.hosts.ray_death import cause_of_death
 from tailrace.pipeline.hosts.ray_machines import RayMachine
 from tailrace.pipeline.hosts.ray_options import environment, options
 from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
@@ -166,7 +165,8 @@ class RayHost(OwnProcess):
         self._ray = ray
         self.time = RealTime(started_s)
         self.epoch, self._cluster = epoch, cluster
-        self._run = f"tailrace-{secrets.token_hex(6)}" if cluster is None else cluster.run
+        run = f"tailrace-{secrets.token_hex(6)}" if cluster is None else cluster.run
+        self._actors = NamedActors(run, detached=cluster is not None)
         arguments = options(None if cluster is None else cluster.run)
         if own:
             arguments |= {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
@@ -229,7 +229,7 @@ class RayHost(OwnProcess):
         options = self._options(role, id_, incarnation, spec, place)
         actor, *prepared_as = self._prepared.pop((role, id_), (None,))
         if actor is not None and prepared_as != [options, spec.nice]:
-            self._ray.kill(actor, no_restart=True)
+            self._actors.end(actor)
             actor = None
         if actor is None:
             actor = self._start(options, spec.nice)
@@ -238,9 +238,8 @@ class RayHost(OwnProcess):
 
     def find(self, role: str, id_: str, incarnation: int) -> RayMember | None:
         """A handle of a member that another controller of this run has started; None if it does not live."""
-        try:
-            actor = self._ray.get_actor(actor_name(self._run, role, id_, incarnation))
-        except ValueError:
+        actor = self._actors.find(role, id_, incarnation)
+        if actor is None:
             return None
         self._newest[role, id_] = incarnation
         return self._member(f"{role}-{id_}-{incarnation}", actor)
@@ -250,15 +249,8 @@ class RayHost(OwnProcess):
         return RayMember(name, actor, logs, self.epoch, self._machines, place)
 
     def _options(self, role: str, id_: str, incarnation: int, spec: RoleSpec, place: Place) -> dict[str, Any]:
-        options: dict[str, Any] = {
-            "name": actor_name(self._run, role, id_, incarnation),
-            "num_cpus": spec.cpus,
-            "num_gpus": spec.gpus,
-            "max_concurrency": _THREADS_PER_MEMBER,
-            "max_restarts": 0,
-        }
-        if self._cluster is not None:
-            options |= {"lifetime": "detached", "namespace": self._run}
+        options = self._actors.options(role, id_, incarnation)
+        options |= {"num_cpus": spec.cpus, "num_gpus": spec.gpus, "max_concurrency": _THREADS_PER_MEMBER}
         if self._machines:
             options |= self._on_own(place)
         elif place.index is not None or place.avoid:
@@ -270,7 +262,7 @@ class RayHost(OwnProcess):
         return options
 
     def _start(self, options: dict[str, Any], nice: int) -> Any:
-        return self._ray.remote(RoleActor).options(**options).remote(nice, self._unclaimed_s)
+        return self._actors.start(RoleActor, options, nice, self._unclaimed_s)
 
     def _placed(self, place: Place, incarnation: int) -> dict[str, Any]:
         alive = sorted(machines_at(place.site, self._ray.nodes()))
@@ -302,7 +294,7 @@ class RayHost(OwnProcess):
 
     def caller(self, role: str, id_: str = "0") -> RayCaller:
         """A caller of the member that has the name at the time of a call."""
-        return RayCaller(self._run, role, id_, self._newest.get((role, id_), 1) - 1)
+        return RayCaller(self._actors, role, id_, self._newest.get((role, id_), 1) - 1)
 
     def close(self) -> None:
         """End all members, and leave the cluster. One of the run's own ends, and its directory goes.
@@ -310,7 +302,7 @@ class RayHost(OwnProcess):
         With ``TAILRACE_DEBUG`` the directory stays.
         """
         if self._cluster is not None and self._cluster.keeper is None:
-            self._end_members(self._cluster.run)
+            self._actors.end_all()
         self._ray.shutdown()
         if self._cluster is not None:
             self._cluster.end()
@@ -320,13 +312,6 @@ class RayHost(OwnProcess):
     def leave(self) -> None:
         """Leave the cluster to another controller."""
         self._ray.shutdown()
-
-    def _end_members(self, run: str) -> None:
-        """Members outlive whoever started them, so those that are left have to be ended one by one."""
-        for found in self._ray.util.list_named_actors(all_namespaces=True):
-            if found["namespace"] == run:
-                with suppress(ValueError):  # it has just ended
-                    self._ray.kill(self._ray.get_actor(found["name"], namespace=run), no_restart=True)
 
     @property
     def _unclaimed_s(self) -> float:

@@ -64,7 +64,8 @@ class RayCluster:
     def read(cls, root: Path) -> RayCluster | None:
         """The cluster of the run in a directory, if it may live; None if there is none."""
         try:
-            found = cls(**json.loads((root / CLUSTER).read_text()))
+            fields = json.loads((root / CLUSTER).read_text())
+            found = cls(**fields | {"machines": tuple(fields.get("machines", ()))})
         except (OSError, ValueError, TypeError):
             return None
         return found if found.process is None or found.process.alive() else None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tailrace.pipeline.hosts.ray_death import cause_of_death
+from tailrace.faulttol.elastic import cause_of_death
 
 SILENT = (
     "The actor died unexpectedly before finishing this task.\n\tpid: 17\n"

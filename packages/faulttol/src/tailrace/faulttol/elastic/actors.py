@@ -1,0 +1,96 @@
+"""Actors that have names: role, id and incarnation. A successor has the next one, and is never mistaken for the dead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from tailrace.contracts import extra
+
+LOOK_AHEAD = 8
+"""Most incarnations that may have died unnoticed by who looks for the newest."""
+
+
+def actor_name(run: str, role: str, id_: str, incarnation: int) -> str:
+    """The name of an actor."""
+    return f"{run}/{role}-{id_}-{incarnation}"
+
+
+class NamedActors:
+    """Starts, finds and ends the actors of a run, from any process of the cluster. Ray is joined before.
+
+    Args:
+        run: the first part of their names; actors of two runs do not meet.
+        detached: whether they outlive the process that starts them; then `run` is also their namespace.
+    """
+
+    def __init__(self, run: str, *, detached: bool = False) -> None:
+        self.run, self._detached = run, detached
+
+    def options(self, role: str, id_: str, incarnation: int) -> dict[str, Any]:
+        """Ray's options that make an actor one of these. It is not restarted by Ray: a policy decides."""
+        found: dict[str, Any] = {"name": actor_name(self.run, role, id_, incarnation), "max_restarts": 0}
+        return found | {"lifetime": "detached", "namespace": self.run} if self._detached else found
+
+    def start(self, worker: Any, options: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
+        """Start an actor. Returns Ray's handle at once.
+
+        Args:
+            worker: its class.
+            options: `options` of it, and others of Ray's.
+            arguments, named: of the class.
+
+        Raises:
+            MissingExtraError: Ray is not installed.
+        """
+        ray = _ray()
+        actor = worker if hasattr(worker, "remote") else ray.remote(worker)
+        return actor.options(**options).remote(*arguments, **named)
+
+    def find(self, role: str, id_: str, incarnation: int) -> Any | None:
+        """Ray's handle of an actor; None if it does not live."""
+        try:
+            return _ray().get_actor(
+                actor_name(self.run, role, id_, incarnation), namespace=self.run if self._detached else None
+            )
+        except ValueError:
+            return None
+
+    def newest(self, role: str, id_: str, after: int = 0) -> tuple[int, Any] | None:
+        """The newest incarnation that lives, and Ray's handle of it; None if none does.
+
+        Args:
+            role, id_: whose.
+            after: an incarnation that is gone, and all before it.
+        """
+        for incarnation in range(after + LOOK_AHEAD, after, -1):
+            actor = self.find(role, id_, incarnation)
+            if actor is not None:
+                return incarnation, actor
+        return None
+
+    def end(self, actor: Any) -> None:
+        """End an actor without cleaning up."""
+        _ray().kill(actor, no_restart=True)
+
+    def end_all(self) -> None:
+        """End all detached actors of the run: they outlive whoever started them."""
+        ray = _ray()
+        for found in ray.util.list_named_actors(all_namespaces=True):
+            if found["namespace"] == self.run:
+                with suppress(ValueError):  # it has just ended
+                    self.end(ray.get_actor(found["name"], namespace=self.run))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _named, (self.run, self._detached)
+
+
+def _named(run: str, detached: bool) -> NamedActors:
+    return NamedActors(run, detached=detached)
+
+
+def _ray() -> Any:
+    with extra("tailrace-faulttol", "ray"):
+        import ray
+    return ray
