@@ -196,4 +196,5 @@ def test_the_page_on_groups_alone_runs(tmp_path):
         [sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == printed
+    own = [line for line in done.stdout.splitlines(keepends=True) if "(raylet)" not in line]  # Ray tells of deaths, too
+    assert "".join(own) == printed
