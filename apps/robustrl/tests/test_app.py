@@ -24,8 +24,26 @@ def test_it_comes_through_the_door_for_plugins():
     assert plugins.load("tailrace.app", "robustrl") is APP
 
 
-def test_the_defaults_name_a_policy_on_every_axis():
-    assert set(APP.defaults()["pipeline"]) == {*AXES, "sampler", "detection"}
+def test_the_defaults_name_a_policy_on_every_axis_that_their_mode_does_not_set():
+    by_mode = {"admission", "provisioning"}
+    assert set(APP.defaults()["pipeline"]) == {*AXES, "sampler", "detection", "mode"} - by_mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "admission", "yields_at", "hybrids"),
+    [("sync", "on-policy", 1.0, 2), ("semi-sync", "one-step", 0.5, 1), ("async", "one-step", None, 0)],
+)
+def test_it_has_the_papers_three_modes(mode, admission, yields_at, hybrids):
+    config = configuration("robustrl", settings=[f"pipeline.mode={mode}"])
+    check(config)
+    spec = build_spec(config)
+    assert config.pipeline.admission.name == admission
+    assert getattr(spec.provisioning, "yields_at", None) == yields_at
+    assert spec.colocated == (hybrids > 0)
+    standing = (
+        [pool.count for pool in spec.pools if pool.hybrid] if spec.pools else [config.rollout.replicas * spec.colocated]
+    )
+    assert sum(standing) == hybrids
 
 
 def test_the_quick_start_is_one_step_apart_and_restarts_roles():

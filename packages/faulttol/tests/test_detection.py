@@ -34,8 +34,8 @@ def test_every_built_in_keeps_the_contract(name):
 @pytest.mark.parametrize(
     "policy",
     [
-        RoleAware(1, 0, 1, {}, 1, {"relay": 5}, 1, False, 1),
-        RoleAware(phase_s={"training": 30, "saving": 600}, hybrid_is_trainer=False),
+        RoleAware(1, 0, 1, {}, 1, {"relay": 5}, 1, 1),
+        RoleAware(phase_s={"training": 30, "saving": 600}),
         RankLevel(1, 1, 1),
         ClusterLevel(10, 1, 1),
     ],
@@ -94,17 +94,6 @@ def test_a_slow_engine_is_not_a_broken_one():
     assert who(RoleAware(), replica(still_s=121, slowest_s=6.0))
 
 
-def test_a_hybrids_fault_is_the_trainers():
-    found = RoleAware().suspects([replica(still_s=61, hybrid=True), trainer()])
-    assert [(one.role, one.reason.why, one.reason.who) for one in found] == [
-        ("replica", Why.STILL, ""),
-        ("trainer", Why.HYBRID, "r0"),
-    ]
-    assert list(who(RoleAware(hybrid_is_trainer=False), replica(still_s=61, hybrid=True))) == [("replica", "r0")]
-    gone = [replica(silent_s=61, hybrid=True), trainer(silent_s=61)]
-    assert who(RoleAware(), *gone)["trainer", "0"] == "silent"  # it has a reason of its own
-
-
 def test_every_role_has_a_window_of_silence_of_its_own():
     policy = RoleAware(role_silent_s={"relay": 5.0, "data": 200.0})
     for role, window_s in (("relay", 5.0), ("data", 200.0), ("scorer", 60.0), ("stranger", 60.0)):
@@ -151,8 +140,6 @@ def by_the_rules(policy, signs):
         machine = len(here) > 1 and all(other.silent_s >= policy.machine_s for other in here)
         if no_answer or hung or stuck or machine:
             down.add((one.role, one.id))
-            if one.role == "replica" and one.hybrid and policy.hybrid_is_trainer:
-                down.add(("trainer", "0"))
     return down
 
 
@@ -166,7 +153,6 @@ policies = st.builds(
     silent_s=windows,
     role_silent_s=st.dictionaries(st.sampled_from(ROLES), windows),
     machine_s=windows,
-    hybrid_is_trainer=st.booleans(),
 )
 
 

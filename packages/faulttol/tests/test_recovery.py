@@ -157,3 +157,16 @@ def test_plugin_names():
     assert load("tailrace.recovery", "isolate") is Isolate
     assert load("tailrace.recovery", "restart-task") is RestartTask
     assert load("tailrace.recovery", "role-based") is RoleBased
+
+
+def test_a_hybrids_fault_is_the_trainers_where_roles_restart_alone():
+    hybrid = failure(hybrid=True, others=1)
+    assert RoleBased().on_down(hybrid) is RecoveryAction.RESTART_TRAINER
+    assert Isolate().on_down(hybrid) is RESTART  # RollPacker's replicas share devices and are restarted alone
+    assert RestartTask().on_down(hybrid) is START_OVER
+    assert RoleBased(max_restarts=1).on_down(failure(hybrid=True, failures=2, others=1)) is EVICT
+
+
+def test_only_a_hybrids_fault_may_be_the_trainers():
+    with pytest.raises(AssertionError, match="does not stand on its devices"):
+        check_recovery_policy(Broken(lambda policy, failure: RecoveryAction.RESTART_TRAINER))

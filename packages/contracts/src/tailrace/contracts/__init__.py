@@ -66,6 +66,7 @@ from tailrace.contracts.events import (
 from tailrace.contracts.extras import MissingExtraError, extra, need_extra
 from tailrace.contracts.fleet_size import AddsReplicas
 from tailrace.contracts.gradients import AddsGradients, FetchesOnce, FillsCells, adds_gradients
+from tailrace.contracts.hybrids import YieldsDevices
 from tailrace.contracts.iterations import WatchesIterations
 from tailrace.contracts.policies import (
     AdmissionGate,
@@ -87,6 +88,7 @@ from tailrace.contracts.policies import (
 from tailrace.contracts.reasons import CHOSEN, SUSPICIONS, Reason, Why
 from tailrace.contracts.recall import MeasuredRecall
 from tailrace.contracts.recovery import (
+    BatchView,
     Failure,
     FleetAction,
     FleetView,
@@ -142,6 +144,7 @@ __all__ = [
     "AdmissionPolicy",
     "AdmitsRounds",
     "AllowsRestarts",
+    "BatchView",
     "BatchingPolicy",
     "BatchingSource",
     "CHOSEN",
@@ -268,6 +271,7 @@ __all__ = [
     "WatchesIterations",
     "WatchesRounds",
     "Why",
+    "YieldsDevices",
     "adds_gradients",
     "decode",
     "encode",

@@ -32,7 +32,6 @@ class Signs:
         slowest_s: seconds of its slowest step in this phase so far; 0 before the first.
         quiet_s: seconds since it last showed progress, whatever it waited for: a token of a replica, a micro-batch or another
             phase of the trainer. 0 for other roles.
-        hybrid: whether a replica stands on devices of the trainer.
     """
 
     role: str
@@ -45,7 +44,6 @@ class Signs:
     still_s: float = 0.0
     slowest_s: float = 0.0
     quiet_s: float = 0.0
-    hybrid: bool = False
 
 
 @record
@@ -68,8 +66,7 @@ class DetectionPolicy(Protocol):
     def suspects(self, signs: Sequence[Signs]) -> Sequence[Suspected]:
         """Members that count as down from now on, each once, with the reason.
 
-        All are among those whose signs are given, or the trainer on whose devices one of them stands. The same signs give the
-        same answer: it keeps no state, and changes nothing.
+        All are among those whose signs are given. The same signs give the same answer: it keeps no state, and changes nothing.
 
         Args:
             signs: of every member that is up, each once.

@@ -68,8 +68,8 @@ class Why(StrEnum):
         `allowed` as above.
     SILENT: a member does not answer; `silent_s`, `limit_s`; a command also has `failures`, `window_s`, `allowed`.
     MACHINE_SILENT: machine `who` does not answer; `silent_s`, `limit_s`; a command also has `failures`, `window_s`, `allowed`.
-    HYBRID: replica `who`, which stands on the trainer's devices, does nothing any more, so the fault is the trainer's; a
-        command also has `failures`, `window_s`, `allowed`.
+    HYBRID: replica `who`, which stands on the trainer's devices, is down, so the fault is the trainer's; a command also has
+        `failures`, `window_s`, `allowed`.
     TASK_RESTART: the whole task starts anew because of `who`, a role and an id; `task_restarts` in a row without a step.
     MACHINE: its machine is no longer used; `who`.
     POLICY: a policy's own reason; its numbers are the policy's.

@@ -35,6 +35,7 @@ class MemberView:
         tp: for a replica, the devices that its engine spans (tensor parallelism).
         pool: for a replica, the pool of equal replicas that it belongs to; empty where all are alike.
         site: its datacenter; empty for the trainer's.
+        hybrid: whether it is a replica on devices of the trainer.
     """
 
     role: str
@@ -47,6 +48,7 @@ class MemberView:
     tp: int = 1
     pool: str = ""
     site: str = ""
+    hybrid: bool = False
 
 
 @record
@@ -87,6 +89,25 @@ class IterationRecord:
 
 
 @record
+class BatchView:
+    """The batch that the trainer computes or gets next, for a policy whose hybrids yield to the trainer (`YieldsDevices`).
+
+    Args:
+        size: groups that it has.
+        done: groups of it that are complete, `size` at most; those that were given to the trainer already count.
+        ready: whether the trainer could be given all of it now.
+        trains: whether the trainer, or a cell of it, computes.
+        away: whether the trainer is not up.
+    """
+
+    size: int
+    done: int
+    ready: bool = False
+    trains: bool = False
+    away: bool = False
+
+
+@record
 class FleetView:
     """Which member runs where, and how far the run is.
 
@@ -105,6 +126,7 @@ class FleetView:
             `loads`.
         iterations: the last iterations, oldest first, for a policy that asks for them (`WatchesIterations`). The first of a
             run, and the first after the driver died, are not among them.
+        batch: the batch that is next, for a policy whose hybrids yield to the trainer; None after the last one, and for others.
     """
 
     machines: Mapping[str, MachineView]
@@ -119,6 +141,7 @@ class FleetView:
     lengths: Sequence[int] = ()
     lent: Sequence[str] = ()
     iterations: Sequence[IterationRecord] = ()
+    batch: BatchView | None = None
 
     def of(self, role: str) -> list[MemberView]:
         """The members of a role."""
@@ -142,6 +165,7 @@ class Failure:
         task_restarts: how often the whole task has restarted since a batch was last trained on.
         starting: whether it failed while it started, so that a start or restart failed.
         others: members of the role that are not down.
+        hybrid: whether it is a replica on devices of the trainer.
         reason: one line for people to read.
     """
 
@@ -161,12 +185,14 @@ class Failure:
     step_failures: int = 1
     failed_starts: int = 0
     task_restarts: int = 0
+    hybrid: bool = False
 
 
 class RecoveryAction(StrEnum):
     """What becomes of a member that is down.
 
     RESTART: a fresh member takes its place.
+    RESTART_TRAINER: a fresh member takes its place, and the fault is one of the trainer too: for a hybrid alone.
     REPLACE: a fresh member takes its place, on another machine if there is one.
     EVICT: it is not restarted, and others do its work, or nobody does a ranker's.
     EVICT_MACHINE: its machine is no longer used; all members there are replaced elsewhere.
@@ -176,6 +202,7 @@ class RecoveryAction(StrEnum):
     """
 
     RESTART = "restart"
+    RESTART_TRAINER = "restart-trainer"
     REPLACE = "replace"
     EVICT = "evict"
     EVICT_MACHINE = "evict-machine"
@@ -224,7 +251,8 @@ class ResizeReplica:
 class LendReplica:
     """Lend a replica's devices to the trainer's cells that stand on them.
 
-    Its trajectories go back to the pool with their tokens. A cell adds gradients once all replicas on its devices are lent.
+    Its trajectories go back to the pool with their tokens. A cell adds gradients once all replicas on its devices are lent;
+    where hybrids yield (`YieldsDevices`), the trainer steps once all of them are.
     """
 
     replica: str

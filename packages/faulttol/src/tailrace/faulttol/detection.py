@@ -21,7 +21,7 @@ from typing import Annotated
 from tailrace.contracts import Reason, Signs, Suspected, Tried, Why
 from tailrace.faulttol.errors import DetectionError
 
-REPLICA, TRAINER, TRAINER_ID = "replica", "trainer", "0"
+REPLICA, TRAINER = "replica", "trainer"
 GENERATING, PULLING, TRAINING = "generating", "pulling", "training"
 
 
@@ -32,7 +32,7 @@ class RoleAware:
     The trainer is watched in its training phase only, for micro-batches that end: it is quiet while it waits for rollouts. A
     replica without tokens is a suspect, and down only if it does not answer, or answers, has work and does not move: waiting
     for an environment, for work or for weights is none of these. Every role has a window of silence of its own, and a machine
-    one for all its members. A replica on the trainer's devices takes the trainer with it.
+    one for all its members.
 
     Args:
         replica_s: seconds without a token after which a replica is suspected. The paper has 60.
@@ -44,8 +44,6 @@ class RoleAware:
         silent_s: seconds of silence after which a member of any role is down.
         role_silent_s: the same for single roles, by role.
         machine_s: seconds for which nobody on a machine of several members has answered, after which all of them are down.
-        hybrid_is_trainer: whether the trainer is down with a replica that stands on its devices, as in the paper; otherwise
-            the replica alone.
         look_s: seconds between two looks while nobody is silent or stands still.
 
     Raises:
@@ -59,7 +57,6 @@ class RoleAware:
     silent_s: float = 60.0
     role_silent_s: Mapping[str, float] = field(default_factory=dict, hash=False)
     machine_s: Annotated[float, Tried((30.0, 5.0))] = 30.0
-    hybrid_is_trainer: bool = True
     look_s: float = 5.0
 
     def __post_init__(self) -> None:
@@ -73,17 +70,13 @@ class RoleAware:
 
     def suspects(self, signs: Sequence[Signs]) -> Sequence[Suspected]:
         """Members that do not answer within their window, and those that answer and do not do what their phase asks for."""
-        found: dict[tuple[str, str], Suspected] = {}
+        found = []
         machines = _silent_machines(signs, self.machine_s)
         for one in signs:
             reason = self._reason(one) or machines.get(one.machine)
-            if reason is None:
-                continue
-            found[one.role, one.id] = Suspected(one.role, one.id, reason)
-            if one.role == REPLICA and one.hybrid and self.hybrid_is_trainer:
-                trainer = Suspected(TRAINER, TRAINER_ID, Reason(Why.HYBRID, who=one.id))
-                found.setdefault((TRAINER, TRAINER_ID), trainer)
-        return list(found.values())
+            if reason is not None:
+                found.append(Suspected(one.role, one.id, reason))
+        return found
 
     def within_s(self, role: str) -> float:
         """The window of its silence, or of its work where that is longer."""

@@ -78,8 +78,8 @@ class RoleBased:
     making meanwhile; no new batch is taken for it. The whole task restarts, with what the store holds, if the fault is in the
     first iteration (also the first after such a restart), is the second in one step, or if a restart fails twice. A code error
     of a replica in the first iteration does so too. Any other member is replaced alone, and after `max_restarts` without work
-    in between evicted if others do its work; if not, the task restarts. After `max_task_restarts` of these without a step in
-    between the run fails.
+    in between evicted if others do its work; if not, the task restarts. A fault of a replica on the trainer's devices is one of
+    the trainer too (section 4). After `max_task_restarts` restarts of the task without a step in between the run fails.
 
     Args:
         max_task_restarts: restarts of the whole task without a batch trained on in between, before the run fails.
@@ -114,7 +114,7 @@ class RoleBased:
             return self._task(failure)
         if unfit or (failure.machine and 0 < self.machine_failures <= failure.machine_failures):
             return RecoveryAction.EVICT_MACHINE
-        return RecoveryAction.RESTART
+        return RecoveryAction.RESTART_TRAINER if failure.hybrid else RecoveryAction.RESTART
 
     def _task(self, failure: Failure) -> RecoveryAction:
         if failure.task_restarts >= self.max_task_restarts:

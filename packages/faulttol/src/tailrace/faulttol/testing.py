@@ -29,7 +29,7 @@ def check_recovery_policy(policy: RecoveryPolicy, *, failures: int = 100, seed: 
     """Check a recovery policy against its contract.
 
     * It answers for every role, cause and count, always the same: it keeps no state and does not change its arguments.
-    * It does not evict the last member of a role, or a machine that is unknown.
+    * It does not evict the last member of a role, or a machine that is unknown, and makes only a hybrid's fault the trainer's.
     * It does not restart for ever a member that fails without work in between, on whatever machine it starts again. If that
       member is the last of its role, the run fails.
 
@@ -68,6 +68,8 @@ def _failures(most: int) -> Iterator[Failure]:
         yield seen
         yield replace(seen, first_iteration=True, starting=True, phase="generating" if role == "replica" else "idle")
         yield replace(seen, machine="m0", machine_failures=2 * count)
+        if role == "replica":
+            yield replace(seen, hybrid=True)
 
 
 def _action(policy: RecoveryPolicy, failure: Failure) -> RecoveryAction:
@@ -79,6 +81,8 @@ def _action(policy: RecoveryPolicy, failure: Failure) -> RecoveryAction:
         assert failure.others > 0 or failure.role in DISPENSABLE, (
             f"evicted, although it is the last member of its role: {failure}"
         )
+    if action is RecoveryAction.RESTART_TRAINER:
+        assert failure.hybrid, f"the trainer restarts for a member that does not stand on its devices: {failure}"
     if action is RecoveryAction.EVICT_MACHINE:
         assert failure.machine, f"its machine is evicted, although it is unknown: {failure}"
     return action
@@ -194,7 +198,6 @@ def _random_sign(draw: random.Random, role: str, id_: str, machine: str) -> Sign
         draw.choice([0.0, 0.0, draw.expovariate(1 / 100)]) if replica else 0.0,
         draw.choice([0.0, draw.uniform(0, 1), draw.expovariate(1 / 30)]),
         silent_s + draw.choice([0.0, draw.expovariate(1 / 200)]) if role in _PHASES else 0.0,
-        replica and draw.random() < 0.2,
     )
 
 
@@ -219,8 +222,6 @@ def _suspected(policy: DetectionPolicy, signs: list[Signs], seed: int) -> list[S
     found = list(policy.suspects(asked))
     assert asked == signs, f"suspects changed {signs} into {asked}; seed {seed}"
     members = {(one.role, one.id) for one in signs}
-    if any(one.hybrid for one in signs):
-        members.add(("trainer", "0"))
     seen = set()
     for suspected in found:
         assert isinstance(suspected, Suspected), f"suspects answered {suspected!r}, expected Suspected; seed {seed}"

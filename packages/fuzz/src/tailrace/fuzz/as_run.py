@@ -74,10 +74,12 @@ def _sites(case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {"relay.count": case.relays - far}
     if case.pools:
         samples = case.pipeline.samples_per_prompt
-        found["relay.sites"] = {SITE: max(1, far)}  # a real pool's site has a relay
+        if any(pool.site for pool in case.pools):
+            found["relay.sites"] = {SITE: max(1, far)}  # a real pool's site has a relay
         found["rollout.pools"] = [
             {"name": pool.name, "count": pool.count, "prompts_per_replica": pool.replica_batch // samples}
             | ({"site": pool.site} if pool.site else {})
+            | ({"hybrid": True} if pool.hybrid else {})
             for pool in case.pools
         ]
     return found

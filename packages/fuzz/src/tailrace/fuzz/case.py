@@ -132,6 +132,7 @@ class Case(_Strict):
         cells: of the trainer.
         colocated: whether they stand on the devices of the replicas.
         machines: over which members are placed, and which may die; 0: they have none.
+        hybrids: where they do, replicas on whose devices they stand: the others are a pool of their own; 0: all of them.
     """
 
     seed: int
@@ -156,6 +157,7 @@ class Case(_Strict):
     cells: Positive = 1
     colocated: bool = False
     machines: Annotated[int, Field(ge=0)] = 0
+    hybrids: Annotated[int, Field(ge=0)] = 0
     environments: EnvironmentsCase = EnvironmentsCase()
     messages: MessagesCase = MessagesCase()
     faults: tuple[CaseFault, ...] = ()
@@ -242,7 +244,7 @@ class Case(_Strict):
             buffer_groups=pipeline.buffer_prompts,
             cells=self.cells,
             colocated=self.colocated,
-            cell_devices=max(1, self.replicas // self.cells),
+            cell_devices=max(1, (min(self.hybrids, self.replicas) or self.replicas) // self.cells),
             cycle_s=pipeline.cycle_s,
             checkpoint_every=self.checkpoint_every,
             fence=self.fence,
@@ -261,16 +263,20 @@ class Case(_Strict):
     def pools(self) -> tuple[RolloutPool, ...]:
         """The pools of replicas; empty if all are alike."""
         far, samples = min(self.far, self.replicas - 1), self.pipeline.samples_per_prompt
+        prompts = self.pipeline.prompts_per_replica
+        if self.colocated and 0 < self.hybrids < self.replicas:
+            hybrid = RolloutPool("hybrid", self.hybrids, replica_batch=prompts * samples, hybrid=True)
+            return hybrid, RolloutPool("standalone", self.replicas - self.hybrids, replica_batch=prompts * samples)
         if not far:
             return ()
-        prompts = self.pipeline.prompts_per_replica
         near = RolloutPool("near", self.replicas - far, replica_batch=prompts * samples)
         return near, RolloutPool("far", far, SITE, replica_batch=max(1, prompts // 2) * samples)
 
     @property
     def relay_sites(self) -> tuple[str, ...]:
         """The site of each relay; empty if all are at the trainer's."""
-        return ("",) * (self.relays - 1) + (SITE,) if self.pools and self.relays > 1 else ()
+        there = any(pool.site for pool in self.pools) and self.relays > 1
+        return ("",) * (self.relays - 1) + (SITE,) if there else ()
 
     def fleet(self, policies: Policies = NONE) -> SimulatedFleet:
         """What it runs on, pipeline included.

@@ -27,6 +27,7 @@ from tailrace.fuzz.policies import (
     lends_devices,
     streams_parts,
     takes,
+    yields_devices,
 )
 from tailrace.pipeline.config.models import Choice
 from tailrace.pipeline.run.ranking import PLANS_WITH_PREDICTIONS
@@ -36,6 +37,7 @@ WATCH_ROUNDS = ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")
 WATCH_ITERATIONS = ("balanced",)
 MACHINES = 1 / 3
 """Share of the cases whose members stand on machines, but for those with sites or shared devices."""
+YIELD = ("hybrid",)
 IN_A_STEP = 0.5
 """Share of the cases with batches in order in which the trainer is struck in a phase of its steps."""
 _TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase != LOAD)
@@ -73,6 +75,10 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         stages = Random(f"tailrace fuzz {seed}, balance of stages")
         pipeline |= draw_newer(stages, "provisioning", policies, names=WATCH_ITERATIONS)
     balances = pipeline["provisioning"]["name"] in WATCH_ITERATIONS
+    hybrids = Random(f"tailrace fuzz {seed}, hybrids")
+    if not lends and not balances and pipeline["provisioning"]["name"] == "static":
+        pipeline |= draw_newer(hybrids, "provisioning", policies, names=YIELD)
+    yields = yields_devices(Choice(**pipeline["provisioning"]), policies)
     if balances:
         pipeline["steps"] = Random(f"tailrace fuzz {seed}, iterations").choice([5, 8, 12])
     pipeline |= draw_options(Random(f"tailrace fuzz {seed}, newer options"), pipeline, policies)
@@ -149,6 +155,8 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
     if lends:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
+    if yields:
+        content |= _hybrids(hybrids, content["replicas"])
     content |= _machines(Random(f"tailrace fuzz {seed}, machines"), content, step_s)
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, recovery"), "recovery", policies)
     detection = Random(f"tailrace fuzz {seed}, detection")
@@ -156,6 +164,19 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     if "detection" in policies:
         pipeline["detection"] = draw_policy(detection, "detection", policies)
     return Case.model_validate(content)
+
+
+def _hybrids(random: Random, replicas: int) -> dict[str, Any]:
+    """Replicas of which some, or all, stand on the trainer's devices."""
+    replicas = random.choice([replicas, max(2, replicas)])
+    cells = random.choice([1, 1, 2])
+    return {
+        "colocated": True,
+        "cells": cells,
+        "replicas": replicas,
+        "hybrids": 0 if random.random() < 0.4 else random.randint(1, replicas),
+        "far": 0,
+    }
 
 
 def _plan_with_predictions(random: Random, content: dict[str, Any], policies: Policies) -> None:

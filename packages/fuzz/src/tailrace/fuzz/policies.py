@@ -19,6 +19,7 @@ from tailrace.contracts import (
     LendsDevices,
     RecoveryAction,
     TailraceError,
+    YieldsDevices,
     adds_gradients,
     expected_one_of,
     plugins,
@@ -62,7 +63,7 @@ NEWER = {
     "recovery": ("role-based",),
     "detection": ("role-aware", "rank-level", "cluster-level"),
     "batching": ("tail-batching",),
-    "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down", "balanced"),
+    "provisioning": ("adaptive-tp", "scale-down", "adaptive-tp-scale-down", "balanced", "hybrid"),
     "routing": ("skew-aware",),
     "sync": ("when-drained",),
     "training": ("single-fetch",),
@@ -174,6 +175,11 @@ def lends_devices(provisioning: Choice, policies: Policies = NONE) -> bool:
     """Whether a provisioning policy lends devices to the trainer, whose cells must then share them."""
     policy = make_policy("provisioning", provisioning, policies=policies)
     return isinstance(policy, LendsDevices) and policy.lends
+
+
+def yields_devices(provisioning: Choice, policies: Policies = NONE) -> bool:
+    """Whether a provisioning policy has hybrids, which stand on the trainer's devices and yield to it."""
+    return isinstance(make_policy("provisioning", provisioning, policies=policies), YieldsDevices)
 
 
 def streams_parts(training: Choice, policies: Policies = NONE) -> bool:

@@ -209,6 +209,7 @@ def _fewer_replicas(case: Case) -> Iterator[Case | None]:
 
 def _no_pools(case: Case) -> Iterator[Case | None]:
     yield _with(case, far=0)
+    yield _with(case, hybrids=0)
 
 
 def _plainer_faults(case: Case) -> Iterator[Case | None]:

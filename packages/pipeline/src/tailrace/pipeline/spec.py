@@ -64,6 +64,7 @@ class RolloutPool:
         site: its site; empty for the trainer's.
         tp: devices that each replica's engine spans, until it is resized.
         replica_batch: most trajectories that each replica generates at once.
+        hybrid: whether they stand on the trainer's devices (RobustRL, section 2.1), where trainer and replicas share some.
     """
 
     name: str
@@ -71,6 +72,7 @@ class RolloutPool:
     site: str = ""
     tp: int = 1
     replica_batch: int = 1
+    hybrid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class PipelineSpec:
             wait for the trainer. None: replicas are held back instead.
         cells: cells of the trainer, which can each add gradients without the others.
         colocated: whether the trainer's cells stand on the replicas' devices, so that a cell computes alone only on devices
-            that are lent to it.
+            that are lent to it. With `pools`, on those of the hybrid ones.
         cell_devices: devices on which each cell stands, where `colocated`.
         cycle_s: least seconds between two decisions for changes of load alone; with hundreds of replicas, use 1.
         cycle_trajectories: most trajectories of the pool that one decision looks at. The rest follows in the next ones, so
@@ -159,6 +161,10 @@ class PipelineSpec:
                 f"found a fence with a checkpoint every {self.checkpoint_every} steps, expected one at each: a version without "
                 "a checkpoint would never be seen"
             )
+
+    def stands_on_trainer(self, pool: str) -> bool:
+        """Whether the replicas of a pool are hybrids; the name is empty where all are alike."""
+        return self.colocated and (not self.pools or any(one.hybrid for one in self.pools if one.name == pool))
 
     def relay_site(self, relay: int) -> str:
         """The site of a relay, by its number; empty for the trainer's."""

@@ -9,6 +9,7 @@ from tailrace.repack.batch_time import batch_like, batch_time_s
 from tailrace.repack.consolidation import consolidate
 from tailrace.repack.dispatch import Dispatch, plan_dispatch
 from tailrace.repack.errors import FitError, LoadError, NothingFitsError, RepackError, UnmeasuredError
+from tailrace.repack.hybrid import Hybrid
 from tailrace.repack.load import ReplicaLoad
 from tailrace.repack.lpt import Schedule, lpt
 from tailrace.repack.marginal_gain import ideal_gain, marginal_gain
@@ -33,6 +34,7 @@ __all__ = [
     "BestFit",
     "Dispatch",
     "FitError",
+    "Hybrid",
     "Interrupting",
     "LeastLoaded",
     "LoadError",

@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 
 from tailrace.contracts.fleet_size import AddsReplicas
+from tailrace.contracts.hybrids import YieldsDevices
 from tailrace.contracts.iterations import WatchesIterations
 from tailrace.contracts.policies import ProvisioningPolicy
 from tailrace.contracts.recovery import (
@@ -24,6 +25,7 @@ from tailrace.contracts.recovery import (
 )
 from tailrace.contracts.round_views import RoundView
 from tailrace.contracts.rounds import WatchesRounds
+from tailrace.contracts.testing.hybrids import BatchDrive
 from tailrace.contracts.testing.reasons import check_reason
 from tailrace.contracts.views import Progress, ReplicaView
 
@@ -77,6 +79,8 @@ class ProvisioningDrive:
         self.iterations: list[IterationRecord] = []
         self.times = random.Random(f"iterations, {seed}")
         self.slower = self.times.choice([0.2, 0.9, 1.0, 1.1, 5.0])  # how much longer generation takes than training
+        self.batches = BatchDrive(policy, seed, self.where) if isinstance(policy, YieldsDevices) else None
+        self.loads: list[ReplicaView] = []
         self.fails = self.random.choice([0.5, 0.5, 0.02])  # how often a member that is up and is struck fails
 
     def member(self, role: str, name: str, health: Health) -> MemberView:
@@ -93,13 +97,23 @@ class ProvisioningDrive:
         if isinstance(self.policy, WatchesIterations):
             iterations = tuple(self.iterations[-self.policy.iterations :])
             view = dataclasses.replace(view, iterations=iterations, lengths=(5, 50, 500))
+        if self.batches is not None:
+            self.loads = [load for load in self.loads if load.replica not in self.lent]
+            members, lent = self.batches.marked(self.members), tuple(sorted(self.lent))
+            return dataclasses.replace(
+                view, members=members, loads=tuple(self.loads), lent=lent, batch=self.batches.batch
+            )
         if not isinstance(self.policy, WatchesRounds):
             return view
-        up = [member for member in self.replicas() if member.health is Health.UP and member.id not in self.lent]
-        loads = [self.load(member.id) for member in up]
+        loads = self.unlent()
         return dataclasses.replace(
             view, round=self.round, rounds=(), loads=tuple(loads), lengths=(5, 50, 500), lent=tuple(sorted(self.lent))
         )
+
+    def unlent(self) -> list[ReplicaView]:
+        """The loads of the replicas that are up and not lent."""
+        up = [member for member in self.replicas() if member.health is Health.UP and member.id not in self.lent]
+        return [self.load(member.id) for member in up]
 
     def load(self, name: str) -> ReplicaView:
         """The load of a replica that shares its devices with cells of the trainer, one for each of its devices."""
@@ -110,6 +124,8 @@ class ProvisioningDrive:
 
     def settle(self) -> None:
         """Ask the policy and carry out its actions until it answers none."""
+        if self.batches is not None:
+            self.loads = [self.batches.load(load) for load in self.unlent()]
         for _ in range(_ROUNDS):
             plan = self.plan()
             if not plan:
@@ -119,6 +135,8 @@ class ProvisioningDrive:
                 )
                 if self.devices is None:
                     self.has_started(working)
+                if self.batches is not None:
+                    self.batches.check_settled(self.lent, working, self.loads)
                 return
             self.carry_out(plan)
         raise AssertionError(f"{self.where}: after {_ROUNDS} plans in one moment it still wants {plan!r:.200}")
@@ -192,6 +210,8 @@ class ProvisioningDrive:
         self.now_s += self.random.random() * 60
         if isinstance(self.policy, WatchesRounds):
             self.next_in_round()
+        if self.batches is not None:
+            self.batches.happen()
         if self.random.random() < 0.2:
             self.version += 1
             self.iterations.append(self.iteration())
@@ -228,6 +248,11 @@ class ProvisioningDrive:
             return
         assert action.replica in up, f"{self.where}: {action!r}, and it is not up"
         assert action.replica not in self.lent, f"{self.where}: {action!r}, and its devices are lent already"
+        if self.batches is not None:
+            working = [member for member in self.replicas() if member.health is not Health.STOPPING]
+            self.batches.check_lend(action.replica, working, self.loads)
+            self.lent.add(action.replica)
+            return
         assert self.round is not None, f"{self.where}: {action!r} between rounds"
         self.lent.add(action.replica)
         assert self.lent != set(up), f"{self.where}: {action!r}, and no replica has its devices"

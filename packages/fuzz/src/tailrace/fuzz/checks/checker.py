@@ -172,6 +172,7 @@ class Checker:
             self.devices.resize(command)
         elif isinstance(command, c.Step):
             self.training.step(command, controller)
+            self.devices.step(controller)
         elif isinstance(command, c.Accumulate):
             self.training.accumulate(command, controller)
             self.devices.accumulate(command, controller)
@@ -184,6 +185,8 @@ class Checker:
 def _check_attached(events: Sequence[c.Event], commands: Sequence[c.Command]) -> None:
     down = {(event.role, event.id) for event in events if isinstance(event, c.Down)}
     alone = [one for one in commands if isinstance(one, c.Restart) and one.reason.why is not c.Why.TASK_RESTART]
+    with_a_hybrid = [one for one in alone if one.reason.why is c.Why.HYBRID and ("replica", one.reason.who) in down]
+    down |= {(command.role, command.id) for command in with_a_hybrid}  # its fault is the trainer's
     restarted = {(command.role, command.id) for command in alone}
     if restarted - down:
         raise InvariantError(RESTARTS, f"it restarts {sorted(restarted - down)!r:.120}, which did not die")

@@ -1,10 +1,11 @@
-"""Devices that replicas and cells of the trainer share: one of them computes at a time."""
+"""Devices that replicas and cells of the trainer share: one user at a time, and hybrids yield no earlier than said."""
 
 from __future__ import annotations
 
 from tailrace import contracts as c
 from tailrace.fuzz.errors import InvariantError
 from tailrace.pipeline.controller.controller import Controller
+from tailrace.pipeline.controller.states import GroupPhase
 from tailrace.pipeline.executor.deployment import REPLICA
 
 SHARED = "devices that are shared have one user at a time"
@@ -71,6 +72,31 @@ class Devices:
             raise InvariantError(SHARED, f"the devices of {command.replica} are lent while it holds {held!r:.100}")
         self.lent.add(command.replica)
         self.loans += 1
+        self._check_share(command.replica, controller)
+
+    def _check_share(self, name: str, controller: Controller) -> None:
+        """A hybrid yields only for a step, or once its share of the batch is complete and others generate on."""
+        trainer, policy = controller.trainer, controller.spec.provisioning
+        if not isinstance(policy, c.YieldsDevices) or trainer.making is not None or controller.batches.view() is None:
+            return
+        complete = [one for one in controller.ledger.groups.values() if one.phase is GroupPhase.BUFFERED]
+        done, size = len(complete) + len(trainer.accumulated), controller.rounds.due
+        others = [
+            one for one in controller.members.of(REPLICA) if one.health is not c.Health.STOPPING and not one.hybrid
+        ]
+        share = policy.yields_at if others else 1.0
+        if done < share * size:
+            raise InvariantError(
+                SHARED, f"{name} yields with {done} of {size} groups complete, expected {share:g} of them"
+            )
+
+    def step(self, controller: Controller) -> None:
+        """The trainer steps on its devices alone."""
+        if isinstance(controller.spec.provisioning, c.YieldsDevices):
+            hybrids = [one for one in controller.members.of(REPLICA) if one.hybrid and one.health is c.Health.UP]
+            busy = [one.id for one in hybrids if one.id not in self.lent]
+            if busy:
+                raise InvariantError(SHARED, f"the trainer is to step on the devices of {busy!r:.100}")
 
     def resize(self, command: c.Resize) -> None:
         """A replica gets other devices: nobody else may count on those that it has."""
@@ -80,7 +106,10 @@ class Devices:
 
     def give_back(self, command: c.Return, controller: Controller) -> None:
         """A replica has its devices again."""
-        computing = controller.trainer.adding.keys() & set(controller.fleet.replicas[command.replica].cells)
+        trainer, cells = controller.trainer, set(controller.fleet.replicas[command.replica].cells)
+        computing = trainer.adding.keys() & cells
+        if isinstance(controller.spec.provisioning, c.YieldsDevices) and trainer.making is not None:
+            computing = cells
         if computing:
             raise InvariantError(
                 SHARED, f"{command.replica} takes its devices back while cell {min(computing)} computes there"

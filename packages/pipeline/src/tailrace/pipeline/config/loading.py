@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from tailrace.contracts import expected_one_of
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.modes import with_mode
 from tailrace.pipeline.errors import ConfigError, config_error
 from tailrace.pipeline.spec import AXES
 
@@ -96,14 +97,14 @@ def validate(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> RunConfig:
         layers: (source, content) of each layer.
 
     Raises:
-        ConfigError: a value is wrong. The message has a line for each fault, with the file, the key, what was found and what
-            was expected.
+        ConfigError: a value is wrong, or not as the mode has it. The message has a line for each fault, with the file, the key,
+            what was found and what was expected.
     """
     merged: dict[str, Any] = {}
     for _, content in layers:
         merged = merge(merged, content)
     try:
-        return RunConfig.model_validate(_lists_to_tuples(merged))
+        return RunConfig.model_validate(_lists_to_tuples(with_mode(merged)))
     except ValidationError as error:
         lines = []
         for fault in error.errors():
@@ -113,7 +114,7 @@ def validate(layers: Sequence[tuple[str, Mapping[str, Any]]]) -> RunConfig:
         raise config_error(lines) from None
 
 
-def _lists_to_tuples(content: dict[str, Any]) -> dict[str, Any]:
+def _lists_to_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: tuple(value) if key == "faults" and isinstance(value, list) else value for key, value in content.items()
     }

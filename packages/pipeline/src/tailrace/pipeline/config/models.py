@@ -93,6 +93,9 @@ class WarmStartTable(_Strict):
 class PipelineConfig(_Strict):
     """One policy per axis, and the quantities that they use."""
 
+    mode: Literal["sync", "semi-sync", "async"] | None = None
+    """sync, semi-sync or async (RobustRL): who generates while the trainer computes; sets admission, provisioning and
+    trainer.colocated, and for semi-sync the pools; none: each by itself"""
     admission: Policy = Choice(name="inherent")
     """may a group start at a version, and when is a batch trainable"""
     batching: Policy = Choice(name="plain")
@@ -176,7 +179,8 @@ class TrainerConfigModel(_Strict):
     cells: Positive = 1
     """groups of ranks, of equal size, that can each add gradients without the others (training `streamed`, `dynamic-batch`)"""
     colocated: bool = False
-    """whether the cells stand on the replicas' devices; a cell then computes alone only on devices that are lent to it"""
+    """whether the cells stand on the replicas' devices, or those of `hybrid` pools; a cell then computes alone only on devices
+    that are lent to it"""
     options: dict[str, Any] = {}
     """options of the loss and the optimizer, see `tailrace.trainer.TrainerConfig`"""
 

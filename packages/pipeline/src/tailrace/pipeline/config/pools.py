@@ -31,5 +31,7 @@ class PoolConfig(_Strict):
     """groups that each generates at once; none: pipeline.prompts_per_replica"""
     cost_model: CostModelConfig | None = None
     """decoding time of these replicas for the policies that plan with it; none: rollout.cost_model"""
+    hybrid: bool = False
+    """whether they stand on the trainer's devices, with trainer.colocated = true, and yield to it (provisioning `hybrid`)"""
     options: dict[str, Any] = {}
     """options of the engine in which they differ from rollout.options"""

@@ -53,7 +53,8 @@ class _Picking:
 class Batches:
     """Hands groups to the trainer.
 
-    `free_cells` are the trainer's cells that may add gradients now, as far as devices go; None: all.
+    `free_cells` are the trainer's cells that may add gradients now, as far as devices go; None: all. `may_step` says whether
+    all of the trainer has its devices.
 
     Args:
         gate: the admission gate.
@@ -76,6 +77,7 @@ class Batches:
         self._batchwise = isinstance(gate, c.StartsBatchwise) and gate.batchwise
         self.held = False  # the step waited for groups to start
         self.free_cells: Set[int] | None = None
+        self.may_step = True
         parts = _parts(spec.training, range(spec.batch_groups)) if spec.training.streams and not self._at_once else ()
         self._sizes = [len(part) for part in parts[:-1]]  # sizes of the parts that are accumulated
         self._waits_at: tuple[int, ...] | None = None  # the state in which nothing was found, to skip repeats
@@ -89,6 +91,15 @@ class Batches:
         trainer = self._trainer
         free = trainer.idle or (self._at_once > 0 and trainer.up and trainer.stepping is None)
         return free and trainer.step < trainer.steps and trainer.staged
+
+    def view(self) -> c.BatchView | None:
+        """The batch that the trainer computes or gets next; None after the last one."""
+        trainer = self._trainer
+        if trainer.step >= trainer.steps:
+            return None
+        size, done = self._rounds.due or self._spec.batch_groups, len(self._ledger.buffered) + len(trainer.accumulated)
+        ready = self._gate.ready() and not self._holds()
+        return c.BatchView(size, min(size, done), ready, trainer.making is not None, not trainer.up)
 
     def fell_back(self) -> None:
         """Reset after the trainer fell back to a checkpoint and admission was reset."""
@@ -120,8 +131,8 @@ class Batches:
 
     def _step(self) -> bool:
         gate, trainer, ledger, training = self._gate, self._trainer, self._ledger, self._spec.training
-        self.held = self._batchwise and bool(ledger.unstarted) and gate.ready() and self._starts_before_the_step()
-        if self.held or not gate.ready():
+        self.held = self._holds()
+        if self.held or not self.may_step or not gate.ready():
             return False
         candidates, before, due = ledger.candidates(), set(trainer.accumulated), self._rounds.due
         if before:
@@ -142,9 +153,13 @@ class Batches:
         self._outbox.send(c.Step, version=version, mini_batches=given, round=kind)
         return True
 
-    def _starts_before_the_step(self) -> bool:
-        """Whether a launched group may start at the trainer's version. One that needs the next, as after a fallback, cannot."""
-        return self._gate.tentative().allows(self._trainer.version)
+    def _holds(self) -> bool:
+        """Whether a complete batch waits until a launched group has started, which may at the trainer's version.
+
+        One that needs the next version, as after a fallback, cannot.
+        """
+        waits = self._batchwise and bool(self._ledger.unstarted) and self._gate.ready()
+        return waits and self._gate.tentative().allows(self._trainer.version)
 
     def _add(self) -> bool:
         """Have idle cells add gradients of complete groups; or step, if the batch is complete and all cells are idle."""
@@ -184,7 +199,7 @@ class Batches:
 
     def _accumulate(self, size: int) -> bool:
         ledger, trainer, counts = self._ledger, self._trainer, self._ledger.counts
-        if len(ledger.buffered) < size:
+        if len(ledger.buffered) < size or not self.may_step:
             return False
         now = (counts.completed, counts.filtered, counts.failed, trainer.version, trainer.parts)
         if now == self._waits_at:

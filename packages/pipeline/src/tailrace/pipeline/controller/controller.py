@@ -48,6 +48,7 @@ from tailrace.pipeline.controller.task_restart import TaskRestart
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.controller.weights import Weights
+from tailrace.pipeline.controller.yielding import Yielding
 from tailrace.pipeline.errors import ControllerError
 from tailrace.pipeline.spec import PipelineSpec
 
@@ -111,9 +112,10 @@ class Controller:
             self.ledger, self.fleet, self.trainer, self.scoring, self.predictions, self.coordinator, self.sessions,
             self.environments,
         )  # fmt: skip
+        self.yielding = Yielding(spec, self.fleet, self.batches)
         self.provisioning = Provisioning(
             spec, self.members, self.fleet, self.trainer, self.coordinator, self.losses, self.round_history, self.lending,
-            self.outbox,
+            self.yielding, self.outbox,
         )  # fmt: skip
         self.responses = Responses(
             self.ledger, self.fleet, self.members, self.trainer, self.evaluations, self.scoring, self.predictions,
@@ -343,6 +345,10 @@ class Controller:
 
     def _decide(self, kinds: set[type], now: float) -> None:
         """Take all decisions after events of these kinds."""
+        if self.yielding.used:
+            self._settle_batches()
+            if self.yielding.look():
+                self.provisioning.plan(now)
         self.lending.go_on()
         self._train()
         if self.round_history.look(now) or not kinds.isdisjoint((c.Stepped, c.Up, c.Down)):
@@ -371,12 +377,18 @@ class Controller:
             self.outbox.send(c.Finish)
 
     def _train(self) -> None:
+        if self._settle_batches():
+            self.groups.freed |= self.batches.give()
+
+    def _settle_batches(self) -> bool:
+        """Drop what no batch takes. Returns whether the trainer is free for one."""
         self.groups.drop_surplus()
         self.rounds.tell()
-        if self.batches.wanted:
-            for index in list(self.gate.expired()):
-                self.groups.drop(index, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
-            self.groups.freed |= self.batches.give()
+        if not self.batches.wanted:
+            return False
+        for index in list(self.gate.expired()):
+            self.groups.drop(index, c.GroupEnd.EXPIRED, c.Reason(c.Why.EXPIRED))
+        return True
 
     # ---- helpers --------------------------------------------------------------------------------------------------
 

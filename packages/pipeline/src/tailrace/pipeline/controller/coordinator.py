@@ -188,7 +188,7 @@ class Coordinator:
             replica = self._fleet.replicas[trajectory.destination]
             if replica.serves and replica.version == trajectory.version:
                 arrivals.setdefault((replica.id, source), []).append(trajectory)
-            elif replica.pulling is None and replica.version != trajectory.version:
+            elif replica.lent or (replica.pulling is None and replica.version != trajectory.version):
                 self.unbind(trajectory)
         for (name, source), trajectories in arrivals.items():
             self.route(self._fleet.replicas[name], trajectories, c.Reason(c.Why.MOVED, source))

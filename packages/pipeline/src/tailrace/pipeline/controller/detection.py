@@ -19,7 +19,6 @@ _TEXTS = {
     c.Why.STILL: "stood still for {still_s:.0f} s with work in flight",
     c.Why.SILENT: "silent for {silent_s:.0f} s",
     c.Why.MACHINE_SILENT: "nobody on its machine has answered for {silent_s:.0f} s",
-    c.Why.HYBRID: "a replica on its devices does nothing any more",
 }
 _SILENCES = (c.Why.SILENT, c.Why.MACHINE_SILENT)
 _TRAINING = ("", "training")
@@ -112,7 +111,6 @@ class Detection:
             member.still_s,
             member.slowest_s,
             now - max(member.moved_s, replica.moved_s),
-            bool(replica.cells),
         )
 
     @staticmethod

@@ -79,7 +79,21 @@ class Failures:
         if isinstance(self._policy, c.AllowsRestarts):
             numbers["allowed"] = self._policy.allowed(event.role)
         why, who, own = (c.Why.FAILED, "", {}) if reason is None else (reason.why, reason.who, reason.numbers)
-        self._act(member, self._policy.on_down(failure), failure, c.Reason(why, who, {**own, **numbers}))
+        reason = c.Reason(why, who, {**own, **numbers})
+        action = self._policy.on_down(failure)
+        if action is _ACTIONS.RESTART_TRAINER and failure.hybrid:
+            self._trainer_too(member, failure, now)
+            if self.task is not None:
+                return  # all restart, it with them
+            action = _ACTIONS.RESTART
+        self._act(member, action, failure, reason)
+
+    def _trainer_too(self, member: MemberState, failure: c.Failure, now: float) -> None:
+        """A hybrid's fault is one of the trainer, unless that is down already (RobustRL, section 4)."""
+        trainer = self._members.get(TRAINER)
+        if trainer is not None and trainer.health is c.Health.UP:
+            event = c.Down(TRAINER, trainer.id, f"{member.role} {member.id}, on its devices, is down", failure.cause)
+            self.went_down(event, now, c.Reason(c.Why.HYBRID, who=member.id))
 
     def _use_older_checkpoint(self, member: MemberState, why: str) -> None:
         """Restart the trainer from an older checkpoint. The damaged one does not count as a failure of the trainer."""

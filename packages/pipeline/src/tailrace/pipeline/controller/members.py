@@ -30,7 +30,8 @@ class MemberState:
 
     A replica spans `tp` devices; `own_tp` is the same number if it is not that of its pool at the run's start. `site` is empty
     at the trainer's site, `pool` for members that are no replicas of a pool; `index` counts the relays of a site. `stands` is
-    the machine where it was last told to start, if the run's machines have names.
+    the machine where it was last told to start, if the run's machines have names. A `hybrid` is a replica on devices of the
+    trainer.
     """
 
     role: str
@@ -51,6 +52,7 @@ class MemberState:
     pool: str = ""
     index: int | None = None
     stands: str = ""
+    hybrid: bool = False
 
     def worked(self) -> None:
         """Note that it did its work, so that its next failure is the first in a row."""
@@ -69,6 +71,7 @@ class MemberState:
             tp=self.tp,
             pool=self.pool,
             site=self.site,
+            hybrid=self.hybrid,
         )
 
 
@@ -196,6 +199,7 @@ class Members:
             step_failures=trouble.step_failures,
             failed_starts=trouble.failed_starts,
             task_restarts=trouble.task_restarts,
+            hybrid=state.hybrid,
         )
 
     def give_up(self, machine: str) -> list[MemberState]:

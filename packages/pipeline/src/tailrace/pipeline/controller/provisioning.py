@@ -16,6 +16,7 @@ from tailrace.pipeline.controller.plugin_faults import answered, listed
 from tailrace.pipeline.controller.replica_pools import pool_for
 from tailrace.pipeline.controller.round_history import RoundHistory
 from tailrace.pipeline.controller.trainer_state import TrainerState
+from tailrace.pipeline.controller.yielding import Yielding
 from tailrace.pipeline.spec import PipelineSpec
 
 _ACTIONS = (c.StartReplica, c.StopReplica, c.ResizeReplica, c.LendReplica, c.ReturnReplica)
@@ -39,9 +40,10 @@ class Provisioning:
         losses: Losses,
         rounds: RoundHistory,
         lending: Lending,
+        yielding: Yielding,
         outbox: Outbox,
     ) -> None:
-        self._rounds, self._lending = rounds, lending
+        self._rounds, self._lending, self._yielding = rounds, lending, yielding
         self.iterations = Iterations(spec, fleet, trainer)
         policy = spec.provisioning
         self._most = policy.most if isinstance(policy, c.AddsReplicas) else None
@@ -82,10 +84,11 @@ class Provisioning:
             step_s=between,
             round=self._rounds.open,
             rounds=tuple(self._rounds.records),
-            loads=self._coordinator.views() if self._rounds.used else (),
+            loads=self._coordinator.views() if self._rounds.used or self._yielding.used else (),
             lengths=tuple(self._rounds.lengths or self.iterations.lengths),
             lent=self._lending.lent,
             iterations=tuple(self.iterations.records),
+            batch=self._yielding.batch(),
         )
 
     def plan(self, now: float) -> None:

@@ -50,8 +50,11 @@ class Rounds:
 
     @property
     def due(self) -> int:
-        """Groups of the next batch."""
-        return self._batch_groups if self._source is None else self._sizes()[0][0]
+        """Groups of the next batch; 0 if no round of one was launched yet."""
+        if self._source is None:
+            return self._batch_groups
+        sizes, _ = self._sizes()
+        return sizes[0] if sizes else 0
 
     def tell(self) -> None:
         """Tell admission of the batches, if they have changed. Call it before admission is asked."""

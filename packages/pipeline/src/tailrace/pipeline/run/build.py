@@ -51,6 +51,7 @@ from tailrace.pipeline.run.machine_checks import check_machine_checks, machine_c
 from tailrace.pipeline.run.machines import check_own_machines, machine_names
 from tailrace.pipeline.run.policy_facts import cost_facts, device_facts, stream_facts
 from tailrace.pipeline.run.pools import (
+    cell_devices,
     check_pools,
     pool_replicas,
     relay_sites,
@@ -141,7 +142,7 @@ def build_spec(config: RunConfig, *, controls: bool = False) -> PipelineSpec:
         batch_groups=pipeline.prompts_per_step,
         cells=config.trainer.cells,
         colocated=config.trainer.colocated,
-        cell_devices=max(1, config.rollout.replicas * tensor_parallel(config.rollout.options) // config.trainer.cells),
+        cell_devices=cell_devices(config),
         replica_batch=pipeline.prompts_per_replica * pipeline.samples_per_prompt,
         tp=tensor_parallel(config.rollout.options),
         buffer_groups=pipeline.buffer_prompts,

@@ -43,9 +43,23 @@ def replica_pools(config: RunConfig) -> tuple[RolloutPool, ...]:
             pool.site,
             tensor_parallel(engine_options(config, pool)),
             (pool.prompts_per_replica or pipeline.prompts_per_replica) * pipeline.samples_per_prompt,
+            pool.hybrid,
         )
         for pool in config.rollout.pools
     )
+
+
+def shared_replicas(config: RunConfig) -> list[int]:
+    """The devices of each replica that may share its own with the trainer: of the hybrid pools, or all where there are none."""
+    hybrids = [pool for pool in replica_pools(config) if pool.hybrid]
+    if hybrids:
+        return [pool.tp for pool in hybrids for _ in range(pool.count)]
+    return [tensor_parallel(config.rollout.options)] * config.rollout.replicas
+
+
+def cell_devices(config: RunConfig) -> int:
+    """Devices on which each cell of the trainer stands, where it shares them."""
+    return max(1, sum(shared_replicas(config)) // config.trainer.cells)
 
 
 def pool_replicas(config: RunConfig, role: RoleSpec) -> dict[str, PoolReplicas]:
@@ -116,8 +130,18 @@ def check_pools(config: RunConfig) -> None:
             f"keys 'rollout.replicas' and 'rollout.pools': found {config.rollout.replicas} replicas and {total} in the pools, "
             "expected as many, or no 'rollout.replicas'"
         )
-    if pools and config.trainer.colocated:
-        gathered.add("keys 'trainer.colocated' and 'rollout.pools': found both, expected replicas that are all alike")
+    hybrids = [pool.name for pool in pools if pool.hybrid]
+    if pools and config.trainer.colocated != bool(hybrids):
+        found = f"hybrid = true of {hybrids[0]!r}" if hybrids else "no pool with hybrid = true"
+        gathered.add(
+            f"keys 'trainer.colocated' and 'rollout.pools': found {str(config.trainer.colocated).lower()} and {found}, "
+            "expected true and at least one hybrid pool, which stands on the trainer's devices, or neither"
+        )
+    for place, pool in enumerate(pools):
+        if pool.hybrid and pool.site:
+            gathered.add(
+                f"key 'rollout.pools.{place}.site': found {pool.site!r} of a hybrid pool, expected the trainer's"
+            )
     gathered.done()
 
 

@@ -1,0 +1,94 @@
+"""Hybrids: replicas on the trainer's devices yield to it for its steps and come back, and their faults are its own."""
+
+import pytest
+from scripted import Scripted, of, policy, spec
+
+from tailrace import contracts as c
+
+HYBRID = policy("provisioning", "hybrid", count=2)
+
+
+def started(recovery="role-based", **changes):
+    batching = policy("batching", "plain", samples=2)
+    run = Scripted(
+        spec(
+            admission=policy("admission", "on-policy"), batching=batching, sync=policy("sync", "barrier"), steps=3,
+            batch_groups=2, replica_batch=8, buffer_groups=None, provisioning=HYBRID, colocated=True,
+            recovery=policy("recovery", recovery), **changes,
+        )
+    )  # fmt: skip
+    run.go(c.Tick(), leave=(c.Route, c.Score, c.Step))
+    return run
+
+
+def on(run, replica):
+    routes = [route for route in of(c.Route, run.given) if route.replica == replica]
+    return [ref.trajectory for route in routes for ref in route.trajectories]
+
+
+def shows(run, replica, leave=(c.Route, c.Score, c.Step)):
+    """A snapshot that shows all commands."""
+    state = run.controller.fleet.replicas[replica]
+    held = len(state.assigned.states)
+    return run.go(c.Snapshot(replica, 0.1, held, 0, 0, state.version, 10_000), leave=leave)
+
+
+def all_complete(run):
+    names = {replica: on(run, replica) for replica in ("r0", "r1")}
+    first, last = [(replica, name) for replica, found in names.items() for name in found][:-1], None
+    replica, last = next((one, found[-1]) for one, found in reversed(names.items()) if found)
+    run.go(*(c.Finished(where, name, 10) for where, name in first), leave=(c.Route, c.Step))
+    assert not of(c.Lend, run.given)
+    run.go(c.Finished(replica, last, 10), leave=(c.Route, c.Step))
+
+
+def test_the_trainer_steps_once_every_hybrid_has_left_its_devices_and_knows():
+    run = started()
+    all_complete(run)
+    lends = of(c.Lend, run.given)
+    assert [(lend.replica, lend.reason.why) for lend in lends] == [("r0", c.Why.POLICY), ("r1", c.Why.POLICY)]
+    assert dict(lends[0].reason.numbers) == {"done": 2.0, "groups": 2.0}
+    assert not of(c.Step, run.given)  # until snapshots show that both know
+    shows(run, "r0")
+    assert not of(c.Step, run.given)
+    shows(run, "r1")
+    (step,) = of(c.Step, run.given)
+    assert not of(c.Return, run.given)
+    run.go(c.Stepped(step.version, {}, answers=step.seq), leave=(c.Route, c.Score, c.Step))
+    assert {back.replica for back in of(c.Return, run.given)} == {"r0", "r1"}
+    assert run.controller.lending.lent == []
+
+
+def test_a_trainer_that_comes_back_gets_its_batch_again_and_hybrids_wait_for_it():
+    run = started()
+    all_complete(run)
+    shows(run, "r0")
+    shows(run, "r1")
+    run.controller.failures.troubles.first_iteration = False
+    run.go(c.Down("trainer", "0", "killed"), leave=(c.Restart, c.Step))
+    assert not of(c.Return, run.given)  # nothing changes hands while it is away
+    assert len(of(c.Restart, run.given)) == 1
+    run.go(c.Up("trainer", "0"), leave=(c.Step, c.Publish))
+    assert run.controller.lending.lent == ["r0", "r1"]
+
+
+@pytest.mark.parametrize(
+    ("recovery", "restarted"), [("role-based", [("replica", "r0"), ("trainer", "0")]), ("isolate", [("replica", "r0")])]
+)
+def test_a_hybrids_fault_is_the_trainers_where_recovery_says_so(recovery, restarted):
+    run = started(recovery)
+    run.controller.failures.troubles.first_iteration = False
+    run.go(c.Down("replica", "r0", "killed", c.Cause.DIED), leave=(c.Restart, c.Route))
+    found = {(one.role, one.id): one.reason for one in of(c.Restart, run.given)}
+    assert sorted(found) == restarted
+    assert found["replica", "r0"].why is c.Why.FAILED
+    if recovery == "role-based":
+        assert (found["trainer", "0"].why, found["trainer", "0"].who) == (c.Why.HYBRID, "r0")
+
+
+def test_in_the_first_iteration_the_task_restarts_once_for_both():
+    run = started()
+    run.go(c.Down("replica", "r0", "killed", c.Cause.DIED), leave=(c.Restart, c.Route))
+    restarted = [(one.role, one.id) for one in of(c.Restart, run.given)]
+    assert len(restarted) == len(set(restarted))
+    assert run.view.task_restarts == 1
