@@ -13,7 +13,7 @@ from tailrace.pipeline.spec import AXES
 from tailrace.robustrl import APP
 
 FOLDER = Path(__file__).parents[3] / "configs" / "robustrl"
-CONFIGS = sorted(FOLDER.glob("*.toml"))
+CONFIGS = sorted(path for path in FOLDER.glob("*.toml") if not path.name.startswith("fleet-"))
 
 
 def quickstart():

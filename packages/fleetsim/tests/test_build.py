@@ -51,6 +51,15 @@ def test_training_that_does_not_fit_says_how_many_devices_would():
         ({**GOOD, "rollout": [{"gpus": 4}, {"gpu": 4}]}, "'fleet.rollout.1.gpu', expected"),
         ({**GOOD, "rollout": [{"gpus": 4}, {"gpus": 6, "tensor_parallel": 4}]}, "rollout.1.gpus = 6"),
         ({**GOOD, "rollout": [{"gpus": 4}, {"gpus": 4}], "placement": "colocated"}, "2 tables rollout"),
+        ({**GOOD, "rollout": [{"gpus": 4, "hybrid": True}, {"gpus": 4}]}, "'split', expected 'colocated'"),
+        (
+            {**GOOD, "rollout": [{"gpus": 4, "hybrid": True}] * 2, "placement": "colocated"},
+            "2 of them with hybrid = true, expected one table",
+        ),
+        (
+            {**GOOD, "rollout": [{"gpus": 8, "hybrid": True}, {"gpus": 4}], "placement": "colocated"},
+            "trainer.gpus = 4 and rollout.gpus = 8 colocated",
+        ),
         (
             {**GOOD, "rollout": [{"gpus": 4, "name": "a"}, {"gpus": 4, "name": "a"}]},
             "a second pool 'a' in rollout.1.name",
@@ -67,6 +76,23 @@ def test_training_that_does_not_fit_says_how_many_devices_would():
 )
 def test_one_line_says_which_numbers_clash(fleet, said):
     assert said in complaint(fleet)
+
+
+@pytest.mark.parametrize(
+    ("mode", "fleet", "said"),
+    [
+        ("sync", GOOD, "with placement = 'split' and 0 hybrid tables, expected placement = 'colocated'"),
+        ("semi-sync", {**GOOD, "placement": "colocated"}, "hybrid = true for each of ['hybrid']"),
+        (
+            "semi-sync",
+            {**GOOD, "placement": "colocated", "rollout": [{"gpus": 4, "name": "hybrid"}] * 2},
+            "2 tables rollout, 0 of them",
+        ),
+    ],
+)
+def test_a_mode_needs_its_fleet(mode, fleet, said):
+    pipeline = {"mode": mode, "steps": 3, "sync": "when-drained", "relocation": "none"}
+    assert said in complaint(fleet, pipeline=pipeline)
 
 
 def test_a_response_longer_than_the_cache_says_what_it_holds():

@@ -1,10 +1,11 @@
-"""The host of threads passes the contract suites of rounds, restarts of the task, turns and balance."""
+"""The host of threads passes the contract suites of rounds, modes, restarts of the task, turns and balance."""
 
 import pytest
 
 from tailrace.pipeline.hosts.local import LocalHost
 from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.marked import deep
+from tailrace.pipeline.testing.modes_contract import ModesContract
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.task_contract import TaskContract
 from tailrace.pipeline.testing.turns_contract import TurnsContract
@@ -19,6 +20,11 @@ class TestRoundsLocal(RoundsContract):
     test_a_member_that_hangs_in_a_round_is_replaced = deep(
         RoundsContract.test_a_member_that_hangs_in_a_round_is_replaced
     )
+
+
+class TestModesLocal(ModesContract):
+    def make_host(self, started_s):
+        return LocalHost(started_s)
 
 
 class TestTaskLocal(TaskContract):

@@ -10,6 +10,7 @@ from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
 from tailrace.pipeline.testing.marked import deep
+from tailrace.pipeline.testing.modes_contract import ModesContract
 from tailrace.pipeline.testing.rounds_contract import RoundsContract
 from tailrace.pipeline.testing.small_run import STEPS
 from tailrace.pipeline.testing.task_contract import TaskContract
@@ -153,6 +154,12 @@ class TestRoundsRay(RoundsContract):
     def test_a_replica_killed_while_devices_are_lent_brings_them_back(self, tmp_path, model, kills_lent):
         """Two processes, each a cell on the device of a replica."""
         self.lends(tmp_path, model, kills_lent=kills_lent)
+
+
+@pytest.mark.deep
+class TestModesRay(ModesContract):
+    cluster = TestRay.cluster
+    make_host = TestRay.make_host
 
 
 @pytest.mark.deep

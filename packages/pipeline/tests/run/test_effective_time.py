@@ -139,6 +139,48 @@ def test_a_trainer_on_the_devices_of_replicas_has_none_of_its_own():
     assert run.figures(Devices(0, {"": 1})).ettr == 1.0
 
 
+def lend(replica):
+    return c.Lend(3, replica, cells=(0,), reason=c.Reason(c.Why.POLICY))
+
+
+def test_semi_sync_a_hybrids_devices_recover_with_the_trainer_while_it_has_them():
+    """r0 stands on the trainer's devices and r1 on its own, of two each: half of all while the trainer recovers alone."""
+    run = Run().begins()
+    run.at(10, c.Finished("r0", "a", 3), lend("r0"))
+    run.at(20, down("trainer", "0"), restart("trainer", "0", 1))
+    run.at(50, c.Up("trainer", "0", version=1))
+    run.at(60, c.Return(4, "r0", reason=c.Reason(c.Why.POLICY)))
+    run.at(100, c.Tick())
+    assert run.figures(Devices(0, {"": 2})).ettr == pytest.approx((20 + 30 * 0.5 + 50) / 100)
+
+
+def test_sync_nothing_is_effective_while_the_trainer_recovers_with_all_devices():
+    run = Run().begins()
+    run.at(10, c.Finished("r0", "a", 3), c.Finished("r1", "b", 3), lend("r0"), lend("r1"))
+    run.at(40, down("trainer", "0"), restart("trainer", "0", None))
+    run.at(70, c.Up("trainer", "0"), c.Step(11, 2, (("x",),)))
+    run.at(100, c.Stepped(2, answers=11), c.Tick())
+    found = run.figures(Devices(0, {"": 1}))
+    assert found.ettr == pytest.approx((40 + 0 + 30) / 100)
+
+
+def test_sync_hybrids_that_generate_on_while_the_trainer_recovers_count():
+    run = Run().begins()
+    run.at(10, c.Stepped(1, answers=9), down("trainer", "0"), restart("trainer", "0", 1))
+    run.at(40, c.Up("trainer", "0", version=1))
+    run.at(50, c.Tick())
+    assert run.figures(Devices(0, {"": 1})).ettr == 1.0
+
+
+def test_a_hybrid_that_dies_while_it_is_lent_recovers_once():
+    run = Run().begins()
+    run.at(10, c.Finished("r0", "a", 3), lend("r0"))
+    run.at(20, down("replica", "r0"), down("trainer", "0"), restart("replica", "r0"), restart("trainer", "0", 1))
+    run.at(40, c.Up("trainer", "0", version=1), c.Up("replica", "r0"), c.Pulled("r0", 1))
+    run.at(60, c.Tick())
+    assert run.figures(Devices(0, {"": 1})).ettr == pytest.approx((20 + 20 * 0.5 + 20) / 60)
+
+
 def test_windows_of_five_minutes():
     run = Run().begins()
     run.at(300, c.Stepped(1, answers=9))

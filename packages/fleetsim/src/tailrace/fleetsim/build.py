@@ -8,7 +8,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tailrace.contracts import WatchesIterations
+from tailrace.contracts import WatchesIterations, YieldsDevices
 from tailrace.fleetsim.config import FleetConfig, Goal, fleet_config
 from tailrace.fleetsim.cost import DecodeCost, TrainingCost
 from tailrace.fleetsim.errors import FleetError
@@ -74,6 +74,8 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
             f"table 'fleet': found placement = 'colocated' and provisioning {config.pipeline.provisioning.name!r}, which "
             "compares the times of stages that have devices of their own; expected 'split'"
         )
+    if isinstance(spec.provisioning, YieldsDevices):
+        _check_hybrids(config, split)
     spec = dataclasses.replace(spec, colocated=spec.colocated or split.colocated)
     spec = with_environments(spec, workload)
     warm = warm_up(table, spec)
@@ -108,6 +110,20 @@ def build_fleet(config: RunConfig, *, seed: int = 0) -> SimulatedFleet:
     )
 
 
+def _check_hybrids(config: RunConfig, split: Layout) -> None:
+    """Check that hybrids of the pipeline are some of the fleet."""
+    marked = [pool.name for pool in config.rollout.pools if pool.hybrid]
+    there = [pool.name for pool in split.pools if pool.hybrid]
+    if not split.colocated or marked != there:
+        wanted = f"a table rollout with hybrid = true for each of {marked}" if marked else "the devices of all replicas"
+        placed, name = "colocated" if split.colocated else "split", config.pipeline.provisioning.name
+        raise FleetError(
+            f"keys 'pipeline.provisioning' and 'fleet': found {name!r}, whose hybrids stand on the "
+            f"trainer's devices, with placement = {placed!r} and {len(there)} hybrid tables, expected placement = "
+            f"'colocated' and {wanted}"
+        )
+
+
 def _one_silence(config: RunConfig, table: FleetConfig) -> tuple[RunConfig, FleetConfig]:
     """The window of silence of the fleet, or else of the run: members are asked, and detection decides, by the same one."""
     own = "hang_s" in table.delays.model_fields_set
@@ -136,6 +152,7 @@ def _completed(
                 site=pool.table.site,
                 device=pool.device.name,
                 tp=pool.tp,
+                hybrid=pool.hybrid,
                 prompts_per_replica=pool.table.prompts_per_replica,
                 cost_model=_cost_model(found[pool.tp][0]) if table.fit_cost else None,
             )

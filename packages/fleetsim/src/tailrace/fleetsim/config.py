@@ -65,6 +65,7 @@ class RolloutFleet(_Strict):
         name: of several tables, the pool's own, in the log and for policies; the device's name if empty.
         prompts_per_replica: of several tables, groups that each generates at once; `pipeline.prompts_per_replica` if None.
         site: where they are; empty: where the trainer is.
+        hybrid: of several tables, whether the trainer stands on these devices, where placement is colocated.
         tensor_parallel: devices of one replica.
         max_running: trajectories in one decode batch (max_num_seqs).
         step_s: seconds of every decode step that the device's own constants do not have: the engine around it.
@@ -81,6 +82,7 @@ class RolloutFleet(_Strict):
     gpus: Positive | None = None
     name: str = ""
     site: str = ""
+    hybrid: bool = False
     prompts_per_replica: Positive | None = None
     tensor_parallel: Positive = 1
     max_running: Positive = 1024
@@ -242,7 +244,8 @@ class FleetConfig(_Strict):
     Args:
         model: by name.
         profile: a machine measured by ``tailrace profile``, by name or as a file, where there is no `model`.
-        placement: `split` between trainer and replicas, or `colocated`: both use all devices in turn.
+        placement: `split` between trainer and replicas, or `colocated`: both use all devices in turn, or those of the table
+            `rollout` with `hybrid`.
         weights: how they travel: over `relays` (Laminar), from a parameter `store` on the replicas' nodes (StaleFlow), or
             by `global` synchronisation between the devices, where trainer and replicas wait for each other.
         warm_up: batches before measuring starts; a third of all, 10 at most, if None.

@@ -43,6 +43,11 @@ class PoolLayout:
         """Machines with at least one of its devices."""
         return max(1, -(-self.gpus // self.device.gpus_per_node))
 
+    @property
+    def hybrid(self) -> bool:
+        """Whether it is marked as standing on the trainer's devices, unlike others."""
+        return self.table.hybrid
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -50,7 +55,7 @@ class Layout:
 
     Args:
         pools: of the replicas; one where all are alike.
-        colocated: trainer and replicas use the same devices in turn.
+        colocated: trainer and replicas use the same devices in turn: all of them, or those of the hybrid pool.
     """
 
     model: ModelShape
@@ -91,14 +96,16 @@ class Layout:
 
     def describe(self) -> str:
         """The fleet in words."""
-        if self.colocated:
+        if self.colocated and len(self.pools) == 1:
             pool = self.pools[0]
             return f"{self.model.name} on {self.gpus} x {pool.device.name}, trainer and {_replicas(pool)} in turn"
         generating = [
             f"{pool.gpus} x {pool.device.name} generate{f' at {pool.table.site}' if pool.table.site else ''} "
-            f"({_replicas(pool)})"
+            f"({_replicas(pool)}{', in turn with the trainer' if pool.hybrid else ''})"
             for pool in self.pools
         ]
+        if self.colocated:
+            return f"{self.model.name}: {', '.join(generating)}"
         return f"{self.model.name}: {self.trainer_gpus} x {self.trainer.name} train, {', '.join(generating)}"
 
 
@@ -124,9 +131,10 @@ def layout(table: FleetConfig) -> Layout:
             "table 'fleet': found no 'trainer.gpus', expected the devices that train: at least 1, or "
             'fleet.placement="colocated", where both use all devices in turn'
         )
-    if colocated and trainer.gpus not in (None, first.gpus):
+    shared = next((pool for pool in table.rollout if pool.hybrid), first)
+    if colocated and trainer.gpus not in (None, shared.gpus):
         raise FleetError(
-            f"table 'fleet': found trainer.gpus = {trainer.gpus} and rollout.gpus = {first.gpus} colocated, expected the "
+            f"table 'fleet': found trainer.gpus = {trainer.gpus} and rollout.gpus = {shared.gpus} colocated, expected the "
             "same devices: leave trainer.gpus out"
         )
     _check_sites(table)
@@ -134,8 +142,8 @@ def layout(table: FleetConfig) -> Layout:
     pools = tuple(_pool(table, index, name) for index, name in enumerate(names))
     return Layout(
         model=model(table.model),
-        trainer=find_device(first.device if colocated else trainer.device),
-        trainer_gpus=pools[0].gpus if colocated or trainer.gpus is None else trainer.gpus,
+        trainer=find_device(shared.device if colocated else trainer.device),
+        trainer_gpus=pools[table.rollout.index(shared)].gpus if colocated or trainer.gpus is None else trainer.gpus,
         pools=pools,
         colocated=colocated,
     )
@@ -147,10 +155,16 @@ def _check_sites(table: FleetConfig) -> None:
         raise FleetError(
             "table 'fleet': found placement = 'colocated' and cross_datacenter = true, expected one of them"
         )
-    if colocated and several:
+    hybrids = sum(pool.hybrid for pool in table.rollout)
+    if hybrids and not colocated:
         raise FleetError(
-            f"table 'fleet': found placement = 'colocated' and {len(table.rollout)} tables rollout, expected one: a trainer "
-            "that shares devices with its replicas needs them to be alike"
+            f"table 'fleet': found a table rollout with hybrid = true and placement = {table.placement!r}, expected "
+            "'colocated': hybrids stand on the trainer's devices"
+        )
+    if colocated and several and hybrids != 1:
+        raise FleetError(
+            f"table 'fleet': found placement = 'colocated' and {len(table.rollout)} tables rollout, {hybrids} of them with "
+            "hybrid = true, expected one table, or one that is hybrid: a trainer that shares devices needs them to be alike"
         )
     if table.cross_datacenter and table.weights == "global":
         raise FleetError(

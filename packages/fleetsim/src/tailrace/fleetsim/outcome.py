@@ -41,6 +41,7 @@ def rows(watched: Watched) -> list[tuple[str, str]]:
         *((name, text) for name, text in _workload(watched)),
         ("measured", _measured(watched)),
         ("step", f"{figures.step_s:,.1f} s{_parts_of_a_step(watched)}"),
+        *([("effective time", _effective(watched))] if _may_fail(watched) else []),
         *((name, text) for name, text in _roles(figures)),
         ("KV cache", kv(figures)),
         ("relocation", relocation(watched)),
@@ -53,6 +54,17 @@ def rows(watched: Watched) -> list[tuple[str, str]]:
     if result.lost_trajectories:
         found.append(("lost", f"{result.lost_trajectories:,} trajectories"))
     return found
+
+
+def _may_fail(watched: Watched) -> bool:
+    fleet = watched.fleet
+    return bool(fleet.faults) or fleet.failures.per_gpu_s > 0
+
+
+def _effective(watched: Watched) -> str:
+    """Effective training time (RobustRL, section 7.2), of the whole run."""
+    found = watched.folds.effective_time.figures()
+    return f"{found.ettr:.3f}, {found.ettr_strict:.3f} without work that was done again"
 
 
 def throughput(figures: Figures) -> str:

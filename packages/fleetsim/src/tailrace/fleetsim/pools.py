@@ -59,10 +59,9 @@ def replica_pool(table: FleetConfig, split: Layout, pool: PoolLayout, costs: dic
 def _weights(table: FleetConfig, split: Layout, pool: PoolLayout) -> WeightCosts:
     tensor_s = TENSOR_S if table.weights == "store" else 0.0  # its engines take tensor by tensor
     cost = WeightCost.of(split.model, pool.device, pool.tp, tensor_s=tensor_s)
-    if split.colocated:
-        return WeightCosts(
-            stall_s=0.0, broadcast_s=0.0, pull_s=cost.reshard_s(min(split.gpus, pool.device.gpus_per_node))
-        )
+    if split.colocated and (pool.hybrid or len(split.pools) == 1):
+        shards = min(split.trainer_gpus, pool.device.gpus_per_node)
+        return WeightCosts(stall_s=0.0, broadcast_s=0.0, pull_s=cost.reshard_s(shards))
     if table.weights == "global":
         takes_s = cost.global_sync_s(split.trainer_gpus, split.rollout_gpus)
         return WeightCosts(stall_s=takes_s, broadcast_s=0.0, pull_s=takes_s)

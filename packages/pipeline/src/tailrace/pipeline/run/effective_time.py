@@ -6,6 +6,7 @@ checkpoint's copy or a reshard, it is 0. The run's figure is the mean over its t
 computed. `ettr` counts work that is done again, as the paper does; `ettr_strict` does not: neither a trainer's steps behind a
 checkpoint that it falls back to, nor generation since the last batch that survived when a task starts over.
 
+Devices of hybrids are the trainer's while they are lent to it, and their own otherwise: they recover with whoever has them.
 A replica recovers until it has complete weights, the trainer until it is up. A replica whose trajectories wait for an
 environment takes part in rollouts. Devices of replicas that are gone for good count no more.
 """
@@ -13,7 +14,7 @@ environment takes part in rollouts. Devices of replicas that are gone for good c
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -79,6 +80,8 @@ class EffectiveTime:
         self._absent: dict[Key, float] = {}  # since when a member recovers
         self._fresh: set[Key] = set()  # replicas that are up and have no weights yet
         self._ended: dict[Key, float] = {}  # members that went down and of which no restart was seen yet
+        self._lent: dict[str, tuple[float, int]] = {}  # since when a replica's devices are the trainer's, and how many
+        self._loans: list[tuple[float, float, int]] = []
         self._runs: dict[str, str] = {}  # the replica of each trajectory in flight
         self._held: dict[str, set[str]] = {}
         self._steps: dict[int, tuple[float, int]] = {}  # begin and version of each command under way, by its number
@@ -102,6 +105,7 @@ class EffectiveTime:
             c.Finished: self._left, c.Refused: self._left, c.Interrupted: self._left, c.CallFailed: self._left,
             c.Turned: self._turned, c.Abort: self._aborted, c.Step: self._works, c.Accumulate: self._works,
             c.Stepped: self._worked, c.Accumulated: self._worked, c.Tick: lambda _: None,
+            c.Lend: self._lends, c.Return: lambda command: self._returns(command.replica),
         }  # fmt: skip
         return {kind: self._at(hear) for kind, hear in found.items()}
 
@@ -148,6 +152,15 @@ class EffectiveTime:
         if command.role == REPLICA:
             self._replica_ends(command.id)
             self._gone((REPLICA, command.id), self._now)
+
+    def _lends(self, command: c.Lend) -> None:
+        if command.replica not in self._lent:
+            self._lent[command.replica] = self._now, self._devices.get((REPLICA, command.replica), 0)
+
+    def _returns(self, replica: str) -> None:
+        loan = self._lent.pop(replica, None)
+        if loan is not None:
+            self._loans.append((loan[0], self._now, loan[1]))
 
     def _up(self, event: c.Up) -> None:
         key = event.role, event.id
@@ -228,6 +241,7 @@ class EffectiveTime:
             self._wasted.append((kept_s, self._now))
 
     def _replica_ends(self, replica: str) -> None:
+        self._returns(replica)  # a new process has its devices
         self._leaves(tuple(self._held.get(replica, ())))
 
     def _works(self, command: c.Step | c.Accumulate) -> None:
@@ -262,6 +276,7 @@ class EffectiveTime:
             *self._recoveries,
             *((since, end_s, self._devices[key], key[0] == TRAINER) for key, since in self._absent.items()),
         ]
+        recoveries += self._with_the_trainer(recoveries, end_s)
         first_s = min((begin for begin, _ in (*training, *generation)), default=end_s)
         edges = {first_s, end_s, *(at for at, _ in self._totals)}
         edges |= {edge for span in (*training, *generation, *self._undone, *self._wasted) for edge in span}
@@ -283,6 +298,19 @@ class EffectiveTime:
         if seconds <= 0:
             return EffectiveFigures()
         return EffectiveFigures(whole / seconds, strict / seconds, tuple(sliding))
+
+    def _with_the_trainer(
+        self, recoveries: Sequence[tuple[float, float, int, bool]], end_s: float
+    ) -> list[tuple[float, float, int, bool]]:
+        """Devices of hybrids that recover since they are the trainer's, which does."""
+        loans = [*self._loans, *((since_s, end_s, devices) for since_s, devices in self._lent.values())]
+        found = []
+        for begin_s, until_s, _, own in recoveries:
+            for lent_s, back_s, devices in loans if own else ():
+                begin, end = max(begin_s, lent_s), min(until_s, back_s)
+                if begin < end:
+                    found.append((begin, end, devices, False))
+        return found
 
 
 class _Sweep:

@@ -1,0 +1,122 @@
+"""The contract suite of hosts, for RobustRL's modes: real small runs in which the trainer is struck, and a hybrid.
+
+class TestMyHost(ModesContract):
+    def make_host(self, started_s):
+        return MyHost(started_s)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tailrace import contracts as c
+from tailrace.pipeline.executor.deployment import REPLICA, TRAINER, Deployment, PoolReplicas
+from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
+from tailrace.pipeline.run.eventlog import read_log
+from tailrace.pipeline.run.folding import Audience, follow
+from tailrace.pipeline.spec import PipelineSpec, RolloutPool
+from tailrace.pipeline.testing.real_runs import RealRuns
+from tailrace.pipeline.testing.small_run import LOG, STEPS, commands_of, events_of, make_spec, policy
+
+_POOLS = (RolloutPool("hybrid", 1, replica_batch=16, hybrid=True), RolloutPool("standalone", 1, replica_batch=16))
+_LOST = {
+    "sync": 1.0,
+    "semi-sync": 1 / 2,
+    "async": 1 / 3,
+}  # of all devices, while the trainer recovers alone in its step
+
+
+def make_mode_spec(mode: str, *, steps: int = 2 * STEPS) -> PipelineSpec:
+    """A small RobustRL pipeline: two replicas, and recovery by role.
+
+    Args:
+        mode: sync, semi-sync or async.
+        steps: batches.
+    """
+    provisioning = policy("provisioning", "static", count=2)
+    if mode != "async":
+        provisioning = policy("provisioning", "hybrid", count=2, yields_at=1.0 if mode == "sync" else 0.5)
+    return make_spec(
+        admission=policy("admission", "on-policy" if mode == "sync" else "one-step"),
+        sync=policy("sync", "when-drained"),
+        relocation=policy("relocation", "none"),
+        provisioning=provisioning,
+        recovery=policy("recovery", "role-based"),
+        colocated=mode != "async",
+        pools=_POOLS if mode == "semi-sync" else (),
+        buffer_groups=None,
+        steps=steps,
+    )
+
+
+def with_pools(deployment: Deployment) -> Deployment:
+    """Both pools are started as the replicas are that are all alike."""
+    return replace(deployment, pools={pool.name: PoolReplicas(deployment.roles[REPLICA], 1) for pool in _POOLS})
+
+
+class ModesContract(RealRuns):
+    """Subclass it, provide `make_host`, and run it with pytest."""
+
+    @pytest.mark.parametrize("mode", ["sync", "semi-sync", "async"])
+    def test_a_trainer_struck_in_its_step_recovers_alone(self, tmp_path: Path, model: Path, mode: str) -> None:
+        """Whatever the mode, no rollout is lost; and effective time is what the devices of the trainer are of all."""
+        spec = make_mode_spec(mode)
+        view = self.run(tmp_path, model, spec=spec, faults=["trainer@step2:backward"], changed=with_pools)
+        assert [role for role, _ in self.downs(tmp_path)] == [TRAINER]
+        assert (view.task_restarts, view.replica_restarts, view.restarts(TRAINER)) == (0, 0, 1)
+        hybrids = {"sync": {"r0", "r1"}, "semi-sync": {"r0"}, "async": set()}[mode]
+        self.check_turns(tmp_path, hybrids, spec.steps)
+        log = list(read_log(tmp_path / LOG))
+        time = EffectiveTime(Devices.of(spec, 1))
+        follow(log, Audience(time))
+        found = time.figures()
+        assert 0 < found.ettr_strict <= found.ettr < 1
+        away_s = self.away_s(tmp_path)
+        begin_s = min(instant.now for instant in log if any(isinstance(one, c.Route) for one in instant.commands))
+        assert found.ettr <= 1 - _LOST[mode] * away_s / (log[-1].now - begin_s) + 1e-3
+
+    @pytest.mark.parametrize("mode", ["sync", "semi-sync"])
+    def test_a_hybrids_fault_is_the_trainers(self, tmp_path: Path, model: Path, mode: str) -> None:
+        """Both restart; a hybrid that is back finishes the rollouts first."""
+        view = self.run(tmp_path, model, spec=make_mode_spec(mode), faults=["replica:r0@step2"], changed=with_pools)
+        assert [role for role, _ in self.downs(tmp_path)] == [REPLICA]
+        assert (view.task_restarts, view.replica_restarts, view.restarts(TRAINER)) == (0, 1, 1)
+        reasons = {restart.role: restart.reason for restart in commands_of(tmp_path, c.Restart)}
+        assert (reasons[TRAINER].why, reasons[TRAINER].who) == (c.Why.HYBRID, "r0")
+
+    def check_turns(self, root: Path, hybrids: set[str], steps: int) -> None:
+        """Check that hybrids get no work while they are lent, and that the trainer steps only while all are."""
+        lent: set[str] = set()
+        stepped = 0
+        for instant in read_log(root / LOG):
+            for command in instant.commands:
+                if isinstance(command, c.Lend):
+                    lent.add(command.replica)
+                elif isinstance(command, c.Return):
+                    lent.discard(command.replica)
+                elif isinstance(command, c.Route):
+                    assert command.replica not in lent, f"{command.replica} gets work while it is lent"
+                elif isinstance(command, c.Step):
+                    stepped += 1
+                    assert lent == hybrids, f"the trainer steps while {sorted(hybrids - lent)} are not lent"
+        assert stepped > steps  # one was begun twice
+
+    def away_s(self, root: Path) -> float:
+        """Seconds between the trainer's death and its return."""
+        (down_s,) = [
+            instant.now
+            for instant in read_log(root / LOG)
+            for event in instant.events
+            if isinstance(event, c.Down) and event.role == TRAINER
+        ]
+        ups = [
+            instant.now
+            for instant in read_log(root / LOG)
+            for event in instant.events
+            if isinstance(event, c.Up) and event.role == TRAINER
+        ]
+        assert len(events_of(root, c.Up)) >= len(ups)
+        return min(at for at in ups if at > down_s) - down_s
