@@ -22,12 +22,13 @@ from tailrace.pipeline.controller.batches import Batches
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.controller.fleet import Replicas, ReplicaState
 from tailrace.pipeline.controller.ledger import Ledger
+from tailrace.pipeline.controller.lending import Lending
 from tailrace.pipeline.controller.states import Phase
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.controller.weights import Weights
 from tailrace.pipeline.policies.tail_batching import InRounds
 from tailrace.pipeline.roles.dropped import Dropped
-from tailrace.repack import RoundRobin
+from tailrace.repack import Hybrid, RoundRobin
 from tailrace.rollout import TailRounds
 from tailrace.rollout.order import Order
 from tailrace.staleness import StalenessError
@@ -249,7 +250,19 @@ def _a_step_that_waits_for_what_only_it_lets_start(patch):
     patch.setattr(Batches, "_starts_before_the_step", lambda batches: True)
 
 
+def _a_step_before_hybrids_have_left(patch):
+    """The trainer computes although replicas have not left its devices."""
+    patch.setattr(Lending, "_has_left", lambda lending, replica: True)
+
+
+def _hybrids_that_yield_before_their_share(patch):
+    """Any complete group is enough, and nobody need generate on."""
+    patch.setattr(Hybrid, "_yield", lambda policy, batch, others: batch.trains or batch.ready or batch.done > 0)
+
+
 MUTANTS = {
+    "a step before hybrids have left": Mutant(_a_step_before_hybrids_have_left, (SHARED,)),
+    "hybrids that yield before their share": Mutant(_hybrids_that_yield_before_their_share, (SHARED, PROGRESS)),
     "a step that waits for what only it lets start": Mutant(
         _a_step_that_waits_for_what_only_it_lets_start, (PROGRESS,)
     ),

@@ -59,3 +59,11 @@ def test_a_task_that_restarts_because_of_a_machine_does_not_use_it_again():
     places = gone("restart-task")
     assert places.keys() >= STAND.keys()
     assert "1" not in places.values()
+
+
+def test_a_hybrid_stands_where_the_trainer_does_and_the_trainer_comes_back_to_it():
+    standing = [("trainer", "1"), ("relay", "0"), ("relay", "1")]
+    assert machine_for("hybrid", ["0", "1", "2"], standing) == "1"
+    assert machine_for("replica", ["0", "1", "2"], standing) == "2"
+    assert machine_for("trainer", ["0", "1"], [("hybrid", "1"), ("replica", "0")]) == "1"
+    assert machine_for("hybrid", ["0", "2"], [("trainer", "1"), ("hybrid", "2")]) == "2"  # its machine is gone

@@ -14,7 +14,7 @@ from typing import Any
 
 from tailrace.contracts import Activity, Cause, Down, Failure, Health, MachineView, MemberView, Place, Silent, Up
 from tailrace.faulttol import Troubles
-from tailrace.pipeline.controller.placement import machine_for
+from tailrace.pipeline.controller.placement import HYBRID, machine_for
 
 RELAY, TRAINER, REPLICA, DATA, SCORER, RANKER = "relay", "trainer", "replica", "data", "scorer", "ranker"
 ENVIRONMENT = "environment"
@@ -106,8 +106,8 @@ class Members:
         if self.named:
             gone = {*self.given_up, *state.avoids}
             fit = [name for name in self.named if name not in gone] or self.named
-            standing = [(other.role, other.stands) for other in self.states.values() if other is not state]
-            state.stands = machine_for(state.role, fit, standing)
+            standing = [(_kind(other), other.stands) for other in self.states.values() if other is not state]
+            state.stands = machine_for(_kind(state), fit, standing)
         return Place(state.index, state.avoids, state.site, state.pool, machine=state.stands)
 
     def get(self, role: str, id_: str = "0") -> MemberState | None:
@@ -268,6 +268,10 @@ class Members:
             "failed": list(self.failed),
             "restarts": dict(self.restarts),
         }
+
+
+def _kind(state: MemberState) -> str:
+    return HYBRID if state.hybrid else state.role
 
 
 def down(member: MemberState, reason: str, cause: Cause) -> Down:

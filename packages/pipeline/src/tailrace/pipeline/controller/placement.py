@@ -4,6 +4,8 @@
               trainer     replica r0  replica r1     a replica leaves the trainer its machine while there is another
               relay 0     relay 1     relay 2        of every other role each machine has about as many
 
+A hybrid stands where the trainer does, whose devices it shares, and the trainer comes back to where hybrids are.
+
 Data, scorer and ranker stand beside the controller, on none of them: a machine's death costs nobody's work but its own members'
 (RobustRL, section 3). A machine that is given up is chosen only where no other is left.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-TRAINER, REPLICA = "trainer", "replica"
+TRAINER, REPLICA, HYBRID = "trainer", "replica", "hybrid"
 BESIDE = frozenset({"data", "scorer", "ranker"})
 """Roles that stand on no machine."""
 
@@ -21,7 +23,7 @@ def machine_for(role: str, machines: Sequence[str], standing: Sequence[tuple[str
     """The machine for a member that is about to start; empty for a role that stands on none.
 
     Args:
-        role: its role.
+        role: its role; that of a replica on the trainer's devices is "hybrid" here.
         machines: names of the machines that may be used, in order, at least one.
         standing: role and machine of every other member, of those too that are starting there.
     """
@@ -31,7 +33,9 @@ def machine_for(role: str, machines: Sequence[str], standing: Sequence[tuple[str
     def cost(machine: str) -> tuple[int, ...]:
         here = [other for other, where in standing if where == machine]
         if role == TRAINER:
-            return (here.count(REPLICA),)
+            return (-here.count(HYBRID), here.count(REPLICA))
+        if role == HYBRID:
+            return (int(TRAINER not in here), -here.count(HYBRID), len(here))
         return (int(role == REPLICA and TRAINER in here), here.count(role), len(here))
 
     return min(machines, key=cost)
