@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 from tailrace.contracts import BatchingPolicy, Progress
-from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.fuzz.case import Case
+from tailrace.fuzz.drawn_faults import (
+    attaches,
+    fault_of_a_case,
+    how_many,
+    in_a_step,
+    machines,
+    of_a_joiner,
+    of_an_environment,
+    of_the_ranker,
+)
 from tailrace.fuzz.errors import CaseError
-from tailrace.fuzz.faults import BreakKind, Moment
 from tailrace.fuzz.policies import (
     APART,
     NEWER,
@@ -35,12 +42,7 @@ from tailrace.pipeline.run.ranking import PLANS_WITH_PREDICTIONS
 ADMIT_ROUNDS = ("on-policy", "one-step")
 WATCH_ROUNDS = ("adaptive-tp", "scale-down", "adaptive-tp-scale-down")
 WATCH_ITERATIONS = ("balanced",)
-MACHINES = 1 / 3
-"""Share of the cases whose members stand on machines, but for those with sites or shared devices."""
 YIELD = ("hybrid",)
-IN_A_STEP = 0.5
-"""Share of the cases with batches in order in which the trainer is struck in a phase of its steps."""
-_TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase != LOAD)
 
 
 def draw_case(seed: int, policies: Policies = NONE) -> Case:
@@ -117,7 +119,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     replicas, max_tokens = content["replicas"], content["max_tokens"]
     step_s = 0.5 + pipeline["prompts_per_step"] * samples * max_tokens * 0.004 / replicas
     counts = {"replica": replicas, "relay": content["relays"]}
-    faults = (_fault(random, counts, pipeline["steps"], step_s, delays) for _ in range(_how_many(random)))
+    faults = (fault_of_a_case(random, counts, pipeline["steps"], step_s, delays) for _ in range(how_many(random)))
     content["faults"] = tuple(faults)
     refusals = Random(f"tailrace fuzz {seed}, refusals")  # as with newer policies
     content["refusals"] = refusals.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.05, 0.3])
@@ -127,14 +129,14 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     if content.get("predictions"):
         ranker = Random(f"tailrace fuzz {seed}, what breaks the ranker")
         many = ranker.choice([0, 0, 1, 3])
-        content["faults"] += tuple([_of_the_ranker(ranker, pipeline["steps"], step_s) for _ in range(many)])
+        content["faults"] += tuple([of_the_ranker(ranker, pipeline["steps"], step_s) for _ in range(many)])
     content["far"] = Random(f"tailrace fuzz {seed}, sites").choice([0, 0, 0, 1, 2])
     if balances:
         content["far"] = 0  # it plans for replicas that are all alike
         joiner = Random(f"tailrace fuzz {seed}, what breaks a joiner")
         content["faults"] += tuple(
             [
-                _of_a_joiner(joiner, content["replicas"], pipeline["steps"], step_s)
+                of_a_joiner(joiner, content["replicas"], pipeline["steps"], step_s)
                 for _ in range(joiner.choice([0, 1, 2]))
             ]
         )
@@ -144,12 +146,12 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         many = environments.choice([0, 1, 1, 3])
         content["faults"] += tuple(
             [
-                _of_an_environment(environments, content["environments"]["members"], pipeline["steps"], step_s)
+                of_an_environment(environments, content["environments"]["members"], pipeline["steps"], step_s)
                 for _ in range(many)
             ]
         )
-    content["faults"] += tuple(_attaches(Random(f"tailrace fuzz {seed}, controllers"), pipeline["steps"], step_s))
-    content["faults"] += _in_a_step(Random(f"tailrace fuzz {seed}, phases"), pipeline)
+    content["faults"] += tuple(attaches(Random(f"tailrace fuzz {seed}, controllers"), pipeline["steps"], step_s))
+    content["faults"] += in_a_step(Random(f"tailrace fuzz {seed}, phases"), pipeline)
     fenced = Random(f"tailrace fuzz {seed}, a fence").random() < SHARE_OF_NEWER
     content["fence"] = fenced and content["checkpoint_every"] == 1
     content["cells"] = Random(f"tailrace fuzz {seed}, cells").choice([1, 1, 2, 2, 3])
@@ -157,7 +159,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         content |= {"colocated": True, "cells": 2, "replicas": content["replicas"] + content["replicas"] % 2, "far": 0}
     if yields:
         content |= _hybrids(hybrids, content["replicas"])
-    content |= _machines(Random(f"tailrace fuzz {seed}, machines"), content, step_s)
+    content |= machines(Random(f"tailrace fuzz {seed}, machines"), content, step_s)
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, recovery"), "recovery", policies)
     detection = Random(f"tailrace fuzz {seed}, detection")
     pipeline |= draw_newer(detection, "detection", policies)
@@ -291,25 +293,6 @@ def _workload(random: Random, max_tokens: int) -> dict[str, Any]:
     return workload
 
 
-def _how_many(random: Random) -> int:
-    return random.choice([0, 1, 2, 3, 4, 6])
-
-
-_KINDS: tuple[tuple[BreakKind, int], ...] = (
-    (BreakKind.KILL, 8),
-    (BreakKind.HANG, 4),
-    (BreakKind.STALL, 2),
-    (BreakKind.SLOW, 2),
-    (BreakKind.PARTITION, 4),
-    (BreakKind.TORN_PULL, 2),
-    (BreakKind.LOST_CHECKPOINT, 2),
-    (BreakKind.DAMAGED_CHECKPOINT, 1),
-    (BreakKind.BROKEN_SCORING, 1),
-    (BreakKind.REPLAY, 2),
-    (BreakKind.CRASH, 2),
-)
-
-
 def _environments(random: Random) -> dict[str, Any]:
     return {
         "members": random.choice([1, 1, 2, 3]),
@@ -319,102 +302,3 @@ def _environments(random: Random) -> dict[str, Any]:
         "unanswered": random.choice([0.0, 0.0, 0.0, 0.01]),
         "ends": random.choice([0.0, 0.5, 1.0]),
     }
-
-
-def _in_a_step(random: Random, pipeline: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Of the trainer in a phase of its steps: in few cases, so that most are as they were.
-
-    Where batches are launched in order, in half of them, again and again in one run: what a batch waits for when the trainer
-    falls back shows there only.
-    """
-    in_order = bool(pipeline["admission"].get("batchwise"))
-    chosen = random.random() < (IN_A_STEP if in_order else SHARE_OF_NEWER / 3)
-    faults = []
-    if chosen and in_order:
-        pipeline["steps"] = max(5, pipeline["steps"])
-    for _ in range((3 if in_order else 1) if chosen else 0):
-        kind, phase = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), random.choice(_TRAINER_PHASES)
-        at_step = random.randint(0, pipeline["steps"] - 1)
-        faults.append({"kind": kind, "role": "trainer", "member": "0", "at_step": at_step, "phase": phase})
-    return tuple(faults)
-
-
-def _of_an_environment(random: Random, members: int, steps: int, step_s: float) -> dict[str, Any]:
-    kind, member = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), str(random.randrange(members))
-    at_step, after_s = random.randint(0, steps - 1), round(random.random() * step_s, 3)
-    return {"kind": kind, "role": "environment", "member": member, "at_step": at_step, "after_s": after_s}
-
-
-def _machines(random: Random, content: dict[str, Any], step_s: float) -> dict[str, Any]:
-    """In a third of the cases machines, of which up to all but one die."""
-    if random.random() >= MACHINES or content.get("far") or content.get("colocated"):
-        return {}
-    count, steps = random.choice([2, 3, 3, 5]), content["pipeline"]["steps"]
-    dying = [
-        {
-            "kind": BreakKind.MACHINE,
-            "member": str(random.randrange(count)),
-            "at_step": random.randint(0, steps - 1),
-            "after_s": round(random.choice([0.0, 0.5, 2.0]) * random.random() * step_s, 3),
-        }
-        for _ in range(random.choice([0, 1, 1, 2, 4]))
-    ]
-    return {"machines": count, "faults": content["faults"] + tuple(dying)}
-
-
-def _attaches(random: Random, steps: int, step_s: float) -> Iterator[dict[str, Any]]:
-    """In some cases controllers die and others attach, at any moment of their work."""
-    if random.random() >= SHARE_OF_NEWER:
-        return
-    for _ in range(random.choice([1, 1, 2, 4])):
-        yield {
-            "kind": BreakKind.ATTACH,
-            "at_step": random.randint(0, steps - 1),
-            "after_s": round(random.choice([0.0, 0.5, 2.0]) * random.random() * step_s, 3),
-            "for_s": random.choice([0.0, 0.2, 3.0]),
-            "moment": random.choice(list(Moment)),
-        }
-
-
-def _of_the_ranker(random: Random, steps: int, step_s: float) -> dict[str, Any]:
-    kind, at_step = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG]), random.randint(0, steps - 1)
-    after_s = round(random.random() * step_s, 3)
-    return {"kind": kind, "role": "ranker", "member": "0", "at_step": at_step, "after_s": after_s}
-
-
-def _of_a_joiner(random: Random, replicas: int, steps: int, step_s: float) -> dict[str, Any]:
-    """Of the first replica beyond those of the start, if there is one by then."""
-    kind = random.choice([BreakKind.KILL, BreakKind.KILL, BreakKind.HANG])
-    at_step, after_s = random.randint(1, steps - 1), round(random.random() * step_s, 3)
-    return {"kind": kind, "role": "replica", "member": f"r{replicas}", "at_step": at_step, "after_s": after_s}
-
-
-def _fault(
-    random: Random, counts: dict[str, int], steps: int, step_s: float, delays: dict[str, float]
-) -> dict[str, Any]:
-    kind = random.choices([kind for kind, _ in _KINDS], [weight for _, weight in _KINDS])[0]
-    fault: dict[str, Any] = {
-        "kind": kind,
-        "at_step": random.randint(0, steps - 1),
-        "after_s": round(random.choice([0.0, 0.5, 1.0, 2.0]) * random.random() * step_s, 3),
-    }
-    replica = {"role": "replica", "member": f"r{random.randrange(counts['replica'])}"}
-    relay = {"role": "relay", "member": str(random.randrange(counts["relay"]))}
-    trainer, scorer, data = ({"role": role, "member": "0"} for role in ("trainer", "scorer", "data"))
-    if kind is BreakKind.KILL:
-        fault |= random.choice([replica, replica, replica, trainer, trainer, relay, relay, relay, scorer, data])
-    elif kind is BreakKind.HANG:
-        fault |= random.choice([replica, replica, trainer, relay, scorer, data])
-    elif kind in (BreakKind.SLOW, BreakKind.PARTITION):
-        fault |= random.choice([replica, replica, trainer])
-    elif kind in (BreakKind.TORN_PULL, BreakKind.STALL):
-        fault |= replica
-    if kind is BreakKind.SLOW:
-        fault |= {"speed": random.choice([0.1, 0.5]), "for_s": random.choice([1.0, 10.0])}
-    elif kind is BreakKind.PARTITION:
-        fault["for_s"] = round(delays["hang_s"] * random.choice([0.1, 0.4, 0.9, 2.0]), 3)
-    elif kind is BreakKind.TORN_PULL:
-        fault["count"] = random.choice([1, 1, 2, 3])
-    elif kind is BreakKind.BROKEN_SCORING:
-        fault["for_s"] = random.choice([0.5, 3.0])
-    return fault
