@@ -98,7 +98,7 @@ def _suspected(reason: c.Reason) -> str:
     if reason.why is c.Why.STILL:
         return f"stood still for {reason.numbers.get('still_s', 0):.0f} s with work in flight"
     if reason.why is c.Why.HYBRID:
-        return f"shares devices with replica {reason.who}, which does nothing any more"
+        return f"shares devices with replica {reason.who}, which is down"
     alone = "did not answer" if reason.why is c.Why.SILENT else f"and all others on machine {reason.who} did not answer"
     return f"{alone} for {reason.numbers.get('silent_s', 0):.0f} s"
 
