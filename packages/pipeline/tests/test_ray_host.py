@@ -114,7 +114,7 @@ class TestRay(ExecutorContract):
         import ray
 
         host = self.make_host(0.0)
-        ray.get(host.prepare("counter", "0", RoleSpec(importlib.import_module, {"name": "colorsys"})))
+        ray.get(host.prepare("counter", "0", RoleSpec(importlib.import_module, {"name": "colorsys"}), Place()))
         actor, *_ = host._prepared["counter", "0"]
         _, ahead = ray.get(actor.where.remote())
         member = host.spawn("counter", "0", 1, RoleSpec(dict, {"a": 1}, nice=nice), Place())
