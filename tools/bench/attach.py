@@ -80,12 +80,12 @@ class Log:
 
 
 class Run:
-    """A run and its controllers, one after the other."""
+    """A run, whose controllers come one after the other."""
 
     def __init__(self, root: Path) -> None:
         self.directory, self._said = root / "run", root / "said.txt"
         self.log = Log(self.directory / "events.jsonl")
-        self._controller = self._tailrace("run", root / "config.toml", "--run-dir", self.directory)
+        self._watcher = self._tailrace("run", root / "config.toml", "--run-dir", self.directory)
 
     def _tailrace(self, *arguments: object) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tailrace.cli.main", *map(str, arguments), "--plain"]
@@ -96,24 +96,22 @@ class Run:
         """Wait for something, at most `PATIENCE_S` seconds."""
         deadline = time.monotonic() + PATIENCE_S
         while not done():
-            if self._controller.poll() is not None or time.monotonic() > deadline:
+            if self._watcher.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"{self._said.read_text()}\nthe run ended, or took too long, before {what}")
             time.sleep(LOOK_S)
 
     def kill(self, attaches: int) -> float:
-        """Kill the controller, and let another attach, the n-th. Returns seconds until it has given a command."""
+        """Kill the controller, whose watcher lets another attach, the n-th. Returns seconds until that has given a command."""
         began = time.monotonic()
         os.kill(json.loads((self.directory / "status.json").read_text())["pid"], signal.SIGKILL)
-        self._controller.wait()
-        self._controller = self._tailrace("attach", self.directory)
         self.until(lambda: self.log.commands_since(attaches) > 0, "the next command")
         return time.monotonic() - began
 
     def end(self) -> tuple[float, int]:
         """Send SIGTERM. Returns seconds until the end, and the exit status."""
         began = time.monotonic()
-        self._controller.send_signal(signal.SIGTERM)
-        status = self._controller.wait()
+        self._watcher.send_signal(signal.SIGTERM)
+        status = self._watcher.wait()
         return time.monotonic() - began, status
 
 
