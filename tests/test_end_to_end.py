@@ -251,7 +251,7 @@ def test_controllers_are_replaced_while_members_live_on(config, tmp_path):
 def test_roles_that_nobody_claims_save_and_stop(config, tmp_path):
     """Watcher and controller are killed, and nobody attaches: members and cluster end by themselves; the run resumes."""
     run = tmp_path / "run"
-    quick = ("rollout.engine=transformers", "rollout.options={threads=1,max_num_seqs=64}", "deadlines.unclaimed_s=8")
+    quick = ("rollout.engine=transformers", "rollout.options={threads=1,max_num_seqs=64}", "deadlines.unclaimed_s=20")
     settings = tuple(part for one in quick for part in ("--set", one))
     watcher = tailrace("run", config, "--run-dir", run, "--plain", *settings, "--set", "pipeline.steps=150")
     until(lambda: steps_done(run) >= 3, watcher)
