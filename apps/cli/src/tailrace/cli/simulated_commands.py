@@ -147,7 +147,9 @@ def plan_command(
 
 @app.command("reproduce")
 def reproduce_command(
-    paper: Annotated[str, typer.Argument(metavar="PAPER", help="laminar, staleflow, rollpacker or streamrl.")],
+    paper: Annotated[
+        str, typer.Argument(metavar="PAPER", help="laminar, staleflow, rollpacker, streamrl or robustrl.")
+    ],
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="ID", help="One target, such as LAM-BCAST. Repeatable.")
     ] = None,

@@ -106,6 +106,11 @@ class SimulatedFleet:
         """The cost of moving a version to the first pool; its stall is the trainer's for a publish."""
         return self.pools[0].weights
 
+    @property
+    def trainer_gpus(self) -> int:
+        """Devices on which no replica stands; at least 1."""
+        return max(1, self.gpus - sum(pool.replicas * pool.tp for pool in self.pools))
+
     def pool(self, replica: str) -> ReplicaPool:
         """The replicas like this one."""
         return pool_of(self.pools, replica)

@@ -171,8 +171,7 @@ class _Watcher:
         self._listener = listener
         self._steps = fleet.batches or fleet.spec.steps
         most = max(FEWEST_REPLICAS, min(MOST_REPLICAS, MOST_VISITS // max(1, self._steps)))
-        generating = sum(pool.replicas * pool.tp for pool in fleet.pools)
-        self.folds = Folds(fleet.spec, most=most, trainer_devices=max(1, fleet.gpus - generating))
+        self.folds = Folds(fleet.spec, most=most, trainer_devices=fleet.trainer_gpus)
         self._began = self._told = time.perf_counter()
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:

@@ -16,6 +16,8 @@ from tailrace.fleetsim.simulator import Models, Simulation
 from tailrace.pipeline.controller.members import REPLICA
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.executor.executor import Executor, Observer
+from tailrace.pipeline.run.effective_time import Devices, EffectiveFigures, EffectiveTime
+from tailrace.pipeline.run.folding import Audience
 
 OBSERVED = "r0"
 
@@ -38,6 +40,7 @@ class ProbeFindings:
         groups: prompts of the fleet's batch; a bound's room is so many times its batches.
         mean_tokens: of a trained trajectory, prompt included.
         steps: where the time of each measured step goes; only with the probe ``"steps"``.
+        effective: effective training time; only with the probe ``"effective"``.
     """
 
     result: Result
@@ -56,6 +59,7 @@ class ProbeFindings:
     groups: int
     mean_tokens: float
     steps: list[StepTimes]
+    effective: EffectiveFigures | None
 
 
 def measure(point: Point) -> ProbeFindings:
@@ -68,7 +72,8 @@ def measure(point: Point) -> ProbeFindings:
     fleet = build_fleet(config, seed=config.seed)
     watcher = Watcher(fleet, moves=point.probe == "moves")
     timed = StepWatcher() if point.probe == "steps" else None
-    observers: list[Observer] = [watcher] if timed is None else [watcher, timed]
+    effective = EffectiveWatcher(fleet) if point.probe == "effective" else None
+    observers: list[Observer] = [one for one in (watcher, timed, effective) if one is not None]
     simulation = Simulation(fleet, observers=observers, keep_events=False)
     watcher.models = simulation.models
     if timed is not None:
@@ -96,7 +101,24 @@ def measure(point: Point) -> ProbeFindings:
         groups=fleet.spec.batch_groups,
         mean_tokens=sum(row.tokens for row in rows) / trained if trained else 0.0,
         steps=[] if timed is None else timed.steps[fleet.warm_up : fleet.batches],
+        effective=None if effective is None else effective.fold.figures(),
     )
+
+
+class EffectiveWatcher:
+    """Follows effective training time beside a simulation."""
+
+    def __init__(self, fleet: SimulatedFleet) -> None:
+        self.fold = EffectiveTime(Devices.of(fleet.spec, fleet.trainer_gpus))
+        self._audience = Audience(self.fold)
+
+    def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
+        """One instant."""
+        del run
+        self._audience.observe(now, events, commands)
+
+    def tick(self, now: float, executor: Executor) -> None:
+        """Nothing is periodic here."""
 
 
 class Watcher:
