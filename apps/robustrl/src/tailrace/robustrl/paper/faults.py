@@ -12,6 +12,8 @@ HOUR_S = 3600.0
 SMALL = "8b-math"
 SLIDING = "semi-sync"
 """The mode of Figure 12."""
+WELL = 0.9
+"""Five minutes of which at least this share is effective saw no fault."""
 
 
 def measures(*, quick: bool) -> dict[str, Measure]:
@@ -82,7 +84,7 @@ def _during_a_fault(found: Found, at: Point) -> float:
     assert effective is not None
     lows, below = [], []
     for _, ettr, _ in effective.sliding:
-        if ettr < 1.0 - 1e-9:
+        if ettr < WELL:
             below.append(ettr)
         elif below:
             lows.append(min(below))

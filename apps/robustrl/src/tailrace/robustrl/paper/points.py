@@ -27,6 +27,7 @@ def byterobust(workload: str, mode: str, *, quick: bool) -> Point:
     """The baseline: every fault restarts the whole task, from its last checkpoint."""
     return robustrl(workload, mode, quick=quick).over(
         pipeline__recovery="restart-task",
+        publish__fence=False,
         checkpoint__every=int(value("checkpoint.every")),
         fleet__delays__trainer_restart_s=value("task_restart_s"),  # replicas wait for its weights
     )
