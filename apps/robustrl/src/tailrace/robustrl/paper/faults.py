@@ -1,4 +1,4 @@
-"""What a fault of the trainer costs: effective training time, the time of the whole run, and the order of modes (section 7.2)."""
+"""What a fault of the trainer costs: effective training time, the time of a run, and the order of modes (section 7.2)."""
 
 from __future__ import annotations
 
