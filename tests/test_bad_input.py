@@ -294,6 +294,27 @@ KINDS = {
         None,
         ["executor.machines", "executor.name", "local"],
     ),
+    "standby-on-one-machine": (
+        settings('pipeline.recovery={name = "role-based", standby = true}'),
+        None,
+        ["pipeline.recovery.standby", "1 machine", "executor.machines"],
+    ),
+    "standbys-too-few": (
+        settings(
+            'pipeline.recovery={name = "role-based", standby = true}', "executor.machines=3", "rollout.replicas=1"
+        ),
+        None,
+        ["pipeline.recovery.standby", "1 replicas", "at least 2"],
+    ),
+    "standby-of-another-kind": (
+        settings(
+            'pipeline.recovery={name = "role-based", standby = true}',
+            "executor.machines=3",
+            'rollout.pools=[{name = "h20", count = 2, device = "H20"}]',
+        ),
+        None,
+        ["pipeline.recovery.standby", "another kind", "h20"],
+    ),
     "peer-without-disk": (settings('checkpoint.domains=["peer"]'), None, ["checkpoint.domains", "disk"]),
     "domain-unknown": (settings('checkpoint.domains=["tape"]'), None, ["checkpoint.domains", "tape", "disk"]),
     "fence-without-checkpoints": (

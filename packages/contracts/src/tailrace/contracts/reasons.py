@@ -72,6 +72,7 @@ class Why(StrEnum):
         `failures`, `window_s`, `allowed`.
     TASK_RESTART: the whole task starts anew because of `who`, a role and an id; `task_restarts` in a row without a step.
     MACHINE: its machine is no longer used; `who`.
+    STANDBY: its machine goes to the trainer, `who`, which lost its own.
     POLICY: a policy's own reason; its numbers are the policy's.
     """
 
@@ -123,6 +124,7 @@ class Why(StrEnum):
     HYBRID = "hybrid"
     TASK_RESTART = "task-restart"
     MACHINE = "machine"
+    STANDBY = "standby"
     POLICY = "policy"
 
 

@@ -166,6 +166,7 @@ class Failure:
         starting: whether it failed while it started, so that a start or restart failed.
         others: members of the role that are not down.
         hybrid: whether it is a replica on devices of the trainer.
+        standbys: replicas whose machine the trainer could take now; 0 unless it is the trainer that lost its machine.
         reason: one line for people to read.
     """
 
@@ -186,6 +187,7 @@ class Failure:
     failed_starts: int = 0
     task_restarts: int = 0
     hybrid: bool = False
+    standbys: int = 0
 
 
 class RecoveryAction(StrEnum):
@@ -196,6 +198,8 @@ class RecoveryAction(StrEnum):
     REPLACE: a fresh member takes its place, on another machine if there is one.
     EVICT: it is not restarted, and others do its work, or nobody does a ranker's.
     EVICT_MACHINE: its machine is no longer used; all members there are replaced elsewhere.
+    STANDBY: the trainer's machine is no longer used, as with EVICT_MACHINE, and the trainer takes that of a replica. What the
+        replica had goes on elsewhere, and so does the replica, as a fresh one.
     RESTART_TASK: every member starts anew, and the run goes on from the trainer's checkpoint with what the store holds.
     START_OVER: the same, but all that was generated for batches after that checkpoint is lost, and generated again.
     FAIL: the run ends as failed.
@@ -206,6 +210,7 @@ class RecoveryAction(StrEnum):
     REPLACE = "replace"
     EVICT = "evict"
     EVICT_MACHINE = "evict-machine"
+    STANDBY = "standby"
     RESTART_TASK = "restart-task"
     START_OVER = "start-over"
     FAIL = "fail"

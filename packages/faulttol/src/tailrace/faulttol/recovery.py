@@ -86,6 +86,7 @@ class RoleBased:
         max_restarts: restarts of any other member than the trainer without work in between.
         window_s: seconds after which a failure no longer counts.
         machine_failures: failures on one machine in the window after which the machine is no longer used; 0 for never.
+        standby: whether a trainer that lost its machine takes a replica's, which starts anew elsewhere (section 5.1.3).
 
     Raises:
         RecoveryError: a limit is out of its range.
@@ -95,12 +96,13 @@ class RoleBased:
     max_restarts: Annotated[int, Tried((1_000,), rarely=(0, 1, 3))] = 3
     window_s: float = 600.0
     machine_failures: int = 0
+    standby: bool = False
 
     def __post_init__(self) -> None:
         _check_limits(self)
 
     def on_down(self, failure: Failure) -> RecoveryAction:
-        """Restart the member, evict it, restart the task, or fail."""
+        """Restart the member, evict it, let a replica stand in, restart the task, or fail."""
         role = failure.role
         if role not in ROLES:
             return RecoveryAction.FAIL
@@ -112,6 +114,8 @@ class RoleBased:
         code_error = role == REPLICA and failure.cause is Cause.BROKE and failure.first_iteration
         if not unfit and (code_error or (role == TRAINER and restarts_task(failure))):
             return self._task(failure)
+        if unfit and role == TRAINER and self.standby and failure.standbys:
+            return RecoveryAction.STANDBY
         if unfit or (failure.machine and 0 < self.machine_failures <= failure.machine_failures):
             return RecoveryAction.EVICT_MACHINE
         return RecoveryAction.RESTART_TRAINER if failure.hybrid else RecoveryAction.RESTART

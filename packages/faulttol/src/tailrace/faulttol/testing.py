@@ -70,6 +70,8 @@ def _failures(most: int) -> Iterator[Failure]:
         yield replace(seen, machine="m0", machine_failures=2 * count)
         if role == "replica":
             yield replace(seen, hybrid=True)
+        if role == "trainer" and cause is Cause.MACHINE:
+            yield replace(seen, machine="m0", standbys=others)
 
 
 def _action(policy: RecoveryPolicy, failure: Failure) -> RecoveryAction:
@@ -85,6 +87,9 @@ def _action(policy: RecoveryPolicy, failure: Failure) -> RecoveryAction:
         assert failure.hybrid, f"the trainer restarts for a member that does not stand on its devices: {failure}"
     if action is RecoveryAction.EVICT_MACHINE:
         assert failure.machine, f"its machine is evicted, although it is unknown: {failure}"
+    if action is RecoveryAction.STANDBY:
+        assert failure.machine, f"a replica stands in, although the lost machine is unknown: {failure}"
+        assert failure.standbys > 0, f"a replica stands in, although none can: {failure}"
     return action
 
 

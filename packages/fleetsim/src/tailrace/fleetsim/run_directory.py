@@ -60,6 +60,7 @@ def plain(watched: Watched) -> dict[str, Any]:
         "warnings": advice(watched),
         **watched.folds.effective_time.figures().plain(),
         "task_restarts": watched.run.task_restarts,
+        "lent_machines": watched.run.lent_machines,
         "false_detections": detection.false_detections,
         "late_detections": detection.late_detections,
         "simulated_hours": round(result.duration_s / 3600, 4),

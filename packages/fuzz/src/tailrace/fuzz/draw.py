@@ -13,6 +13,7 @@ from tailrace.fuzz.drawn_faults import (
     how_many,
     in_a_step,
     machines,
+    standbys,
     of_a_joiner,
     of_an_environment,
     of_the_ranker,
@@ -161,6 +162,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
         content |= _hybrids(hybrids, content["replicas"])
     content |= machines(Random(f"tailrace fuzz {seed}, machines"), content, step_s)
     pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, recovery"), "recovery", policies)
+    standbys(Random(f"tailrace fuzz {seed}, standbys"), content, policies)
     detection = Random(f"tailrace fuzz {seed}, detection")
     pipeline |= draw_newer(detection, "detection", policies)
     if "detection" in policies:

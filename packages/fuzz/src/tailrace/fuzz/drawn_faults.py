@@ -8,8 +8,10 @@ from typing import Any
 
 from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.fuzz.faults import BreakKind, Moment
-from tailrace.fuzz.policies import SHARE_OF_NEWER
+from tailrace.fuzz.policies import SHARE_OF_NEWER, Policies, takes
 
+STANDBYS = 0.8
+"""Share of the cases with machines and a recovery that knows of standbys in which it uses them."""
 MACHINES = 1 / 3
 """Share of the cases whose members stand on machines, but for those with sites or shared devices."""
 IN_A_STEP = 0.5
@@ -77,6 +79,18 @@ def machines(random: Random, content: dict[str, Any], step_s: float) -> dict[str
         for _ in range(random.choice([0, 1, 1, 2, 4]))
     ]
     return {"machines": count, "faults": content["faults"] + tuple(dying)}
+
+
+def standbys(random: Random, content: dict[str, Any], policies: Policies) -> None:
+    """In most cases with machines a trainer that loses its own takes a replica's, where recovery knows how; or it would."""
+    recovery, count = content["pipeline"]["recovery"], content.get("machines", 0)
+    if count and "recovery" not in policies and "standby" in takes("recovery", recovery["name"]):
+        recovery["standby"] = random.random() < STANDBYS
+        content["machines"] = max(count, random.choice([3, 4]))
+        content["replicas"] = max(content["replicas"], random.choice([1, 2, 3]))
+        if random.random() < STANDBYS:
+            dies = {"kind": BreakKind.MACHINE, "member": "0", "at_step": random.randrange(content["pipeline"]["steps"])}
+            content["faults"] += ({**dies, "after_s": round(random.random(), 3)},)
 
 
 def attaches(random: Random, steps: int, step_s: float) -> Iterator[dict[str, Any]]:

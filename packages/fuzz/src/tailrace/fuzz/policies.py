@@ -37,6 +37,7 @@ POLICIES = (*AXES, "sampler", *APART)
 Policies = Mapping[str, Any]
 NONE: Policies = MappingProxyType({})
 FOLLOWS = {
+    "standby",
     "samples",
     "prompts",
     "shuffle_seed",

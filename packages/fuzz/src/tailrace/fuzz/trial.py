@@ -139,6 +139,7 @@ def _covered(case: Case, fuzz: FuzzSimulation) -> dict[str, Counter[str]]:
                 "preemptions": sum(engine.preemptions for engine in engines),
                 "evaluations": len(run.evaluations),
                 "replica restarts": run.replica_restarts,
+                "machines lent to the trainer": run.lent_machines,
                 "replicas added": came_and_went.added,
                 "replicas removed": came_and_went.removed,
             }

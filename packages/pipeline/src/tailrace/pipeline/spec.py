@@ -65,6 +65,7 @@ class RolloutPool:
         tp: devices that each replica's engine spans, until it is resized.
         replica_batch: most trajectories that each replica generates at once.
         hybrid: whether they stand on the trainer's devices (RobustRL, section 2.1), where trainer and replicas share some.
+        standby: whether the trainer could use their machines: devices of its kind, at its site.
     """
 
     name: str
@@ -73,6 +74,7 @@ class RolloutPool:
     tp: int = 1
     replica_batch: int = 1
     hybrid: bool = False
+    standby: bool = True
 
 
 @dataclass(frozen=True, slots=True)

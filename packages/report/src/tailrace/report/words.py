@@ -65,6 +65,7 @@ REASONS = {
     Why.HYBRID: "replica {who}, on its devices, is down",
     Why.TASK_RESTART: "the whole task starts anew, for {who} failed",
     Why.MACHINE: "machine {who} is given up",
+    Why.STANDBY: "its machine goes to {who}, which lost its own",
     Why.POLICY: "the policy's own reason",
 }
 

@@ -46,6 +46,7 @@ NAMES_ANOTHER = frozenset(
         Why.UNANSWERED,
         Why.MACHINE,
         Why.MACHINE_SILENT,
+        Why.STANDBY,
         Why.HYBRID,
         Why.TASK_RESTART,
     }

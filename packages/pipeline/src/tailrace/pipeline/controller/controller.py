@@ -43,6 +43,7 @@ from tailrace.pipeline.controller.round_history import RoundHistory
 from tailrace.pipeline.controller.rounds import Rounds
 from tailrace.pipeline.controller.scoring import Scoring
 from tailrace.pipeline.controller.sessions import Sessions
+from tailrace.pipeline.controller.standby import Standbys
 from tailrace.pipeline.controller.states import GroupPhase
 from tailrace.pipeline.controller.task_restart import TaskRestart
 from tailrace.pipeline.controller.trainer_state import TrainerState
@@ -124,6 +125,7 @@ class Controller:
         self.failures = Failures(
             spec.recovery, self.members, self.trainer, self.outbox,
             losses=self.losses, fail=self._fail, checks=spec.machine_checks,
+            standbys=Standbys(spec, self.members, self.fleet, self.trainer),
         )  # fmt: skip
         self.task_restart = TaskRestart(
             self.ledger, self.members, self.trainer, self.failures, self.losses, self.provisioning, self.discards,

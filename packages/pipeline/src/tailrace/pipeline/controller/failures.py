@@ -15,6 +15,7 @@ from tailrace.pipeline.controller.losses import Losses
 from tailrace.pipeline.controller.members import DATA, RANKER, TRAINER, Members, MemberState
 from tailrace.pipeline.controller.outbox import Outbox
 from tailrace.pipeline.controller.plugin_faults import answered
+from tailrace.pipeline.controller.standby import Standbys
 from tailrace.pipeline.controller.trainer_state import TrainerState
 
 _ACTIONS = c.RecoveryAction
@@ -30,6 +31,7 @@ class Failures:
         outbox: takes the commands.
         losses: notes what is lost with a member.
         fail: ends the run with a reason.
+        standbys: who could stand in for a trainer that lost its machine.
         checks: whether a machine is checked before a member starts on it in place of one that failed.
     """
 
@@ -42,8 +44,11 @@ class Failures:
         *,
         losses: Losses,
         fail: Callable[[str], None],
+        standbys: Standbys,
         checks: bool = False,
     ) -> None:
+        self._standbys = standbys
+        self.lent_machines = 0
         self._policy, self._members, self._trainer, self._outbox = policy, members, trainer, outbox
         self._losses, self._fail, self._checks = losses, fail, checks
         self.resumes_at: int | None = None  # set until the store reports what survived the driver's death
@@ -72,7 +77,12 @@ class Failures:
             self._losses.lost(member)
             self._use_older_checkpoint(member, event.reason)
             return
-        failure = self._members.failure(member, event, now, self._policy.window_s, self._trainer.step, self.troubles)
+        lost = event.machine or member.machine
+        homeless = event.role == TRAINER and event.cause is c.Cause.MACHINE and bool(lost)
+        standbys = len(self._standbys.for_one_on(lost)) if homeless else 0
+        failure = self._members.failure(
+            member, event, now, self._policy.window_s, self._trainer.step, self.troubles, standbys
+        )
         self._losses.lost(member)
         member.health = c.Health.DOWN
         numbers = {"failures": float(failure.failures), "window_s": self._policy.window_s}
@@ -86,7 +96,7 @@ class Failures:
             if self.task is not None:
                 return  # all restart, it with them
             action = _ACTIONS.RESTART
-        self._act(member, action, failure, reason)
+        self._act(member, action, failure, reason, now)
 
     def _trainer_too(self, member: MemberState, failure: c.Failure, now: float) -> None:
         """A hybrid's fault is one of the trainer, unless that is down already (RobustRL, section 4)."""
@@ -131,12 +141,20 @@ class Failures:
         self.troubles.stepped(step)
         self._causes.clear()
 
-    def _act(self, member: MemberState, action: c.RecoveryAction, failure: c.Failure, reason: c.Reason) -> None:
+    def _act(
+        self, member: MemberState, action: c.RecoveryAction, failure: c.Failure, reason: c.Reason, now: float
+    ) -> None:
         if action is _ACTIONS.RESTART or action is _ACTIONS.REPLACE:
             elsewhere = (failure.machine,) if action is _ACTIONS.REPLACE and failure.machine else ()
             self._restart(member, reason, avoid=elsewhere)
         elif action is _ACTIONS.EVICT_MACHINE and failure.machine:
-            self._evict_machine(member, failure.machine, reason)
+            self._evict_machine(member, failure, now)
+            self._restart(member, reason)
+        elif action is _ACTIONS.STANDBY and failure.standbys:
+            replica = self._standbys.for_one_on(failure.machine)[0].member
+            member.stands = replica.machine  # hybrids follow it there
+            self._evict_machine(member, failure, now)
+            self._stand_in(member, replica, reason)
         elif action is _ACTIONS.EVICT and (failure.others or member.role == RANKER):  # nothing waits for a ranker
             if reason.why in c.SUSPICIONS:  # its process still lives
                 self._outbox.send(c.Stop, role=member.role, id=member.id, reason=reason)
@@ -161,13 +179,29 @@ class Failures:
             )
             raise answered("recovery", self._policy, "on_down", action, expected)
 
-    def _evict_machine(self, member: MemberState, machine: str, reason: c.Reason) -> None:
+    def _evict_machine(self, member: MemberState, failure: c.Failure, now: float) -> None:
+        """Restart the other members of a machine elsewhere. What becomes of the trainer is for the policy to say."""
+        machine = failure.machine
         for other in self._members.give_up(machine):
-            if other is not member and other.health in (c.Health.UP, c.Health.STARTING, c.Health.RESIZING):
-                self._losses.lost(other)
-                other.health = c.Health.DOWN
-                self._restart(other, c.Reason(c.Why.MACHINE, machine))
-        self._restart(member, reason)
+            if other is member or other.machine != machine:
+                continue  # it is elsewhere by now, since the trainer was asked about
+            if other.health not in (c.Health.UP, c.Health.STARTING, c.Health.RESIZING):
+                continue
+            if other.role == TRAINER and failure.cause is c.Cause.MACHINE:
+                self.went_down(c.Down(TRAINER, other.id, failure.reason, c.Cause.MACHINE, machine), now)
+                continue
+            self._losses.lost(other)
+            other.health = c.Health.DOWN
+            self._restart(other, c.Reason(c.Why.MACHINE, machine))
+
+    def _stand_in(self, trainer: MemberState, replica: MemberState, reason: c.Reason) -> None:
+        """Start the trainer on the machine of a replica, and the replica elsewhere."""
+        taken = replica.machine
+        self._losses.lost(replica)
+        replica.health = c.Health.DOWN
+        self.lent_machines += 1
+        self._restart(trainer, reason, machine=taken)
+        self._restart(replica, c.Reason(c.Why.STANDBY, f"{trainer.role} {trainer.id}"))
 
     def came_up(self, member: MemberState) -> bool:
         """Whether a member that came up may stay: its machine may have been given up while it started."""
@@ -179,14 +213,16 @@ class Failures:
         self._restart(member, c.Reason(c.Why.MACHINE, machine))
         return False
 
-    def _restart(self, member: MemberState, reason: c.Reason, *, avoid: tuple[str, ...] = ()) -> None:
+    def _restart(
+        self, member: MemberState, reason: c.Reason, *, avoid: tuple[str, ...] = (), machine: str = ""
+    ) -> None:
         self._members.starts_anew(member)
         restarts = self._members.restarts
         restarts[member.role] = restarts.get(member.role, 0) + 1
         version = {TRAINER: self._trainer.checkpoint, DATA: self.resumes_at}.get(member.role)
         member.avoids = tuple(dict.fromkeys((*member.avoids, *avoid)))
         place = dataclasses.replace(
-            self._members.place(member), check=self._checks and reason.why is not c.Why.LOST_IN_CRASH
+            self._members.place(member, machine), check=self._checks and reason.why is not c.Why.LOST_IN_CRASH
         )
         self._outbox.send(
             c.Restart, role=member.role, id=member.id, version=version, place=place, reason=reason, tp=member.own_tp

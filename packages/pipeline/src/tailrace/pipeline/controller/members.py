@@ -101,9 +101,11 @@ class Members:
             state.index = sum(other.site == site for other in self.of(RELAY)) - 1
         return state
 
-    def place(self, state: MemberState) -> Place:
-        """Where a member may stand that is about to start."""
-        if self.named:
+    def place(self, state: MemberState, machine: str = "") -> Place:
+        """Where a member may stand that is about to start: on a certain machine, if one is given."""
+        if machine:
+            state.stands = machine
+        elif self.named:
             gone = {*self.given_up, *state.avoids}
             fit = [name for name in self.named if name not in gone] or self.named
             standing = [(_kind(other), other.stands) for other in self.states.values() if other is not state]
@@ -173,7 +175,14 @@ class Members:
         self.alarming.pop((state.role, state.id), None)
 
     def failure(
-        self, state: MemberState, event: Down, now: float, window_s: float, step: int, troubles: Troubles
+        self,
+        state: MemberState,
+        event: Down,
+        now: float,
+        window_s: float,
+        step: int,
+        troubles: Troubles,
+        standbys: int = 0,
     ) -> Failure:
         """Count a failure. Returns the recovery policy's view of it."""
         starting = state.health is Health.STARTING
@@ -200,6 +209,7 @@ class Members:
             failed_starts=trouble.failed_starts,
             task_restarts=trouble.task_restarts,
             hybrid=state.hybrid,
+            standbys=standbys,
         )
 
     def give_up(self, machine: str) -> list[MemberState]:

@@ -310,6 +310,11 @@ class RunView:
         return self._parts.failures.task_restarts
 
     @property
+    def lent_machines(self) -> int:
+        """How often a trainer that lost its machine took a replica's."""
+        return self._parts.failures.lent_machines
+
+    @property
     def replica_restarts(self) -> int:
         """Number of restarts of replicas."""
         return self.restarts(REPLICA)

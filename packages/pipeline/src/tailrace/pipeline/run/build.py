@@ -48,7 +48,7 @@ from tailrace.pipeline.run.environments import (
     no_tool_prefix,
 )
 from tailrace.pipeline.run.machine_checks import check_machine_checks, machine_checks
-from tailrace.pipeline.run.machines import check_own_machines, machine_names
+from tailrace.pipeline.run.machines import check_own_machines, check_standby, machine_names
 from tailrace.pipeline.run.policy_facts import cost_facts, device_facts, stream_facts
 from tailrace.pipeline.run.pools import (
     cell_devices,
@@ -191,6 +191,7 @@ def check(config: RunConfig) -> None:
         check_ranker,
         check_machine_checks,
         check_own_machines,
+        check_standby,
     )
     for part in parts:
         with gathered.check():

@@ -23,7 +23,7 @@ class InjectedFault:
         detected_s: when the member was known to be down.
         serving_s: when its successor was up, or the driver's had taken over; for a machine, when all its members were up
             elsewhere.
-        action: restart, evict, fail, resume or attach, for a machine evict-machine; empty while nothing was decided.
+        action: restart, evict, fail, resume or attach, for a machine evict-machine or standby; empty while nothing was decided.
         reason: why the member was taken for down.
     """
 
@@ -145,10 +145,17 @@ class FaultFold:
             one.action = "resume" if isinstance(event, c.Resumed) else "attach"
 
     def _replaced(self, now: float, command: c.Restart | c.Stop) -> None:
+        self._stands_in(now, command)
         for one in self._unserved(command.role, command.id, decided=False):
             one.action = "restart" if isinstance(command, c.Restart) else "evict"
             if one.detected_s is None:  # the controller took it for down by itself
                 one.detected_s, one.reason = round(now, 3), str(command.reason.why)
+
+    def _stands_in(self, now: float, command: c.Restart | c.Stop) -> None:
+        if command.reason.why is c.Why.STANDBY:
+            for one in self._struck:
+                if one.role == MACHINE and one.detected_s == round(now, 3):
+                    one.action = "standby"
 
     def _failed(self, now: float, command: c.Fail) -> None:
         del command

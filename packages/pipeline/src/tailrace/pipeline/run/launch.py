@@ -374,5 +374,6 @@ class _Launch:
                     faults=faults,
                 ),
                 "task_restarts": controller.view.task_restarts,
+                "lent_machines": controller.view.lent_machines,
             },
         )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from tailrace.pipeline.config.gathered import Gathered
 from tailrace.pipeline.config.models import RunConfig
+from tailrace.pipeline.config.policies import build_policy
+from tailrace.pipeline.errors import ConfigError
+from tailrace.pipeline.run.pools import replica_pools
 
 _KEY = "key 'executor.machines'"
 
@@ -35,3 +38,31 @@ def check_own_machines(config: RunConfig) -> None:
     if config.trainer.colocated:
         gathered.add(f"{found} with trainer.colocated, expected 1: replicas stand on the trainer's devices there")
     gathered.done()
+
+
+def check_standby(config: RunConfig) -> None:
+    """Check that a trainer that loses its machine will find a standby, if recovery looks for one (RobustRL, section 5.1.3).
+
+    Raises:
+        ConfigError: there is no machine, no replica of the trainer's kind, or not as many as its largest parallel group has.
+    """
+    key = "key 'pipeline.recovery.standby'"
+    if not getattr(build_policy("recovery", config.pipeline.recovery), "standby", False):
+        return
+    if not machine_names(config):
+        raise ConfigError(f"{key}: found it on 1 machine, expected executor.machines = 2 or more")
+    pools, replicas = replica_pools(config), config.rollout.replicas
+    if pools:
+        replicas = sum(pool.count for pool in pools if pool.standby)
+        other = ", ".join(pool.name for pool in pools if not pool.standby)
+        if not replicas:
+            raise ConfigError(
+                f"{key}: found only replicas of another kind of device or at another site than the trainer's (pools {other}), "
+                "expected standbys of its kind at its site"
+            )
+    reserve = config.trainer.processes
+    if replicas <= reserve:
+        raise ConfigError(
+            f"{key} and 'rollout.replicas': found {replicas} replicas that can stand in, expected at least {reserve + 1}: "
+            f"as many as the trainer's largest parallel group has processes ({reserve}), and one that goes on generating"
+        )

@@ -44,6 +44,7 @@ def replica_pools(config: RunConfig) -> tuple[RolloutPool, ...]:
             tensor_parallel(engine_options(config, pool)),
             (pool.prompts_per_replica or pipeline.prompts_per_replica) * pipeline.samples_per_prompt,
             pool.hybrid,
+            standby=not pool.site and not pool.device and not pool.hybrid,
         )
         for pool in config.rollout.pools
     )
