@@ -23,7 +23,7 @@ from tailrace.faulttol import RoleBased
 from tailrace.pipeline.hosts.ray import RayHost
 from tailrace.pipeline.hosts.ray_cluster import Claim, start_cluster
 from tailrace.pipeline.testing.real_runs import RealRuns
-from tailrace.pipeline.testing.small_run import make_spec
+from tailrace.pipeline.testing.small_run import make_spec, policy
 
 root, model, machines, fault = Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3]), sys.argv[4]
 
@@ -44,7 +44,14 @@ try:
         root,
         model,
         relays=3,
-        spec=make_spec(machines=machines, fence=True, recovery=RoleBased(), keep_checkpoints=2),
+        spec=make_spec(
+            machines=machines,
+            fence=True,  # with the next two a step waits until the version before is durable
+            admission=policy("admission", "on-policy"),
+            sync=policy("sync", "barrier"),
+            recovery=RoleBased(),
+            keep_checkpoints=2,
+        ),
         faults=[fault],
         changed=patient,
     )
@@ -78,7 +85,7 @@ class TestMachines:
 
     def test_the_trainer_goes_on_from_another_machines_memory(self, model):
         """Its machine is gone with its disk. The newest durable checkpoint is loaded, and no step is repeated."""
-        self.go(model, "machine:0@step2")
+        self.go(model, "machine:0@step3")
         assert self.stood(TRAINER)[0] == "0" != self.stood(TRAINER)[1]
         assert not (self.root / "machines" / "0").exists()
         down = [event for event in events_of(self.root, c.Down) if event.cause is c.Cause.MACHINE]
@@ -87,6 +94,7 @@ class TestMachines:
         durable = [event.version for event in events_of(self.root, c.Durable)]
         assert len(versions) == 1
         assert versions[0] in durable
+        assert versions[0] >= 2
         fold = FaultFold()
         follow(read_log(self.root / LOG), Audience(fold))
         (fault,) = fold.figures().struck
