@@ -13,10 +13,10 @@ from tailrace.fuzz.drawn_faults import (
     how_many,
     in_a_step,
     machines,
-    standbys,
     of_a_joiner,
     of_an_environment,
     of_the_ranker,
+    standbys,
 )
 from tailrace.fuzz.errors import CaseError
 from tailrace.fuzz.policies import (
