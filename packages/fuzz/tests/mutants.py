@@ -247,7 +247,11 @@ def _a_late_route_that_begins_what_was_dropped(patch):
 
 def _a_step_that_waits_for_what_only_it_lets_start(patch):
     """After the trainer has fallen back, the batch after the next is launched already and starts at the step's version only."""
-    patch.setattr(Batches, "_starts_before_the_step", lambda batches: True)
+
+    def holds(batches):
+        return batches._batchwise and bool(batches._ledger.unstarted) and batches._gate.ready()
+
+    patch.setattr(Batches, "_holds", holds)
 
 
 def _a_step_before_hybrids_have_left(patch):

@@ -270,7 +270,7 @@ class Case(_Strict):
         if not far:
             return ()
         near = RolloutPool("near", self.replicas - far, replica_batch=prompts * samples)
-        return near, RolloutPool("far", far, SITE, replica_batch=max(1, prompts // 2) * samples)
+        return near, RolloutPool("far", far, SITE, replica_batch=max(1, prompts // 2) * samples, standby=False)
 
     @property
     def relay_sites(self) -> tuple[str, ...]:
