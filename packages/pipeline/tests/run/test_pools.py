@@ -26,7 +26,7 @@ def test_pools_come_with_their_own_sizes_and_count_as_the_runs_replicas():
     config = configured(NEAR, FAR)
     check_pools(config)
     spec = build_spec(config)
-    assert spec.pools == (RolloutPool("near", 1, "", 2, 16 * 8), RolloutPool("far", 3, "west", 1, 2 * 8))
+    assert spec.pools == (RolloutPool("near", 1, "", 2, 16 * 8), RolloutPool("far", 3, "west", 1, 2 * 8, standby=False))
     assert config.rollout.replicas == spec.provisioning.count == 4
     assert spec.relay_sites == ("", "", "west", "west")
     assert relay_count(config) == 4

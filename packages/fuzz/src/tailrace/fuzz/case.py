@@ -265,7 +265,7 @@ class Case(_Strict):
         far, samples = min(self.far, self.replicas - 1), self.pipeline.samples_per_prompt
         prompts = self.pipeline.prompts_per_replica
         if self.colocated and 0 < self.hybrids < self.replicas:
-            hybrid = RolloutPool("hybrid", self.hybrids, replica_batch=prompts * samples, hybrid=True)
+            hybrid = RolloutPool("hybrid", self.hybrids, replica_batch=prompts * samples, hybrid=True, standby=False)
             return hybrid, RolloutPool("standalone", self.replicas - self.hybrids, replica_batch=prompts * samples)
         if not far:
             return ()

@@ -174,13 +174,9 @@ def _hybrids(random: Random, replicas: int) -> dict[str, Any]:
     """Replicas of which some, or all, stand on the trainer's devices."""
     replicas = random.choice([replicas, max(2, replicas)])
     cells = random.choice([1, 1, 2])
-    return {
-        "colocated": True,
-        "cells": cells,
-        "replicas": replicas,
-        "hybrids": 0 if random.random() < 0.4 else random.randint(1, replicas),
-        "far": 0,
-    }
+    hybrids = 0 if random.random() < 0.4 else random.randint(1, replicas)
+    each = (hybrids or replicas) % cells == 0  # as many stand on the devices of each cell
+    return {"colocated": True, "cells": cells if each else 1, "replicas": replicas, "hybrids": hybrids, "far": 0}
 
 
 def _plan_with_predictions(random: Random, content: dict[str, Any], policies: Policies) -> None:
