@@ -74,7 +74,7 @@ def fails(capsys, tmp_path, monkeypatch):
         (["run", "laminar", "--kill", "replica@60"], ["--kill replica@60", "@SECONDSs"]),
         (["run", "laminar", "--kill", "replcia@60s"], ["'replcia'", "replica"]),
         (["run", "laminar", "--raise", "trainer@step3:decode"], ["--raise", "phase 'decode' of a trainer", "backward"]),
-        (["run", "laminar", "--kill", "machine@60s"], ["machine@60s", "found no machine in this run"]),
+        (["run", "laminar", "--kill", "machine@60s"], ["machine@60s", "found no machine of this run's own"]),
         (["run", "laminar", "--kill", "environment@60s"], ["found no environment in this run"]),
         (["run", "laminar", "--mtbf", "0"], ["--mtbf"]),
         (["run", "laminar", "--set", 'faults=["replica"]'], ["faults", "'replica'"]),

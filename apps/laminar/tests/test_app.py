@@ -45,5 +45,6 @@ def test_the_tools_configuration_is_the_quick_start_with_a_tail_of_slow_calls():
     config = configuration(str(CONFIGS[0].with_name("tool-sums.toml")))
     assert environment_of(config) == "python"
     assert config.environment.options["latency"]["cap"] > 10 * config.environment.options["latency"]["median"]
-    assert config.model.small == configuration("laminar").model.small
+    quickstart = configuration("laminar").model.small
+    assert config.model.small == quickstart.model_copy(update={"embedding_std": 0.2})  # signs stay apart on every seed
     check_environment(config)

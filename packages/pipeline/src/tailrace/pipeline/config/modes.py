@@ -63,6 +63,8 @@ def with_mode(content: Mapping[str, Any]) -> Mapping[str, Any]:
 def _rollout(mode: str, rollout: Mapping[str, Any]) -> Mapping[str, Any]:
     """The replicas: for semi-sync, half of them are hybrids where no pools are given."""
     pools, replicas = rollout.get("pools") or (), rollout.get("replicas", _REPLICAS)
+    if not isinstance(pools, list | tuple):
+        return rollout  # refused by its name later
     marks = [pool.get("hybrid") is True for pool in pools if isinstance(pool, Mapping)]
     if mode != "semi-sync":
         if marks and (mode == "sync") != all(marks):
