@@ -33,6 +33,7 @@ class Answers:
         self._lengths = Outcomes(waits, "lengths to be predicted", deadlines.predict_s, down)
         self._of_role = {SCORER: self._scores, RANKER: self._lengths}
         self._calls: dict[Running, Outcomes] = {}  # of each environment
+        self._called: dict[str, int] = {}  # number of the newest call of a trajectory
         self._heard: dict[type, Callable[[c.Event], None]] = dict.fromkeys(
             (c.Stepped, c.Accumulated, c.Durable, c.Pulled, c.PullFailed, c.Discarded), self._answered
         )
@@ -73,8 +74,13 @@ class Answers:
         """Wait for predictions for prompts. The deadline counts from the ranker's last answer."""
         self._lengths.expect(ranker, prompts, now)
 
-    def calling(self, environment: Running, names: Sequence[str], now: float) -> None:
-        """Wait for an environment's answers to the last turns of trajectories. The deadline counts from its last answer."""
+    def calling(self, environment: Running, names: Sequence[str], seq: int, now: float) -> None:
+        """Wait for an environment's answers to the last turns of trajectories. The deadline counts from its last answer.
+
+        Args:
+            seq: of the call: an answer to one before it, which came late or twice, ends no wait.
+        """
+        self._called.update(dict.fromkeys(names, seq))
         if environment not in self._calls:
             what, limit_s = f"{environment} to answer turns", self._deadlines.call_s
             self._calls[environment] = Outcomes(self._waits, what, limit_s, self._down)
@@ -84,6 +90,8 @@ class Answers:
         """Stop waiting for an environment's answers to trajectories whose sessions end."""
         if environment in self._calls:
             self._calls[environment].dropped(names)
+        for name in names:
+            self._called.pop(name, None)
 
     def dropped(self, names: Sequence[str]) -> None:
         """Stop waiting for the scores of trajectories."""
@@ -103,7 +111,8 @@ class Answers:
             elif kind is c.Predicted or kind is c.PredictionFailed:
                 predicted.append(event.prompt)  # type: ignore[union-attr]
             elif kind is c.Turned or kind is c.CallFailed:
-                turned.append(event.trajectory)  # type: ignore[union-attr]
+                if event.answers is None or event.answers >= self._called.get(event.trajectory, 0):  # type: ignore[union-attr]
+                    turned.append(event.trajectory)  # type: ignore[union-attr]
             elif kind in self._heard:
                 self._heard[kind](event)
         if scored:

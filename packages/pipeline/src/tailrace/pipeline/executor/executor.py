@@ -335,7 +335,7 @@ class Executor:
             case c.Predict():
                 self._answers.predicting(running, missing, now)
             case c.Call():
-                self._answers.calling(running, missing, now)
+                self._answers.calling(running, missing, command.seq, now)
             case _:
                 self._answers.expect(running, command, now)
 
@@ -381,7 +381,7 @@ class Executor:
     def _call(self, command: c.Call) -> None:
         environment = self._send((ENVIRONMENT, command.environment), command)
         if environment is not None:
-            self._answers.calling(environment, command.trajectories, self._time.now())
+            self._answers.calling(environment, command.trajectories, command.seq, self._time.now())
 
     def _close(self, command: c.Close) -> None:
         environment = self._send((ENVIRONMENT, command.environment), command)
