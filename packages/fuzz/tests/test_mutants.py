@@ -26,6 +26,7 @@ FIRST = {
     "a step that waits for what only it lets start": 65,
     "a pull lost while no relay lives": 1209,
     "the dead among the living": 1681,
+    "commands that count as taken": 1904,
 }
 ALL = {**MUTANTS, **EXECUTOR_MUTANTS, **TURN_MUTANTS, **ATTACH_MUTANTS}
 # Where the shrinking is looked at each time; it repeats the runs of a case.

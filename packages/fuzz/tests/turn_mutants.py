@@ -62,7 +62,7 @@ def _a_home_that_forgets(patch):
 
 
 def _a_call_without_deadline(patch):
-    patch.setattr(Answers, "calling", lambda answers, environment, names, now: None)
+    patch.setattr(Answers, "calling", lambda answers, environment, names, seq, now: None)
 
 
 def _an_unanswered_turn_that_goes_on(patch):

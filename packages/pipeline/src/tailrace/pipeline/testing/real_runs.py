@@ -23,6 +23,11 @@ from tailrace.pipeline.testing.observers import Dies, Striking
 from tailrace.pipeline.testing.small_run import LOG, check_run, events_of, make_deployment, make_files, make_spec
 
 
+def notices_soon(spec: PipelineSpec) -> PipelineSpec:
+    """A pipeline that takes a silent member for down after 6 s."""
+    return replace(spec, detection=RoleAware(silent_s=6.0))
+
+
 class RealRuns:
     """What contract suites of hosts share: a subclass provides `make_host`."""
 
@@ -59,7 +64,7 @@ class RealRuns:
         """
         spec = spec or make_spec()
         if any(text.startswith("hang") for text in faults):
-            spec = replace(spec, detection=RoleAware(silent_s=6.0))
+            spec = notices_soon(spec)
         controller = Controller(spec, relays=relays)
         deployment = make_deployment(
             root, model, mixed_versions=controller.view.mixes_versions, ranks=ranks, cells=spec.cells
