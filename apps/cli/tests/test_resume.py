@@ -54,7 +54,9 @@ def test_everything_that_may_not_change_is_refused_at_once_with_its_reason(run, 
 
 
 def test_a_driver_that_goes_on_has_faults_of_its_own(run, capsys):
-    assert any("found no machine of this run's own" in line for line in refused(capsys, run.root, "--kill", "machine@9s"))
+    assert any(
+        "found no machine of this run's own" in line for line in refused(capsys, run.root, "--kill", "machine@9s")
+    )
     config = to_go_on(run.configuration(), run, {"faults": ("hang:data@9s",), "fault_seed": 3})
     assert (config.faults, config.mtbf_s, config.fault_seed) == (("hang:data@9s",), None, 3)
 
