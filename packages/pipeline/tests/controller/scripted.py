@@ -8,6 +8,14 @@ from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.spec import PipelineSpec
 
 MOST_ROUNDS = 10_000
+ON_THREE_MACHINES = {
+    ("relay", "0"): "0",
+    ("relay", "1"): "1",
+    ("relay", "2"): "2",
+    ("trainer", "0"): "0",
+    ("replica", "r0"): "1",
+    ("replica", "r1"): "2",
+}
 
 
 def policy(axis, name, **options):

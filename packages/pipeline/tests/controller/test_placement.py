@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from scripted import Scripted, of, policy, spec
+from scripted import ON_THREE_MACHINES, Scripted, of, policy, spec
 
 from tailrace import contracts as c
 from tailrace.pipeline.controller.placement import machine_for
@@ -22,26 +22,16 @@ def test_a_trainer_goes_where_fewest_replicas_stand():
     assert machine_for("trainer", ["0", "1", "2"], []) == "0"
 
 
-STAND = {
-    ("relay", "0"): "0",
-    ("relay", "1"): "1",
-    ("relay", "2"): "2",
-    ("trainer", "0"): "0",
-    ("replica", "r0"): "1",
-    ("replica", "r1"): "2",
-}
-
-
 def on_machines(recovery="role-based"):
     run = Scripted(spec(machines=("0", "1", "2"), recovery=policy("recovery", recovery)), relays=3)
-    run.machines = dict(STAND)
+    run.machines = dict(ON_THREE_MACHINES)
     return run, run.go(c.Tick(), leave=(c.Step,))
 
 
 def test_at_the_start_data_and_scorer_stand_beside_the_controller():
     _, given = on_machines()
     places = {(one.role, one.id): one.place.machine for one in of(c.Start, given)}
-    assert places == STAND | {("data", "0"): "", ("scorer", "0"): ""}
+    assert places == ON_THREE_MACHINES | {("data", "0"): "", ("scorer", "0"): ""}
 
 
 def gone(recovery):
@@ -57,7 +47,7 @@ def test_members_of_a_machine_that_is_gone_start_on_the_others():
 
 def test_a_task_that_restarts_because_of_a_machine_does_not_use_it_again():
     places = gone("restart-task")
-    assert places.keys() >= STAND.keys()
+    assert places.keys() >= ON_THREE_MACHINES.keys()
     assert "1" not in places.values()
 
 

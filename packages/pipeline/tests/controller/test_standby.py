@@ -1,19 +1,11 @@
 """Warm standbys: a trainer that lost its machine takes a replica's, whose work goes on elsewhere."""
 
 import pytest
-from scripted import Scripted, of, policy, spec
+from scripted import ON_THREE_MACHINES, Scripted, of, policy, spec
 
 from tailrace import contracts as c
 from tailrace.pipeline.spec import RolloutPool
 
-STAND = {
-    ("relay", "0"): "0",
-    ("relay", "1"): "1",
-    ("relay", "2"): "2",
-    ("trainer", "0"): "0",
-    ("replica", "r0"): "1",
-    ("replica", "r1"): "2",
-}
 EVERYONE = ("relay", "replica", "trainer", "data", "scorer", c.Step)
 STANDBY = c.Reason(c.Why.STANDBY, "trainer 0")
 
@@ -23,7 +15,7 @@ def running(*, standby=True, replicas=2, **fields):
     provisioning = policy("provisioning", "static", count=replicas)
     machines = ("0", "1", "2")
     run = Scripted(spec(machines=machines, recovery=recovery, provisioning=provisioning, **fields), relays=3)
-    run.machines = dict(STAND)
+    run.machines = dict(ON_THREE_MACHINES)
     run.go(c.Tick(), leave=(c.Step,))
     return run
 
@@ -43,7 +35,7 @@ def test_the_trainer_takes_a_replicas_machine_and_the_replica_starts_elsewhere(f
     given = restarts(loses(run, *first))
     taken = given["trainer", "0"][0]
     (lent,) = [member for member, (_, reason) in given.items() if reason == STANDBY]
-    assert STAND[lent] == taken
+    assert ON_THREE_MACHINES[lent] == taken
     assert given[lent][0] == {"1": "2", "2": "1"}[taken]
     assert given["relay", "0"][0] in ("1", "2")
     assert given.keys() == {("trainer", "0"), ("relay", "0"), lent}

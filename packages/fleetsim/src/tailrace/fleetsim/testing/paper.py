@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.reproduce import Paper, Point
-from tailrace.fleetsim.reproduce.points import systems
+from tailrace.fleetsim.reproduce.points import systems, table
 from tailrace.fleetsim.reproduce.targets import TargetClass
 
 
-def check_paper(paper: Paper) -> int:
+def check_paper(paper: Paper, configs: Path | None = None) -> int:
     """Hold a paper to what its figures promise a reader.
+
+    Args:
+        configs: the folder in which its systems' tables are linked as ``NAME.toml``, if they are.
 
     Returns:
         Points that it simulates, so that a caller can tell that the suite was not idle.
 
     Raises:
-        AssertionError: a target is not measured, most of them were fitted on, or a point cannot be.
+        AssertionError: a target is not measured, most of them were fitted on, a point cannot be, or a linked table is another.
     """
     targets, measures, orders = paper.targets(), paper.measures(quick=False), paper.orders(quick=False)
     ids = [target.id for target in targets]
@@ -29,16 +34,30 @@ def check_paper(paper: Paper) -> int:
             (leader,) = [one for one in targets if one.id == target.leader]
             assert leader.kind is target.kind, f"{target.id} is {target.kind}, its leader {leader.kind}"
             assert leader.leader is None, f"{target.id} counts with {target.leader}, which follows another"
-    fitted = set(paper.parameters.fitted_on)
-    assert all(target.kind in (None, TargetClass.FIT) for target in targets if target.id in fitted)
-    assert fitted <= set(ids), f"found {fitted - set(ids)} fitted on, which are no targets"
-    assert 3 * len(fitted) <= len(ids), f"found {len(fitted)} of {len(ids)} targets fitted on, expected a third at most"
+    _check_fit(paper)
     for parameter in paper.parameters.known.values():
         assert len(parameter.source) >= 10, f"parameter {parameter.name} has no reason"
     for system in systems(paper.package):
         build_fleet(Point(paper.package, system).config())
+        if configs is not None:
+            linked = configs / f"{system}.toml"
+            assert linked.samefile(table(paper.package, system)), f"{linked} is not the table that is reproduced"
     points = {point for measure in measures.values() for point in measure.points}
     points |= {point for order in orders.values() for point in order.points}
     for point in points:
         build_fleet(point.config())
     return len(points)
+
+
+def _check_fit(paper: Paper) -> None:
+    """A third at most of the targets that are fitted or predicted are fitted on; one that follows another counts with it."""
+    targets, fitted = paper.targets(), set(paper.parameters.fitted_on)
+    assert fitted <= {target.id for target in targets}, "found targets fitted on, which are none of its targets"
+    counted = len(targets)
+    if all(target.kind is not None for target in targets):
+        leaders = [target for target in targets if target.leader is None]
+        said = {target.id for target in leaders if target.kind is TargetClass.FIT}
+        assert said == fitted, f"found {said} said to be fitted on, and {fitted} fitted on"
+        counted = len(said) + sum(target.kind is TargetClass.PREDICTION for target in leaders)
+    assert all(target.kind in (None, TargetClass.FIT) for target in targets if target.id in fitted)
+    assert 3 * len(fitted) <= counted, f"found {len(fitted)} of {counted} targets fitted on, expected a third at most"
