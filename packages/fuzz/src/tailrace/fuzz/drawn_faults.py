@@ -13,7 +13,7 @@ from tailrace.fuzz.policies import SHARE_OF_NEWER, Policies, takes
 STANDBYS = 0.8
 """Share of the cases with machines and a recovery that knows of standbys in which it uses them."""
 MACHINES = 1 / 3
-"""Share of the cases whose members stand on machines, but for those with sites or shared devices."""
+"""Share of the cases whose members stand on machines, but for those with sites."""
 IN_A_STEP = 0.5
 """Share of the cases with batches in order in which the trainer is struck in a phase of its steps."""
 _TRAINER_PHASES = tuple(phase for phase in PHASES["trainer"] if phase != LOAD)
@@ -66,7 +66,7 @@ def of_an_environment(random: Random, members: int, steps: int, step_s: float) -
 
 def machines(random: Random, content: dict[str, Any], step_s: float) -> dict[str, Any]:
     """In a third of the cases machines, of which up to all but one die."""
-    if random.random() >= MACHINES or content.get("far") or content.get("colocated"):
+    if random.random() >= MACHINES or content.get("far"):
         return {}
     count, steps = random.choice([2, 3, 3, 5]), content["pipeline"]["steps"]
     dying = [
@@ -84,6 +84,8 @@ def machines(random: Random, content: dict[str, Any], step_s: float) -> dict[str
 def standbys(random: Random, content: dict[str, Any], policies: Policies) -> None:
     """In most cases with machines a trainer that loses its own takes a replica's, where recovery knows how; or it would."""
     recovery, count = content["pipeline"]["recovery"], content.get("machines", 0)
+    if content.get("colocated"):  # its replicas are as many as the trainer's devices take
+        return
     if count and "recovery" not in policies and "standby" in takes("recovery", recovery["name"]):
         recovery["standby"] = random.random() < STANDBYS
         content["machines"] = max(count, random.choice([3, 4]))

@@ -35,8 +35,6 @@ def check_own_machines(config: RunConfig) -> None:
         gathered.add(f"{found} with members that need GPUs, expected 1: those of one host are not divided")
     if config.relay.sites:
         gathered.add(f"{found} with 'relay.sites', expected one of the two: all of them are at one site")
-    if config.trainer.colocated:
-        gathered.add(f"{found} with trainer.colocated, expected 1: replicas stand on the trainer's devices there")
     gathered.done()
 
 
