@@ -55,6 +55,10 @@ def test_members_that_the_controller_itself_takes_for_down_are_named():
     assert incidents.lines(50.0, [c.Up("replica", "r0")], []) == ["replica r0 is back after 10.0 s"]
     moved = c.Restart(1, "relay", "1", reason=c.Reason(c.Why.MACHINE, "m7"))
     assert incidents.lines(60.0, [], [moved]) == ["relay 1 leaves machine m7, which is given up; it is restarted"]
+    missed = c.Down("relay", "0", "its machine 0 is gone", c.Cause.MACHINE, "0")
+    trainer = c.Restart(1, "trainer", "0", reason=c.Reason(c.Why.FAILED, numbers={"failures": 1}))
+    assert incidents.lines(65.0, [missed], [trainer])[1:] == ["trainer 0 stood on a machine that is gone; restart 1"]
+    assert incidents.lines(66.0, [c.Up("trainer", "0")], []) == ["trainer 0 is back after 1.0 s"]
     damaged = c.Restart(1, "trainer", "0", reason=c.Reason(c.Why.DAMAGED, numbers={"version": 7}))
     down = c.Down("trainer", "0", "checksum of 7", c.Cause.CHECKPOINT)
     assert incidents.lines(70.0, [down], [damaged]) == [

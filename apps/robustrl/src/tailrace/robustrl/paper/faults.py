@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 
 from tailrace.fleetsim.reproduce import Found, Measure, Point
-from tailrace.robustrl.paper.points import MODES, SETTINGS, WORKLOADS, byterobust, fault_free, robustrl
+from tailrace.robustrl.paper.points import MODES, SETTINGS, STEPS, WORKLOADS, byterobust, fault_free, robustrl
 
 HOUR_S = 3600.0
 SMALL = "8b-math"
@@ -61,7 +61,8 @@ def measures(*, quick: bool) -> dict[str, Measure]:
 
 
 def _hours(found: Found, at: Point) -> float:
-    return found[at].result.duration_s / HOUR_S
+    """Of the paper's number of steps, whatever number was simulated."""
+    return found[at].result.duration_s / HOUR_S * STEPS / at.config().pipeline.steps
 
 
 def _ettr(found: Found, at: Point) -> float:
