@@ -61,7 +61,7 @@ def test_an_idle_session_goes_on_after_its_worker_was_killed(name, restored, rep
 @pytest.mark.parametrize("word", ["die-once", "stand-still-once"])
 def test_a_call_is_made_again_when_its_worker_dies_or_stands_still(word, tmp_path):
     async def test():
-        async with pool("Told", silent_s=1.0) as told:
+        async with pool("Told", silent_s=5.0) as told:
             opened, other = [await told.open({"begin": 5}) for _ in range(2)]
             await told.step(opened.session, "2")
             (pid,) = told.pids
