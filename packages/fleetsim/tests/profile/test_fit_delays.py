@@ -71,6 +71,11 @@ def test_weights(measured):
     assert found.pull_s == pytest.approx(0.1 - 0.06)
 
 
+def test_a_sealed_version_is_visible_from_the_moment_it_may_be(measured):
+    measured.sent.insert(4, (1.45, c.Reveal(seq=8, version=0)))
+    assert fit_weights(measured, routes_s=0.06, computing=0.5).visible_s == pytest.approx(0.05)
+
+
 def test_delays(measured):
     found = fit_delays(measured, routes_s=0.06, computing=0.5, snapshot_s=0.25)
     assert found.report_s == pytest.approx(2 * 0.1)  # of those that left the replica idle

@@ -26,7 +26,12 @@ def fit_weights(measured: MeasuredRun, routes_s: float, computing: float) -> Wei
     published = {event.version: now for now, event in measured.log if isinstance(event, c.Published)}
     publishes = [command.version for _, command in measured.sent if isinstance(command, c.Publish)]
     handed = zip(publishes, measured.trainer.publishes, strict=False)
-    visible = [published[v] + measured.zero_s - span.ended.wall_s for v, span in handed if v in published]
+    revealed = {
+        command.version: now + measured.zero_s for now, command in measured.sent if isinstance(command, c.Reveal)
+    }
+    # A sealed version waits for its checkpoint, which has seconds of its own.
+    since = [(v, max(span.ended.wall_s, revealed.get(v, 0.0))) for v, span in handed]
+    visible = [published[v] + measured.zero_s - at for v, at in since if v in published]
     pulls = _answers(measured, c.Pull, c.Pulled)
     return WeightsPart(
         publish_s=_typical(_passed(measured.trainer.publishes)) * computing,
