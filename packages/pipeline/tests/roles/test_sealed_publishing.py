@@ -75,7 +75,7 @@ def test_it_is_on_every_relay_before_it_is_revealed_and_seen_on_none(run, spawn,
 
 
 def test_a_reveal_overtakes_versions_for_which_relays_have_no_room(run, spawn, until, monkeypatch):
-    """Checkpoints are slow, so the trainer is three versions ahead: only a reveal makes room, and it is told last."""
+    """Checkpoints are slow, so only a reveal makes room, and one without room may give way to the next."""
     gates = dict.fromkeys(range(1, 5), False)
 
     def slow(partial, directory, manifest):
@@ -84,6 +84,10 @@ def test_a_reveal_overtakes_versions_for_which_relays_have_no_room(run, spawn, u
 
     monkeypatch.setattr(checkpoint_writer, "complete", slow)
     relay = spawn()
+
+    def is_out(version):
+        return version in run.heard(Published) or any(newer > version for newer in run.sealed(relay))
+
     run.publish([relay], sealed=False)
     seqs = {}
     for _ in range(4):
@@ -91,9 +95,10 @@ def test_a_reveal_overtakes_versions_for_which_relays_have_no_room(run, spawn, u
     until(lambda: run.sealed(relay) == [1], "the sealed version")
     for version in (1, 2, 3, 4):
         gates[version] = True
-        assert run.heard(Published)[-1] == version - 1
+        assert run.heard(Published)[-1] < version
         run.reveal(version)
-        until(lambda version=version: version in run.heard(Published), "the version to be out")
+        until(lambda version=version: is_out(version), "the version to be out, or a newer one in its place")
+    until(lambda: 4 in run.heard(Published), "the last version to be out")
     assert run.heard(Stepped) == [1, 2, 3, 4]
     assert run.seen(relay)[-1] == 4
 
