@@ -21,7 +21,7 @@ from tailrace.contracts import TailraceError, plugins
 from tailrace.fleetsim import run_directory
 from tailrace.fleetsim.advice import advice
 from tailrace.fleetsim.watch import watch
-from tailrace.pipeline.config.loading import settings_layers, validate
+from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import APPS, configuration
 from tailrace.pipeline.run.directory import RunDirectory, write_json
@@ -168,7 +168,7 @@ def _read(target: str, name: str, options: CompareOptions) -> _Simulated | Compa
         record = read_record(RunDirectory.open(Path(target)))
         return Compared(measured(record, name), record.folds)
     layers = [(target, again.model_dump(mode="json"))]
-    layers += settings_layers(options.settings)
+    layers += [(f"--set {text}", parse_setting(text)) for text in options.settings]
     config = validate(layers)
     return _Simulated(target, name, config, config.seed if options.seed is None else options.seed)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from tailrace.pipeline.config.described import DEFAULT, Key, described, schema
-from tailrace.pipeline.config.loading import settings_layers
+from tailrace.pipeline.config.loading import parse_setting
 from tailrace.pipeline.config.target import target_layers
 
 WIDTH = 80
@@ -30,7 +30,7 @@ def show_config(target: str, settings: Sequence[str], *, as_json: bool, as_schem
     if as_schema:
         print(json.dumps(schema(), indent=2))
         return
-    keys = described([*target_layers(target), *settings_layers(settings)])
+    keys = described([*target_layers(target), *((f"--set {text}", parse_setting(text)) for text in settings)])
     if as_json:
         print(json.dumps([asdict(key) for key in keys], indent=2))
     else:

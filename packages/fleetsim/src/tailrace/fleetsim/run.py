@@ -9,7 +9,7 @@ from typing import Any
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.result import Result, result_of
 from tailrace.fleetsim.simulator import Simulation
-from tailrace.pipeline.config.loading import settings_layers, validate
+from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.executor.executor import Observer
@@ -38,7 +38,7 @@ def simulate(
     if isinstance(config, RunConfig):
         read = config
     elif isinstance(config, Mapping):
-        read = validate([("configuration", config), *settings_layers(settings)])
+        read = validate([("configuration", config), *((f"--set {text}", parse_setting(text)) for text in settings)])
     else:
         read = configuration(str(config), settings=settings)
     observers = () if observer is None else (observer,)

@@ -63,21 +63,6 @@ def parse_setting(text: str) -> dict[str, Any]:
     return parsed
 
 
-def settings_layers(texts: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The layer of each ``--set KEY=VALUE``. Another name drops the options below it, so settings that name something come
-    first, and none is lost by its place in the command line.
-
-    Raises:
-        ConfigError: a text is none.
-    """
-    return [(f"--set {text}", parse_setting(text)) for text in sorted(texts, key=_names, reverse=True)]
-
-
-def _names(text: str) -> bool:
-    last = text.partition("=")[0].strip().rpartition(".")[2]
-    return last == "name" or last in _NAMED
-
-
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with the values of `over`, table by table. A policy with another name replaces the one below and its options.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from tailrace.contracts import PluginError, plugins
 from tailrace.faulttol import FaulttolError, parse_fault
-from tailrace.pipeline.config.loading import read_toml, settings_layers, validate
+from tailrace.pipeline.config.loading import parse_setting, read_toml, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.relative import rooted
 from tailrace.pipeline.errors import ConfigError
@@ -47,11 +47,11 @@ def configuration(
         PluginError: the app's plugin is broken.
     """
     layers = target_layers(target)
-    if executor is not None:
-        layers.append((f"--executor {executor}", {"executor": {"name": executor}}))
-    layers += settings_layers(settings)
+    layers += [(f"--set {text}", parse_setting(text)) for text in settings]
     if seed is not None:
         layers.append((f"--seed {seed}", {"seed": seed}))
+    if executor is not None:
+        layers.append((f"--executor {executor}", {"executor": {"name": executor}}))
     if ray_address is not None:
         layers.append((f"--ray-address {ray_address}", {"executor": {"ray_address": ray_address}}))
     if faults:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tailrace.pipeline.config.loading import settings_layers, validate
+from tailrace.pipeline.config.loading import parse_setting, validate
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.config.relative import rooted
 from tailrace.pipeline.errors import config_error
@@ -55,7 +55,7 @@ def with_changes(before: RunConfig, settings: Sequence[str], *, done: int) -> tu
         ConfigError: a value is wrong, or may not change. The message has a line for each.
     """
     old = before.model_dump(mode="json")
-    layers = [(source, rooted(content, Path.cwd())) for source, content in settings_layers(settings)]
+    layers = [(f"--set {text}", rooted(parse_setting(text), Path.cwd())) for text in settings]
     config = validate([("config.json", old), *layers])
     changed = dict(_differences(old, config.model_dump(mode="json")))
     lines = [line for key, (was, now) in changed.items() if (line := _refused(before, key, was, now, done))]
