@@ -58,6 +58,7 @@ def test_members_that_the_controller_itself_takes_for_down_are_named():
     missed = c.Down("relay", "0", "its machine 0 is gone", c.Cause.MACHINE, "0")
     trainer = c.Restart(1, "trainer", "0", reason=c.Reason(c.Why.FAILED, numbers={"failures": 1}))
     assert incidents.lines(65.0, [missed], [trainer])[1:] == ["trainer 0 stood on a machine that is gone; restart 1"]
+    assert incidents.lines(65.5, [], [trainer]) == []
     assert incidents.lines(66.0, [c.Up("trainer", "0")], []) == ["trainer 0 is back after 1.0 s"]
     damaged = c.Restart(1, "trainer", "0", reason=c.Reason(c.Why.DAMAGED, numbers={"version": 7}))
     down = c.Down("trainer", "0", "checksum of 7", c.Cause.CHECKPOINT)

@@ -79,9 +79,8 @@ class Incidents:
                 lines.append(f"{member} {_suspected(reason)}; {then}")
             elif reason.why is c.Why.MACHINE:
                 lines.append(f"{member} leaves machine {reason.who}, which is given up; {then}")
-            elif (
-                reason.why is c.Why.FAILED and command.role == "trainer"
-            ):  # told of by the first member that was missed there
+            elif reason.why is c.Why.FAILED and key not in self._out:
+                # The first member that was missed there has told of the machine.
                 lines.append(f"{member} stood on a machine that is gone; {then}")
             elif reason.why is c.Why.STANDBY:
                 lines.append(f"{member} gives its machine to {reason.who}, which lost its own; {then}")
