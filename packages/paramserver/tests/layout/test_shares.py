@@ -1,6 +1,5 @@
 """Ranks publish their own shards; a relay shows the version once all are there; readers take what their ranks need of it."""
 
-import contextlib
 import random
 import threading
 
@@ -17,6 +16,7 @@ from tailrace.paramserver import (
     set_chain,
     shares,
 )
+from tailrace.paramserver.clients.staged import State
 from tailrace.paramserver.layout import GlobalTensor, Layout, from_vllm, qwen_tensors
 from tailrace.paramserver.layout.mesh_splits import chunk
 from tailrace.paramserver.manifest import byte_size
@@ -134,11 +134,11 @@ def test_sealed_shares_survive_the_master(serve, token, trainer, until, killed_f
     until(lambda: sealed_at(first, token) == [1], "the sealed version")
     if not killed_first:
         run.publishers[0].reveal(1)
+    # Before its end a reveal is owed to the next master, not refused.
+    until(lambda: all(staged.state is State.HELD for staged in run.publishers[0]._staged), "the end of its push")
     first.close()
     if killed_first:
-        with contextlib.suppress(
-            ParamServerError
-        ):  # or it is owed to the next master, while the push is not known to be over
+        with pytest.raises(ParamServerError):
             run.publishers[0].reveal(1)
     for publisher in run.publishers:
         publisher.retarget(second.address)
