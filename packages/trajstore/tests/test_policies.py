@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tailrace.contracts import Candidate
 from tailrace.contracts.plugins import load, names
-from tailrace.trajstore import Fifo, Lifo, Newest, Oldest, RewardVariance, Stalest
+from tailrace.trajstore import Fifo, InOrder, Lifo, Newest, Oldest, RewardVariance, Stalest
 from tailrace.trajstore.testing import check_eviction, check_sampler, random_candidates
 
 
@@ -18,7 +18,7 @@ def group(key, version=0, rewards=(0.0, 1.0), order=None):
     return Candidate(key=key, version=version, order=key if order is None else order, rewards=rewards, tokens=10)
 
 
-SAMPLERS = [Fifo(), Lifo(), Newest(), RewardVariance()]
+SAMPLERS = [Fifo(), InOrder(), Lifo(), Newest(), RewardVariance()]
 EVICTIONS = [Oldest(), Stalest()]
 
 
@@ -56,8 +56,18 @@ def test_the_sampler_contract_catches(sampler, words):
 
 
 def test_what_each_sampler_prefers():
-    groups = [group(1, version=2, rewards=(1.0, 1.0)), group(2, version=1), group(3, version=2, rewards=(0.0, 0.5))]
-    assert [list(sampler.pick(groups, 3)) for sampler in SAMPLERS] == [[1, 2, 3], [3, 2, 1], [1, 3, 2], [2, 3, 1]]
+    groups = [
+        group(1, version=2, rewards=(1.0, 1.0), order=2),
+        group(2, version=1, order=0),
+        group(3, version=2, rewards=(0.0, 0.5), order=1),
+    ]
+    assert {type(sampler): list(sampler.pick(groups, 3)) for sampler in SAMPLERS} == {
+        Fifo: [2, 3, 1],
+        InOrder: [1, 2, 3],
+        Lifo: [1, 3, 2],
+        Newest: [3, 1, 2],
+        RewardVariance: [2, 3, 1],
+    }
 
 
 @given(st.integers(0, 2**32), st.integers(1, 20))

@@ -84,6 +84,7 @@ def draw_case(seed: int, policies: Policies = NONE) -> Case:
     yields = yields_devices(Choice(**pipeline["provisioning"]), policies)
     if balances:
         pipeline["steps"] = Random(f"tailrace fuzz {seed}, iterations").choice([5, 8, 12])
+    pipeline |= draw_newer(Random(f"tailrace fuzz {seed}, newer samplers"), "sampler", policies)
     pipeline |= draw_options(Random(f"tailrace fuzz {seed}, newer options"), pipeline, policies)
     samples = pipeline["samples_per_prompt"] + pipeline["batching"].get("surplus_samples", 0)
     max_tokens = random.choice([48, 96, 200])

@@ -58,6 +58,7 @@ FOLLOWS = {
     "tokens",
     "batchwise",
     "silent_s",
+    "seeded",
 }
 """Options that follow from the rest of a case, or are drawn apart (`draw_options`)."""
 NEWER = {
@@ -68,6 +69,7 @@ NEWER = {
     "routing": ("skew-aware",),
     "sync": ("when-drained",),
     "training": ("single-fetch",),
+    "sampler": ("in-order",),
 }
 """Built-ins that are drawn apart from the others, so that the cases of most seeds are as they were before there were any."""
 SHARE_OF_NEWER = 0.15
@@ -123,7 +125,7 @@ def draw_newer(
 def draw_options(random: Random, pipeline: Mapping[str, Any], policies: Policies = NONE) -> dict[str, dict[str, Any]]:
     """Policies of a pipeline that have options newer than themselves, with these in some cases: the others are as they were."""
     found = {}
-    for axis, option in (("admission", "batchwise"), ("training", "tokens")):
+    for axis, option in (("admission", "batchwise"), ("training", "tokens"), ("batching", "seeded")):
         chosen = pipeline[axis]
         kind = takes(axis, chosen["name"], policies).get(option)
         value = draw_value(random, kind) if random.random() < 0.5 else None

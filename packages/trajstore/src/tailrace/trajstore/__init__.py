@@ -16,7 +16,7 @@ from tailrace.trajstore.errors import (
     UnknownTrajectoryError,
 )
 from tailrace.trajstore.eviction import Oldest, Stalest
-from tailrace.trajstore.group_samplers import Fifo, Lifo, Newest, RewardVariance
+from tailrace.trajstore.group_samplers import Fifo, InOrder, Lifo, Newest, RewardVariance
 from tailrace.trajstore.messages import Messages
 from tailrace.trajstore.prompt_mix import MixOrder, PromptMix
 from tailrace.trajstore.prompt_pool import Prompt, PromptPool, read_prompts
@@ -40,6 +40,7 @@ __all__ = [
     "DATASET",
     "DatasetsSupportError",
     "Fifo",
+    "InOrder",
     "Lifo",
     "Messages",
     "MixOrder",

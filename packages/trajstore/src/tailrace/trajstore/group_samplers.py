@@ -19,6 +19,18 @@ class Fifo:
 
 
 @dataclass(frozen=True, slots=True)
+class InOrder:
+    """The group that was launched first, whenever it was completed. Plugin ``in-order``.
+
+    Where a batch is one round, as on policy, its groups come in the same order in every run.
+    """
+
+    def pick(self, candidates: Sequence[Candidate], count: int) -> Sequence[int]:
+        """The groups of the lowest numbers."""
+        return sorted(group.key for group in candidates)[:count]
+
+
+@dataclass(frozen=True, slots=True)
 class Lifo:
     """Last completed, first trained on. Old groups may wait for ever unless they are evicted. Plugin ``lifo``."""
 

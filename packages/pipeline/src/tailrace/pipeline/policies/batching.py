@@ -25,6 +25,8 @@ class Redundant:
         filter_equal_rewards: whether to filter groups whose rewards are all equal, since they have no signal (DAPO's dynamic
             sampling).
         deferrals: how often a prompt whose group could not be scored comes again, later, before it is given up.
+        seeded: whether each trajectory's noise follows from the run's seed, the prompt's place in the stream and its sample.
+            The engine must keep seeds.
 
     Raises:
         PolicyError: a number is out of its range.
@@ -35,6 +37,7 @@ class Redundant:
     surplus_groups: Annotated[int, Tried((0, 0, 1, 2))] = 0
     filter_equal_rewards: bool = False
     deferrals: int = 1
+    seeded: bool = False
 
     def __post_init__(self) -> None:
         if self.samples < 1 or self.surplus_samples < 0 or self.surplus_groups < 0 or self.deferrals < 0:
@@ -43,14 +46,21 @@ class Redundant:
                 f"surplus_groups={self.surplus_groups} and deferrals={self.deferrals}, expected at least 1, 0, 0 and 0"
             )
 
+    @property
+    def draws(self) -> bool:
+        """Whether an engine must keep the seeds of trajectories."""
+        return self.seeded
+
     def open(self) -> InOrder:
         """A source of the prompts in order, each once, but for those that could not be scored."""
         return InOrder(self)
 
 
-def plain(samples: int = 8, *, filter_equal_rewards: bool = False, deferrals: int = 1) -> Redundant:
+def plain(
+    samples: int = 8, *, filter_equal_rewards: bool = False, deferrals: int = 1, seeded: bool = False
+) -> Redundant:
     """The next prompt of the stream, with as many samples as the algorithm needs."""
-    return Redundant(samples, filter_equal_rewards=filter_equal_rewards, deferrals=deferrals)
+    return Redundant(samples, filter_equal_rewards=filter_equal_rewards, deferrals=deferrals, seeded=seeded)
 
 
 class InOrder:
@@ -58,7 +68,7 @@ class InOrder:
 
     def __init__(self, policy: Redundant) -> None:
         self._samples, self._surplus = policy.samples, policy.surplus_samples
-        self._filters, self._deferrals = policy.filter_equal_rewards, policy.deferrals
+        self._filters, self._deferrals, self._seeded = policy.filter_equal_rewards, policy.deferrals, policy.seeded
         self._prompt = self._launched = 0
         self._open: dict[int, int] = {}  # prompt by group
         self._deferred: list[tuple[int, int]] = []  # prompts that come again, each from a number of launches on
@@ -68,7 +78,8 @@ class InOrder:
         """The next prompt with its samples, never None."""
         again = self._deferred and self._deferred[0][1] <= self._launched
         prompt = self._deferred[0][0] if again else self._prompt
-        return Launch(prompt, self._samples + self._surplus, self._samples)
+        draw = prompt if self._seeded else None
+        return Launch(prompt, self._samples + self._surplus, self._samples, draw=draw)
 
     def ahead(self, count: int) -> Sequence[int]:
         """What comes again first, since it is near, then the next prompts of the stream."""

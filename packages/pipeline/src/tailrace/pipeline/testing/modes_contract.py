@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tailrace import contracts as c
+from tailrace.faulttol.injection import LOAD, PHASES
 from tailrace.pipeline.executor.deployment import REPLICA, TRAINER, Deployment, PoolReplicas
 from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
 from tailrace.pipeline.run.eventlog import read_log
@@ -20,6 +21,7 @@ from tailrace.pipeline.run.folding import Audience, follow
 from tailrace.pipeline.spec import PipelineSpec, RolloutPool
 from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import LOG, STEPS, commands_of, events_of, make_spec, policy
+from tailrace.trainer.weights_digest import weights_sha256
 
 _POOLS = (RolloutPool("hybrid", 1, replica_batch=16, hybrid=True), RolloutPool("standalone", 1, replica_batch=16))
 _LOST = {
@@ -77,6 +79,27 @@ class ModesContract(RealRuns):
         away_s = self.away_s(tmp_path)
         begin_s = min(instant.now for instant in log if any(isinstance(one, c.Route) for one in instant.commands))
         assert found.ettr <= 1 - _LOST[mode] * away_s / (log[-1].now - begin_s) + 1e-3
+
+    def test_a_trainer_struck_in_every_phase_ends_on_the_bits_of_a_run_without_faults(
+        self, tmp_path: Path, model: Path
+    ) -> None:
+        """In sync mode, where a batch is one round and its groups are ordered by number."""
+        spec = replace(make_mode_spec("sync"), sampler=policy("sampler", "in-order"))
+        one_a_step = [f"trainer@step{step}:{phase}" for step, phase in enumerate(PHASES[TRAINER], 2) if phase != LOAD]
+        digests = {}
+        for name, faults in {
+            "calm": [],
+            "calm again": [],
+            "struck": one_a_step,
+            "struck as it loads": ["trainer@step4:optimizer", f"trainer@step4:{LOAD}"],
+        }.items():
+            root = tmp_path / name
+            root.mkdir()
+            view = self.run(root, model, spec=spec, faults=faults)
+            assert sorted(event.fault for event in events_of(root, c.Struck)) == sorted(faults)
+            digests[name] = weights_sha256(root / "checkpoints" / str(view.version))
+        assert digests["calm again"] == digests["calm"], "two runs without faults differ"
+        assert len(set(digests.values())) == 1, digests
 
     @pytest.mark.parametrize("mode", ["sync", "semi-sync"])
     def test_a_hybrids_fault_is_the_trainers(self, tmp_path: Path, model: Path, mode: str) -> None:
