@@ -15,6 +15,9 @@ if sys.dont_write_bytecode and not os.environ.get("PYTHONPYCACHEPREFIX"):
     os.environ["PYTHONDONTWRITEBYTECODE"] = ""
     sys.pycache_prefix, sys.dont_write_bytecode = os.environ["PYTHONPYCACHEPREFIX"], False
 
+# Under `uv run`, Ray would start each worker through uv too. Ray reads this at its import, so it is set before any test's.
+os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+
 if find_spec("tailrace.rollout") is not None:  # some packages are tested without it
     from tailrace.rollout.wheel_tag import correct_wheel_tag
 

@@ -26,6 +26,7 @@ from tailrace.pipeline.testing.real_runs import RealRuns
 from tailrace.pipeline.testing.small_run import make_spec, policy
 
 root, model, machines, fault = Path(sys.argv[1]), Path(sys.argv[2]), tuple(sys.argv[3]), sys.argv[4]
+standby = sys.argv[5:] == ["standby"]
 
 
 class Runs(RealRuns):
@@ -49,7 +50,7 @@ try:
             fence=True,  # with the next two a step waits until the version before is durable
             admission=policy("admission", "on-policy"),
             sync=policy("sync", "barrier"),
-            recovery=RoleBased(),
+            recovery=RoleBased(standby=standby),
             keep_checkpoints=2,
         ),
         faults=[fault],
@@ -74,14 +75,19 @@ class TestMachines:
         pytest.importorskip("ray")
         self.root = tmp_path
 
-    def go(self, model, fault):
-        command = [sys.executable, "-c", DRIVER, str(self.root), str(model), "".join(MACHINES), fault]
+    def go(self, model, fault, *options):
+        command = [sys.executable, "-c", DRIVER, str(self.root), str(model), "".join(MACHINES), fault, *options]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1700, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
 
     def stood(self, role):
         return [up.machine for up in events_of(self.root, c.Up) if up.role == role]
+
+    def struck(self):
+        fold = FaultFold()
+        follow(read_log(self.root / LOG), Audience(fold))
+        return fold.figures().struck
 
     def test_the_trainer_goes_on_from_another_machines_memory(self, model):
         """Its machine is gone with its disk. The newest durable checkpoint is loaded, and no step is repeated."""
@@ -95,12 +101,21 @@ class TestMachines:
         assert len(versions) == 1
         assert versions[0] in durable
         assert versions[0] >= 2
-        fold = FaultFold()
-        follow(read_log(self.root / LOG), Audience(fold))
-        (fault,) = fold.figures().struck
+        (fault,) = self.struck()
         assert (fault.role, fault.machine, fault.action) == ("machine", "0", "evict-machine")
         assert fault.struck_s < fault.detected_s < fault.serving_s
         assert fault.detected_s - fault.struck_s < 5
+
+    def test_the_trainer_takes_a_replicas_machine(self, model):
+        """Which starts anew elsewhere; its tokens are kept."""
+        self.go(model, "machine:0@step3", "standby")
+        (lender,) = [one for one in commands_of(self.root, c.Restart) if one.reason.why is c.Why.STANDBY]
+        taken = self.stood(TRAINER)[1]
+        placed = [up for up in events_of(self.root, c.Up) if (up.role, up.id) == (REPLICA, lender.id)]
+        assert placed[0].machine == taken != "0"
+        assert placed[-1].machine not in ("0", taken)
+        (fault,) = self.struck()
+        assert (fault.machine, fault.action) == ("0", "standby")
 
     def test_a_machine_of_replicas_is_lost_and_the_trainer_is_not(self, model):
         self.go(model, "machine:1@step2")

@@ -86,7 +86,6 @@ class TestRay(ExecutorContract):
     @classmethod
     def cluster(cls):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # as `RayHost` does; Ray reads it at import
             ray = pytest.importorskip("ray")
             patch.setenv("OMP_NUM_THREADS", "1")
             patch.setenv("RAY_worker_niceness", "0")  # members of a test are not to starve beside other tests

@@ -99,7 +99,7 @@ def test_another_runs_controller_numbers_its_commands_anew(role, mailbox):
 def test_a_role_gets_ready_and_closes_once_and_says_so_to_everyone(role, mailbox):
     first = mailbox.call("ready", (7,), 1)
     first.pop("address")
-    assert mailbox.call("ready", (8,), 2) == {"address": "here (7,)"}
+    assert mailbox.call("ready", (8,), 2) == {"address": "here (7,)", **first}
     mailbox.call("close", (), 2)
     mailbox.close()
     assert (role.began, role.closed) == (1, 1)

@@ -31,14 +31,15 @@ def test_a_fault_is_struck_noticed_and_made_good():
         instant(4.0, c.Stepped(3)),
         instant(5.0, struck("trainer", "0", "hang", "backward", "hang:trainer@step3:backward")),
         instant(6.0, c.Down("trainer", "0", "silent for 1 s", c.Cause.SILENT), commands=restarts("trainer", "0")),
-        instant(9.5, c.Up("trainer", "0", machine="m8")),
+        instant(9.5, c.Up("trainer", "0", machine="m8", took={"place": 2.0, "load": 1.5})),
+        instant(10.0, commands=[c.Step(2, 4, ())]),
         instant(11.0, c.Down("trainer", "0", "by itself", c.Cause.DIED), commands=restarts("trainer", "0")),
     ]
     (row,) = fault_figures(log).plain()["faults"]
     assert row == {
         "fault": "hang:trainer@step3:backward", "role": "trainer", "member": "0", "machine": "m7", "phase": "backward",
         "step": 3, "kind": "hang", "struck_s": 5.0, "detected_s": 6.0, "serving_s": 9.5, "action": "restart",
-        "reason": "silent for 1 s",
+        "reason": "silent for 1 s", "stages": {"detect": 1.0, "place": 2.0, "load": 1.5, "reconnect": 0.5},
     }  # fmt: skip
 
 
@@ -67,6 +68,21 @@ def test_a_machine_is_made_good_once_all_its_members_stand_elsewhere():
     (machine,) = fault_figures(log).struck
     assert (machine.machine, machine.detected_s, machine.serving_s) == ("1", 6.0, 9.0)
     assert (machine.action, machine.reason) == ("evict-machine", "its machine 1 is gone")
+    assert machine.stages == {}  # the trainer did not stand there
+
+
+def test_the_stages_of_a_machine_are_those_of_the_trainer_that_stood_there():
+    log = [
+        instant(1.0, *(c.Up(*member, machine="1") for member in (("trainer", "0"), ("replica", "r0")))),
+        instant(5.0, struck("machine", "1", fault="machine@5s")),
+        instant(6.0, c.Down("replica", "r0", "its machine 1 is gone", c.Cause.MACHINE, "1")),
+        instant(8.0, c.Up("trainer", "0", machine="0", took={"place": 2.0})),
+        instant(9.0, c.Up("replica", "r0", machine="2", took={"place": 3.0})),
+        instant(9.5, c.Pulled("r0", 2), commands=[c.Accumulate(2, 4, ())]),
+    ]
+    (machine,) = fault_figures(log).struck
+    assert machine.serving_s == 9.0
+    assert machine.stages == {"detect": 1.0, "place": 2.0, "reconnect": 1.5}
 
 
 def test_a_driver_is_followed_by_the_next_and_a_given_up_member_by_nobody():

@@ -226,6 +226,8 @@ class Up:
         address: for a relay, where others reach it.
         held: for the data role, finished trajectories in its store, scored or not, that were not consumed.
         partial: for the data role, unfinished trajectories in its store, each with its version and number of response tokens.
+        took: seconds of each stage of its start, of which it knows the length: ``destroy`` (its predecessor), ``place`` (a
+            machine and a process on it), ``import`` (the role's code), ``initialise`` (the role), ``load`` (what it serves).
     """
 
     role: str
@@ -236,6 +238,7 @@ class Up:
     held: tuple[str, ...] = ()
     partial: dict[str, tuple[int, int]] = field(default_factory=dict)
     answers: int | None = None
+    took: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Membership:
         """Start a member, or have the controller take over one that stayed up from an earlier run."""
         ranks = self.ranks(command.role, command.id)
         if not ranks:
-            self._spawn(command, None)
+            self._spawn(command, None, self._time.now())
             return
         arguments = self.deployment.adopting.get(command.role, {}).values()
         answer = together([running.member.call("adopt", *arguments) for running in ranks])
@@ -71,9 +71,10 @@ class Membership:
 
     def restart(self, command: c.Restart) -> None:
         """Replace a member by a fresh one, and end the old one if it still runs."""
+        asked_s = self._time.now()
         for running in self.ranks(command.role, command.id)[:1]:
             self._end(running)
-        self._spawn(command, command.version)
+        self._spawn(command, command.version, asked_s)
 
     def resize(self, command: c.Resize) -> None:
         """End a replica, and start it on another number of devices."""
@@ -138,15 +139,17 @@ class Membership:
         else:
             self.restart(listed.command)
 
-    def _spawn(self, command: c.Start | c.Restart, version: int | None) -> None:
+    def _spawn(self, command: c.Start | c.Restart, version: int | None, asked_s: float) -> None:
         role, id_ = command.role, command.id
         ranks: list[Running] = []
+        began_s = self._time.now()
         for rank in range(self.deployment.trainer_ranks if role == TRAINER else 1):
             key = (role, rank_id(id_, rank))
             incarnation = self.incarnations[key] = self.incarnations.get(key, 0) + 1
             spec = self.deployment.role(self._host, role, id_, incarnation, rank, command.tp, command.place)
             member = self._host.spawn(role, key[1], incarnation, spec, command.place)
             ranks.append(self._joins(key, member, id_))
+        ranks[0].asked_s, ranks[0].destroy_s = asked_s, began_s - asked_s
         self._get_ready(ranks, command.seq, version)
 
     def _joins(self, key: Key, member: Member, leader: str) -> Running:
@@ -176,10 +179,22 @@ class Membership:
                     rank.send()
             fields = dict(results[0] or {})
             first.address = fields.pop("address", first.address)
+            fields["took"] = self._took(first, results)
             machine, address = first.member.machine, first.address
             self._tell(c.Up(first.role, first.id, machine=machine, address=address, answers=seq, **fields))
 
         self._waits.add(what, self._time.now(), self._deadlines.start_s, answer, up, first.failed, first)
+
+    def _took(self, first: Running, results: Sequence[Any]) -> dict[str, float]:
+        """Seconds of the stages of a start, each of the slowest rank. What no rank knows went by before it had a process."""
+        stages: dict[str, float] = {}
+        for fields in results:
+            for stage, seconds in (fields or {}).get("took", {}).items():
+                stages[stage] = max(seconds, stages.get(stage, 0.0))
+        if stages and first.asked_s is not None:
+            place_s = self._time.now() - first.asked_s - first.destroy_s - sum(stages.values())
+            stages |= {"destroy": first.destroy_s, "place": max(0.0, place_s)}
+        return {stage: round(seconds, 3) for stage, seconds in stages.items()}
 
     def _serves(self, running: Running) -> None:
         running.up = True

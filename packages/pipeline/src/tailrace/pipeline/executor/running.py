@@ -17,6 +17,7 @@ class Running:
     `asked` is the poll for its events that waits for an answer; `standing` is the number of its answers in `Waits`, and
     `answered` is called with each answer. `told` is the number of its last event that was heard, `logged` that of the last
     one in the log. `loads` says that it loads a checkpoint and was told to stop before.
+    `asked_s` is when it was asked for, None if another controller asked; `destroy_s` are the seconds of its predecessor's end.
 
     Args:
         role, id_: the member's name. Each further rank of the trainer has its own id.
@@ -32,6 +33,8 @@ class Running:
         "address",
         "answered",
         "asked",
+        "asked_s",
+        "destroy_s",
         "failed",
         "id",
         "leader",
@@ -54,6 +57,8 @@ class Running:
         self.failed: Callable[[BaseException], None] = lambda _: None
         self.up, self.loads, self.address = False, False, ""
         self.told = self.logged = 0
+        self.asked_s: float | None = None
+        self.destroy_s = 0.0
         self._sent = sent
         self._queue: list[Command] = []
         self._sending = False

@@ -120,7 +120,9 @@ class LocalMember:
         with building:  # transformers cannot load models in two threads at once
             if self._dead.is_set():
                 raise self._killed()
-            return Mailbox(spec.factory(**spec.arguments))
+            began_s = time.monotonic()
+            role = spec.factory(**spec.arguments)
+            return Mailbox(role, {"initialise": time.monotonic() - began_s})
 
     def _abandon(self, built: Future[Mailbox]) -> None:
         if not built.cancelled() and built.exception() is None:

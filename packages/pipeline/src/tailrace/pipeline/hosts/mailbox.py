@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from types import MappingProxyType
 from typing import Any
 
 from tailrace.contracts import Command, Event
@@ -25,10 +26,12 @@ class Mailbox:
 
     Args:
         role: the role.
+        took: seconds that the stages of its start took so far. `ready` adds its own as ``load``, and returns all of them.
     """
 
-    def __init__(self, role: Any) -> None:
+    def __init__(self, role: Any, took: Mapping[str, float] = MappingProxyType({})) -> None:
         self.role = role
+        self._took = dict(took)
         self._called_s, self._serving = time.monotonic(), 0
         self._said = Correspondence()
         self._once: dict[str, Future[Any]] = {}
@@ -100,8 +103,10 @@ class Mailbox:
 
     def _ready(self, epoch: int, *arguments: Any) -> Any:
         del epoch
+        began_s = time.monotonic()
         fields = self._first("ready", arguments)
-        return dict(fields) if isinstance(fields, Mapping) else fields
+        self._took.setdefault("load", time.monotonic() - began_s)
+        return {**fields, "took": dict(self._took)} if isinstance(fields, Mapping) else fields
 
     def _close(self, epoch: int) -> Any:
         del epoch

@@ -26,6 +26,7 @@ class RoleActor:
     """
 
     def __init__(self, nice: int, unclaimed_s: float = math.inf) -> None:
+        self._began_s: float | None = time.monotonic()
         os.nice(nice)
         self._unclaimed_s = unclaimed_s
         self._role: Future[Mailbox] = Future()
@@ -37,15 +38,18 @@ class RoleActor:
     def prepare(self, function: Callable[..., object], arguments: Mapping[str, Any], after: object) -> None:
         """Call a function that saves the role time later. Ray begins once `after`, another actor's answer, is there."""
         del after
+        self._began_s = None
         with self._importing:
             function(**arguments)
 
     def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Build the role."""
+        """Build the role. Ray has imported what its factory and arguments need before."""
         try:
+            began_s = time.monotonic()
+            took = {} if self._began_s is None else {"import": began_s - self._began_s}
             with self._importing:
                 role = factory(**arguments)
-            mailbox = Mailbox(role)
+            mailbox = Mailbox(role, {**took, "initialise": time.monotonic() - began_s})
             self._role.set_result(mailbox)
             if self._unclaimed_s < math.inf:
                 threading.Thread(target=self._watch, args=(mailbox,), name="unclaimed", daemon=True).start()

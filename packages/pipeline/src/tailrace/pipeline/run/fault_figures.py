@@ -10,6 +10,7 @@ from typing import Any
 from tailrace import contracts as c
 from tailrace.faulttol import CONTROLLER, Fault
 from tailrace.faulttol.injection import MACHINE
+from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class InjectedFault:
             elsewhere.
         action: restart, evict, fail, resume or attach, for a machine evict-machine or standby; empty while nothing was decided.
         reason: why the member was taken for down.
+        stages: seconds of each stage of the member's return, for a machine of the trainer's that stood there, as far as known:
+            ``detect``, those of `Up`, and ``reconnect``, until a replica has pulled weights, or the trainer is given a batch.
     """
 
     fault: str
@@ -39,6 +42,7 @@ class InjectedFault:
     serving_s: float | None = None
     action: str = ""
     reason: str = ""
+    stages: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -66,6 +70,7 @@ class FaultFold:
         self._machines: dict[tuple[str, str], str] = {}
         self._homeless: dict[str, set[tuple[str, str]]] = {}  # members of a machine that was struck
         self._step = 0
+        self._returned: dict[tuple[str, str], tuple[float, list[InjectedFault]]] = {}  # since when, and not at work yet
 
     @property
     def hears(self) -> dict[type, Callable[[float, Any], None]]:
@@ -80,6 +85,9 @@ class FaultFold:
             c.Restart: self._replaced,
             c.Stop: self._replaced,
             c.Fail: self._failed,
+            c.Pulled: self._pulled,
+            c.Step: self._given,
+            c.Accumulate: self._given,
         }
 
     def figures(self, scripted: Iterable[Fault] = ()) -> FaultFigures:
@@ -126,11 +134,30 @@ class FaultFold:
 
     def _up(self, now: float, event: c.Up) -> None:
         self._machines[event.role, event.id] = event.machine
-        for machine in [name for name, members in self._homeless.items() if (event.role, event.id) in members]:
-            self._homeless[machine].discard((event.role, event.id))
-            self._settles(machine, now)
-        for one in self._unserved(event.role, event.id):
+        key = event.role, event.id
+        returned = list(self._unserved(*key))
+        for one in returned:
             one.serving_s = round(now, 3)
+        for machine in [name for name, members in self._homeless.items() if key in members]:
+            returned += self._unserved(MACHINE, machine) if event.role == TRAINER else ()
+            self._homeless[machine].discard(key)
+            self._settles(machine, now)
+        for one in returned:
+            assert one.detected_s is not None  # as all of `_unserved`
+            one.stages = {"detect": round(one.detected_s - one.struck_s, 3), **event.took}
+        self._returned[key] = now, returned
+
+    def _pulled(self, now: float, event: c.Pulled) -> None:
+        self._works(REPLICA, event.replica, now)
+
+    def _given(self, now: float, command: c.Step | c.Accumulate) -> None:
+        del command
+        self._works(TRAINER, "0", now)
+
+    def _works(self, role: str, id_: str, now: float) -> None:
+        since_s, returned = self._returned.pop((role, id_), (now, []))
+        for one in returned:
+            one.stages["reconnect"] = round(now - since_s, 3)
 
     def _settles(self, machine: str, now: float) -> None:
         """One of a machine's members is up elsewhere, or will not be: if it was the last one, the machine is not missed."""
