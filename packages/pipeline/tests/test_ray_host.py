@@ -1,4 +1,4 @@
-"""The Ray host passes the contract suites of hosts. What is the same on all hosts runs here with --deep only."""
+"""The Ray host passes the contract suite of hosts. What is the same on all hosts runs here with --deep only."""
 
 import importlib
 
@@ -6,37 +6,16 @@ import pytest
 
 from tailrace.contracts import Place
 from tailrace.pipeline.executor.seam import RoleSpec
-from tailrace.pipeline.hosts.ray import RayHost
-from tailrace.pipeline.testing.balance_contract import BalanceContract
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
 from tailrace.pipeline.testing.marked import deep
-from tailrace.pipeline.testing.modes_contract import ModesContract
-from tailrace.pipeline.testing.rounds_contract import RoundsContract
+from tailrace.pipeline.testing.shared_cluster import OnSharedCluster
 from tailrace.pipeline.testing.small_run import STEPS
-from tailrace.pipeline.testing.task_contract import TaskContract
-from tailrace.pipeline.testing.turns_contract import TurnsContract
 
 pytest.importorskip("torch", reason="a real trainer trains a real model")
 
 
-class SharedCluster(RayHost):
-    """A host that ends its own members, and leaves the cluster to the next one."""
-
-    def __init__(self, started_s):
-        super().__init__(started_s=started_s)
-        self.members = []
-
-    def spawn(self, *arguments):
-        self.members.append(super().spawn(*arguments))
-        return self.members[-1]
-
-    def close(self):
-        for member in self.members:
-            member.kill()
-
-
 @pytest.mark.long
-class TestRay(ExecutorContract):
+class TestRay(OnSharedCluster, ExecutorContract):
     test_tokens_and_versions_line_up_under_partial_rollout = deep(
         ExecutorContract.test_tokens_and_versions_line_up_under_partial_rollout
     )
@@ -82,19 +61,6 @@ class TestRay(ExecutorContract):
     )
     test_a_run_that_gave_up_goes_on = deep(ExecutorContract.test_a_run_that_gave_up_goes_on)
 
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def cluster(cls):
-        with pytest.MonkeyPatch.context() as patch:
-            ray = pytest.importorskip("ray")
-            patch.setenv("OMP_NUM_THREADS", "1")
-            patch.setenv("RAY_worker_niceness", "0")  # members of a test are not to starve beside other tests
-            yield
-            ray.shutdown()
-
-    def make_host(self, started_s):
-        return SharedCluster(started_s)
-
     @pytest.mark.deep
     def test_ranks_of_the_trainer_publish_their_own_shards(self, tmp_path, model):
         """Two processes and two relays; the master relay and the trainer die."""
@@ -128,40 +94,3 @@ class TestRay(ExecutorContract):
         with pytest.raises(TypeError, match="fromkeys"):
             member.call("ready").result(60)
         host.close()
-
-
-@pytest.mark.deep
-class TestBalanceRay(BalanceContract):
-    cluster = TestRay.cluster
-
-    def make_host(self, started_s):
-        return SharedCluster(started_s)
-
-
-@pytest.mark.deep
-class TestTurnsRay(TurnsContract):
-    cluster = TestRay.cluster
-    make_host = TestRay.make_host
-
-
-@pytest.mark.deep
-class TestRoundsRay(RoundsContract):
-    cluster = TestRay.cluster
-    make_host = TestRay.make_host
-
-    @pytest.mark.parametrize("kills_lent", [True, False], ids=["lent", "kept"])
-    def test_a_replica_killed_while_devices_are_lent_brings_them_back(self, tmp_path, model, kills_lent):
-        """Two processes, each a cell on the device of a replica."""
-        self.lends(tmp_path, model, kills_lent=kills_lent)
-
-
-@pytest.mark.deep
-class TestModesRay(ModesContract):
-    cluster = TestRay.cluster
-    make_host = TestRay.make_host
-
-
-@pytest.mark.deep
-class TestTaskRay(TaskContract):
-    cluster = TestRay.cluster
-    make_host = TestRay.make_host
