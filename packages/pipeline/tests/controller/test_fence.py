@@ -64,17 +64,28 @@ def test_a_relay_that_comes_up_gets_it_sealed_before_and_open_after():
     finished(run)
 
 
-def test_a_sealed_version_that_died_with_the_trainer_is_never_seen_nor_its_number_used_again():
-    run, _ = begun(c.Checkpoint)
+def test_a_sealed_version_that_died_with_the_trainer_is_made_again_of_the_same_groups():
+    run, given = begun(c.Checkpoint)
+    (step,) = of(c.Step, run.given)[:1]
     run.forget(c.Checkpoint, c.Step)
     given = run.down("trainer", leave=(c.Step, c.Checkpoint))
     assert [command.version for command in of(c.Restart, given)] == [None]  # version 0 is the model as given
-    assert sealed(given) == [(2, True)]
-    given = run.catch_up(c.Checkpoint, leave=(c.Step,))
-    assert revealed(given) == [2]
+    assert sealed(given) == [(0, False)]
+    assert [(again.version, again.mini_batches) for again in of(c.Step, given)] == [(1, step.mini_batches)]
+    given = run.catch_up(c.Step, leave=(c.Step, c.Checkpoint))
+    assert (sealed(given), revealed(given)) == ([(1, True)], [])
+    assert revealed(run.catch_up(c.Checkpoint, leave=(c.Step,))) == [1]
     finished(run)
-    assert 1 not in pulled(run.given)
+    assert run.view.counts.filtered == 0
     assert run.view.published_before_durable == 0
+
+
+def test_a_version_that_was_seen_and_whose_checkpoint_is_damaged_keeps_its_number():
+    run, _ = begun()
+    run.forget(c.Step)
+    given = run.go(c.Resumed((0,)), leave=(c.Step,))
+    assert sealed(given)[0] == (2, True)
+    finished(run)
 
 
 def test_a_checkpoint_that_nobody_heard_of_before_the_driver_died_is_seen_when_the_run_goes_on():

@@ -80,6 +80,7 @@ class World:
     def saved(self, version: int, keep: Iterable[int]) -> None:
         """A checkpoint is durable; of the older ones only some stay."""
         kept = {*keep, version}
+        self.injuries.damaged.discard(version)
         self.disk = {at: None for at in sorted({*self.disk, version}) if at in kept or at > version}
 
     def durable(self, version: int) -> None:
@@ -93,6 +94,7 @@ class World:
         self.version = version
         self.recorder.rolled_back(version)
         self._durable = [at for at in self._durable if at <= version] or [version]
+        self.disk = {saved: None for saved in self.disk if saved <= version}
         for undone in [made for made in self._trained if made > version]:
             del self._trained[undone]
 

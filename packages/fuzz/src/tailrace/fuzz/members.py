@@ -69,7 +69,10 @@ class FuzzTrainer(Trainer):
         self._lineage.loads(version)
 
     def stages(self, version: int) -> None:
-        self._lineage.publishes(version)
+        self._lineage.stages(version)
+
+    def shows(self, version: int) -> None:
+        self._lineage.shows(version)
 
     def saves(self, version: int) -> None:
         self._lineage.saves(version)

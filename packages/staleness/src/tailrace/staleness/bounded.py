@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from tailrace.contracts import Candidate, Sampler, Tried
+from tailrace.staleness.due import in_order
 from tailrace.staleness.entry import Entry
-from tailrace.staleness.errors import SamplerError
 from tailrace.staleness.limits import whole
 from tailrace.staleness.manager import StalenessManager
 from tailrace.staleness.tentative import Tentative
@@ -136,21 +136,16 @@ class BoundedGate:
         """Occupied entries of the earliest buffer, which no longer move."""
         return [entry.key for entry in self.manager.entries(self.manager.version) if entry.occupied]
 
-    def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:  # noqa: ARG002 - no choice left
-        """The groups of the earliest buffer, in order of completion. They must be consumed now, so the sampler is not asked.
+    def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
+        """The groups of the earliest buffer. They must be consumed now, so the sampler says in which order only.
 
         Raises:
             NotReadyError: the buffer is not ready.
-            SamplerError: one of its groups is not among the candidates.
+            SamplerError: one of its groups is not among the candidates, or the sampler picks others.
         """
         if self.manager.ready():
             due = {entry.key for entry in self.manager.entries(self.manager.version) if entry.occupied}
-            batch = [candidate.key for candidate in candidates if candidate.key in due]
-            if len(batch) != len(due):
-                raise SamplerError(
-                    f"found candidates without {sorted(due.difference(batch))!r:.120}, expected the whole buffer "
-                    f"{self.manager.version}; {self.manager.describe()}"
-                )
+            batch = in_order(due, candidates, sampler, f"buffer {self.manager.version}; {self.manager.describe()}")
             self.manager.consume()
             return batch
         return self.manager.consume()

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from tailrace.contracts import Candidate, Sampler
 from tailrace.staleness.counting import CountedGate
-from tailrace.staleness.errors import LimitError, SamplerError
+from tailrace.staleness.due import in_order
+from tailrace.staleness.errors import LimitError
 from tailrace.staleness.limits import whole
 
 
@@ -127,21 +128,16 @@ class LockstepGate(CountedGate):
         due = islice(self._ledger.groups.items(), self._due)
         return [group for group, known in due if known.complete]
 
-    def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:  # noqa: ARG002 - no choice left
-        """The next batch, in order of completion. The sampler is not asked: another choice would break the bound.
+    def consume(self, candidates: Sequence[Candidate], sampler: Sampler) -> Sequence[int]:
+        """The next batch. The sampler says in which order only: another choice would break the bound.
 
         Raises:
             NotReadyError: the batch is not complete.
-            SamplerError: one of its groups is not among the candidates.
+            SamplerError: one of its groups is not among the candidates, or the sampler picks others.
         """
         self._ledger.require(self.ready())
         due = set(islice(self._ledger.groups, self._due))
-        batch = [candidate.key for candidate in candidates if candidate.key in due]
-        if len(batch) != len(due):
-            raise SamplerError(
-                f"found candidates without {sorted(due.difference(batch))!r:.120}, expected the whole batch; "
-                f"{self._ledger.describe()}"
-            )
+        batch = in_order(due, candidates, sampler, f"batch; {self._ledger.describe()}")
         if self._rounds is not None:
             self._rounds, self._closed = self._rounds[1:], self._closed - 1
         return self._ledger.take(batch)

@@ -6,7 +6,7 @@ that asks for a version which has not reached its machine waits for it, then loa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tailrace.contracts import Command, Publish
@@ -89,6 +89,12 @@ class Relays:
                 for version in [version for version in known if version < command.version - KEPT]:
                     del known[version]
         return taken
+
+    def retire(self, versions: Iterable[int]) -> None:
+        """Forget versions that a trainer left sealed: its successor retires them."""
+        for relay in self.relays.values():
+            for version in versions:
+                relay.holds.pop(version, None)
 
     def pull_s(self, version: int, sources: Sequence[str], weights: WeightCosts) -> float:
         """Seconds of a pull that begins now; an old version that no relay has comes from its checkpoint.

@@ -109,6 +109,7 @@ class Trainer:
         self.parts, self.added = [], []
         self._at_work, self._speed = {}, 1.0
         self._offered, self._taken = None, -1
+        self.relays.retire(self._sealed)
         self._sealed, self._revealed = {}, -1
 
     # ---- seams for checks -----------------------------------------------------------------------------------------
@@ -118,6 +119,9 @@ class Trainer:
 
     def stages(self, version: int) -> None:
         """Called when it copies its weights to publish them as a version."""
+
+    def shows(self, version: int) -> None:
+        """Called when a version may be seen from now on."""
 
     def saves(self, version: int) -> None:
         """Called when it copies its weights for a checkpoint."""
@@ -272,7 +276,9 @@ class Trainer:
         if command.sealed and command.version > self._revealed:
             self._sealed[command.version] = command
             self.relays.published(command, sealed=True)
-        elif self.relays.published(command) or self._taken == command.version:
+            return
+        self.shows(command.version)
+        if self.relays.published(command) or self._taken == command.version:
             self._taken = command.version
             self.member.say([c.Published(command.version, command.seq)])
 
@@ -281,7 +287,10 @@ class Trainer:
         assert self.member is not None
         self._revealed = max(self._revealed, version)
         command = self._sealed.pop(version, None)
-        if command is not None and self.relays.published(command):
+        if command is None:
+            return
+        self.shows(version)
+        if self.relays.published(command):
             self._taken = max(self._taken, version)
             self.member.say([c.Published(version, command.seq)])
 

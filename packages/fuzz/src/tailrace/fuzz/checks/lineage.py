@@ -13,7 +13,8 @@ class Lineage:
         self._made = 0
         self._held = 0
         self._saved = {0: 0}
-        self._published: dict[int, int] = {}
+        self._handed: dict[int, int] = {}
+        self._shown: dict[int, int] = {}
         self._staged: int | None = None
 
     def stepped(self) -> None:
@@ -30,18 +31,21 @@ class Lineage:
         self._held = self._saved[version]
         self._staged = None
 
-    def publishes(self, version: int) -> None:
-        """The trainer hands its weights over as a version; one that it did hand over is sent again from the copy.
+    def stages(self, version: int) -> None:
+        """The trainer hands its weights over as a version; one that it did hand over is sent again from the copy."""
+        if version != self._staged:
+            self._staged = version
+            self._handed[version] = self._held
+
+    def shows(self, version: int) -> None:
+        """A version that was handed over may be seen from now on. One that nobody has seen may have been other weights.
 
         Raises:
             InvariantError: the version was other weights before.
         """
-        if version == self._staged:
-            return
-        self._staged = version
-        if self._published.setdefault(version, self._held) != self._held:
+        shown = self._handed[version]
+        if self._shown.setdefault(version, shown) != shown:
             raise InvariantError(
                 WEIGHTS,
-                f"version {version} is published with weights {self._held}, but it has been weights "
-                f"{self._published[version]}",
+                f"version {version} is published with weights {shown}, but it has been weights {self._shown[version]}",
             )

@@ -1,7 +1,8 @@
 """The controller's knowledge of the trainer.
 
-Versions only grow. If the trainer falls back to a checkpoint while replicas serve newer weights, it does not reuse their
-numbers: its weights are published under a new one. So a version always names one set of weights.
+If the trainer falls back to a checkpoint while anybody may have seen newer weights, it does not reuse their numbers: its
+weights are published under a new one. So a version that is seen always names one set of weights. Behind a fence nobody has seen
+what is undone: the trainer keeps the checkpoint's number, and what was generated with it is as fresh as before.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ class TrainerState:
     each version that training made to the number of batches consumed by then, so that a fall-back knows its step.
     `staleness_at_completion` counts trajectories by staleness, `consumed_staleness` by the version made and then by staleness,
     so that a fall-back can undo batches.
+    `shown` is the newest version that anybody may see: published, or to be revealed.
     `published_before_durable` counts versions that replicas could pull while the trainer could not have come back to them.
     `staged` says whether its weights were handed over for publication since it came up. `saving` are versions whose
     checkpoints are under way. `fallbacks` are the versions it can fall back to, oldest first: the newest durable checkpoints,
@@ -34,6 +36,7 @@ class TrainerState:
     version: int = 0
     step: int = 0
     published: int = -1
+    shown: int = -1
     published_before_durable: int = 0
     publishing: int = -1
     staged: bool = False
@@ -127,7 +130,7 @@ class TrainerState:
         The relays are new, so no version is published until the trainer hands one over. Returns whether the run can continue
         from a checkpoint; if not, `fallbacks` is unchanged.
         """
-        self.publishing, self.published = max(self.publishing, self.published), -1
+        self.published = -1
         return self._can_use(self.usable(checkpoints))
 
     def usable(self, checkpoints: Sequence[int]) -> list[int]:
@@ -156,8 +159,8 @@ class TrainerState:
         self.adding = {}
         self.consumed_staleness = {v: counts for v, counts in self.consumed_staleness.items() if v <= version}
         self.step = self.batches[version]
-        highest = max(self.published, self.publishing)
-        self.version = version if highest <= version else highest + 1
+        self.version = version if self.shown <= version else self.shown + 1
+        self.publishing = min(self.publishing, self.version)
         self.batches = {made: step for made, step in self.batches.items() if made <= version}
         self.batches[self.version] = self.step
         self.durable = min(self.durable, version)

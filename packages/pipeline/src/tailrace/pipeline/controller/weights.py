@@ -54,6 +54,7 @@ class Weights:
             version = trainer.publishing if trainer.staged and trainer.making is not None else trainer.version
             trainer.publishing, trainer.staged = max(trainer.publishing, version), True
             sealed = self._fence and not trainer.is_safe(version)
+            trainer.shown = trainer.shown if sealed else max(trainer.shown, version)
             self._outbox.send(c.Publish, version=version, relays=relays, sites=self._members.sites(), sealed=sealed)
 
     def checkpoint(self) -> None:
@@ -65,6 +66,7 @@ class Weights:
         """Reveal a version that was handed over sealed."""
         trainer = self._trainer
         if self._fence and trainer.staged and trainer.published < version <= trainer.publishing:
+            trainer.shown = max(trainer.shown, version)
             self._outbox.send(c.Reveal, version=version)
 
     def was_published(self, event: c.Published) -> None:

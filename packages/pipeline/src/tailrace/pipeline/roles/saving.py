@@ -80,6 +80,12 @@ class Saving:
         if found != version:
             raise CheckpointUnusableError(f"found version {found} in {directory}, expected version {version}")
 
+    def undo(self, version: int) -> None:
+        """Remove the checkpoints of later versions, which a fall-back has undone: their numbers may name other weights soon."""
+        for path in self._root.iterdir() if self._first else ():
+            if path.name.isdigit() and int(path.name) > version:
+                shutil.rmtree(path)
+
     def close(self) -> None:
         """Wait for checkpoints under way."""
         for thread in self._threads:

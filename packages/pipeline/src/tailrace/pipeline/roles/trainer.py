@@ -150,7 +150,7 @@ class TrainerRole:
     # ---- for the executor -----------------------------------------------------------------------------------------
 
     def ready(self, version: int | None = None, stops: bool = False) -> dict[str, int | None]:
-        """Load the checkpoint of a version; None for the model that the run began with. Later consumption is rolled back.
+        """Load the checkpoint of a version; None for the model that the run began with. What came later is undone.
 
         Args:
             version: the version.
@@ -165,6 +165,7 @@ class TrainerRole:
             self.stops.at(LOAD)
             self._saving.restore(version, self._backend.load)
         if self._publishing is not None and self._held is None:
+            self._saving.undo(version or 0)
             self._data.call("roll_back", version or 0, timeout_s=self._data_timeout_s)
         return {"version": version}
 

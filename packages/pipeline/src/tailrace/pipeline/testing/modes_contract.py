@@ -7,6 +7,9 @@ class TestMyHost(ModesContract):
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,13 +17,25 @@ import pytest
 
 from tailrace import contracts as c
 from tailrace.faulttol.injection import LOAD, PHASES
-from tailrace.pipeline.executor.deployment import REPLICA, TRAINER, Deployment, PoolReplicas
+from tailrace.pipeline.executor.deployment import REPLICA, SCORER, TRAINER, Deployment, PoolReplicas
+from tailrace.pipeline.executor.seam import RoleSpec
+from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.run.effective_time import Devices, EffectiveTime
 from tailrace.pipeline.run.eventlog import read_log
 from tailrace.pipeline.run.folding import Audience, follow
 from tailrace.pipeline.spec import PipelineSpec, RolloutPool
 from tailrace.pipeline.testing.real_runs import RealRuns
-from tailrace.pipeline.testing.small_run import LOG, STEPS, commands_of, events_of, make_spec, policy
+from tailrace.pipeline.testing.small_run import (
+    LOG,
+    SAMPLES,
+    STEPS,
+    SeededReplicaRole,
+    commands_of,
+    events_of,
+    make_spec,
+    policy,
+)
+from tailrace.reward import VerifierSettings
 from tailrace.trainer.weights_digest import weights_sha256
 
 _POOLS = (RolloutPool("hybrid", 1, replica_batch=16, hybrid=True), RolloutPool("standalone", 1, replica_batch=16))
@@ -59,6 +74,28 @@ def with_pools(deployment: Deployment) -> Deployment:
     return replace(deployment, pools={pool.name: PoolReplicas(deployment.roles[REPLICA], 1) for pool in _POOLS})
 
 
+def with_rewards(root: Path, model: Path) -> tuple[Path, Callable[[Deployment], Deployment]]:
+    """The task with an engine that keeps seeds, and a verifier that likes every other response: none is ever right.
+
+    Returns the model directory beside the task's files, and how scorer and replicas are started.
+    """
+    judge = root / "judge.py"
+    judge.write_text("def verify(response, answer, metadata):\n    return float(sum(map(ord, response)) % 2)\n")
+    task = root / "task"
+    shutil.copytree(model.parent, task)
+    for name in ("train.jsonl", "held_out.jsonl"):
+        rows = [json.loads(line) for line in (task / name).read_text().splitlines()]
+        (task / name).write_text("".join(json.dumps(row | {"verifier": "judged"}) + "\n" for row in rows))
+    settings = VerifierSettings(own={"judged": f"{judge}:verify"})
+
+    def changed(deployment: Deployment) -> Deployment:
+        scorer = RoleSpec(ScorerRole, {"verifiers": ["judged"], "math": settings})
+        replica = replace(deployment.roles[REPLICA], factory=SeededReplicaRole)
+        return replace(deployment, roles={**deployment.roles, SCORER: scorer, REPLICA: replica})
+
+    return task / model.name, changed
+
+
 class ModesContract(RealRuns):
     """Subclass it, provide `make_host`, and run it with pytest."""
 
@@ -83,8 +120,10 @@ class ModesContract(RealRuns):
     def test_a_trainer_struck_in_every_phase_ends_on_the_bits_of_a_run_without_faults(
         self, tmp_path: Path, model: Path
     ) -> None:
-        """In sync mode, where a batch is one round and its groups are ordered by number."""
-        spec = replace(make_mode_spec("sync"), sampler=policy("sampler", "in-order"))
+        """In sync mode behind a fence, with groups in order of their numbers and rewards of what was generated."""
+        seeded = policy("batching", "plain", samples=SAMPLES, seeded=True)
+        spec = replace(make_mode_spec("sync"), batching=seeded, sampler=policy("sampler", "in-order"), fence=True)
+        judged, changed = with_rewards(tmp_path, model)
         one_a_step = [f"trainer@step{step}:{phase}" for step, phase in enumerate(PHASES[TRAINER], 2) if phase != LOAD]
         digests = {}
         for name, faults in {
@@ -95,9 +134,12 @@ class ModesContract(RealRuns):
         }.items():
             root = tmp_path / name
             root.mkdir()
-            view = self.run(root, model, spec=spec, faults=faults)
+            view = self.run(root, judged, spec=spec, faults=faults, changed=changed)
             assert sorted(event.fault for event in events_of(root, c.Struck)) == sorted(faults)
+            assert view.counts.filtered == 0, "groups were thrown away"
             digests[name] = weights_sha256(root / "checkpoints" / str(view.version))
+            before = weights_sha256(root / "checkpoints" / str(view.version - 1))
+            assert digests[name] != before, "nothing was learned, so nothing is shown"
         assert digests["calm again"] == digests["calm"], "two runs without faults differ"
         assert len(set(digests.values())) == 1, digests
 

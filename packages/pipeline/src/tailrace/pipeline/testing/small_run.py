@@ -67,6 +67,27 @@ class FakeReplicaRole(ReplicaRole):
         return SlowEngine(max_num_seqs=16, max_model_len=256)
 
 
+class SeededEngine(SlowEngine):
+    """The same, but how long the samples of a prompt are follows from their seeds."""
+
+    def submit(self, requests: Sequence[c.Request]) -> None:
+        super().submit([self._with_length(request) for request in requests])
+
+    def _with_length(self, request: c.Request) -> c.Request:
+        sampling = request.sampling
+        tokens = sampling.max_tokens if sampling.seed is None else 4 + sampling.seed % 32
+        return replace(request, sampling=replace(sampling, max_tokens=tokens))
+
+
+class SeededReplicaRole(ReplicaRole):
+    """The replica role on the engine that keeps seeds."""
+
+    def build_engine(self, engine: str, model: Path, options: Mapping[str, Any]) -> c.Engine:
+        """Build the engine."""
+        del engine, model, options
+        return SeededEngine(max_num_seqs=16, max_model_len=256)
+
+
 # ---- what runs ------------------------------------------------------------------------------------------------------
 
 
