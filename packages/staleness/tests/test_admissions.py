@@ -202,7 +202,7 @@ def test_a_due_group_that_is_not_offered(policy):
     gate = policy.gate(1)
     gate.start(0, 0)
     gate.complete(0)
-    with pytest.raises(SamplerError, match="expected .* the whole"):
+    with pytest.raises(SamplerError, match=r"expected .* the whole"):
         gate.consume([], First())
     assert gate.ready()
 
@@ -279,7 +279,7 @@ def test_the_suite_finds_a_gate_that_names_groups_of_later_batches_trainable():
         def gate(self, batch_groups):
             return Hasty("hasty", 1, batch_groups)
 
-    with pytest.raises(SamplerError, match="to train on, expected .*, the whole batch"):
+    with pytest.raises(SamplerError, match=r"to train on, expected .*, the whole batch"):
         check_admission_policy(Policy())
 
 
