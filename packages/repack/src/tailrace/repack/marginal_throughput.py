@@ -6,8 +6,9 @@ such a replica, everything behind the head waits too. Where the paper leaves a c
 * a gain is enough if it is at least mu times the ideal gain;
 * a group gets its version when its first trajectory is placed, which is counted on a copy of admission; its other
   trajectories then need that version or a newer one;
-* the paper has no trajectory that must end at the version it began with (`exact`). If no replica serves that version, the
-  trajectory is skipped, since no completion could ever unblock the queue.
+* in the paper somebody always serves a version at which the head may run. Here those who do may be lent or down, and a
+  trajectory may have to end at the version it began with (`exact`). If nobody can, the trajectory is skipped, since no
+  completion could ever unblock the queue.
 """
 
 from __future__ import annotations
@@ -112,11 +113,11 @@ class MarginalThroughput(Costed):
                         allowed = [each for each in versions if admits.allows(each)]
                     candidates = allowed
                 elif view.exact:
-                    if version not in versions:
-                        continue
-                    candidates = [version]
+                    candidates = [version] if version in versions else []
                 else:
                     candidates = newer[version]
+                if not candidates and version is not None:
+                    continue  # those that serve its version are lent, down or busy: it holds up nobody else
                 for at in candidates:
                     found = index.best(at, length, least, version is None)
                     if found is not None:

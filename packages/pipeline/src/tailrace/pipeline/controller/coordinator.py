@@ -357,12 +357,22 @@ class Coordinator:
         for decision in relocations(policy, view):
             if isinstance(decision, c.Move):
                 self._move(decision)
-            else:
-                self.evictions += len(decision.trajectories)
-                self._interrupt(self._fleet.replicas[decision.replica], decision.trajectories, decision.reason)
+                continue
+            names = self._moved_on(decision.trajectories)
+            self.evictions += len(names)
+            if names:
+                self._interrupt(self._fleet.replicas[decision.replica], names, decision.reason)
         if not stepped:
             self.last_plan_s = now
             self._fleet.sampled()
+
+    def _moved_on(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Those that have made a token since they were last relocated. Others would only be prefilled again and again."""
+        states = [self._ledger.trajectories[name] for name in names]
+        found = [state for state in states if state.relocated_at != state.tokens]
+        for state in found:
+            state.relocated_at = state.tokens
+        return tuple([state.id for state in found])
 
     def _move(self, move: c.Move) -> None:
         source, destination = self._fleet.replicas[move.source], self._fleet.replicas[move.destination]

@@ -38,7 +38,8 @@ class TrajectoryState:
     `version` is the oldest version of its tokens; None while it has none. `destination` is set while it moves. `since` is
     `Assigned.generated` of its replica when it was routed there. `home` is the replica to which it goes back from its
     environment. `turns` are the response tokens at the end of each of its turns, `answered` how many of them an environment
-    has answered, and `observed` the tokens of those answers.
+    has answered, and `observed` the tokens of those answers. `relocated_at` is how many tokens it was known to have when a
+    relocation policy last took it from a replica; -1: none has.
     """
 
     id: str
@@ -60,6 +61,7 @@ class TrajectoryState:
     turns: tuple[int, ...] = ()
     answered: int = 0
     observed: int = 0
+    relocated_at: int = -1
 
     @property
     def generated(self) -> int:

@@ -78,8 +78,8 @@ def route_slowly(policy: MarginalThroughput, cycle: Cycle) -> list[Placement]:
                 for instance in instances
                 if _routable(instance.view, instance.version, trajectory, oldest, admits.allows(instance.version))
             ]
-            if not candidates and oldest is not None and trajectory.exact:
-                continue
+            if not candidates and oldest is not None:
+                continue  # the paper's instances all serve
             least = policy.mu * ideal_gain(model, length)
             selected: _Instance | None = None
             gain = 0.0
