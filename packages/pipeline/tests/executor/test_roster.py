@@ -48,6 +48,12 @@ def test_what_one_rank_answers_alone_does_not_stand_for_the_others(roster):
     assert waits(roster, "trainer") == []
 
 
+def test_a_version_that_was_to_be_revealed_is_revealed_again_and_not_waited_for(roster):
+    roster.note([], [c.Publish(10, 1, {"0": "here"}, sealed=True), c.Checkpoint(11, 1)], {})
+    roster.note([c.Durable(1, answers=11)], [c.Reveal(12, 1)], {})
+    assert (lacks(roster, "trainer"), waits(roster, "trainer")) == ([12], [10])
+
+
 def test_a_replica_has_taken_what_its_snapshot_shows(roster):
     commands = [
         c.Pull(10, "r0", 0, 0),

@@ -26,7 +26,7 @@ _BY_ROLE: dict[type, str] = {
 }
 """Who answers with an event, for roles with one member."""
 _TO_REPLICA = (c.Route, c.Interrupt, c.Pull, c.Lend, c.Return)
-_TO_TRAINER = (c.Publish, c.Checkpoint, c.Accumulate, c.Step)
+_TO_TRAINER = (c.Publish, c.Reveal, c.Checkpoint, c.Accumulate, c.Step)
 _PARTLY = {c.Publish, c.Accumulate}
 """Commands whose answer may come while some rank of the trainer has not taken them."""
 
@@ -165,13 +165,13 @@ class Roster:
                 elif isinstance(command, _TO_TRAINER):
                     self._to_trainer(command)
 
-    def _to_trainer(self, command: c.Publish | c.Checkpoint | c.Accumulate | c.Step) -> None:
+    def _to_trainer(self, command: c.Publish | c.Reveal | c.Checkpoint | c.Accumulate | c.Step) -> None:
         trainer = self.members.get((TRAINER, "0"))
         if trainer is not None and isinstance(
             command, c.Publish
         ):  # a newer version replaces one that is not published yet
             trainer.open = {seq: other for seq, other in trainer.open.items() if not isinstance(other, c.Publish)}
-        self._sent((TRAINER, "0"), command, None)
+        self._sent((TRAINER, "0"), command, None, waits=not isinstance(command, c.Reveal))
 
     def _aborted(self, command: c.Abort) -> None:
         for key in ((SCORER, "0"), *((REPLICA, replica) for replica in command.replicas)):
