@@ -43,6 +43,7 @@ from tailrace.pipeline.executor.roster import Roster
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.run.scripted_faults import further_faults
 
+DETECTED_S = 30.0  # after its window, a member that stands still is down
 IDLE_TICKS = 2_000  # a fleet in which so long nothing is under way will never move again
 POLLS = 4  # questions for events before a silent member is suspected
 
@@ -218,6 +219,9 @@ class _Idle:
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self._ticks = 0
+        self._since_s = 0.0
+        windows = map(simulation.fleet.spec.detection.within_s, (TRAINER, REPLICA))
+        self._window_s = max((window_s for window_s in windows if math.isfinite(window_s)), default=0.0)
 
     def observe(self, now: float, events: Sequence[c.Event], commands: Sequence[c.Command], run: RunView) -> None:
         """Free data that is not needed any more once a version is durable."""
@@ -228,10 +232,12 @@ class _Idle:
                 world.durable(event.version)
 
     def tick(self, now: float, executor: Executor) -> None:
-        """Count ticks at which nothing is under way."""
-        del now, executor
+        """Count ticks at which nothing is under way. Who stands still may be noticed late."""
+        del executor
         simulation = self._simulation
         simulation.failures.strike()
-        self._ticks = self._ticks + 1 if simulation.world.time.idle else 0
-        if self._ticks > IDLE_TICKS:
+        if not simulation.world.time.idle:
+            self._ticks, self._since_s = 0, now
+        self._ticks += 1
+        if self._ticks > IDLE_TICKS and now - self._since_s > self._window_s + DETECTED_S:
             raise StalledError(simulation.stalled())

@@ -164,9 +164,10 @@ class Checker:
         elif isinstance(command, c.Restart):
             self.versions.restart(command)
             self.devices.restart(command)
-            self.turns.restart(command)
+            self.turns.ends(command)
         elif isinstance(command, c.Stop):
             self.versions.stop(command)
+            self.turns.ends(command)
         elif isinstance(command, c.Resize):
             self.versions.resize(command)
             self.devices.resize(command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tailrace import contracts as c
+from tailrace.faulttol import ClusterLevel, RankLevel
 from tailrace.fleetsim.fleet import SimulatedFleet
 from tailrace.fuzz.case import Case
 from tailrace.fuzz.errors import InvariantError
@@ -10,12 +11,14 @@ from tailrace.fuzz.faults import BreakKind
 from tailrace.fuzz.policies import ends_run
 from tailrace.pipeline.controller.view import RunView
 from tailrace.pipeline.controller.weights import PULL_ATTEMPTS
+from tailrace.pipeline.executor.deployment import REPLICA, TRAINER
 
 PROGRESS = "nothing waits for ever"
 
 # these come by themselves, or go round in circles
 _QUIET = (c.Tick, c.Snapshot, c.Interrupted, c.Silent, c.Struck, c.Activity, c.Predicted, c.PredictionFailed)
 MOST_INSTANTS = 30_000
+COMPUTING = {TRAINER, REPLICA}
 MANY = 100  # failures of one member, which no recovery that goes on and on takes for the end
 
 
@@ -33,6 +36,7 @@ class LivenessCheck:
         self._last_s = 0.0
         self._instants = 0
         self._downs: set[str] = set()
+        self._blames_all = isinstance(fleet.spec.detection, ClusterLevel | RankLevel)
         self._torn: dict[str, int] = {}
         self._broken = 0
         self._unanswered = 0
@@ -68,17 +72,20 @@ class LivenessCheck:
         """A run that fails has a reason: what it says has happened."""
         case = self._case
         if "is not restarted" in reason:
-            holds = any(ends_run(self._recovery, role, failures=MANY, others=0) for role in self._downs)
+            down = set(self._downs)
+            if self._blames_all and not down.isdisjoint(COMPUTING):  # who stands still takes the others along
+                down |= COMPUTING
+            holds = any(ends_run(self._recovery, role, failures=MANY, others=0) for role in down)
         elif "could not be scored" in reason:
             holds = self._broken >= case.failed_groups_limit * case.scoring_attempts
         elif "engines refused" in reason:
             holds = case.refusals > 0
         elif "environments did not answer" in reason:
             holds = self._unanswered >= case.failed_groups_limit
-        elif "checkpoint" in reason:
-            holds = any(fault.kind is BreakKind.DAMAGED_CHECKPOINT for fault in case.faults)
+        elif "times to pull version" in reason:
+            holds = max(self._torn.values(), default=0) > PULL_ATTEMPTS
         else:
-            holds = "times to pull version" in reason and max(self._torn.values(), default=0) > PULL_ATTEMPTS
+            holds = "checkpoint" in reason and any(fault.kind is BreakKind.DAMAGED_CHECKPOINT for fault in case.faults)
         if not holds:
             raise InvariantError(PROGRESS, f"the run gave up without a reason that holds: {reason}")
 

@@ -81,8 +81,8 @@ class Turns:
 
     # ---- commands -------------------------------------------------------------------------------------------------
 
-    def restart(self, command: c.Restart) -> None:
-        """An environment is replaced, such as one on a machine that is given up: no `Down` tells of its end."""
+    def ends(self, command: c.Restart | c.Stop) -> None:
+        """An environment is replaced or given up, such as one that is silent: no `Down` tells of its end."""
         if command.role == ENVIRONMENT:
             self._gone(command.id)
 
