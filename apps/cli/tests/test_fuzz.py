@@ -1,6 +1,7 @@
 """``tailrace fuzz``: what it prints, what it saves, and the commands that it tells."""
 
 import json
+import re
 import shlex
 
 import pytest
@@ -36,8 +37,9 @@ def test_two_at_once_find_the_same(capsys):
 @pytest.mark.usefixtures("_broken")
 def test_what_breaks_is_told_shrunk_and_saved(capsys, tmp_path):
     assert main(["fuzz", "--seeds", "30", "--out", str(tmp_path / "cases"), "--shrink-for", "2"]) == 1
-    printed = capsys.readouterr().out
+    printed, at_once = capsys.readouterr()
     assert "only complete weights serve" in printed
+    assert re.search(r"^seed \d+ broke: ", at_once, re.MULTILINE)
     told = [line.partition("replay it:  ")[2] for line in printed.splitlines() if "replay it:" in line]
     seeds, file = (shlex.split(command) for command in told)
     assert main([*seeds[1:], "--shrink-for", "0"]) == 1

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -185,16 +186,36 @@ def _shown(seeds: int) -> Iterator[Callable[[CampaignSummary], None]]:
     columns = (TextColumn("fuzzing"), BarColumn(30), MofNCompleteColumn(), TextColumn("{task.fields[words]}"))
     with Bar(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=seeds, words="")
-        yield lambda summary: bar.update(task, completed=summary.seeds, words=_words(summary))
+        broken = _Broken(bar.console.print)
+
+        def update(summary: CampaignSummary) -> None:
+            broken(summary)
+            bar.update(task, completed=summary.seeds, words=_words(summary))
+
+        yield update
+
+
+class _Broken:
+    """Tells of each seed that broke, once."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell, self._told = tell, set[int]()
+
+    def __call__(self, summary: CampaignSummary) -> None:
+        for seed in summary.failures.keys() - self._told:
+            self._told.add(seed)
+            self._tell(f"seed {seed} broke: {summary.failures[seed].what:.200}")
 
 
 class _Lines:
-    """Prints a line every few seconds."""
+    """Prints a line every few seconds, and one for each seed that broke."""
 
     def __init__(self, seeds: int) -> None:
         self._seeds, self._next_s = seeds, time.monotonic() + LINE_EVERY_S
+        self._broken = _Broken(partial(print, file=sys.stderr, flush=True))
 
     def __call__(self, summary: CampaignSummary) -> None:
+        self._broken(summary)
         now = time.monotonic()
         if now >= self._next_s:
             self._next_s = now + LINE_EVERY_S
