@@ -86,7 +86,7 @@ def measure(way: str, mode: str, seed: int) -> dict[str, Any]:
             if fault == KILLED
             else sum(found.values()) - found["reconnect"],
             "all serve": _all_serve_s(root / "events.jsonl", struck["struck_s"]) - struck["struck_s"],
-            "load": round(os.getloadavg()[0], 1),
+            "busy": round(os.getloadavg()[0], 1),  # the machine's load
         }
 
 
