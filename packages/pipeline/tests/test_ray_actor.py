@@ -42,6 +42,14 @@ def test_a_module_that_replaces_itself_is_whole_for_the_role(tmp_path: Path, mon
     assert actor.call("upper", ()) == "THERE"
 
 
+def test_it_is_built_once_though_two_controllers_say_so() -> None:
+    built = []
+    actor = RoleActor(0)
+    for _ in range(2):
+        actor.build(lambda: built.append(1), {})
+    assert built == [1]
+
+
 WATCHED = """
 import sys, time
 from tailrace.pipeline.hosts.ray_actor import RoleActor

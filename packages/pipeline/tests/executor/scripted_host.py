@@ -99,6 +99,7 @@ class ScriptedHost:
     def __init__(self):
         self.time, self.comes_up = Time(), True
         self.spawned, self.members, self.driver_struck = [], {}, []
+        self.told = {}
 
     def spawn(self, role, id_, incarnation, spec, place):
         member = Told(self, (role, id_), incarnation, place, dict(spec.arguments))
@@ -106,7 +107,8 @@ class ScriptedHost:
         self.members[role, id_] = member
         return member
 
-    def find(self, role, id_, incarnation):
+    def find(self, role, id_, incarnation, spec=None):
+        self.told[role, id_] = spec
         member = self.members.get((role, id_))
         found = member is not None and member.incarnation == incarnation and not member.killed
         return member if found else None

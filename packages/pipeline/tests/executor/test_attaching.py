@@ -19,6 +19,7 @@ def test_members_live_on(run):
     run.settle()
     assert run.controller.news() == [c.Attached(2)]
     assert len(run.host.spawned) == spawned
+    assert set(run.host.told.values()) == {None}
     assert not any(member.killed for member in members)
     assert all(len(member.under_way("events")) == 1 for member in members)
 
@@ -98,6 +99,7 @@ def test_one_that_is_starting_says_that_it_is_up_to_the_other(run):
     run.host.comes_up = False
     run.give(c.Start(7, "relay", "0"))
     run.replaced()
+    assert run.host.told["relay", "0"] is not None  # what it is may have been lost with its controller
     run.member("relay").under_way("ready")[-1][1].set_result({"address": "here"})
     run.settle()
     assert run.controller.news() == [c.Attached(2), c.Up("relay", "0", machine="m0", address="here", answers=7)]

@@ -367,8 +367,9 @@ class VirtualHost:
             for member in reporting:
                 member.report()
 
-    def find(self, role: str, id_: str, incarnation: int) -> VirtualHandle | None:
+    def find(self, role: str, id_: str, incarnation: int, spec: RoleSpec | None = None) -> VirtualHandle | None:
         """A handle of a member that another controller has started; None if it is known to be dead."""
+        del spec  # it was told as it was started
         member = self.members.get((role, id_))
         if member is None or member.incarnation != incarnation or member.dead:
             return None

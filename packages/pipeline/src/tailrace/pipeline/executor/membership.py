@@ -17,7 +17,7 @@ from tailrace.pipeline.executor.answers import Answers
 from tailrace.pipeline.executor.deployment import DATA, REPLICA, TRAINER, Deployment, rank_id
 from tailrace.pipeline.executor.roster import Key, Listed, Roster
 from tailrace.pipeline.executor.running import Running
-from tailrace.pipeline.executor.seam import Answer, Host, Member, MemberDeadError
+from tailrace.pipeline.executor.seam import Answer, Host, Member, MemberDeadError, RoleSpec
 from tailrace.pipeline.executor.waits import Waits, error_of, together
 
 
@@ -99,7 +99,9 @@ class Membership:
         for (role, id_), listed in roster.members.items():
             ranks = range(self.deployment.trainer_ranks if role == TRAINER else 1)
             keys = [(role, rank_id(id_, rank)) for rank in ranks]
-            found = [self._host.find(*key, listed.incarnation) for key in keys]
+            found = [
+                self._host.find(*key, listed.incarnation, self._spec(listed, rank)) for rank, key in enumerate(keys)
+            ]
             living = [member for member in found if member is not None]
             if len(living) == len(keys):
                 joined = [self._joins(key, member, id_) for key, member in zip(keys, living, strict=True)]
@@ -113,6 +115,14 @@ class Membership:
                 self._tell(c.Down(role, id_, "it died while no controller was there", c.Cause.DIED))
             else:
                 self._start_now(keys, listed)
+
+    def _spec(self, listed: Listed, rank: int) -> RoleSpec | None:
+        """What a member is that may not have been told; None if it was up."""
+        if listed.up:
+            return None
+        command = listed.command
+        role, id_ = (REPLICA, command.replica) if isinstance(command, c.Resize) else (command.role, command.id)
+        return self.deployment.role(self._host, role, id_, listed.incarnation, rank, command.tp, command.place)
 
     def _take_over(self, ranks: list[Running], listed: Listed) -> None:
         command = listed.command

@@ -166,8 +166,13 @@ class Host(Protocol):
         """Start a member. Returns at once; the first call of the member waits for the start."""
         ...
 
-    def find(self, role: str, id_: str, incarnation: int) -> Member | None:
-        """A handle of a member that another controller has started; None if it does not live."""
+    def find(self, role: str, id_: str, incarnation: int, spec: RoleSpec | None = None) -> Member | None:
+        """A handle of a member that another controller has started; None if it does not live.
+
+        Args:
+            spec: what the member is, if it may not have been told: its controller may have died as it started it. A member
+                takes it once.
+        """
         ...
 
     def caller(self, role: str, id_: str = "0") -> Caller:

@@ -221,8 +221,9 @@ class LocalHost(OwnProcess):
         self._members[role, id_] = member
         return member
 
-    def find(self, role: str, id_: str, incarnation: int) -> LocalHandle | None:
+    def find(self, role: str, id_: str, incarnation: int, spec: RoleSpec | None = None) -> LocalHandle | None:
         """A handle of a member that another controller in this process has started; None if it does not live."""
+        del spec  # it was told as it was started
         member = self._members.get((role, id_))
         if member is None or member.dead or self._incarnations[role, id_] != incarnation:
             return None

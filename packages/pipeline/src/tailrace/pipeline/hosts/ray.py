@@ -236,12 +236,17 @@ class RayHost(OwnProcess):
         actor.build.remote(spec.factory, dict(spec.arguments))
         return self._member(f"{role}-{id_}-{incarnation}", actor, place.machine)
 
-    def find(self, role: str, id_: str, incarnation: int) -> RayMember | None:
-        """A handle of a member that another controller of this run has started; None if it does not live."""
+    def find(self, role: str, id_: str, incarnation: int, spec: RoleSpec | None = None) -> RayMember | None:
+        """A handle of a member that another controller of this run has started; None if it does not live.
+
+        Calls that wait for an actor's process wait in the caller's, and are gone with it.
+        """
         actor = self._actors.find(role, id_, incarnation)
         if actor is None:
             return None
         self._newest[role, id_] = incarnation
+        if spec is not None:
+            actor.build.remote(spec.factory, dict(spec.arguments))
         return self._member(f"{role}-{id_}-{incarnation}", actor)
 
     def _member(self, name: str, actor: Any, place: str = "") -> RayMember:

@@ -34,6 +34,7 @@ class RoleActor:
         # Libraries that replace their module while they are imported, as transformers does, break in a second thread that
         # imports them meanwhile: it gets the module that was replaced.
         self._importing = threading.Lock()
+        self._told = False
 
     def prepare(self, function: Callable[..., object], arguments: Mapping[str, Any], after: object) -> None:
         """Call a function that saves the role time later. Ray begins once `after`, another actor's answer, is there."""
@@ -43,11 +44,14 @@ class RoleActor:
             function(**arguments)
 
     def build(self, factory: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Build the role. Ray has imported what its factory and arguments need before."""
+        """Build the role, once. Ray has imported what its factory and arguments need before."""
         try:
             began_s = time.monotonic()
             took = {} if self._began_s is None else {"import": began_s - self._began_s}
             with self._importing:
+                if self._told:
+                    return
+                self._told = True
                 role = factory(**arguments)
             mailbox = Mailbox(role, {**took, "initialise": time.monotonic() - began_s})
             self._role.set_result(mailbox)
