@@ -45,6 +45,15 @@ def test_members_of_a_machine_that_is_gone_start_on_the_others():
     assert gone("role-based") == {("relay", "1"): "0", ("replica", "r0"): "2"}
 
 
+def test_both_are_replaced_once_though_both_are_missed_at_once():
+    run, _ = on_machines()
+    lost = [
+        c.Down(*member, "its machine 1 is gone", c.Cause.MACHINE, "1") for member in (("relay", "1"), ("replica", "r0"))
+    ]
+    given = run.go(*lost, leave=("relay", "replica", c.Step))
+    assert Counter((one.role, one.id) for one in of(c.Restart, given)) == {("relay", "1"): 1, ("replica", "r0"): 1}
+
+
 def test_a_task_that_restarts_because_of_a_machine_does_not_use_it_again():
     places = gone("restart-task")
     assert places.keys() >= ON_THREE_MACHINES.keys()
