@@ -36,7 +36,7 @@ def test_a_fault_costs_a_task_more_than_a_trainer_and_nothing_is_lost() -> None:
     ettr = {name: one.effective.ettr for name, one in found.items()}
     assert ettr["theirs"] < ettr["ours"] < ettr["free"]
     hours = {name: one.result.duration_s for name, one in found.items()}
-    assert hours["free"] < hours["ours"] < hours["theirs"]
+    assert hours["free"] <= hours["ours"] < hours["theirs"]  # rollouts that go on may hide all of a trainer's restart
 
 
 def test_targets_without_simulations() -> None:

@@ -52,7 +52,7 @@ class History(GroupHistory, TurnHistory):
         self.members: dict[tuple[str, str], PastMember] = {}
         self.trajectories: dict[str, Trajectory] = {}
         self.pending: dict[str, Trajectory] = {}
-        self.version, self.published, self.publishing = first, -1, -1
+        self.version, self.published, self.publishing, self.shown = first, -1, -1, -1
         self.making: int | None = None
         self.made: dict[int, int] = {first: 0}
         self.offcuts: dict[str, list[int]] = {}
@@ -246,12 +246,13 @@ class History(GroupHistory, TurnHistory):
                     del self.trajectories[name]
 
     def _fall_back(self, version: int) -> None:
-        """The trainer holds the weights of a checkpoint. Its version is a new one if replicas may know newer weights."""
+        """The trainer holds the weights of a checkpoint. Its version is a new one if anybody may have seen newer weights."""
         for undone in [undone for undone in self.consumed if undone > version]:
             for group in self.consumed.pop(undone):
                 self._to(group, Stage.BUFFERED)
-        step, highest = self.made[version], max(self.published, self.publishing)
-        self.version, self.making, self.parts = version if highest <= version else highest + 1, None, 0
+        step, self.making, self.parts = self.made[version], None, 0
+        self.version = version if self.shown <= version else self.shown + 1
+        self.publishing = min(self.publishing, self.version)
         self.made = {made: step for made, step in self.made.items() if made <= version} | {self.version: step}
 
     # ---- members --------------------------------------------------------------------------------------------------
@@ -272,6 +273,11 @@ class History(GroupHistory, TurnHistory):
 
     def _on_publish(self, command: c.Publish) -> None:
         self.publishing, self.relays = max(self.publishing, command.version), tuple(command.relays)
+        if not command.sealed:
+            self.shown = max(self.shown, command.version)
+
+    def _on_reveal(self, command: c.Reveal) -> None:
+        self.shown = max(self.shown, command.version)
 
     def _on_published(self, event: c.Published) -> None:
         self.published = max(self.published, event.version)
