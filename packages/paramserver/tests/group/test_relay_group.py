@@ -195,6 +195,7 @@ def test_a_push_that_was_cut_off_is_tried_again_although_the_master_lives(spawn,
             group.follow(publisher.retarget)
             publisher.publish(0, weights(0))
             all_have(group, token, 0, check)
+            until(lambda: outcomes, "the report of version 0")  # it may come after the relay has it
             outcomes.clear()
             os.kill(relay.pid, signal.SIGSTOP)
             try:
