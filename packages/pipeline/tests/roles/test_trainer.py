@@ -1,5 +1,6 @@
 """The trainer role on a real tiny model, without relays: steps, metrics, checkpoints, who undoes what."""
 
+import functools
 import pickle
 import threading
 
@@ -20,7 +21,10 @@ from tailrace.contracts import (
 )
 from tailrace.pipeline.errors import CheckpointUnusableError, RoleError
 from tailrace.pipeline.executor.seam import MemberDeadError
+from tailrace.pipeline.roles import trainer
+from tailrace.pipeline.roles.tensor_core_watch import TensorCoreWatch
 from tailrace.trainer import load_weights_file
+from tailrace.trainer.worker import TrainerWorker
 
 
 def fold(events, kind):
@@ -243,3 +247,29 @@ def test_in_one_process_a_new_one_waits_until_the_last_is_through(make_trainer, 
     assert data.consumed == [(1, list(data.batch(1)))]
     role.close()
     role.close()
+
+
+def test_tensor_cores_are_read_for_a_backend_that_says_no_micro_batches(make_trainer, data, gather, monkeypatch):
+    class Cores:
+        closed = False
+
+        def busy(self):
+            return 0.5
+
+        def close(self):
+            self.closed = True
+
+    asked, cores = [], Cores()
+    monkeypatch.delattr(TrainerWorker, "watch_micro_batches")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    monkeypatch.setattr(trainer, "open_tensor_cores", lambda devices: asked.append(devices) or cores)
+    monkeypatch.setattr(trainer, "TensorCoreWatch", functools.partial(TensorCoreWatch, every_s=0.001))
+    role = make_trainer()
+    role.ready(None)
+    role.submit([Step(1, 1, (data.batch(0), data.batch(1)))])
+    events = gather(role, lambda events: fold(events, Stepped) and phases(events)[-1][0] == "idle", "a step")
+    assert [phase for phase, _ in phases(events)] == ["stepping", "training", "idle"]
+    assert phases(events)[-1][1] >= 1
+    role.close()
+    assert asked == [("3", "1")]
+    assert cores.closed

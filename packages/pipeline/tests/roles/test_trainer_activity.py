@@ -3,6 +3,8 @@
 import pytest
 
 from tailrace.contracts import Accumulate, Checkpoint, Publish, Step
+from tailrace.faulttol.tensor_cores import UnreadableError
+from tailrace.pipeline.roles.tensor_core_watch import NOISE, TensorCoreWatch
 from tailrace.pipeline.roles.trainer_activity import REPORT_S, TrainerActivity
 
 
@@ -66,3 +68,69 @@ def test_a_backend_that_does_not_say_its_micro_batches_is_stepping():
     told = Told(watched=False)
     told.activity.begins(Step(1, 1, ()))
     assert told.said == [("stepping", 0, 0.0)]
+
+
+def test_tensor_cores_that_work_are_progress_of_a_backend_that_says_nothing():
+    told = Told(watched=False)
+    told.activity.begins(Step(1, 1, ()))
+    told.later(REPORT_S).tensor_cores_worked()
+    told.later(REPORT_S).tensor_cores_worked()
+    assert told.said == [("stepping", 0, 0.0), ("training", 0, 0.0), ("training", 2, REPORT_S)]
+
+
+def test_tensor_cores_that_never_worked_are_not_missed():
+    told = Told(watched=False)
+    told.activity.begins(Step(1, 1, ()))
+    told.later(1_000.0)
+    assert told.said == [("stepping", 0, 0.0)]
+
+
+def test_what_tensor_cores_do_for_others_is_not_the_trainers():
+    told = Told(watched=False)
+    told.later(REPORT_S).tensor_cores_worked()
+    told.activity.begins(Publish(1, 1))
+    told.later(REPORT_S).tensor_cores_worked()
+    told.activity.begins(Step(2, 2, ()))
+    assert told.said == [("publishing", 0, 0.0), ("stepping", 0, 0.0)]
+
+
+def test_tensor_cores_that_cannot_be_read_any_more_are_not_missed():
+    told = Told(watched=False)
+    told.activity.begins(Step(1, 1, ()))
+    told.later(1.0).tensor_cores_worked()
+    told.activity.tensor_cores_unreadable()
+    told.activity.idle()
+    told.activity.begins(Step(2, 2, ()))
+    assert [phase for phase, _, _ in told.said] == ["stepping", "training", "stepping", "idle", "stepping"]
+
+
+class Cores:
+    def __init__(self, *readings):
+        self.readings, self.closed = list(readings), 0
+
+    def busy(self):
+        if not self.readings:
+            raise UnreadableError("no more")
+        return self.readings.pop(0)
+
+    def close(self):
+        self.closed += 1
+
+
+def test_a_watch_tells_when_they_work_and_when_they_cannot_be_read(caplog):
+    told, cores = Told(watched=False), Cores(0.0, 0.3, NOISE / 2)
+    told.activity.begins(Step(1, 1, ()))
+    watch = TensorCoreWatch(cores, told.activity, every_s=0.01)
+    watch._thread.join(20)
+    assert [phase for phase, _, _ in told.said] == ["stepping", "training", "stepping"]
+    assert cores.closed == 1
+    assert "not watched any more: no more" in caplog.text
+    watch.close()
+
+
+def test_a_watch_that_is_closed_reads_no_more():
+    told, cores = Told(watched=False), Cores(*[0.0] * 10_000)
+    watch = TensorCoreWatch(cores, told.activity, every_s=0.01)
+    watch.close()
+    assert cores.closed == 1
+    assert not watch._thread.is_alive()

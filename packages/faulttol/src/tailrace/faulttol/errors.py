@@ -39,3 +39,7 @@ class MemberGoneError(FaulttolError, RuntimeError):
 
 class LateAnswerError(FaulttolError, TimeoutError):
     """A member did not answer in time."""
+
+
+class UnreadableError(FaulttolError, RuntimeError):
+    """A GPU's tensor cores cannot be read any more."""

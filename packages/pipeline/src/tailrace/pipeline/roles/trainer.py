@@ -35,6 +35,7 @@ from tailrace.contracts import (
 )
 from tailrace.contracts.plugins import load
 from tailrace.faulttol.injection import LOAD
+from tailrace.faulttol.tensor_cores import open_tensor_cores, own_devices
 from tailrace.pipeline.errors import RoleError
 from tailrace.pipeline.executor.seam import Caller
 from tailrace.pipeline.roles.own_disk import on_own_disk
@@ -44,6 +45,7 @@ from tailrace.pipeline.roles.rank_publisher import Follower
 from tailrace.pipeline.roles.saving import Saving
 from tailrace.pipeline.roles.shards import Shards
 from tailrace.pipeline.roles.stops import ShowsPhases, Stops
+from tailrace.pipeline.roles.tensor_core_watch import TensorCoreWatch
 from tailrace.pipeline.roles.trainer_activity import TrainerActivity
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.roles.worker import Worker
@@ -120,8 +122,12 @@ class TrainerRole:
         self._cells = cells
         watch = getattr(self._backend, "watch_micro_batches", None)
         self._activity = TrainerActivity(member, self._tell, watched=watch is not None)
+        cores = None
         if watch is not None:
             watch(self._activity.ended_micro_batch)
+        else:
+            cores = open_tensor_cores(own_devices())
+        self._tensor_cores = None if cores is None else TensorCoreWatch(cores, self._activity)
         self._worker = Worker(f"trainer-{rank}", self._run)
         self._saving = Saving(
             checkpoints,
@@ -199,6 +205,8 @@ class TrainerRole:
     def close(self) -> None:
         """Carry out no further command, wait for checkpoints under way, and leave the process group."""
         self.stops.close()
+        if self._tensor_cores is not None:
+            self._tensor_cores.close()
         idle = self._worker.close(_CLOSE_S)
         self._saving.close()
         if idle:  # otherwise it is in use

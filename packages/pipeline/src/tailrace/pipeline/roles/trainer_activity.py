@@ -3,11 +3,13 @@
     command begins ──► phase ──► micro-batches end ──every REPORT_S──► Activity ──► command ends ──► slowest_s of the phase
 
 A micro-batch that ended is the sign of life of a trainer that computes: a rank that waits for another in a collective answers
-its heartbeat all the while (RobustRL, section 4, looks at tensor cores for the same reason).
+its heartbeat all the while. Of a backend that does not say when one ends, tensor cores that work are the sign (RobustRL,
+section 4), where they can be read. Only once they were seen to work is it missed: a backend may compute without them.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -18,7 +20,7 @@ REPORT_S = 5.0  # shorter commands are told by their phase alone
 
 
 class TrainerActivity:
-    """Tells phases as they change, and micro-batches every `REPORT_S`. One thread uses it.
+    """Tells phases as they change, and progress every `REPORT_S`. Any thread may use it.
 
     Args:
         member: the trainer's id.
@@ -36,34 +38,67 @@ class TrainerActivity:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._member, self._tell, self._clock = member, tell, clock
-        computing = TRAINING if watched else STEPPING
-        self._phases = {Step: computing, Accumulate: computing, Publish: PUBLISHING, Checkpoint: SAVING}
+        self._computing = TRAINING if watched else STEPPING
         self._phase, self._done = IDLE, 0
         self._slowest_s: dict[str, float] = {}
         self._began_s = self._told_s = self._moved_s = clock()
+        self._lock = threading.RLock()
 
     def begins(self, command: Command) -> None:
         """A command begins."""
-        self._began_s = self._moved_s = self._clock()
-        self._at(self._phases.get(type(command), IDLE))
+        with self._lock:
+            self._began_s = self._moved_s = self._clock()
+            self._at(self._phase_of(command))
 
     def ended_micro_batch(self) -> None:
         """A micro-batch ended."""
+        with self._lock:
+            self._progressed()
+
+    def tensor_cores_worked(self) -> None:
+        """Since the last call or before. While no batch is computed it is another's work, as of a replica on these devices."""
+        with self._lock:
+            if self._phase != self._computing:
+                return
+            self._computing = TRAINING
+            self._at(TRAINING)
+            self._progressed()
+
+    def tensor_cores_unreadable(self) -> None:
+        """They are not missed any more."""
+        with self._lock:
+            if self._phase == self._computing:
+                self._at(STEPPING)
+            self._computing = STEPPING
+
+    def ended(self, command: Command) -> None:
+        """A command ended. Where no part of it is told, it counts as one."""
+        with self._lock:
+            if self._phase_of(command) != TRAINING:
+                self._slower(self._clock() - self._began_s)
+
+    def idle(self) -> None:
+        """There is no further command."""
+        with self._lock:
+            self._at(IDLE)
+
+    def _phase_of(self, command: Command) -> str:
+        match command:
+            case Step() | Accumulate():
+                return self._computing
+            case Publish():
+                return PUBLISHING
+            case Checkpoint():
+                return SAVING
+        return IDLE
+
+    def _progressed(self) -> None:
         self._done += 1
         now = self._clock()
         self._slower(now - self._moved_s)
         self._moved_s = now
         if now - self._told_s >= REPORT_S:
             self._say(now)
-
-    def ended(self, command: Command) -> None:
-        """A command ended. Where no part of it is told, it counts as one."""
-        if self._phases.get(type(command), IDLE) != TRAINING:
-            self._slower(self._clock() - self._began_s)
-
-    def idle(self) -> None:
-        """There is no further command."""
-        self._at(IDLE)
 
     def _slower(self, seconds: float) -> None:
         self._slowest_s[self._phase] = max(self._slowest_s.get(self._phase, 0.0), seconds)
