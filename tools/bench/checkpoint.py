@@ -1,13 +1,14 @@
 """What a checkpoint costs a trainer: seconds that a save blocks, and the throughput of a run with a fence.
 
-    uv run python tools/bench/checkpoint.py [--hidden H] [--layers L] [--repeats N] [--runs PAIRS] [--json FILE]
+    uv run python tools/bench/checkpoint.py [--hidden H] [--layers L] [--repeats N] [--runs PAIRS] [--simulated] [--json FILE]
 
 Blocking is compared with one plain copy of the same state (weights and both moments) into host memory that was touched before,
 and with torch's `torch.distributed.checkpoint.async_save` of the same tensors. The three take turns, and each save is durable
 before the next begins. The aim is a ratio of 1.3.
 
 With `--runs`, pairs of runs of Laminar's quick start follow, with `publish.fence` and without, in turns; the aim is a ratio of
-0.97 of their trained tokens per second.
+0.97 of their trained tokens per second. With `--simulated`, the same pairs of RobustRL's three workloads in its three modes,
+without a fault, where a checkpoint is on disk after 10 s.
 """
 
 from __future__ import annotations
@@ -141,6 +142,23 @@ def throughput(pairs: int, steps: int) -> dict[str, Any]:
     }
 
 
+def simulated() -> dict[str, Any]:
+    """Trained tokens per second with a fence over without, of nine simulated settings."""
+    from tailrace.fleetsim.reproduce.lab import Lab
+    from tailrace.robustrl.paper.points import SETTINGS, fault_free
+
+    points = {
+        (*setting, fence): fault_free(*setting, quick=True).over(publish__fence=fence)
+        for setting in SETTINGS
+        for fence in (True, False)
+    }
+    lab = Lab()
+    lab.simulate(points.values())
+    rates = {name: lab[at].result.tokens_per_s for name, at in points.items()}
+    ratios = {f"{w}, {m}": round(rates[w, m, True] / rates[w, m, False], 4) for w, m in SETTINGS}
+    return {"simulated_fence_over_without": ratios, "simulated_median": statistics.median(ratios.values())}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=512)
@@ -148,6 +166,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--runs", type=int, default=0, help="pairs of runs with and without a fence")
     parser.add_argument("--steps", type=int, default=20, help="of each of those runs")
+    parser.add_argument("--simulated", action="store_true", help="simulate pairs at the paper's scale")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     found = measure(options.hidden, options.layers, options.repeats)
@@ -164,6 +183,11 @@ def main() -> None:
     if options.runs:
         found |= throughput(options.runs, options.steps)
         print(f"a fence costs                {1 - found['fence_over_without']:.1%} of trained tokens per second")
+    if options.simulated:
+        found |= simulated()
+        for name, ratio in found["simulated_fence_over_without"].items():
+            print(f"simulated, {name}: {ratio:.3f} of the tokens per second without a fence")
+        print(f"simulated, median: {found['simulated_median']:.3f}")
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
 

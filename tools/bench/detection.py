@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from folded import Folded
+
 from tailrace.fleetsim.build import build_fleet
 from tailrace.fleetsim.simulator import Simulation
 from tailrace.pipeline.config.loading import validate
@@ -34,23 +36,6 @@ STRUCK = (
     "hang:environment",
 )
 KILLED = ("replica:1", "trainer", "relay", "data", "scorer", "environment")
-
-
-class _Fold:
-    """Observes a simulation."""
-
-    def __init__(self, fold: DetectionFold) -> None:
-        self._hears = fold.hears
-
-    def observe(self, now: float, events: Any, commands: Any, run: Any) -> None:
-        del run
-        for one in (*events, *commands):
-            hear = self._hears.get(type(one))
-            if hear is not None:
-                hear(now, one)
-
-    def tick(self, now: float, executor: Any) -> None:
-        del now, executor
 
 
 def config(policy: str, faults: tuple[str, ...]) -> dict[str, Any]:
@@ -90,7 +75,7 @@ def measured(policy: str, hours: float, faults: tuple[str, ...] = ()) -> dict[st
     while simulated_s < hours * 3600:
         fleet = build_fleet(validate([("bench", config(policy, faults))]), seed=seed)
         fold = DetectionFold(fleet.spec.detection)
-        simulation = Simulation(fleet, keep_events=False, observers=(_Fold(fold),))
+        simulation = Simulation(fleet, keep_events=False, observers=(Folded(fold.hears),))
         end_s = min(hours * 3600 - simulated_s, 500 * 3600.0)
         simulation.executor.run(
             simulation.controller, simulation.log, faults=fleet.faults, until=lambda s=simulation, e=end_s: s.now >= e
