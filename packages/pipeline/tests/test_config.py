@@ -27,6 +27,16 @@ def test_options_of_a_policy_are_laid_over_the_same_policy_only():
     assert merge(base, {"relocation": {"headroom": 0.1}})["relocation"] == {**base["relocation"], "headroom": 0.1}
 
 
+def test_another_host_keeps_what_hosts_have_in_common():
+    below = {
+        "executor": {"name": "ray", "device": "cpu", "machines": 3, "replica_gpus": 1.0, "machine_checks": ["disk"]}
+    }
+    over = {"executor": {"name": "local", "machine_check_s": 9.0}}
+    assert merge(below, over) == {
+        "executor": {"name": "local", "device": "cpu", "machine_checks": ["disk"], "machine_check_s": 9.0}
+    }
+
+
 def test_one_table_is_laid_over_each_of_several_and_each_of_several_over_one():
     one = {"rollout": {"device": "H800", "gpus": 8}}
     several = {"rollout": [{"gpus": 16}, {"device": "H20"}]}

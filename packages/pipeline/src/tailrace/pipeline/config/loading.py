@@ -19,6 +19,7 @@ from tailrace.pipeline.spec import AXES
 
 _NAMED = {*AXES, "detection", "sampler", "eviction"}
 _ONE_OR_SEVERAL = {"rollout"}  # of a fleet: replicas that are alike, or pools of them
+_OF_RAY = {"ray_address", "machines", "replica_gpus", "trainer_gpus", "scorer_gpus"}  # mean nothing to another host
 _TASKS = {"name", "mix", "train", "sources"}  # keys that each say what is trained on
 
 
@@ -64,8 +65,9 @@ def parse_setting(text: str) -> dict[str, Any]:
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with the values of `over`, table by table. A policy with another name replaces the one below and its options.
+    """`base` with the values of `over`, table by table.
 
+    A policy with another name replaces the one below and its options. Another host replaces the keys that are Ray's alone.
     Where a key is one table or several alike (``rollout`` of a fleet), one table is laid over each of several, and each of
     several over one.
     """
@@ -84,6 +86,8 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             ):  # it takes the place of that below
                 below = {name: each for name, each in below.items() if name not in _TASKS - value.keys()}
             replaces = "name" in value and value.get("name") != below.get("name")
+            if replaces and key == "executor":  # hosts have the other keys in common
+                replaces, below = False, {name: each for name, each in below.items() if name not in _OF_RAY}
             merged[key] = dict(value) if replaces else merge(below, value)
         else:
             merged[key] = value
