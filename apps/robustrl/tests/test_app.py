@@ -8,6 +8,7 @@ from tailrace.contracts import plugins
 from tailrace.faulttol import parse_fault
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.target import configuration
+from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.run.build import build_spec, check
 from tailrace.pipeline.spec import AXES
 from tailrace.robustrl import APP
@@ -85,3 +86,13 @@ def test_what_is_compared_differs_in_one_thing():
     assert baseline.pipeline.recovery.name == "restart-task"
     same = {"recovery": ours.pipeline.recovery}
     assert baseline.model_copy(update={"pipeline": baseline.pipeline.model_copy(update=same)}) == ours
+
+
+def test_a_cluster_that_it_joins_has_machines_of_its_own(tmp_path):
+    config = configuration("robustrl", ray_address="10.0.0.1:6379")
+    assert config.executor.machines == 1
+    check(config)
+    mine = tmp_path / "mine.toml"
+    mine.write_text('app = "robustrl"\nbase = "quickstart"\n[executor]\nmachines = 2\n')
+    with pytest.raises(ConfigError, match=r"executor\.machines.*found 2 with a cluster to join"):
+        check(configuration(str(mine), ray_address="10.0.0.1:6379"))

@@ -46,7 +46,7 @@ def configuration(
         ConfigError: a file is missing, or a value is wrong.
         PluginError: the app's plugin is broken.
     """
-    layers = target_layers(target)
+    layers = target_layers(target, joins_cluster=ray_address is not None)
     layers += [(f"--set {text}", parse_setting(text)) for text in settings]
     if seed is not None:
         layers.append((f"--seed {seed}", {"seed": seed}))
@@ -67,8 +67,12 @@ def configuration(
     return config
 
 
-def target_layers(target: str) -> list[Layer]:
+def target_layers(target: str, *, joins_cluster: bool = False) -> list[Layer]:
     """What an app's name, or a file, lays over one another: (where it comes from, its content).
+
+    Args:
+        target: an app or a file.
+        joins_cluster: whether the run joins a cluster, which has machines of its own in place of those of a quick start.
 
     Raises:
         ConfigError, PluginError: there is no such file or app.
@@ -76,15 +80,18 @@ def target_layers(target: str) -> list[Layer]:
     path = Path(target)
     bare = path.suffix != ".toml"  # a file or folder with an app's name may exist here
     if bare and (target in plugins.names(APPS) or (not path.exists() and "/" not in target)):
-        return _quick_start(_app(target))
-    return _file_layers(path, ())
+        return _quick_start(_app(target), joins_cluster)
+    return _file_layers(path, (), joins_cluster)
 
 
-def _quick_start(app: App) -> list[Layer]:
-    return [(f"app {app.name}", app.defaults()), (f"{app.name}'s quick start", app.quickstart())]
+def _quick_start(app: App, joins_cluster: bool) -> list[Layer]:
+    content = app.quickstart()
+    if joins_cluster:
+        content = content | {"executor": {**content.get("executor", {}), "machines": 1}}
+    return [(f"app {app.name}", app.defaults()), (f"{app.name}'s quick start", content)]
 
 
-def _file_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
+def _file_layers(path: Path, above: tuple[Path, ...], joins_cluster: bool) -> list[Layer]:
     """The layers of a file after those of its base: the app's defaults, its quick start, or another file beside it."""
     content = rooted(read_toml(path), path.parent)
     name, base = content.get("app"), content.pop("base", None)
@@ -98,14 +105,14 @@ def _file_layers(path: Path, above: tuple[Path, ...]) -> list[Layer]:
     if base is None:
         return [(f"app {name}", app.defaults()), (str(path), content)]
     if base == QUICK_START:
-        return [*_quick_start(app), (str(path), content)]
+        return [*_quick_start(app, joins_cluster), (str(path), content)]
     if not isinstance(base, str) or not base.endswith(".toml"):
         raise ConfigError(
             f"{path}: key 'base': found {base!r}, expected {QUICK_START!r} or a TOML file beside this one"
         )
     if path in above:
         raise ConfigError(f"{path}: key 'base': found a circle of files, expected one that ends")
-    return [*_file_layers(path.parent / base, (*above, path)), (str(path), content)]
+    return [*_file_layers(path.parent / base, (*above, path), joins_cluster), (str(path), content)]
 
 
 def _app(name: str) -> App:
