@@ -1,11 +1,15 @@
 """The Ray host passes the contract suite of hosts. What is the same on all hosts runs here with --deep only."""
 
 import importlib
+import os
+import signal
+import threading
 
 import pytest
 
 from tailrace.contracts import Place
-from tailrace.pipeline.executor.seam import RoleSpec
+from tailrace.faulttol import FaultKind
+from tailrace.pipeline.executor.seam import MemberDeadError, RoleSpec
 from tailrace.pipeline.testing.executor_contract import ExecutorContract
 from tailrace.pipeline.testing.marked import deep
 from tailrace.pipeline.testing.shared_cluster import OnSharedCluster
@@ -86,6 +90,22 @@ class TestRay(OnSharedCluster, ExecutorContract):
         assert member.call("get", "a").result(60) == 1
         assert host.caller("counter").call("get", "a", timeout_s=60) == 1
         assert (member.pid == ahead) is taken
+        host.close()
+
+    def test_a_member_that_stood_still_before_it_was_found_is_struck_and_ended(self):
+        """Its process is unknown to who finds it, and a strike that it never answers fails while it is ended."""
+        host = self.make_host(0.0)
+        started = host.spawn("counter", "0", 1, RoleSpec(dict), Place())
+        started.call("ready").exception(60)
+        os.kill(started.pid, signal.SIGSTOP)
+        found = host.find("counter", "0", 1)
+        found.strike(FaultKind.KILL)
+        ending = threading.Thread(target=found.kill, daemon=True)
+        ending.start()
+        ending.join(30)
+        assert not ending.is_alive()
+        with pytest.raises(MemberDeadError):
+            found.call("get", "a").result(60)
         host.close()
 
     def test_a_role_that_cannot_be_built_says_why_at_the_first_call(self):

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -87,8 +88,13 @@ class RayMember:
         self.call("strike", kind).add_done_callback(lambda done: self._unless_struck(kind, done))
 
     def _unless_struck(self, kind: FaultKind, done: Future[Any]) -> None:
-        if done.exception() is None and done.result():
+        error = done.exception()
+        if isinstance(error, MemberDeadError) or (error is None and done.result()):
             return
+        # Answers come on Ray's own thread, which a kill through Ray would wait for without end.
+        threading.Thread(target=self._strike_process, args=(kind,), name=f"strike {self._name}", daemon=True).start()
+
+    def _strike_process(self, kind: FaultKind) -> None:
         if kind is FaultKind.KILL:
             self.kill()
         elif self._pid is not None and kind.signal is not None:
