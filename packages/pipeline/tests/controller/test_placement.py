@@ -54,6 +54,15 @@ def test_both_are_replaced_once_though_both_are_missed_at_once():
     assert Counter((one.role, one.id) for one in of(c.Restart, given)) == {("relay", "1"): 1, ("replica", "r0"): 1}
 
 
+def test_a_member_is_replaced_though_it_stood_on_another_machine_than_it_was_given():
+    """A host starts a member elsewhere if the machine is gone that it was given, and that may die before the member is up."""
+    run, _ = on_machines()
+    given = run.go(
+        c.Down("relay", "1", "its machine 2 is gone", c.Cause.MACHINE, "2"), leave=("relay", "replica", c.Step)
+    )
+    assert {one.id for one in of(c.Restart, given) if one.role == "relay"} == {"1", "2"}  # relay 2 does stand there
+
+
 def test_a_task_that_restarts_because_of_a_machine_does_not_use_it_again():
     places = gone("restart-task")
     assert places.keys() >= ON_THREE_MACHINES.keys()

@@ -96,6 +96,33 @@ def test_a_claim_lasts_as_long_as_its_process_renews_it(directory):
     assert not path.exists()
 
 
+def test_a_controller_whose_loop_stands_still_claims_its_run_no_longer(directory):
+    claim = Claim(directory.root, stuck_s=0.1)
+    path = directory.root / CLAIM
+
+    def renewed(seconds):
+        os.utime(path, (1.0, 1.0))
+        end = time.monotonic() + seconds
+        while path.stat().st_mtime == 1.0 and time.monotonic() < end:
+            claim.tick(0.0, None) if ticks else time.sleep(0.01)
+        return path.stat().st_mtime != 1.0
+
+    try:
+        ticks = True
+        assert renewed(60)  # no loop runs yet
+        with claim.looping():
+            assert renewed(60)
+            ticks = False
+            time.sleep(1.2)  # a claim that was on its way
+            assert not renewed(3)
+            ticks = True
+            assert renewed(60)
+        ticks = False
+        assert renewed(60)  # it is over
+    finally:
+        claim.close()
+
+
 def test_a_finished_run_has_no_controller_to_replace(directory, keeper):
     left(directory, keeper)
     directory.summary.write_text("{}")

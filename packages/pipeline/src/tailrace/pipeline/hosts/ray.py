@@ -192,7 +192,8 @@ class RayHost(OwnProcess):
             address = arguments.get("address")
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise RayAddressError(
-                f"ray address {address!r}: no cluster answers there ({first}); start one with `ray start --head`"
+                f"ray address {address!r}: no cluster answers there ({first}); start one with `ray start --head`, or join one "
+                "that asks for a token with RAY_AUTH_MODE=token"
             ) from error
 
         self._session: Path | None = None

@@ -10,22 +10,28 @@ user may.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tailrace.contracts import need_extra
+from tailrace.contracts import Command, Event, need_extra
 from tailrace.paramserver import new_token
 from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.errors import DeadlineError, RoleError
 from tailrace.pipeline.hosts.ray_machines import RayMachine
+
+if TYPE_CHECKING:
+    from tailrace.pipeline.controller.view import RunView
+    from tailrace.pipeline.executor.executor import Executor
 
 CLUSTER, CLAIM, TOKEN, LOG = "cluster.json", "claim", "cluster.token", "cluster.log"
 CLOSE_S = 30.0
@@ -34,6 +40,8 @@ _START_S = 180.0
 _END_S = 20.0
 _LOOK_S = 0.05
 _CLAIM_S = 1.0
+STUCK_S = 45.0
+"""A controller whose loop has not come round for so long claims the run no longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,15 +187,37 @@ def write_private(path: Path, text: str) -> None:
 class Claim:
     """Says once a second that this process is the run's controller, until `close`; not while it is stopped.
 
+    It observes the executor: within `looping` it says so only while the loop comes round, so that a controller that stands
+    still in a call is replaced as one whose process does.
+
     Args:
         root: the run directory.
+        stuck_s: seconds without a tick after which the loop stands still. Members end themselves some time after.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._path, self._over = root / CLAIM, threading.Event()
+    def __init__(self, root: Path, stuck_s: float = STUCK_S) -> None:
+        self._path, self._over, self._stuck_s = root / CLAIM, threading.Event(), stuck_s
+        self._ticked_s = math.inf  # outside of a loop it is not waited for
         self._path.touch()
         self._thread = threading.Thread(target=self._run, name="claim", daemon=True)
         self._thread.start()
+
+    @contextmanager
+    def looping(self) -> Iterator[None]:
+        """While an executor runs."""
+        self._ticked_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._ticked_s = math.inf
+
+    def observe(self, now: float, events: Sequence[Event], commands: Sequence[Command], run: RunView) -> None:
+        """Nothing: the loop comes round without events, too."""
+
+    def tick(self, now: float, executor: Executor) -> None:  # noqa: ARG002 - the protocol's arguments
+        """The loop came round."""
+        if self._ticked_s < math.inf:
+            self._ticked_s = time.monotonic()
 
     def close(self) -> None:
         """Claim it no longer."""
@@ -196,6 +226,8 @@ class Claim:
 
     def _run(self) -> None:
         while not self._over.wait(_CLAIM_S):
+            if time.monotonic() - self._ticked_s > self._stuck_s:
+                continue
             if self._path.exists():  # otherwise the cluster was ended, or the run directory is gone
                 self._path.touch()
 

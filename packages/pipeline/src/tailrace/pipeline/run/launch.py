@@ -7,6 +7,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,8 @@ class _Launch:
         host.time = RealTime(shown_s(self._cluster, past or 0.0) if attaches else past or 0.0)
         if self._cluster is not None and not attaches:
             dataclasses.replace(self._cluster, began_at=time.time() - host.time.now()).write(directory.root)
-        executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection()])
+        claims = () if self._claim is None else (self._claim,)
+        executor = Executor(host, deployment, observers=[metrics, self.status, GarbageCollection(), *claims])
         try:
             if attaches:
                 self._goes_on(controller, executor, roster, past or 0.0, faults)
@@ -207,7 +209,7 @@ class _Launch:
                 if not controller.finished or (first is not None and first.steps is not None):
                     self.status.phase("training")
                     further = further_faults(config, past or 0.0)
-                    with EventLog(directory.events) as log:
+                    with EventLog(directory.events) as log, self._looping():
                         executor.run(controller, log, first=first, faults=faults, further=further)
             training_s = training_seconds(read_log(self.directory.events))
             self.status.settle(controller.view)
@@ -259,8 +261,12 @@ class _Launch:
         left = struck.left(faults)
         first = c.Attached(executor.host.epoch, max(0.0, executor.now() - past))
         further = further_faults(self.config, executor.now())
-        with EventLog(self.directory.events) as log:
+        with EventLog(self.directory.events) as log, self._looping():
             executor.run(controller, log, first=first, faults=left, further=further, attached=roster)
+
+    def _looping(self) -> AbstractContextManager[None]:
+        """While the executor runs: a controller whose loop stands still claims the run no longer."""
+        return nullcontext() if self._claim is None else self._claim.looping()
 
     def _check_checkpoints(self, controller: Controller) -> None:
         """Check that the trainer can go on, before members are started for minutes.
@@ -317,7 +323,7 @@ class _Launch:
             first_version=controller.view.last_version + 1,
         )
         self.directory.control_events.unlink(missing_ok=True)
-        with EventLog(self.directory.control_events) as log:
+        with EventLog(self.directory.control_events) as log, self._looping():
             executor.run(control, log)
         return control.view.evaluations
 
