@@ -1,10 +1,11 @@
 """What a checkpoint costs a trainer: seconds that a save blocks, and the throughput of a run with a fence.
 
-    uv run python tools/bench/checkpoint.py [--hidden H] [--layers L] [--repeats N] [--runs PAIRS] [--simulated] [--json FILE]
+    uv run python tools/bench/checkpoint.py [--device cpu|cuda] [--hidden H] [--layers L] [--repeats N] [--runs PAIRS]
+                                            [--simulated] [--json FILE]
 
 Blocking is compared with one plain copy of the same state (weights and both moments) into host memory that was touched before,
-and with torch's `torch.distributed.checkpoint.async_save` of the same tensors. The three take turns, and each save is durable
-before the next begins. The aim is a ratio of 1.3.
+pinned if the state is on a GPU, and with torch's `torch.distributed.checkpoint.async_save` of the same tensors. The three take
+turns, and each save is durable before the next begins. The aim is a ratio of 1.3.
 
 With `--runs`, pairs of runs of Laminar's quick start follow, with `publish.fence` and without, in turns; the aim is a ratio of
 0.97 of their trained tokens per second. With `--simulated`, the same pairs of RobustRL's three workloads in its three modes,
@@ -28,7 +29,7 @@ from typing import Any
 VOCAB = 512
 
 
-def prepared(root: Path, hidden: int, layers: int) -> Any:
+def prepared(root: Path, hidden: int, layers: int, device: str) -> Any:
     """A trainer that has made a step, so that it has moments."""
     from tailrace.trainer import TrainerConfig
     from tailrace.trainer.small import build_model
@@ -37,7 +38,7 @@ def prepared(root: Path, hidden: int, layers: int) -> Any:
 
     path = build_model(root / "model", vocab_size=VOCAB, hidden=hidden, layers=layers, mlp=4 * hidden)
     (path / "tokenizer.json").write_text("{}")
-    worker = TrainerWorker(path, TrainerConfig(lr=1e-3, device="cpu", threads=1))
+    worker = TrainerWorker(path, TrainerConfig(lr=1e-3, device=device, threads=1))
     worker.step([make_experiences(2, 2, vocab_size=VOCAB, seed=1)])
     return worker
 
@@ -58,7 +59,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def measure(hidden: int, layers: int, repeats: int) -> dict[str, Any]:
+def measure(hidden: int, layers: int, repeats: int, device: str) -> dict[str, Any]:
     """Seconds of a plain copy, and of each kind of save until it returns and until it is durable."""
     import torch
     from torch.distributed.checkpoint import async_save
@@ -68,13 +69,18 @@ def measure(hidden: int, layers: int, repeats: int) -> dict[str, Any]:
     }
     with tempfile.TemporaryDirectory(prefix="checkpoint-bench-") as made:
         root = Path(made)
-        with prepared(root, hidden, layers) as worker:
+        with prepared(root, hidden, layers, device) as worker:
             state = state_of(worker)
-            memory = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+            memory = {
+                name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                for name, tensor in state.items()
+            }
 
             def copy() -> None:
                 for name, tensor in state.items():
-                    memory[name].copy_(tensor)
+                    memory[name].copy_(tensor, non_blocking=True)
+                if device == "cuda":
+                    torch.cuda.synchronize()
 
             for turn in range(repeats + 1):  # the first turn touches the memory of all three
                 copied_s, _ = timed(copy)
@@ -97,6 +103,7 @@ def measure(hidden: int, layers: int, repeats: int) -> dict[str, Any]:
     spread = {name: [min(values), max(values)] for name, values in seconds.items()}
     ratios = [blocked / copied for blocked, copied in zip(seconds["blocking_s"], seconds["copy_s"], strict=True)]
     return {
+        "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "state_bytes": size,
         "repeats": repeats,
         **{name: round(value, 5) for name, value in medians.items()},
@@ -161,6 +168,7 @@ def simulated() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=9)
@@ -169,8 +177,8 @@ def main() -> None:
     parser.add_argument("--simulated", action="store_true", help="simulate pairs at the paper's scale")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    found = measure(options.hidden, options.layers, options.repeats)
-    print(f"state: {found['state_bytes'] / 2**20:.0f} MiB, medians of {found['repeats']}")
+    found = measure(options.hidden, options.layers, options.repeats, options.device)
+    print(f"state: {found['state_bytes'] / 2**20:.0f} MiB on {found['device']}, medians of {found['repeats']}")
     print(f"one plain copy               {found['copy_s']:.4f} s")
     print(
         f"save blocks                  {found['blocking_s']:.4f} s, {found['blocking_over_copy']:.2f} of a copy; durable "

@@ -76,6 +76,22 @@ def test_on_published_waits_for_the_reveal(serve, peer, token, weights, until):
     assert (0, None) in outcomes
 
 
+def test_an_outcome_is_told_although_a_push_waits_for_room(serve, peer, token, weights, until):
+    relay, outcomes = serve(), []
+    with Publisher(relay.address, token=token, on_published=lambda v, e: outcomes.append((v, e))) as publisher:
+        for version in (0, 1):
+            publisher.publish(version, weights(version), sealed=True)
+            until(lambda last=version: last in peer.status(relay)["sealed"], "the sealed version")
+        publisher.publish(2, weights(2), sealed=True)
+        with pytest.raises(PublishTimeout, match="2 pushing, sealed"):
+            publisher.wait(2, 0.5)
+        publisher.reveal(0)
+        until(lambda: outcomes == [(0, None)], "the callback")
+        with pytest.raises(PublishTimeout, match="2 pushing, sealed"):
+            publisher.wait(2, 0.1)
+        publisher.reveal(1)
+
+
 def test_a_relay_that_joins_later_learns_it(serve, peer, token, weights, check, until):
     first, second, third = serve(), serve(), serve()
     with Publisher(first.address, token=token, chunk_bytes=CHUNK) as publisher:

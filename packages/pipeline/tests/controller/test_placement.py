@@ -63,6 +63,16 @@ def test_a_member_is_replaced_though_it_stood_on_another_machine_than_it_was_giv
     assert {one.id for one in of(c.Restart, given) if one.role == "relay"} == {"1", "2"}  # relay 2 does stand there
 
 
+def test_a_member_that_a_host_places_is_not_waited_for_if_its_machine_fails_again():
+    """A host that has no other machine starts it there again, and it does not pass the checks again."""
+    run = Scripted(spec(recovery=policy("recovery", "role-based")))
+    run.go(c.Tick(), leave=(c.Step,))
+    for _ in range(2):
+        unfit = c.Down("trainer", "0", "machine a did not pass the check 'disk'", c.Cause.MACHINE, "a")
+        given = run.go(unfit, leave=("trainer", "replica", "data", "scorer", "relay"))
+        assert [one.role for one in of(c.Restart, given)].count("trainer") == 1
+
+
 def test_a_task_that_restarts_because_of_a_machine_does_not_use_it_again():
     places = gone("restart-task")
     assert places.keys() >= ON_THREE_MACHINES.keys()

@@ -2,6 +2,7 @@
 
     consumes     `publish` calls
     waits for    the master relay, on a thread of its own
+    tells        outcomes on another: a push may wait for room until the next reveal
     unblocked by the relay's answer, `retarget`, `close`
 
 There are two staging buffers. While one is pushed, the other takes the newest version, and each further version takes
@@ -46,7 +47,7 @@ class Publisher:
     Args:
         address: the master relay's address. None: there is none yet; versions stay staged until `retarget` names one.
         token: shared secret.
-        on_published: called on the background thread with each version and None once it is visible on the master, or
+        on_published: called on a background thread with each version and None once it is visible on the master, or
             the error that kept it from there (`VersionSuperseded` if a newer one took its place). A version that
             failed may be reported again after `retarget`.
         chunk_bytes: size of the chunks.
@@ -112,7 +113,9 @@ class Publisher:
             alone=alone,
             machine=machine,
         )
+        self._pushes = True  # whether there may be further outcomes
         self._thread = machine.spawn(self._run, "tailrace publisher")
+        self._reporter = machine.spawn(self._report, "tailrace publisher's outcomes")
 
     @property
     def address(self) -> str:
@@ -282,6 +285,7 @@ class Publisher:
                 self._epoch += 1
                 self._pusher.cut()
             self._thread.join(HANDSHAKE_S)
+        self._reporter.join(HANDSHAKE_S)
         for staged in self._staged:
             staged.memory.close()
         if late:
@@ -314,21 +318,19 @@ class Publisher:
             with self._changed:
                 while (
                     not (staged := self._buffers.next() if self._address else None)
-                    and not self._outcomes.to_report
                     and not self._closed
                     and not self._restock
                 ):
                     self._changed.wait()
-                reports = self._outcomes.take_reports()
                 if staged is not None:
                     staged.state = State.PUSHING
-                elif self._closed and not reports:
+                elif self._closed:
+                    self._pushes = False
+                    self._changed.notify_all()
                     break
                 restock = self._restock and staged is None
                 self._restock = self._restock and not restock
                 epoch, address = self._epoch, self._address
-            for version, error in reports:
-                self._outcomes.report(version, error)
             if staged is not None:
                 self._push(staged, address, epoch)
             elif restock:
@@ -336,6 +338,17 @@ class Publisher:
                 self._borrowing.prepare(address, self._borrowing.last_bytes, _RESTOCK_S, recycled=True)
         self._pusher.drop()
         self._borrowing.close()
+
+    def _report(self) -> None:
+        while True:
+            with self._changed:
+                while self._pushes and not self._outcomes.to_report:
+                    self._changed.wait()
+                reports = self._outcomes.take_reports()
+                if not reports:
+                    break
+            for version, error in reports:
+                self._outcomes.report(version, error)
 
     def _push(self, staged: Staged, address: str, epoch: int) -> None:
         outcome: ParamServerError | None = None

@@ -69,8 +69,9 @@ class Failures:
         member = self._members.get(event.role, event.id)
         if member is None or member.health is c.Health.DOWN:
             return
-        if event.cause is c.Cause.MACHINE and event.machine in member.avoids and member.stands != event.machine:
-            return  # it starts elsewhere already, since another one was missed on that machine first
+        elsewhere = member.stands not in ("", event.machine) and event.machine in member.avoids
+        if event.cause is c.Cause.MACHINE and elsewhere:
+            return  # it starts there already, since another one was missed on that machine first
         if event.cause is c.Cause.STOPPED or member.health is c.Health.STOPPING:
             self._losses.lost(member)
             self._members.leaves(member)
