@@ -39,7 +39,7 @@ def budget_for(directory, template, share, **options):
         Judge(JudgeConfig(directory, template, memory_bytes=1, **options))
     except JudgeMemoryError as error:
         least = int(str(error).split("expected at least ")[1].split(":")[0].replace(",", ""))
-    with Judge(JudgeConfig(directory, template, memory_bytes=NEED, **options)) as judge:
+    with Judge(JudgeConfig(directory, template, memory_bytes=least + NEED, **options)) as judge:
         most = judge.peak_weight_bytes + judge.activation_bytes(1, judge.max_tokens)
     return least + int(share * (most - least))
 
