@@ -76,7 +76,7 @@ class Drivers:
         self.ends, self.words = list(ends), []
         monkeypatch.setattr(chaos_run, "_drive", self._drive)
 
-    def _drive(self, words, directory, still_s):
+    def _drive(self, words, directory, still_s, tell):
         self.words.append(list(words))
         act, status = self.ends.pop(0)
         act(directory.root)
@@ -126,16 +126,31 @@ def test_progress_is_what_gets_further_and_not_what_dies_and_comes_back(tmp_path
             log.append(1.0, [event], [])
             marks.append(progress.mark())
     assert marks[0] == marks[1] == marks[2] != marks[3] == marks[4]
-    write_json(directory.status, {"phase": "control", "detail": "step 3", "step": 1})
+    write_json(directory.status, {"phase": "control", "detail": "step 3", "step": 1, "steps": 4})
     assert progress.mark() != marks[4]
 
 
+def test_progress_is_told_to_a_person(tmp_path, monkeypatch):
+    sleeps, told = sleeper(tmp_path), []
+    begun(tmp_path / "run")
+    write_json(RunDirectory(tmp_path / "run").status, {"phase": "training", "detail": "", "step": 3, "steps": 4})
+    monkeypatch.setattr(chaos_run.sys, "executable", sleeps)
+    monkeypatch.setattr(chaos_run, "_TELL_S", 0.0)
+    monkeypatch.setattr(chaos_run, "_LOOK_S", 0.05)
+    assert chaos_run._drive([], RunDirectory(tmp_path / "run"), 0.1, told.append) is None
+    assert set(told) == {"run: training, step 3 of 4, faults struck: 1"}
+
+
+def sleeper(root):
+    path = root / "sleeps"
+    path.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_a_process_that_stands_still_is_ended(tmp_path, monkeypatch):
-    sleeps = tmp_path / "sleeps"
-    sleeps.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
-    sleeps.chmod(0o755)
-    monkeypatch.setattr(chaos_run.sys, "executable", str(sleeps))
-    assert chaos_run._drive([], RunDirectory(tmp_path / "run"), 0.1) is None
+    monkeypatch.setattr(chaos_run.sys, "executable", sleeper(tmp_path))
+    assert chaos_run._drive([], RunDirectory(tmp_path / "run"), 0.1, lambda line: None) is None
 
 
 # ---- what it counts -------------------------------------------------------------------------------------------------

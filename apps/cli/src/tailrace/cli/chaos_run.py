@@ -28,9 +28,11 @@ from tailrace.pipeline.run.fault_figures import FaultFigures, FaultFold
 from tailrace.pipeline.run.folding import Audience, follow
 
 _LOOK_S = 1.0
+_TELL_S = 60.0
 _END_S = 30.0
 _MOVED = re.compile(rb'"is":"(?:Finished|TurnEnded|Turned|Scored|Accumulated|Stepped|Published|Pulled|Durable)"')
 """Events without which nothing gets further; that members die and come back is no progress."""
+_STRUCK = re.compile(rb'"is":"Struck"')
 CONTROLLER_KILLED = 128 + signal.SIGKILL
 """The exit status of ``tailrace run`` where nobody could take the place of a controller that was killed: not on Ray."""
 MOST_FAILURES = 5
@@ -65,6 +67,12 @@ class Progress:
 
     def __init__(self, directory: RunDirectory) -> None:
         self._directory, self._read, self._moved = directory, 0, 0
+        self._struck, self._at = 0, "starting"
+
+    @property
+    def words(self) -> str:
+        """How far it was at the last `mark`, for a person."""
+        return f"{self._at}, faults struck: {self._struck}"
 
     def mark(self) -> tuple[Any, ...]:
         """Equal to the last one while nothing moves."""
@@ -74,8 +82,10 @@ class Progress:
             whole = block[: block.rfind(b"\n") + 1]  # the last line may be half written
             self._read += len(whole)
             self._moved += len(_MOVED.findall(whole))
+            self._struck += len(_STRUCK.findall(whole))
         with suppress(FileNotFoundError, RunDirectoryError):
             status = read_json(self._directory.status)
+            self._at = f"{status['phase']}, step {status['step'] or 0} of {status['steps'] or '?'}"
             return self._moved, status["phase"], status["detail"], status["step"]
         return (self._moved,)
 
@@ -109,7 +119,7 @@ def supervise(
         left = [fault for fault in faults if str(fault) in figures.not_struck] if begun else list(faults)
         words = ["--resume", str(root)] if begun else [*command, "--run-dir", str(root)]
         drivers += 1
-        status = _drive([*words, "--plain", *options(left)], directory, still_s)
+        status = _drive([*words, "--plain", *options(left)], directory, still_s, tell)
         if status == 0:
             continue
         if status is None:
@@ -140,8 +150,8 @@ def struck(directory: RunDirectory, faults: Sequence[Fault]) -> FaultFigures:
     return fold.figures(faults)
 
 
-def _drive(words: Sequence[str], directory: RunDirectory, still_s: float) -> int | None:
-    """Run one driver to its end. Returns its status; None if it stood still and was ended."""
+def _drive(words: Sequence[str], directory: RunDirectory, still_s: float, tell: Callable[[str], None]) -> int | None:
+    """Run one driver to its end, and tell how far it is. Returns its status; None if it stood still and was ended."""
     output = directory.root.with_suffix(".txt")
     with output.open("ab") as printed:
         process = subprocess.Popen(  # noqa: S603 - this program itself
@@ -153,13 +163,17 @@ def _drive(words: Sequence[str], directory: RunDirectory, still_s: float) -> int
         )
     try:
         progress, mark, moved_s = Progress(directory), None, time.monotonic()
+        told_s = moved_s
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_S)
-            now = progress.mark()
+            now, now_s = progress.mark(), time.monotonic()
+            if now_s - told_s >= _TELL_S:
+                told_s = now_s
+                tell(f"{directory.root.name}: {progress.words}")
             if now != mark:
-                mark, moved_s = now, time.monotonic()
-            elif time.monotonic() - moved_s > still_s:
+                mark, moved_s = now, now_s
+            elif now_s - moved_s > still_s:
                 _end(process)
                 return None
         return process.returncode
