@@ -23,7 +23,7 @@ from typing import Any
 from tailrace.cli.chaos_run import Watched, supervise
 from tailrace.cli.errors import CommandError
 from tailrace.cli.preflight import check
-from tailrace.cli.stopping import INTERRUPTED
+from tailrace.cli.stopping import INTERRUPTED, interrupts
 from tailrace.contracts import expected_one_of
 from tailrace.faulttol import CONTROLLER, Fault, random_faults
 from tailrace.faulttol.injection import WORKER
@@ -88,11 +88,13 @@ def run(options: ChaosOptions) -> int:
     _begin(options)
     rows: list[dict[str, Any]] = []
     try:
-        for number in itertools.count():
-            if sum(len(row["struck"]) for row in rows) >= options.kills:
-                break
-            rows.append(_run(options, config, number, options.kills - sum(len(row["struck"]) for row in rows)))
-            _tell(_words(rows, options))
+        with interrupts():
+            for number in itertools.count():
+                left = options.kills - sum(len(row["struck"]) for row in rows)
+                if left <= 0:
+                    break
+                rows.append(_run(options, config, number, left))
+                _tell(_words(rows, options))
     except KeyboardInterrupt:
         _tell(f"interrupted; the same command goes on with {options.out}")
         return INTERRUPTED

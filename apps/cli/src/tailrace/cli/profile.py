@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -19,6 +18,7 @@ from tailrace.cli.complaints import DEBUG, complain, one_line
 from tailrace.cli.errors import CommandError
 from tailrace.cli.measured_rows import rows
 from tailrace.cli.preflight import check
+from tailrace.cli.stopping import interrupts
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ControllerError, DeadlineError, RoleError, RunFailedError
 from tailrace.pipeline.run.prompt_reading import sized
@@ -68,9 +68,12 @@ def profile(options: ProfileOptions) -> int:
         )
     config = sized(config, check(config, f"{options.target}: "))
     started = time.monotonic()
-    before = signal.signal(signal.SIGTERM, _terminated)  # schedulers send SIGTERM; treat it like Ctrl-C
     try:
-        with _progress() as progress, tempfile.TemporaryDirectory(prefix="tailrace-profile-") as root:
+        with (
+            interrupts(),
+            _progress() as progress,
+            tempfile.TemporaryDirectory(prefix="tailrace-profile-") as root,
+        ):
             profiled = profile_machine(config, Path(root) / "run", out.stem, steps=options.steps, progress=progress)
     except KeyboardInterrupt:
         return complain("interrupted; nothing was written", status=INTERRUPTED)
@@ -78,8 +81,6 @@ def profile(options: ProfileOptions) -> int:
         if os.environ.get(DEBUG):
             traceback.print_exc()
         return complain(f"the measured run failed: {one_line(error)}", status=FAILED)
-    finally:
-        signal.signal(signal.SIGTERM, before)
     out.write_text(machine_toml(profiled.machine), encoding="utf-8")
     for line in lines(profiled):
         print(line)
@@ -88,11 +89,6 @@ def profile(options: ProfileOptions) -> int:
     print(f"\nwrote {out} after {time.monotonic() - started:.0f} s; simulate with it:")
     print(f"  tailrace simulate {options.target} --set fleet.profile={out}")
     return 0
-
-
-def _terminated(number: int, frame: object) -> None:
-    del number, frame
-    raise KeyboardInterrupt
 
 
 def lines(profile: Profile) -> Iterator[str]:

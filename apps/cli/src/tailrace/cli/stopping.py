@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -81,6 +81,20 @@ class Stopping:
     def _tell(self, text: str) -> None:
         with suppress(OSError):  # the terminal may be gone
             self._say(text)
+
+
+@contextmanager
+def interrupts() -> Iterator[None]:
+    """SIGTERM, and a terminal that closes, raise KeyboardInterrupt in this context, as Ctrl-C does."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: found for number, found in before.items() if found is not signal.SIG_IGN}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, found in before.items():
+            signal.signal(number, found)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
