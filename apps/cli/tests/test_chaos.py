@@ -119,6 +119,16 @@ def test_one_that_cannot_begin_ends_the_campaign_with_its_line(tmp_path, monkeyp
         supervise(tmp_path / "a", [], (), still_s=9.0, tell=lambda line: None)
 
 
+def test_one_that_a_killed_campaign_left_under_way_is_not_counted_as_failed(tmp_path):
+    root = tmp_path / "run-000"
+    begun(root)
+    directory = RunDirectory(root)
+    directory.lock()
+    with pytest.raises(CommandError, match="run-000: found this run under way"):
+        supervise(root, [], (), still_s=9.0, tell=lambda line: None)
+    directory.unlock()
+
+
 def test_progress_is_what_gets_further_and_not_what_dies_and_comes_back(tmp_path):
     directory = RunDirectory(tmp_path)
     progress = Progress(directory)

@@ -108,9 +108,14 @@ def supervise(
         tell: takes lines for a person.
 
     Raises:
-        CommandError: the run cannot begin.
+        CommandError: the run cannot begin, or is under way.
     """
     directory, began, drivers, failures = RunDirectory(root), time.monotonic(), 0, 0
+    if directory.running():
+        raise CommandError(
+            f"{root}: found this run under way, as a campaign that was killed leaves it, expected it to have ended; "
+            f"`tailrace status {root}` shows it, and the same command goes on after its end"
+        )
     while True:
         figures = struck(directory, faults)
         begun = directory.events.exists()

@@ -18,7 +18,7 @@ from tailrace.cli.complaints import DEBUG, complain, one_line
 from tailrace.cli.errors import CommandError
 from tailrace.cli.measured_rows import rows
 from tailrace.cli.preflight import check
-from tailrace.cli.stopping import interrupts
+from tailrace.cli.stopping import INTERRUPTED, interrupts
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.errors import ControllerError, DeadlineError, RoleError, RunFailedError
 from tailrace.pipeline.run.prompt_reading import sized
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tailrace.fleetsim.profile.run import Progress
     from tailrace.pipeline.config.models import RunConfig
 
-INTERRUPTED, FAILED = 130, 1
+FAILED = 1
 STEPS = 50
 BUSY = 0.15  # cores; if other programs use more than this, a measurement is not reliable
 
