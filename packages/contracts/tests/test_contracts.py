@@ -8,6 +8,7 @@ import sys
 import types
 import typing
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,47 @@ from hypothesis import strategies as st
 from tailrace import contracts as c
 from tailrace.contracts import codec, plugins
 from tailrace.contracts.testing.reasons import NAMES_ANOTHER, NUMBERS
+
+
+def exactly_scaled(low, high):
+    """Two rewards as exact numbers: their distance, and the larger magnitude."""
+    low, high = Fraction(low), Fraction(high)
+    return abs(high - low), max(abs(low), abs(high))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), max_size=6), st.randoms())
+def test_rewards_are_the_same_if_no_two_differ_by_more_than_rounding(rewards, random):
+    found = c.same_rewards(rewards)
+    pairs = [exactly_scaled(one, other) for one, other in itertools.combinations(rewards, 2)]
+    if all(apart <= most / 2**22 for apart, most in pairs):
+        assert found
+    if any(apart > max(Fraction(2, 10**9), most / 2**20) for apart, most in pairs):
+        assert not found
+    random.shuffle(rewards)
+    assert c.same_rewards(rewards) == found
+
+
+@pytest.mark.parametrize(
+    ("rewards", "same"),
+    [
+        ([0.1 + 0.2, 0.3], True),
+        ([0.1 + 0.2 - 0.3, 0.0], True),
+        ([sum([0.1] * 10), 1.0], True),
+        ([-(0.1 + 0.2), -0.3], True),
+        ([1e6 * (0.1 + 0.2), 3e5], True),
+        ([0.10000000149011612, 0.1], True),  # in single precision
+        ([0.0, -0.0], True),
+        ([], True),
+        ([1e-3, 2e-3], False),
+        ([1e-6, 2e-6], False),
+        ([1_000_000.0, 1_000_001.0], False),
+        ([1.0, 0.99999], False),
+        ([1.0, -1.0], False),
+    ],
+)
+def test_which_rewards_are_the_same(rewards, same):
+    assert c.same_rewards(rewards) is same
+
 
 KINDS = [*typing.get_args(c.Event), *typing.get_args(c.Command)]
 st.register_type_strategy(Mapping, lambda kind: st.dictionaries(*map(st.from_type, typing.get_args(kind))))

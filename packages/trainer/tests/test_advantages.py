@@ -24,6 +24,19 @@ def test_equal_rewards_say_nothing(reward, size):
     assert group_advantages([0] * size, [reward] * size) == pytest.approx([0.0] * size, abs=1e-12)
 
 
+ROUNDED = [0.1 + 0.2, 0.3, 3 * 0.1, 1 - 0.7]  # differ in their last places
+
+
+@given(st.permutations(ROUNDED), st.sampled_from([-1e5, -1.0, 1e-3, 1.0, 1e5]), st.booleans())
+def test_rewards_that_differ_by_rounding_say_nothing(rewards, scale, divide_by_std):
+    rewards, groups = [scale * reward for reward in rewards], [0] * 4
+    assert len(set(rewards)) > 1
+    assert group_advantages(groups, rewards, divide_by_std=divide_by_std) == [0.0] * 4
+    assert batch_advantages(groups, rewards) == [0.0] * 4
+    alone = group_advantages([1, 1], [1.0, 0.0], divide_by_std=divide_by_std)
+    assert group_advantages([*groups, 1, 1], [*rewards, 1.0, 0.0], divide_by_std=divide_by_std)[4:] == alone
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=40))
 def test_each_group_has_mean_zero_and_variance_one(pairs):
     groups, rewards = zip(*pairs, strict=True)

@@ -79,6 +79,8 @@ def test_reward_variance_equals_the_textbook(seed, count):
     assert variances == pytest.approx(sorted(variances, reverse=True))
     alike = group(0, rewards=(0.1,) * 7)
     assert RewardVariance().pick([alike, group(1, rewards=())], 2) == [0, 1]
+    rounded = group(1, order=1, rewards=(0.1 + 0.2, 0.3))  # no spread at all
+    assert RewardVariance().pick([rounded, alike], 2) == [0, 1]
 
 
 def test_what_each_eviction_lets_go():

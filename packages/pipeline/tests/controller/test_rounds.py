@@ -8,6 +8,8 @@ from scripted import Scripted, of, policy, spec
 from tailrace import contracts as c
 from tailrace.pipeline.controller.controller import Controller
 from tailrace.pipeline.errors import PolicyError
+from tailrace.pipeline.policies.batching import Redundant
+from tailrace.pipeline.policies.tail_batching import TailBatching
 
 
 def tail(admission="on-policy", steps=6, samples=2, sample_factor=1.0, prompts=2, more=None, **options):
@@ -94,6 +96,14 @@ def test_a_filtered_prompt_is_done_and_another_takes_its_place():
     (step,) = of(c.Step, run.given)
     assert {name.partition(".")[0] for part in step.mini_batches for name in part} == {"1", "2"}
     assert (run.view.counts.filtered, run.view.counts.deferred) == (1, 1)
+
+
+@pytest.mark.parametrize("batching", [Redundant, TailBatching])
+def test_rewards_that_differ_by_rounding_are_filtered(batching):
+    source = batching(filter_equal_rewards=True).open()
+    assert not source.keeps(0, [0.1 + 0.2, 0.3])
+    assert not source.keeps(0, [0.1 + 0.2 - 0.3, 0.0])
+    assert source.keeps(0, [0.3, 0.301])
 
 
 def test_the_last_round_of_an_epoch_is_smaller():

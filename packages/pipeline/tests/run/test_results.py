@@ -26,6 +26,7 @@ def evaluation(rewards, correct=None, *, version=0, mode="sampled", step=0, fail
     [
         ([0.0, 1.0, 1.0], None, (ACCURACY,), 2 / 3),
         ([0.0, 1.0, 1.0], [False, True, True], (ACCURACY,), 2 / 3),
+        ([0.1 + 0.2 - 0.3, sum([0.1] * 10)], None, (ACCURACY,), 0.5),  # 0 and 1 but for rounding
         ([0.2, 1.0], [False, True], (ACCURACY, REWARD), 0.5),
         ([0.2, 1.0], [False, None], (ACCURACY, REWARD), 0.5),  # a reward of 1 says so itself
         ([0.0, 1.0], [True, True], (ACCURACY, REWARD), 1.0),  # what the verifier says stands above its reward

@@ -103,6 +103,7 @@ from tailrace.contracts.recovery import (
     StartReplica,
     StopReplica,
 )
+from tailrace.contracts.rewards import same_rewards
 from tailrace.contracts.round_views import RoundRecord, RoundView
 from tailrace.contracts.rounds import AdmitsRounds, DrawsAgain, LaunchesRounds, LendsDevices, WatchesRounds
 from tailrace.contracts.trajectory import (
@@ -278,4 +279,5 @@ __all__ = [
     "expected_one_of",
     "extra",
     "need_extra",
+    "same_rewards",
 ]

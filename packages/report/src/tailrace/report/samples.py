@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tailrace.contracts import same_rewards
 from tailrace.pipeline.run.directory import RunDirectory, read_json
 
 ENDS = 400
@@ -73,15 +74,15 @@ def _picks(rows: Iterable[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     whole = [row for row in rows if row.get("tokens") is not None and row.get("prompt") is not None]
     if not whole:
         return []
-    rewards = [row["reward"] for row in whole if row.get("reward") is not None]
-    best, worst = max(rewards, default=None), min(rewards, default=None)
+    scored = [row for row in whole if row.get("reward") is not None]
+    rewards = [row["reward"] for row in scored]
     picks = []
-    right = [row for row in whole if row.get("reward") == best]
-    wrong = [row for row in whole if row.get("reward") == worst and worst != best]
-    if right:
-        picks.append(("highest reward", max(right, key=lambda row: len(row["tokens"]))))
-    if wrong:
-        picks.append(("lowest reward", wrong[-1]))
+    if scored:
+        best = [row for row in scored if same_rewards((row["reward"], max(rewards)))]
+        picks.append(("highest reward", max(best, key=lambda row: len(row["tokens"]))))
+    if not same_rewards(rewards):
+        worst = [row for row in scored if same_rewards((row["reward"], min(rewards)))]
+        picks.append(("lowest reward", worst[-1]))
     picks.append(("longest response", max(whole, key=lambda row: len(row["tokens"]))))
     talks = [row for row in whole if row.get("observations")]
     if talks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
+from tailrace.contracts import same_rewards
 from tailrace.trainer.config import Normalisation
 
 
@@ -13,7 +14,8 @@ def group_advantages(
 ) -> list[float]:
     """The advantage of each trajectory within its group: ``(r - mean) / std`` (GRPO, arXiv:2402.03300, section 4.1.2).
 
-    The standard deviation is the population's. If all rewards of a group are equal, its advantages are 0.
+    The standard deviation is the population's. If all rewards of a group are equal but for
+    rounding (`same_rewards`), its advantages are 0.
 
     Args:
         groups: the group of each trajectory, in any order.
@@ -28,7 +30,7 @@ def group_advantages(
         mean = math.fsum(values) / len(values)
         std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
         # Equal rewards such as 0.1 have a tiny nonzero std by rounding, so compare the rewards themselves.
-        scale = 0.0 if min(values) == max(values) else (1.0 / std if divide_by_std else 1.0)
+        scale = 0.0 if same_rewards(values) else (1.0 / std if divide_by_std else 1.0)
         moments[group] = (mean, scale)
     return [(reward - moments[group][0]) * moments[group][1] for group, reward in zip(groups, rewards, strict=True)]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from tailrace.contracts import Candidate
+from tailrace.contracts import Candidate, same_rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,8 @@ class RewardVariance:
 
 
 def _variance(rewards: Sequence[float]) -> Fraction:
-    """Population variance, exact, so that equal rewards give 0 and the order of the rewards does not matter."""
-    if not rewards:
+    """Population variance, exact, so that the order of the rewards does not matter; 0 if they differ by rounding alone."""
+    if same_rewards(rewards):
         return Fraction(0)
     values = [Fraction(reward) for reward in rewards]
     mean = sum(values, Fraction(0)) / len(values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from tailrace.contracts import CallFailed, Purpose, Refused, Scored, ScoringFailed
+from tailrace.contracts import CallFailed, Purpose, Refused, Scored, ScoringFailed, same_rewards
 from tailrace.pipeline.controller.states import TrajectoryState
 from tailrace.pipeline.controller.trainer_state import TrainerState
 from tailrace.pipeline.spec import EvaluationPlan
@@ -24,7 +24,8 @@ class EvaluationResult:
         step: batches that this version had been trained on.
         at_s: when the last answer was scored, in seconds on the run's clock.
         rewards: the rewards.
-        correct: whether the answer is right; None where nobody says. A reward of 1 or 0 says so if the verifier does not.
+        correct: whether the answer is right; None where nobody says. A reward of 1 or 0 says so if the verifier does
+            not (`same_rewards`).
         tokens: response tokens.
         failed: problems whose verifier failed, that the engine refused, or whose environment did not answer.
         sources: the source of each problem; empty where all are of one.
@@ -42,8 +43,8 @@ class EvaluationResult:
 
     def answered(self, tokens: int, reward: float, correct: bool | None, source: str = "") -> None:
         """Note the answer to a problem, and what its verifier said of it."""
-        if correct is None and reward in (0.0, 1.0):
-            correct = reward == 1.0
+        if correct is None:
+            correct = next((known == 1.0 for known in (0.0, 1.0) if same_rewards((reward, known))), None)
         self.rewards.append(reward)
         self.correct.append(correct)
         self.tokens.append(tokens)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate, Tried
+from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate, Tried, same_rewards
 from tailrace.pipeline.errors import PolicyError
 
 _LATER = 32  # launches before a prompt comes again, so that a sandbox or a judge has time to come back
@@ -22,8 +22,8 @@ class Redundant:
         samples: trajectories with which a group is trained.
         surplus_samples: further samples launched for each group, which is complete without the slowest (group level).
         surplus_groups: further groups generated for each batch, which is complete without the slowest (batch level).
-        filter_equal_rewards: whether to filter groups whose rewards are all equal, since they have no signal (DAPO's dynamic
-            sampling).
+        filter_equal_rewards: whether to filter groups whose rewards are all equal but for rounding, since they have no signal
+            (DAPO's dynamic sampling).
         deferrals: how often a prompt whose group could not be scored comes again, later, before it is given up.
         seeded: whether each trajectory's noise follows from the run's seed, the prompt's place in the stream and its sample.
             The engine must keep seeds.
@@ -97,7 +97,7 @@ class InOrder:
 
     def keeps(self, group: int, rewards: Sequence[float]) -> bool:  # noqa: ARG002 - the protocol's arguments
         """Whether the rewards differ, if the policy filters equal rewards; otherwise True."""
-        return not self._filters or len(set(rewards)) > 1
+        return not self._filters or not same_rewards(rewards)
 
     def ended(self, group: int, end: GroupEnd) -> PromptFate:
         """A prompt that could not be scored comes again, a few times; no other does."""

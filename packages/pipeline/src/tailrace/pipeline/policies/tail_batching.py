@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate, RoundView, Tried
+from tailrace.contracts import GroupEnd, Launch, Progress, PromptFate, RoundView, Tried, same_rewards
 from tailrace.pipeline.errors import PolicyError
 from tailrace.rollout import RoundError, TailRounds
 from tailrace.trajstore import MixOrder
@@ -30,8 +30,8 @@ class TailBatching:
         epoch_prompts: prompts of an epoch; 0: the stream has no end.
         epoch_end: ``"flush"``: long rounds empty the queue at the end of an epoch, the last one smaller; ``"carry"``: a queue
             shorter than a round waits for the next epoch.
-        filter_equal_rewards: whether to filter groups whose rewards are all equal (DAPO's dynamic sampling). The next prompt
-            takes their place.
+        filter_equal_rewards: whether to filter groups whose rewards are all equal but for rounding (DAPO's dynamic sampling).
+            The next prompt takes their place.
         deferrals: how often a prompt whose group could not be scored comes again before it is given up.
         shares: the share of each source of prompts. Each races for its own share of a short round.
         shuffle_seed: the seed with which the sources are mixed.
@@ -189,7 +189,7 @@ class InRounds:
 
     def keeps(self, group: int, rewards: Sequence[float]) -> bool:  # noqa: ARG002 - the protocol's arguments
         """Whether the rewards differ, if the policy filters equal rewards; otherwise True."""
-        return not self._policy.filter_equal_rewards or len(set(rewards)) > 1
+        return not self._policy.filter_equal_rewards or not same_rewards(rewards)
 
     def ended(self, group: int, end: GroupEnd) -> PromptFate:
         """A prompt that was trained on, filtered or refused is done; any other comes again."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from tailrace.contracts import same_rewards
 from tailrace.pipeline.config.models import RunConfig
 from tailrace.pipeline.controller.evaluations import EvaluationResult
 from tailrace.pipeline.run.figures import mean, percentile, standard_error
@@ -134,7 +135,8 @@ class Results:
         if any(measured.accuracy is None for measured in found):
             return (Quantity.REWARD,)
         same = all(
-            measured.accuracy is not None and measured.accuracy.value == measured.reward.value for measured in found
+            measured.accuracy is not None and same_rewards((measured.accuracy.value, measured.reward.value))
+            for measured in found
         )
         return (Quantity.ACCURACY,) if same else (Quantity.ACCURACY, Quantity.REWARD)
 
