@@ -1,14 +1,20 @@
 """RollPacker beside synchronous systems made of the same parts, at quick-start scale on this machine, taking turns.
 
-    uv run python tools/bench/rollpacker.py DIR [--systems NAME,NAME] [--repeats N] [--steps N] [--accuracy] [--budget-s S]
-                                            [--json FILE]
+    uv run python tools/bench/rollpacker.py DIR [--systems NAME,NAME] [--task NAME] [--repeats N] [--steps N] [--accuracy]
+                                            [--budget-s S] [--json FILE]
+    uv run python tools/bench/rollpacker.py --simulated [--steps N] [--json FILE]
 
 Runs what DIR does not hold yet: all systems in turn within a repeat, so that what else the machine does falls on all. It may
 be stopped at any time and goes on where it was; with --budget-s no run begins that would probably end later than that. A
 system is a file of configs/rollpacker; `rollpacker` is the quick start. Each repeat has its own seed, with which its systems
 have the same warm start (cached), prompts and number of responses to a prompt; none is evaluated meanwhile. With --accuracy
 each is evaluated before and after, and RollPacker's controls without RL too: `accuracy` is per source, over repeats. --no-run
-prints the figures of what is there.
+prints the figures of what is there. --task trains on one generated task in place of the quick start's mix: `long-chain-sum` has
+a tail, and a rule scores it, so that scores take nothing from the cores that generate.
+
+RLHFuse has two readings, since "our asynchronous reward computation" (section 6.1) may mean the adaptive timeouts too:
+`rlhfuse` has fixed ones, `rlhfuse-adaptive-timeouts` RollPacker's. --simulated has both beside the steps of Table 2, at the
+paper's models (`tailrace reproduce rollpacker` prints the first), and runs nothing.
 
 A step's seconds are the mean from the end of the first step to the end of the last: with 16 steps three long rounds among
 twelve short ones. Speedups are ratios of seconds within a repeat: their median over repeats, and the smallest and the largest
@@ -30,15 +36,21 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import expected_one_of
+from tailrace.fleetsim.reproduce.lab import Lab
 from tailrace.pipeline.run.metrics import read_metrics
+from tailrace.rollpacker.paper.points import MODELS, VERL, parts, point, rlhfuse
+from tailrace.rollpacker.paper.speed import step_s
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "rollpacker"
-BASELINE, WHOLE, RLHFUSE = "synchronous", "rollpacker", "rlhfuse"
+BASELINE, WHOLE = "synchronous", "rollpacker"
+FUSED = ("rlhfuse", "rlhfuse-adaptive-timeouts")
 ABLATION = ("plus-1-tail-batching", "plus-2-reward-scheduler", "plus-3-parallelism-planner", "plus-4-stream-trainer")
-WITHOUT = ("tail-batching", "reward-scheduler", "stream-trainer", "scale-down", "sample-factor")
-SYSTEMS = (BASELINE, RLHFUSE, WHOLE, *ABLATION[:-1], *(f"without-{name}" for name in WITHOUT[1:]))
-SAME = {ABLATION[-1]: WHOLE, "without-tail-batching": RLHFUSE}
+WITHOUT = ("tail-batching", "reward-scheduler", "parallelism-planner", "stream-trainer", "scale-down", "sample-factor")
+SAME = {ABLATION[-1]: WHOLE, "without-stream-trainer": ABLATION[-2]}
 """Files that are another system by another name, and are not run twice."""
+SYSTEMS = (
+    BASELINE, *FUSED, WHOLE, *ABLATION[:-1], *(name for name in (f"without-{part}" for part in WITHOUT) if name not in SAME)
+)  # fmt: skip
 RUN_S = 240.0
 """Seconds of a run, as long as none is known."""
 DEADLINE_S = 3600.0
@@ -49,11 +61,12 @@ Times = dict[str, dict[int, float]]
 """Seconds of a step by system and repeat."""
 
 
-def run(system: str, root: Path, steps: int, seed: int, *, accuracy: bool) -> float:
-    """Run a system. Returns its wall seconds."""
+def run(system: str, root: Path, steps: int, seed: int, *, accuracy: bool, task: str | None) -> float:
+    """Run a system, on its own mix or on one task. Returns its wall seconds."""
     target = WHOLE if system == WHOLE else str(CONFIGS / f"{system}.toml")
     evaluated = UNEVALUATED if not accuracy else (f"evaluation.controls={str(system == WHOLE).lower()}",)
-    settings = [part for setting in (*OWN, *evaluated, f"pipeline.steps={steps}") for part in ("--set", setting)]
+    of = () if task is None else ("task.mix={}", f"task.name={task}")
+    settings = [part for setting in (*OWN, *of, *evaluated, f"pipeline.steps={steps}") for part in ("--set", setting)]
     command = [sys.executable, "-m", "tailrace.cli.main", "run", target, "--seed", str(seed), "--plain", *settings]
     began = time.monotonic()
     with root.with_suffix(".log").open("w") as log:
@@ -116,7 +129,9 @@ class Plan:
             if root.exists():  # a run that did not finish
                 root.rename(root.with_name(f"{root.name}.unfinished-{int(time.time())}"))
             print(f"running {root.name}", file=sys.stderr, flush=True)
-            took.append(run(system, root, options.steps, options.seed + repeat, accuracy=options.accuracy))
+            took.append(
+                run(system, root, options.steps, options.seed + repeat, accuracy=options.accuracy, task=options.task)
+            )
 
 
 def ratios(times: Times, over: str, under: str) -> list[float]:
@@ -157,7 +172,7 @@ def figures(rows: Mapping[tuple[str, int], Mapping[str, Any]], *, accuracy: bool
     without = several("without", WITHOUT, lambda name: (SAME.get(f"without-{name}", f"without-{name}"), WHOLE))
     return {
         "speedup_over_synchronous": speedup("over synchronous", BASELINE, WHOLE),
-        "speedup_over_rlhfuse": speedup("over rlhfuse", RLHFUSE, WHOLE),
+        "speedup_over_rlhfuse": several("over", FUSED, lambda name: (name, WHOLE)),
         "ablation": several("ablation", ABLATION, lambda name: (BASELINE, SAME.get(name, name))),
         "leave_one_out": without,
         "loses": [name for name, ratio in without.items() if ratio is not None and ratio < 1],
@@ -172,7 +187,9 @@ def table(found: Mapping[str, Any]) -> str:
     lines = ["| | ratio | smallest to largest |", "|---|---|---|"]
     named = {
         "RollPacker over synchronous": (found["speedup_over_synchronous"], "over synchronous"),
-        "RollPacker over RLHFuse": (found["speedup_over_rlhfuse"], "over rlhfuse"),
+        **{
+            f"RollPacker over {name}": (ratio, f"over: {name}") for name, ratio in found["speedup_over_rlhfuse"].items()
+        },
         **{f"synchronous, {name}": (ratio, f"ablation: {name}") for name, ratio in found["ablation"].items()},
         **{f"slower without {name}": (ratio, f"without: {name}") for name, ratio in found["leave_one_out"].items()},
     }
@@ -191,19 +208,58 @@ def table(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def simulated(steps: int) -> dict[str, dict[str, float]]:
+    """Mean seconds of a simulated step, by model and system, at the points of the paper's evaluation."""
+    points = {
+        model: {
+            BASELINE: point(VERL, model, quick=True),
+            **{name: rlhfuse(model, quick=True, adaptive=name == FUSED[1]) for name in FUSED},
+            **dict(zip(ABLATION, parts(model, quick=True), strict=True)),
+        }
+        for model in MODELS
+    }
+    points = {
+        model: {name: at.over(pipeline__steps=steps) for name, at in row.items()} for model, row in points.items()
+    }
+    lab = Lab(processes=1)
+    lab.simulate([at for row in points.values() for at in row.values()])
+    return {model: {name: step_s(lab, at) for name, at in row.items()} for model, row in points.items()}
+
+
+def simulated_table(found: Mapping[str, Mapping[str, float]]) -> str:
+    lines = [
+        f"| seconds of a simulated step, and over RollPacker's | {' | '.join(found)} |",
+        f"|---{'|---' * len(found)}|",
+    ]
+    for name in next(iter(found.values())):
+        cells = [f"{row[name]:.1f}, {row[name] / row[ABLATION[-1]]:.2f}" for row in found.values()]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=Path)
+    parser.add_argument("directory", type=Path, nargs="?")
     known = [WHOLE, *(path.stem for path in sorted(CONFIGS.glob("*.toml")) if path.stem not in SAME)]
     parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"of {', '.join(known)}")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0, help="of the first repeat; the next has the next")
+    parser.add_argument("--task", help="a generated task in place of the quick start's mix")
+    parser.add_argument("--simulated", action="store_true", help="simulate the paper's points; run nothing")
     parser.add_argument("--accuracy", action="store_true", help="evaluate before and after, and RollPacker's controls")
     parser.add_argument("--budget-s", type=float)
     parser.add_argument("--no-run", action="store_true", help="only figures of what is there")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    if options.simulated:
+        times = simulated(options.steps)
+        print(simulated_table(times))
+        if options.json is not None:
+            options.json.write_text(json.dumps(times, indent=1) + "\n")
+        return
+    if options.directory is None:
+        parser.error("found no DIR, expected one, or --simulated")
     options.systems = options.systems.split(",")
     unknown = sorted(set(options.systems) - set(known))
     if unknown:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.contracts import plugins
+from tailrace.contracts import LendsDevices, plugins
+from tailrace.fleetsim.build import build_fleet
 from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.config.target import configuration
 from tailrace.pipeline.run.build import build_spec
 from tailrace.pipeline.spec import AXES
+from tailrace.repack import AdaptiveTP, ScaleDown
 from tailrace.rollpacker import APP
+from tailrace.rollpacker.paper.points import rlhfuse
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "configs" / "rollpacker"
@@ -73,29 +76,57 @@ def test_baselines_and_ablations_swap_what_they_say():
         "provisioning": "Static",
     }
     assert policies("plus-1-tail-batching") == {**full, "training": "FullBatch", "provisioning": "Static"}
-    assert policies("plus-2-reward-scheduler") == policies("plus-1-tail-batching") == policies("without-stream-trainer")
+    assert policies("plus-2-reward-scheduler") == policies("plus-1-tail-batching")
     assert policies("plus-3-parallelism-planner") == {
         **policies("plus-2-reward-scheduler"),
         "provisioning": "AdaptiveTP",
     }
-    assert policies("adaptive-tp") == policies("plus-3-parallelism-planner")
-    assert policies("adaptive-tp-scale-down") == {**full, "provisioning": "AdaptiveTPScaleDown"}
-    assert policies("plus-4-stream-trainer") == policies("without-reward-scheduler") == policies("rlhfuse") == full
-    assert policies("without-scale-down") == {**full, "provisioning": "Static"}
+    assert policies("adaptive-tp") == policies("plus-3-parallelism-planner") == policies("without-stream-trainer")
+    assert spec_of("without-stream-trainer") == spec_of("plus-3-parallelism-planner")
+    assert policies("without-reward-scheduler") == policies("adaptive-tp-scale-down") == full
+    assert policies("without-parallelism-planner") == {**full, "provisioning": "ScaleDown"}
+    assert policies("without-scale-down") == {**full, "provisioning": "AdaptiveTP"}
     assert policies("one-off") == {**full, "admission": "OneStep", "provisioning": "Static"}
-    assert spec_of("without-tail-batching") == spec_of("rlhfuse")
-    rounds = spec_of("rlhfuse").batching
-    assert (rounds.prompt_factor, rounds.sample_factor) == (1.0, 1.0)
 
 
-@pytest.mark.parametrize("name", ["synchronous", "plus-1-tail-batching", "without-reward-scheduler"])
+def test_the_whole_system_has_all_four_mechanisms():
+    for spec in (build_spec(configuration("rollpacker")), spec_of("plus-4-stream-trainer")):
+        assert spec == build_spec(configuration("rollpacker"))
+        assert type(spec.batching).__name__ == "TailBatching"
+        assert type(spec.training).__name__ == "Streamed"
+        assert isinstance(spec.provisioning, AdaptiveTP), "the parallelism planner"
+        assert isinstance(spec.provisioning, LendsDevices)
+        assert spec.provisioning.lends, "the stream trainer's devices"
+    code = configuration("rollpacker").reward.code
+    assert code.min_timeout_s < code.max_timeout_s, "the reward scheduler's timeouts"
+    assert policies("adaptive-tp-scale-down") == whole()
+
+
+def test_rlhfuse_is_the_same_system_in_both_worlds():
+    simulated = rlhfuse("14B", quick=True).config()
+    for path, adaptive in (("rlhfuse", False), ("rlhfuse-adaptive-timeouts", True)):
+        spec, code = spec_of(path), configuration(str(FOLDER / f"{path}.toml")).reward.code
+        for other in (build_spec(simulated), build_spec(configuration("rollpacker"))):
+            same = ("training", "admission", "routing", "sync", "relocation")
+            assert [type(getattr(spec, axis)) for axis in same] == [type(getattr(other, axis)) for axis in same]
+        assert type(spec.provisioning) is type(build_spec(simulated).provisioning) is ScaleDown
+        for rounds in (spec.batching, build_spec(simulated).batching):
+            assert (rounds.prompt_factor, rounds.sample_factor) == (1.0, 1.0)
+        assert (code.min_timeout_s < code.max_timeout_s) is adaptive
+    rule = build_fleet(simulated).scoring["code"].timeout
+    assert rule.t_min_s == rule.t_max_s, "fixed, as in rlhfuse.toml"
+    rule = build_fleet(rlhfuse("14B", quick=True, adaptive=True).config()).scoring["code"].timeout
+    assert rule.t_min_s < rule.t_max_s
+
+
+@pytest.mark.parametrize("name", ["synchronous", "plus-1-tail-batching", "without-reward-scheduler", "rlhfuse"])
 def test_a_fixed_timeout_is_one(name):
     code = configuration(str(FOLDER / f"{name}.toml")).reward.code
     assert code.min_timeout_s == code.max_timeout_s
 
 
 def test_an_adaptive_timeout_is_that_of_the_quick_start():
-    for name in ("rlhfuse", "plus-2-reward-scheduler", "without-stream-trainer"):
+    for name in ("rlhfuse-adaptive-timeouts", "plus-2-reward-scheduler", "without-stream-trainer"):
         assert configuration(str(FOLDER / f"{name}.toml")).reward.code == configuration("rollpacker").reward.code
 
 

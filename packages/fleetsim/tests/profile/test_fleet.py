@@ -99,7 +99,8 @@ def test_rounds_of_a_mix_on_devices_that_change_hands(settings):
     workload = WorkloadPart(
         groups=groups, sources=(0, 0, 1, 1), score_s=((0.0,) * 4,) * 2 + ((0.05,) * 4,) * 2, signal=FLAT, length=FLAT
     )
-    names = ("pipeline.prompts_per_step=6", "pipeline.steps=8", "evaluation.every=0", MIX)
+    one_size = "pipeline.provisioning.devices_per_machine=1"  # that of the profile
+    names = ("pipeline.prompts_per_step=6", "pipeline.steps=8", "evaluation.every=0", MIX, one_size)
     found = settings(*names, workload=workload)
     kinds = []
 

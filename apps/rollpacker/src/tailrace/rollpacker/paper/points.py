@@ -175,12 +175,18 @@ def parts(model: str, *, quick: bool) -> list[Point]:
     return [staged_scores(scored), scored, planned(scored), whole]
 
 
-def rlhfuse(model: str, *, quick: bool) -> Point:
+def rlhfuse(model: str, *, quick: bool, adaptive: bool = False) -> Point:
     """RLHFuse as it was strengthened: scores as responses finish, and the stream trainer (section 6.1).
 
     It has no planner. Each batch is a round of all its prompts, without speculation, since devices are lent within rounds.
+
+    Args:
+        model: the model's name.
+        quick: simulate fewer steps.
+        adaptive: whether "asynchronous reward computation" means the reward scheduler's adaptive timeouts too.
     """
-    whole = scaled_down(fixed_timeouts(point(ROLLPACKER, model, quick=quick)))
+    whole = point(ROLLPACKER, model, quick=quick)
+    whole = scaled_down(whole if adaptive else fixed_timeouts(whole))
     return whole.over(pipeline__batching__prompt_factor=1.0, pipeline__batching__sample_factor=1.0)
 
 

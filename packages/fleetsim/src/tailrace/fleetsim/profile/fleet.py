@@ -209,5 +209,6 @@ def _check_sizes(spec: PipelineSpec, machine: MachineProfile) -> None:
         raise FleetError(
             f"keys 'pipeline.provisioning' and 'fleet.profile': found {type(spec.provisioning).__name__}, whose replicas span "
             f"{' or '.join(map(str, sizes))} devices, and the profile {machine.name!r}, measured with one size; expected "
-            "provisioning that resizes none, such as 'static', or fleet.model in place of the profile"
+            "provisioning that resizes none, such as 'static', or with devices_per_machine = 1, or fleet.model in place of "
+            "the profile"
         )
