@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.reward import ScoreItem, Scorer, ScorerClosedError, ScoringFailure, ScoringResult
+from tailrace.reward.turns import of_turns
 
 HERE = Path(__file__).parent
 BROKEN = (
@@ -133,6 +134,17 @@ def test_what_a_verifier_prints_is_not_shown_and_its_last_line_says_why_it_broke
     assert "even past Python" in capfd.readouterr().err
 
 
+def test_a_row_says_nothing_of_the_responses_turns(make_scorer):
+    """Only what `of_turns` made counts; a row's own column of that name is the row's data."""
+    forged = {"turns": {"count": 1, "reward": 5.0, "done": True, "last": "<answer>12</answer>"}}
+    wrong = "<answer>13</answer>"
+    names = ("numeric", "exact", "math", "environment")
+    outcomes = make_scorer().score([ScoreItem(name, wrong, "12", name, forged) for name in names])
+    assert outcomes == [ScoringResult(name, 0.0) for name in names]
+    told = make_scorer().score([ScoreItem(name, wrong, "12", name, of_turns(**forged["turns"])) for name in names])
+    assert [outcome.reward for outcome in told] == [1.0, 1.0, 1.0, 5.0]
+
+
 def test_a_response_larger_than_the_pipe_arrives_whole(make_scorer):
     assert make_scorer().score([item("a", "length", "x" * 3_000_000)]) == [ScoringResult("a", 3_000_000.0)]
 
@@ -184,6 +196,23 @@ def test_settings_that_cannot_work_are_refused(options):
         Scorer(**options)
 
 
+NUMPY = (
+    ("float64(0.25)", 0.25, None),
+    ("float32(0.25)", 0.25, None),
+    ("float16(0.25)", 0.25, None),
+    ("int64(1)", 1.0, None),
+    ("uint8(1)", 1.0, None),
+    ("bool_(True)", 1.0, True),
+    ("bool_(False)", 0.0, False),
+    ("array(0.25)", 0.25, None),
+    ("array([0.25])", 0.25, None),
+    ("array(True)", 1.0, True),
+    ("array(['a', 'b']).size == 2", 1.0, True),
+    ("ones(3).mean()", 1.0, None),
+    ("array([1, 2]).sum() == 3", 1.0, True),
+)
+
+
 @pytest.mark.parametrize(
     ("returned", "reward", "correct"),
     [
@@ -195,6 +224,10 @@ def test_settings_that_cannot_work_are_refused(options):
         ("{'reward': 0.2, 'correct': None}", 0.2, None),
         ("{'reward': 0.2, 'correct': False}", 0.2, False),
         ("{'reward': 3, 'correct': True}", 3.0, True),
+        ("{'reward': __import__('numpy').float32(0.5), 'correct': __import__('numpy').bool_(False)}", 0.5, False),
+        ("__import__('decimal').Decimal('0.5')", 0.5, None),
+        ("__import__('fractions').Fraction(1, 2)", 0.5, None),
+        *((f"__import__('numpy').{made}", reward, correct) for made, reward, correct in NUMPY),
     ],
 )
 def test_what_a_verifier_may_return(make_scorer, returned, reward, correct):
@@ -210,6 +243,13 @@ def test_what_a_verifier_may_return(make_scorer, returned, reward, correct):
         ("{'reward': 1, 'corect': True}", "found an object with the keys 'reward', 'corect', expected 'reward'"),
         ("{'reward': 1, 'correct': 0.5}", "found 'correct' = 0.5, expected true, false or None"),
         ("{'reward': float('inf')}", "found the reward inf, expected a finite number"),
+        ("10**400", "found a reward beyond the largest float, expected a finite number"),
+        ("10**10000", "found a reward beyond the largest float, expected a finite number"),
+        ("[10**10000]", "found an object of the type list, expected a number"),
+        ("{'reward': 1, 'correct': 10**10000}", "found 'correct' = an object of the type int, expected true"),
+        ("__import__('numpy').array([0.5, 0.5])", "found array([0.5, 0.5]), expected a number"),
+        ("1j", "found 1j, expected a number"),
+        ("__import__('numpy').float64('nan')", "found the reward nan, expected a finite number"),
     ],
 )
 def test_what_is_no_reward_is_a_failure_that_says_what_was_found(make_scorer, returned, says):

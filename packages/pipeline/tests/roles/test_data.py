@@ -43,6 +43,31 @@ def test_prompts_are_found_by_their_index_and_purpose_whatever_the_names(role):
     assert evaluated.metadata == {"prompt": 7, "mode": "forced", "purpose": "eval"}
 
 
+def test_a_verifier_sees_no_text_of_the_tokens_that_end_a_response_or_a_turn(data_arguments):
+    """Neither at the end nor between turns, in the whole response as in its last turn; tokens are kept as they are."""
+    ends = (5, 9)
+    role = DataRole(**data_arguments | {"prompts": data_arguments["prompts"] | {"end_tokens": ends}})
+    role.begin("r0#1", 0, [ref(name, 3) for name in ("a", "b", "c", "d")], seq=9)
+    responses = {"a": (6, 7, 5), "b": (6, 7), "c": (6, 7, 9, 5), "d": (5,)}
+    role.append("r0#1", [PartialDelta(n, 0, 0, t, (-1.0,) * len(t), STOP) for n, t in responses.items()])
+    items = {item.trajectory: item for item in role.to_score(list(responses))}
+    texts, says = role._prompts, {name: item.response_text for name, item in items.items()}
+    assert says == {"a": says["b"], "b": texts.decode((6, 7)), "c": says["b"], "d": ""}
+    assert says["b"]
+    assert [each.tokens for each in role.experiences(["a"])] == [responses["a"]]
+    role.begin("r0#1", 0, [ref("t", 3)], seq=9)
+    role.append("r0#1", [PartialDelta("t", 0, 0, (6, 5), (-1.0, -2.0), turn_ends=True)])
+    ((talk, *_),) = role.conversations(["t"])
+    role.observe("t", talk.turns[0].serial, (8, 9), None, 0.0, b"")
+    role.append("r0#1", [PartialDelta("t", 4, 0, (7, 5), (-1.0, -1.0), turn_ends=True)])
+    ((talk, *_),) = role.conversations(["t"])
+    role.observe("t", talk.turns[-1].serial, (8, 9), STOP, 1.0, None)
+    (item,) = role.to_score(["t"])
+    assert item.response_text == texts.decode((6, 8, 7, 8))
+    assert item.metadata["turns"]["last"] == texts.decode((7,))
+    role.close()
+
+
 def test_turns_are_answered_and_scored_with_what_the_verifier_needs(role):
     role.begin("r0#1", 0, [ref("a", 3)], seq=9)
     role.append("r0#1", [PartialDelta("a", 0, 0, (5, 6), (-1.0, -2.0), turn_ends=True)])

@@ -10,6 +10,7 @@ from tailrace.pipeline.config.loading import validate
 from tailrace.pipeline.errors import ConfigError
 from tailrace.pipeline.roles.observations import Glue
 from tailrace.pipeline.run.build import build_spec
+from tailrace.pipeline.run.chat import end_of_turn
 from tailrace.pipeline.run.environments import (
     chat_glue,
     check_environment,
@@ -143,6 +144,21 @@ def test_a_model_without_a_template_reads_an_answer_as_it_stands(chat_model):
 def test_a_template_that_shows_no_answer_is_refused(chat_model):
     with pytest.raises(ConfigError, match="shows neither a tool's nor a user's message behind the model's turn"):
         chat_glue(chat_model(DEAF), (1,))
+
+
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        (CHATML, (1,)),
+        (NO_TOOLS, (1,)),
+        (DEAF, (1,)),
+        (None, ()),
+        ("{{ raise_exception('never') }}", ()),
+        ("{{ 1 }}", ()),
+    ],
+)
+def test_the_tokens_with_which_a_template_ends_the_models_turn(chat_model, template, ends):
+    assert end_of_turn(chat_model(template)) == ends
 
 
 def test_the_role_gets_what_the_configuration_says(chat_model):

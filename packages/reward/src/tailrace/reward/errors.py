@@ -15,6 +15,10 @@ class VerdictError(RewardError, ValueError):
     """A verifier returned something that is no reward."""
 
 
+class SignatureError(RewardError, TypeError):
+    """A function cannot be called as a verifier is, or its parameters say that it expects something else."""
+
+
 class SettingsError(RewardError, ValueError):
     """A setting of the scheduler is out of its range, or contradicts another."""
 

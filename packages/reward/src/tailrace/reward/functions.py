@@ -11,6 +11,7 @@ from tailrace.reward.errors import ScoringError, WorkerDiedError
 from tailrace.reward.items import ScoreItem, ScoringResult
 from tailrace.reward.process import WorkerProcess
 from tailrace.reward.settings import VerifierSettings
+from tailrace.reward.turns import turns_in
 
 _WALL = 30.0  # wall seconds for each second of a CPU budget: on busy cores the budget is to end a verification, not the clock
 
@@ -41,6 +42,7 @@ class VerifierWorker:
             "response": item.response_text,
             "answer": item.answer,
             "metadata": dict(item.metadata),
+            "turned": turns_in(item.metadata) is not None,
         }
         try:
             timeout_s = settings.timeout_s + _WALL * (budget_s or 0.0)

@@ -17,8 +17,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tailrace.reward.errors import VerdictError
-from tailrace.reward.verifiers.protocol import Verifier, load_verifier
+from tailrace.reward.errors import SignatureError, VerdictError
+from tailrace.reward.turns import TURNS, Turns
+from tailrace.reward.verifiers.protocol import Verifier, check_signature, load_verifier
 from tailrace.reward.verifiers.reference import load_reference
 from tailrace.reward.verifiers.verdict import read_verdict
 
@@ -27,7 +28,9 @@ _ORPHAN_CHECK_S = 1.0
 
 def resolve(name: str, local: Mapping[str, str]) -> Verifier:
     """The verifier of a name, from the scorer's own references, else from the installed ones."""
-    return load_reference(local[name]) if name in local else load_verifier(name)
+    found = load_reference(local[name]) if name in local else load_verifier(name)
+    check_signature(found)
+    return found
 
 
 def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mapping[str, str]) -> dict[str, Any]:
@@ -40,11 +43,13 @@ def answer(request: Mapping[str, Any], loaded: dict[str, Verifier], local: Mappi
         if "load" in request:
             verifier = loaded[request["load"]] = resolve(request["load"], local)
             return {"loaded": request["load"], "cpu_budget_s": getattr(verifier, "cpu_budget_s", None)}
-        verifier = loaded[request["verifier"]]
+        verifier, metadata = loaded[request["verifier"]], request["metadata"]
+        if request["turned"]:
+            metadata[TURNS] = Turns(metadata[TURNS])
         with _cpu_budget(getattr(verifier, "cpu_budget_s", None)):
-            found = verifier(request["response"], request["answer"], request["metadata"])
+            found = verifier(request["response"], request["answer"], metadata)
         reward, correct = read_verdict(found)
-    except VerdictError as error:
+    except (SignatureError, VerdictError) as error:
         return {"error": str(error)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
@@ -73,12 +78,16 @@ def _leave_when_orphaned(parent: int) -> None:
 def main() -> None:
     """Serve requests until stdin closes or the scorer's process is gone."""
     threading.Thread(target=_leave_when_orphaned, args=(os.getppid(),), daemon=True).start()
-    # Replies go through a private copy of stdout, so that a verifier's prints cannot garble them.
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
+    # Requests and replies go through private copies of stdin and stdout: a verifier's prints cannot garble replies, and a
+    # program that it starts cannot read requests.
+    with os.fdopen(os.dup(0), encoding="utf-8") as requests, os.fdopen(os.dup(1), "w", encoding="utf-8") as replies:
         os.dup2(2, 1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
         local: dict[str, str] = json.loads(sys.argv[1]) if len(sys.argv) > 1 else {}
         loaded: dict[str, Verifier] = {}
-        for line in sys.stdin:
+        for line in requests:
             replies.write(json.dumps(answer(json.loads(line), loaded, local)) + "\n")
             replies.flush()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ class Prompts:
         held_out: problems to evaluate on; None if there are none.
         modes: decoding modes of evaluations by name.
         shuffle_seed: seed of the order of training prompts; None keeps the file's order.
+        end_tokens: tokens that say that a response or a turn is over; their text is no part of what a response says.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Prompts:
         modes: Mapping[str, DecodingMode],
         shares: Sequence[float] = (1.0,),
         shuffle_seed: int | None = 0,
+        end_tokens: Collection[int] = (),
     ) -> None:
         with extra("tailrace-trainer", "torch"):
             from tokenizers import Tokenizer
@@ -58,7 +60,7 @@ class Prompts:
         pools = [PromptPool.from_file(file, shuffle_seed=shuffle_seed) for file in files]
         self._train = pools[0] if len(pools) == 1 else PromptMix(pools, shares, shuffle_seed=shuffle_seed)
         self._held_out = PromptPool.from_file(held_out) if held_out else None
-        self._modes = dict(modes)
+        self._modes, self._ends = dict(modes), frozenset(end_tokens)
 
     def prompt(self, ref: TrajectoryRef) -> Prompt:
         """The row of a trajectory."""
@@ -80,8 +82,9 @@ class Prompts:
         return self._modes[ref.mode].prefix if ref.purpose is Purpose.EVAL else ""
 
     def decode(self, tokens: tuple[int, ...]) -> str:
-        """Text of response tokens."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+        """What a response says: the text of its tokens, without those that only end it or a turn of it."""
+        said = [token for token in tokens if token not in self._ends]
+        text: str = self._tokenizer.decode(said, skip_special_tokens=False)
         return text
 
 

@@ -37,6 +37,7 @@ from tailrace.pipeline.roles.scorer import ScorerRole
 from tailrace.pipeline.roles.trainer import TrainerRole
 from tailrace.pipeline.roles.transfer import WeightTransfer
 from tailrace.pipeline.run import prepare
+from tailrace.pipeline.run.chat import end_of_turn
 from tailrace.pipeline.run.directory import RunDirectory
 from tailrace.pipeline.run.domains import check_domains, checkpoint_holders
 from tailrace.pipeline.run.environments import (
@@ -222,6 +223,7 @@ def build_deployment(config: RunConfig, prepared: Prepared, directory: RunDirect
             "held_out": prepared.held_out,
             "modes": modes,
             "shuffle_seed": config.seed,
+            "end_tokens": (*stops, *end_of_turn(prepared.model)),
         },
         "verifier": prepared.verifier,
         "mixed_versions": build_policy("sync", config.pipeline.sync, None, cost_facts(config)).mixes_versions,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tailrace.contracts import extra
 from tailrace.pipeline.errors import ConfigError
 from tailrace.trajstore import Messages, PromptFileError
+
+_TURN = "tailrace-turn"  # text that stands in no template
 
 
 class Chat:
@@ -66,3 +69,37 @@ class Chat:
                 "'chat_template' in tokenizer_config.json"
             )
         return tokenizer
+
+
+def has_template(model: Path) -> bool:
+    """Whether a model's directory has a chat template."""
+    settings = model / "tokenizer_config.json"
+    return (model / "chat_template.jinja").is_file() or (
+        settings.is_file() and '"chat_template"' in settings.read_text()
+    )
+
+
+def end_of_turn(model: Path) -> tuple[int, ...]:
+    """The special tokens with which a model's chat template ends the model's turn, whether or not generation stops at them.
+
+    None where the model has no template, or where the template shows no such turn.
+    """
+    if not has_template(model):
+        return ()
+    with extra("tailrace-rollout", "transformers"):
+        import jinja2
+        from tokenizers import Tokenizer
+        from transformers import AutoTokenizer
+
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
+    try:
+        whole: str = AutoTokenizer.from_pretrained(str(model), local_files_only=True).apply_chat_template(
+            talk, tokenize=False
+        )
+    except (jinja2.TemplateError, TypeError, ValueError, KeyError):  # a template may refuse anything
+        return ()
+    _, turn, rest = whole.rpartition(_TURN)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    special = {token for token, added in tokenizer.get_added_tokens_decoder().items() if added.special}
+    ended = tokenizer.encode(rest, add_special_tokens=False).ids if turn else []
+    return tuple(takewhile(special.__contains__, ended))

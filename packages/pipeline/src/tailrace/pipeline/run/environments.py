@@ -18,6 +18,7 @@ from tailrace.pipeline.executor.deployment import ENVIRONMENT
 from tailrace.pipeline.executor.seam import RoleSpec
 from tailrace.pipeline.roles.environment import EnvironmentRole
 from tailrace.pipeline.roles.observations import Glue
+from tailrace.pipeline.run.chat import has_template
 
 if TYPE_CHECKING:
     from tailrace.reward.tasks import GeneratedTask
@@ -143,7 +144,7 @@ def chat_glue(model: Path, stop_token_ids: tuple[int, ...]) -> Glue | None:
     Raises:
         ConfigError: the template does not show an answer behind the model's turn.
     """
-    if not _has_template(model):
+    if not has_template(model):
         return None
     with extra("tailrace-rollout", "transformers"):
         import jinja2
@@ -188,13 +189,6 @@ def _task(name: str) -> GeneratedTask:
         return get_task(name)
     except UnknownTaskError as error:
         raise ConfigError(f"key 'task.name': {error}") from error
-
-
-def _has_template(model: Path) -> bool:
-    settings = model / "tokenizer_config.json"
-    return (model / "chat_template.jinja").is_file() or (
-        settings.is_file() and '"chat_template"' in settings.read_text()
-    )
 
 
 def _loaded(name: str) -> Any:

@@ -3,13 +3,21 @@
 from tailrace.reward.verifiers.environment import environment
 from tailrace.reward.verifiers.exact import exact
 from tailrace.reward.verifiers.numeric import numeric
-from tailrace.reward.verifiers.protocol import Verifier, cpu_budget_s, load_verifier, verifier_names, with_cpu_budget
+from tailrace.reward.verifiers.protocol import (
+    Verifier,
+    check_signature,
+    cpu_budget_s,
+    load_verifier,
+    verifier_names,
+    with_cpu_budget,
+)
 from tailrace.reward.verifiers.reference import is_reference, load_reference
 from tailrace.reward.verifiers.verdict import Verdict, read_verdict
 
 __all__ = [
     "Verdict",
     "Verifier",
+    "check_signature",
     "cpu_budget_s",
     "environment",
     "exact",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from inspect import Parameter
 from typing import Any, Protocol, TypeVar, cast
 
 from tailrace.contracts.plugins import load, names
+from tailrace.reward.errors import SignatureError
 from tailrace.reward.verifiers.verdict import Verdict
 
 GROUP = "tailrace.verifier"
@@ -69,3 +72,65 @@ def load_verifier(name: str) -> Verifier:
 def verifier_names() -> list[str]:
     """The names of all installed verifiers."""
     return names(GROUP)
+
+
+# What other frameworks call the arguments of their reward functions, by what they mean.
+_RESPONSE = frozenset(
+    """response completion output prediction pred predicted generated generation model_output solution_str predict_str
+    response_text response_str completion_text student""".split()  # noqa: SIM905 (thirty lines otherwise)
+)
+_ANSWER = frozenset(
+    """ground_truth groundtruth gt gold gold_answer reference reference_answer target label expected
+    correct_answer""".split()  # noqa: SIM905 (eleven lines otherwise)
+)
+_ROWS = frozenset(("task", "args", "state", "index", "input", "inputs"))
+_OTHER = frozenset(
+    """data_source prompt prompts query queries question input_text messages conversation
+    completions responses outputs predictions labels answers solutions references ground_truths targets
+    """.split()  # noqa: SIM905 (twenty lines otherwise)
+)
+_METADATA = frozenset(("metadata", "extra_info", "info", "meta", "extra", "extras", "row"))
+_UNLIKE = (
+    _ANSWER | _METADATA | _OTHER | _ROWS,
+    _RESPONSE | _METADATA | _OTHER | _ROWS,
+    _RESPONSE | _ANSWER | _OTHER | {"answer"},
+)
+
+
+def check_signature(verifier: Callable[..., Any]) -> None:
+    """Check that a function can be called with a response, an answer and metadata, in this order.
+
+    Positions decide what an argument is, so parameters of other names are as good, such as ``(text, gold, info)``. Names that
+    say another order are refused: the response would be taken for something else, and nobody would notice.
+
+    Raises:
+        SignatureError: it takes other arguments, or it is asynchronous.
+    """
+    try:
+        signature = inspect.signature(verifier)
+    except (TypeError, ValueError):  # a function of C without one
+        return
+    inner = inspect.unwrap(verifier)
+    called = inner if inspect.isroutine(inner) else type(inner).__call__
+    if inspect.iscoroutinefunction(called):
+        raise _refused(verifier, signature, "a function that is not asynchronous")
+    try:
+        signature.bind("", "", {})
+    except TypeError:
+        raise _refused(verifier, signature) from None
+    kinds = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    positional = [one for one in signature.parameters.values() if one.kind in kinds][:3]
+    for parameter, unlike in zip(positional, _UNLIKE, strict=False):
+        if parameter.name.lower() in unlike:
+            raise _refused(verifier, signature)
+    if len(positional) == 3 and isinstance(positional[2].default, str | int | float):
+        raise _refused(verifier, signature)  # an option, which would be given the metadata
+
+
+def _refused(verifier: object, signature: inspect.Signature, expected: str = "") -> SignatureError:
+    name = getattr(verifier, "__name__", type(verifier).__name__)
+    parameters = ", ".join(str(one.replace(annotation=Parameter.empty)) for one in signature.parameters.values())
+    return SignatureError(
+        f"found {name}({parameters}), expected {expected or 'verify(response, answer, metadata)'}: the response's text, the "
+        "reference answer and the row's further columns, in this order; wrap a function of another framework in one"
+    )
