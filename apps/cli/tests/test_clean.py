@@ -59,25 +59,25 @@ def owner(monkeypatch):
 
 @pytest.fixture
 def sessions(tmp_path, monkeypatch):
-    """Makes directories as Ray makes them, of a driver that lives or not."""
+    """Makes the folders of clusters, of a driver that lives or not."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ray_session, "_SHORT", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # only services there are looked at
 
     def make(name, *, alive, ours=True):
-        session = tmp_path / "ray" / name
-        (session / "logs").mkdir(parents=True)
-        (session / "logs" / "raylet.out").write_text("x" * 2000)
-        if ours:
-            ray_session.claim(session)
-            if not alive:
-                found = json.loads((session / ray_session.OWNER).read_text())
-                (session / ray_session.OWNER).write_text(json.dumps({**found, "started": 1}))
-        return session
+        folder = ray_session.make() if ours else tmp_path / name
+        logs = folder / "r" / name / "logs"
+        logs.mkdir(parents=True)
+        (logs / "raylet.out").write_text("x" * 2000)
+        if ours and not alive:
+            found = json.loads((folder / ray_session.OWNER).read_text())
+            (folder / ray_session.OWNER).write_text(json.dumps({**found, "started": 1}))
+        return folder
 
     return make
 
 
-def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(owner, sessions, capsys):
+def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(owner, sessions, tmp_path, capsys):
     (dead, dead_relay), (_, living_relay) = owner("dead"), owner("living")
     dead.kill()
     dead.wait()
@@ -86,6 +86,7 @@ def test_what_a_killed_process_left_goes_and_what_a_living_one_has_stays(owner, 
         sessions("session_2", alive=True),
         sessions("session_3", alive=False, ours=False),
     )
+    (tmp_path / "tailrace-ray-elsewhere").symlink_to(foreign)  # what somebody else put beside them
     assert main(["clean"]) == 0
     listed = capsys.readouterr().out
     assert dead_relay in listed
@@ -121,16 +122,16 @@ def test_what_a_killed_service_left_goes(sessions, tmp_path, capsys):
 
 def test_a_cluster_with_a_process_that_lives_is_used(sessions):
     session = sessions(f"session_{os.getpid()}_x", alive=False)
-    assert session in ray_session.left_sessions()
+    assert session in ray_session.left_folders()
     waits = "import time; print(flush=True); time.sleep(60)"
     raylet = subprocess.Popen([sys.executable, "-c", waits, str(session)], stdout=subprocess.PIPE)
     try:
         raylet.stdout.readline()  # it runs, so its command line can be read
-        assert session not in ray_session.left_sessions()
+        assert session not in ray_session.left_folders()
     finally:
         raylet.kill()
         raylet.communicate()
-    assert session in ray_session.left_sessions()
+    assert session in ray_session.left_folders()
 
 
 @pytest.fixture

@@ -79,7 +79,12 @@ def test_nothing_outlives_a_driver_that_is_killed(tmp_path, host):
     if host == "ray":
         pytest.importorskip("ray")
     name = f"killed-{os.getpid()}-{time.monotonic_ns()}"
-    environment = {**os.environ, MARK: name, "OMP_NUM_THREADS": "1", "RAY_TMPDIR": f"/tmp/{name}"}  # a short path
+    environment = {
+        **os.environ,
+        MARK: name,
+        "OMP_NUM_THREADS": "1",
+        "RAY_TMPDIR": f"/tmp/k{os.getpid()}",
+    }  # a short path
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path), host, name], stdout=subprocess.PIPE, env=environment, text=True
     )

@@ -23,7 +23,7 @@ from tailrace.pipeline.hosts.ray_actor import RoleActor
 from tailrace.pipeline.hosts.ray_caller import RayCaller
 from tailrace.pipeline.hosts.ray_cluster import RayCluster
 from tailrace.pipeline.hosts.ray_machines import RayMachine
-from tailrace.pipeline.hosts.ray_options import environment, options
+from tailrace.pipeline.hosts.ray_options import check_own, environment, options, own_cluster
 from tailrace.pipeline.hosts.ray_sites import labelled_sites, labels_of, machines_at
 from tailrace.pipeline.hosts.real_time import OwnProcess, RealTime
 from tailrace.pipeline.hosts.signals import own_signals
@@ -174,12 +174,11 @@ class RayHost(OwnProcess):
         run = f"tailrace-{secrets.token_hex(6)}" if cluster is None else cluster.run
         self._actors = NamedActors(run, detached=cluster is not None)
         arguments = options(None if cluster is None else cluster.run)
-        if own:
-            arguments |= {"num_cpus": cpus, "_node_ip_address": "127.0.0.1", "include_dashboard": False}
-        else:
+        self._folder = ray_session.make() if own and not ray.is_initialized() else None
+        if self._folder is not None:
+            arguments |= own_cluster(cpus, self._folder)
+        elif not own:
             arguments["address"] = address if cluster is None else cluster.address
-        if cluster is not None and cluster.keeper is not None:
-            arguments["_node_ip_address"] = "127.0.0.1"
         self._machines = {} if cluster is None else {machine.node: machine for machine in cluster.own_machines}
         self._newest: dict[tuple[str, str], int] = {}
         self._prepared: dict[tuple[str, str], Any] = {}
@@ -197,12 +196,11 @@ class RayHost(OwnProcess):
             ) from error
 
         self._session: Path | None = None
-        if own and context.address_info.get("session_dir"):
-            self._session = Path(context.address_info["session_dir"])
-            ray_session.claim(self._session)
+        if own:
+            self._session = check_own(context)
+            ray_session.seal(self._session)
         elif cluster is not None and cluster.session:
             self._session = Path(cluster.session)
-        self._owns = own
 
     @property
     def gpus(self) -> float:
@@ -318,8 +316,8 @@ class RayHost(OwnProcess):
         self._ray.shutdown()
         if self._cluster is not None:
             self._cluster.end()
-        elif self._owns and self._session is not None and not os.environ.get("TAILRACE_DEBUG"):
-            ray_session.remove(self._session)
+        elif self._folder is not None and not os.environ.get("TAILRACE_DEBUG"):
+            ray_session.remove(self._folder)
 
     def leave(self) -> None:
         """Leave the cluster to another controller."""

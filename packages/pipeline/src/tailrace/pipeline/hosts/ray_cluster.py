@@ -4,7 +4,7 @@
         └── touches the claim every second; when nobody does for `unclaimed_s`, members stop and the keeper ends the cluster
 
 Another controller finds the cluster through the run directory. Whoever may read its token may run code there, so only the run's
-user may.
+user may. Its processes listen on loopback alone, and what Ray writes lies in a folder that nobody else may enter.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from tailrace.paramserver import new_token
 from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.errors import DeadlineError, RoleError
 from tailrace.pipeline.hosts.ray_machines import RayMachine
+from tailrace.pipeline.hosts.ray_options import environment
 
 if TYPE_CHECKING:
     from tailrace.pipeline.controller.view import RunView
@@ -130,6 +131,7 @@ def start_cluster(root: Path, *, cpus: int, unclaimed_s: float, machines: int = 
         DeadlineError: it did not start in time.
     """
     need_extra("tailrace-pipeline", "ray", "ray")
+    environment(own=True)  # this process joins it, as do others that it starts
     for name in (CLUSTER, CLAIM):
         (root / name).unlink(missing_ok=True)
     (root / CLAIM).touch()

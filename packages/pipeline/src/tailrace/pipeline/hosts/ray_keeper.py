@@ -18,7 +18,7 @@ from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.hosts import ray_session
 from tailrace.pipeline.hosts.ray_cluster import CLAIM, CLOSE_S, CLUSTER, TOKEN, RayCluster, claimed_ago_s, name_run
 from tailrace.pipeline.hosts.ray_machines import StartedMachines
-from tailrace.pipeline.hosts.ray_options import environment, options
+from tailrace.pipeline.hosts.ray_options import check_own, environment, options, own_cluster
 
 _LOOK_S = 0.5
 
@@ -29,24 +29,29 @@ def keep(root: Path, cpus: int, unclaimed_s: float, machines: int) -> None:
     import ray
 
     run, token = name_run()
-    context = ray.init(**options(namespace=run), num_cpus=cpus, _node_ip_address="127.0.0.1", include_dashboard=False)
-    session = Path(context.address_info["session_dir"])
-    ray_session.claim(session)
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: over.set())
-    address = context.address_info["gcs_address"]
-    started, keeper = StartedMachines(root, address), asdict(ProcessId.current())
-    fields = tuple(asdict(machine) for machine in started.start(machines))
-    RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper, fields).write(root)
-    while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
-        pass
-    started.end()
-    ray.shutdown()
-    for name in (CLUSTER, CLAIM, TOKEN):
-        (root / name).unlink(missing_ok=True)
-    if not os.environ.get("TAILRACE_DEBUG"):
-        ray_session.remove(session)
+    folder = ray_session.make()
+    started = None
+    try:
+        context = ray.init(**options(namespace=run), **own_cluster(cpus, folder))
+        session = check_own(context)
+        address = context.address_info["gcs_address"]
+        started, keeper = StartedMachines(root, address), asdict(ProcessId.current())
+        fields = tuple(asdict(machine) for machine in started.start(machines))
+        over = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):  # until here they are Ray's, which ends this process
+            signal.signal(number, lambda *_: over.set())
+        ray_session.seal(session)
+        RayCluster(run, address, token, time.time(), unclaimed_s, str(session), keeper, fields).write(root)
+        while not over.wait(_LOOK_S) and claimed_ago_s(root) < unclaimed_s + CLOSE_S:
+            ray_session.seal(session)
+    finally:
+        if started is not None:
+            started.end()
+        ray.shutdown()
+        for name in (CLUSTER, CLAIM, TOKEN):
+            (root / name).unlink(missing_ok=True)
+        if not os.environ.get("TAILRACE_DEBUG"):
+            ray_session.remove(folder)
 
 
 if __name__ == "__main__":

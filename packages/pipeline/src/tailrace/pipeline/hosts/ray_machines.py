@@ -20,11 +20,11 @@ from typing import Any
 
 from tailrace.paramserver.machine.liveness import ProcessId
 from tailrace.pipeline.errors import DeadlineError
+from tailrace.pipeline.hosts.ray_options import LOOPBACK
 
 MARK = "TAILRACE_MACHINE"
 """The environment variable that names the directory of a process's machine."""
 MACHINES = "machines"
-_FIRST_ADDRESS = 2  # 127.0.0.1 is the head's: a controller joins the node that has its own address
 _STORE_BYTES = 80 << 20  # members hand each other nothing large through Ray
 _UP_S = 120.0
 _KILL_S = 10.0
@@ -96,7 +96,7 @@ class StartedMachines:
             directory.mkdir(parents=True, exist_ok=True)
             parameters = RayParams(
                 gcs_address=self._gcs,
-                node_ip_address=f"127.0.0.{_FIRST_ADDRESS + index}",
+                node_ip_address=LOOPBACK,  # at any other, 127.0.0.2 too, Ray listens to everybody; a controller joins the head
                 num_cpus=0,
                 num_gpus=0,
                 object_store_memory=_STORE_BYTES,

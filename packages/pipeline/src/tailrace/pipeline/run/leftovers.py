@@ -45,7 +45,7 @@ def leftovers(runs: Sequence[Path] = ()) -> list[Leftover]:
         RunDirectoryError: one is no run directory, or its run is under way.
     """
     found = [_segments(left) for left in left_segments()]
-    found += [_directory("directory of a Ray cluster", session) for session in ray_session.left_sessions()]
+    found += [_directory("directory of a Ray cluster", folder) for folder in ray_session.left_folders()]
     found += [_directory("directory of a generation service", path) for path in left_directories()]
     for root in runs:
         directory = RunDirectory.open(root)
